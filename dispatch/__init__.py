@@ -1,0 +1,1 @@
+"""From an aten op to a kernel call: record, plan, flush. Private; `lazy_tensor` is the facade."""

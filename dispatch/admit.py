@@ -1,0 +1,157 @@
+"""Whether a call's tensors can be part of a trace, and their entry into it.
+
+In: a call that no state knew. Out: each of its tensors has a slot, or the reason to run the call now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import flush, host, torch_private
+from lazy_tensor.dispatch.meta import is_recordable, meta_of
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claim
+from lazy_tensor.kernels.segment import TensorSpec
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_plain(tensor: Any) -> bool:
+    return type(tensor) in PLAIN
+
+
+def slot_of(trace: Trace, tensor: torch.Tensor) -> Slot | None:
+    """The tensor's place in `trace`; None if it has none yet."""
+    if is_plain(tensor):
+        return trace.leaf_slots.get(id(tensor)) or trace.snapshot_slots.get(id(tensor))
+    slot = tensor._value.slot  # type: ignore[attr-defined]
+    if slot is not None and slot.trace is not trace:
+        flush_foreign(trace, slot.trace)
+        return None
+    found: Slot | None = slot
+    return found
+
+
+def flush_foreign(trace: Trace, other: Trace) -> None:
+    """Compute what another thread has recorded, with that thread kept out of its trace."""
+    claim(other, trace)
+    try:
+        flush.flush(other, "used by another thread")
+    finally:
+        other.claimed = False
+
+
+def admit(trace: Trace, request: Request) -> str | None:
+    """Give each tensor of the call a slot; None, or why the call must run now (nothing is changed)."""
+    tensors = list(request.tensors())
+    reason = _reason_to_run_now(trace, request, tensors)
+    if reason is not None:
+        return reason
+    for tensor in tensors:
+        if slot_of(trace, tensor) is None or _is_outdated(trace, tensor):
+            enter(trace, tensor, request.in_mode)
+    return None
+
+
+def _is_outdated(trace: Trace, tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor was written since its snapshot, outside of what we see."""
+    version = trace.snapshot_versions.get(id(tensor))
+    return version is not None and (tensor.is_inference() or tensor._version != version)
+
+
+def _reason_to_run_now(
+    trace: Trace, request: Request, tensors: list[torch.Tensor]
+) -> str | None:
+    lazy_class = host.tensor_class
+    is_tiny = bool(tensors)
+    for tensor in tensors:
+        is_lazy = type(tensor) is lazy_class
+        if not (is_lazy or (is_plain(tensor) and is_recordable(tensor))):
+            return f"an argument is a {type(tensor).__name__} that traces don't hold"
+        if is_lazy:
+            failure = tensor._value.failure  # type: ignore[attr-defined]
+            if failure is not None:
+                raise failure
+            if tensor._value.exposed and tensor._value.slot is None:  # type: ignore[attr-defined]
+                return "memory of an argument was handed out"
+        elif id(tensor) not in trace.leaf_slots and not _is_private(tensor, request.in_mode):
+            return "an argument's memory belongs to somebody else"
+        if tensor.dim() or tensor.device.type != "cpu" or slot_of(trace, tensor) is not None:
+            is_tiny = False
+    if is_tiny:
+        return "all arguments are computed 0-dim CPU tensors"
+    if not request.in_mode and any(is_plain(t) for t in request.written()):
+        return "a plain tensor is written outside lazy_mode"
+    return None
+
+
+def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
+    """Whether only torch writes the tensor's memory (an array or a file may share it otherwise).
+
+    Parameters count as private: weights loaded from a mapped file are not written behind our back.
+    """
+    if not in_mode or type(tensor) is torch.nn.Parameter:
+        return True
+    return tensor.untyped_storage().resizable()
+
+
+def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
+    """Make a concrete tensor a leaf of the trace."""
+    size, stride, offset, dtype, device = meta_of(tensor)
+    data = tensor
+    if not is_plain(tensor):
+        data = tensor._value.data  # type: ignore[attr-defined]
+    storage = torch_private.storage_id(data)
+    shares = trace.storages.get(storage)
+    key = ("leaf", size, stride, bool(offset), dtype, device, shares)
+    state = trace.state.get(key)
+    if state is None:
+        spec = TensorSpec(tuple(size), tuple(stride), dtype, device)
+        state = State(trace.state, key, Leaf(trace.state.n_slots, spec, shares))
+        state.n_slots += 1
+        trace.state[key] = state
+        trace.credit -= 1
+        trace.n_misses += 1
+    slot = trace.slot_at(state.n_slots - 1)
+    trace.state = state
+    trace.storages.setdefault(storage, slot.index)
+    if offset:
+        trace.leaf_offsets[slot.index] = offset
+    if is_plain(tensor):
+        if in_mode:
+            trace.leaf_slots[id(tensor)] = slot
+        else:
+            # Later writes to it won't pass through here; what is pending must read it as it is now.
+            trace.kept.append(tensor)
+            trace.snapshot_slots[id(tensor)] = slot
+            trace.snapshot_versions[id(tensor)] = 0 if tensor.is_inference() else tensor._version
+            data = _snapshot(tensor)
+    else:
+        value = tensor._value  # type: ignore[attr-defined]
+        value.slot = slot
+        trace.leaf_values.append(value)
+    trace.leaves.append(data)
+    return slot
+
+
+def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as it is now, by copy-on-write; by a copy if an array or a file shares its memory."""
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        if tensor.untyped_storage().resizable():
+            return torch_private.lazy_clone(tensor)
+        return tensor.clone()
+
+
+def value_of(trace: Trace, tensor: torch.Tensor) -> Value:
+    """The tensor's value; for a plain leaf a new one that shares its place and its memory."""
+    if not is_plain(tensor):
+        found: Value = tensor._value  # type: ignore[attr-defined]
+        return found
+    value = Value()
+    value.slot = slot_of(trace, tensor)
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        value.data = tensor.detach()
+    trace.leaf_values.append(value)
+    return value

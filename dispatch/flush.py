@@ -1,0 +1,253 @@
+"""Runs what a trace has recorded: state to plan, plan to values.
+
+In: a trace and a cause. Out: each live value has its data (or the failure that kept it from having
+any). The only caller of plans, and the only place where a trace's content leaves it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.graph import graph_of, without_repeats
+from lazy_tensor.dispatch.interpret import interpret
+from lazy_tensor.dispatch.partition import Fusibility, units_of
+from lazy_tensor.dispatch.plan import Plan, Planner
+from lazy_tensor.dispatch.stats import STATS, FlushRecord
+from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, live_values
+from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.kernels import backend as backends
+from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.segment import Call
+
+_compiler: Compiler | None = None
+
+
+def compiler() -> Compiler:
+    """The process's compile service, made when first needed."""
+    global _compiler
+    if _compiler is None:
+        now = settings.current()
+        _compiler = Compiler(maxsize=now.segment_cache_size, cache_dir=Path(now.cache_dir))
+        atexit.register(_compiler.close)
+    return _compiler
+
+
+def _follow_settings(new: settings.Settings) -> None:
+    global _compiler
+    if _compiler is None:
+        return
+    _compiler.cache.resize(new.segment_cache_size)
+    if _compiler.disk is None or Path(new.cache_dir) != _compiler.disk.directory:
+        _compiler.close()
+        _compiler = None
+
+
+settings.on_change(_follow_settings)
+
+
+def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
+    """Run all that `trace` has recorded, for `cause`.
+
+    `quiet` flushes are nobody's surprise (a bound, leaving the mode): `forbid` lets them pass.
+    Raises what an op raised, with a note that says where it was recorded; every value that was
+    computed before it keeps its data, the others are marked failed.
+    """
+    if trace.state is trace.root:
+        return
+    where = user_line()
+    if not quiet and "flush" in settings.current().forbid:
+        raise RuntimeError(
+            f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
+            "move it out of the block, or call lazy_tensor.flush() first"
+        )
+    pending = trace.take()
+    _earn_credit(trace, pending)
+    if pending.state.n_ops == 0:
+        _settle(pending, [], ())
+        return
+    start = perf_counter()
+    alive = live_values(pending.values)
+    live = tuple(value.slot.index for value in alive if value.slot is not None)
+    shown = _run(trace, pending, alive, live)
+    trace.remember(pending.state)
+    _account(pending, cause, where, perf_counter() - start, shown)
+
+
+def _run(
+    trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ...]
+) -> Plan | None:
+    plan = _plan_of(pending, live)
+    run: Callable[..., Any]
+    if plan is None:
+        steps = pending.state.steps()
+        graph = graph_of(steps, live)
+
+        def run(leaves: list[torch.Tensor], scalars: list[complex]) -> Any:
+            return interpret(graph, leaves, scalars)
+    else:
+        run = plan.function
+    try:
+        with torch_private.below_autograd(), torch_private.no_dispatch():
+            results = run(pending.leaves, pending.scalars)
+    except BaseException as error:
+        _fail(pending, alive, error, plan)
+        raise
+    _settle(pending, alive, results)
+    return plan
+
+
+def _settle(pending: Pending, alive: list[Value], results: Any) -> None:
+    for value, data in zip(alive, results, strict=True):
+        value.data = data
+        value.slot = None
+    for value in pending.leaf_values:
+        value.slot = None
+
+
+def _config() -> tuple[str, str]:
+    now = settings.current()
+    return (now.backend, now.compile)
+
+
+def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
+    """The plan for a state and its live values; None the first time, when building one may not pay."""
+    state, config = pending.state, _config()
+    key = (live, config)
+    plan: Plan | None = None if state.plans is None else state.plans.get(key)
+    if plan is not None:
+        STATS.counts["plans_reused"] += 1
+        return plan
+    seen_before = state.plans is not None
+    if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
+        state.plans = {}
+    if not seen_before and config[1] != "blocking":
+        return None
+    try:
+        plan = build_plan(pending, live)
+    except Exception as error:
+        # The trace can still be run call by call; losing its values for a plan would be worse.
+        STATS.counts["plans_failed"] += 1
+        warnings.warn(
+            f"a trace of {state.n_ops} ops can't be planned and runs op by op: {error!r}; "
+            "please report it",
+            stacklevel=2,
+        )
+        return None
+    state.plans[key] = plan
+    STATS.counts["plans_built"] += 1
+    return plan
+
+
+MAX_PLANS_OF_A_STATE = 8
+"""Sets of live values, times settings, for which one state keeps plans."""
+
+
+def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
+    now = settings.current()
+    graph = without_repeats(graph_of(pending.state.steps(), live))
+    backend = chosen_backend(_device_type(pending))
+    if now.compile == "off" or backend.name == "aten":
+        fusible, units = None, units_of(graph, None)
+    else:
+        fusible = Fusibility(graph, backend.refuses)
+        units = units_of(graph, fusible)
+
+    def fusion_of(segment: Any) -> Any:
+        return compiler().fusion_of(
+            segment,
+            backend,
+            mode=now.compile,
+            threshold=now.compile_threshold,
+            verify_every=now.verify_every,
+        )
+
+    return Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+
+
+def _device_type(pending: Pending) -> str:
+    """The device that most likely matters: the first that isn't the CPU."""
+    for step in pending.state.steps():
+        specs = step.specs if isinstance(step, Node) else (step.spec,)
+        for spec in specs:
+            if spec is not None and spec.device.type != "cpu":
+                return spec.device.type
+    return "cpu"
+
+
+def chosen_backend(device_type: str) -> backends.Backend:
+    return backends.choose(settings.current().backend, device_type)
+
+
+def closes_segment(node: Node) -> bool:
+    """Whether recording `node` hands the trace to the device at once (see `flush_policy`)."""
+    policy = settings.current().flush_policy
+    device = next((spec.device.type for spec in node.specs if spec is not None), "cpu")
+    if policy == "at_materialization" or (policy == "auto" and device == "cpu"):
+        return False
+    if node.view_of is not None:
+        return False
+    call = Call(node.facts.op, node.args, node.kwargs, node.specs)
+    return chosen_backend(device).refuses(call) is not None
+
+
+def _earn_credit(trace: Trace, pending: Pending) -> None:
+    hits = pending.state.n_ops - trace.n_misses
+    trace.n_misses = 0
+    trace.credit = min(trace.credit + max(hits, 0), Trace.CREDIT)
+    if hits > 0 and trace.credit >= Trace.CREDIT // 2:
+        trace.next_cold = Trace.COLD_OPS
+    if trace.credit < 0:
+        trace.cold = trace.next_cold
+        trace.next_cold = min(trace.next_cold * 2, MAX_COLD_OPS)
+        trace.credit = 0
+
+
+MAX_COLD_OPS = 1 << 17
+
+
+def _fail(pending: Pending, alive: list[Value], error: BaseException, plan: Plan | None) -> None:
+    """Keep what was computed before `error`, mark the rest failed, note where the op was recorded."""
+    computed: dict[int, torch.Tensor] = {}
+    frames = error.__traceback__
+    while frames is not None:
+        code = frames.tb_frame.f_code
+        if plan is not None and code.co_filename == plan.filename:
+            variables = frames.tb_frame.f_locals
+            computed = {int(n[1:]): v for n, v in variables.items() if n[0] == "v"}
+            step = plan.step_at(frames.tb_lineno)
+            for node in step.nodes if step else ():
+                error.add_note(f"{node.facts.op} recorded at {node.where}")
+        elif code is interpret.__code__:
+            computed = dict(frames.tb_frame.f_locals["values"])
+            node = frames.tb_frame.f_locals["node"]
+            error.add_note(f"{node.facts.op} recorded at {node.where}")
+        frames = frames.tb_next
+    for value in alive:
+        assert value.slot is not None
+        value.data = computed.get(value.slot.index)
+        if value.data is None:
+            value.failure = error
+        value.slot = None
+    for value in pending.leaf_values:
+        value.slot = None
+
+
+def _account(
+    pending: Pending, cause: str, where: str, seconds: float, plan: Plan | None
+) -> None:
+    STATS.counts["ops"] += pending.state.n_ops
+    STATS.counts["flushes"] += 1
+    STATS.counts["segments"] += len(plan.fusions) if plan else 0
+    STATS.causes[cause] += 1
+    STATS.seconds["flush_s"] += seconds
+    ran = tuple(f"{f.status}: {len(f.segment.calls)} ops" for f in plan.fusions) if plan else ()
+    n_steps = len(plan.steps) if plan else pending.state.n_ops
+    STATS.log.append(FlushRecord(cause, where, pending.state.n_ops, n_steps, ran, seconds))

@@ -1,0 +1,180 @@
+"""The graph of a trace: which recorded calls are needed, in which order their effects must come.
+
+In: the steps from root to a state, and the slots somebody still holds. Out: `Graph`, without dead
+code and repeated expressions. Pure: no tensor data, no caches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lazy_tensor.dispatch.trace import Leaf, Node
+from lazy_tensor.kernels.segment import Ref, TensorSpec
+
+
+@dataclass(slots=True)
+class Graph:
+    """Calls in program order, and facts of the slots that they name.
+
+    `root` maps a slot to the one that owns its memory: itself, the base of a view, or the first leaf
+    of a shared storage. `live` are the slots to hand back, in the order asked for, repeats included.
+    """
+
+    leaves: tuple[Leaf, ...]
+    nodes: list[Node]
+    live: tuple[int, ...]
+    root: dict[int, int]
+    spec: dict[int, TensorSpec]
+    producer: dict[int, Node]
+
+    def is_view(self, slot: int) -> bool:
+        node = self.producer.get(slot)
+        return node is not None and node.view_of is not None
+
+
+def refs_in(node: Node) -> Iterator[int]:
+    """The slots a node names, in order, repeats included."""
+    for argument in node.args:
+        yield from _refs(argument)
+    for _, argument in node.kwargs:
+        yield from _refs(argument)
+
+
+def _refs(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.index
+    elif type(argument) is tuple:
+        for item in argument:
+            yield from _refs(item)
+
+
+def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
+    """The graph of a trace's steps, with dead code gone."""
+    leaves = tuple(step for step in steps if isinstance(step, Leaf))
+    nodes = [step for step in steps if isinstance(step, Node)]
+    graph = Graph(leaves, nodes, live, {}, {}, {})
+    for leaf in leaves:
+        graph.root[leaf.slot] = leaf.slot if leaf.shares is None else graph.root[leaf.shares]
+        graph.spec[leaf.slot] = leaf.spec
+    for node in nodes:
+        for slot, spec in zip(node.outs, node.specs, strict=True):
+            if slot is not None and spec is not None:
+                graph.root[slot] = slot if node.view_of is None else graph.root[node.view_of]
+                graph.spec[slot] = spec
+                graph.producer[slot] = node
+    graph.nodes = _needed(graph)
+    return graph
+
+
+def _needed(graph: Graph) -> list[Node]:
+    """The nodes whose values or effects somebody sees, by one walk from the end.
+
+    A storage counts as a whole: once something reads it, all earlier writes to it are needed.
+    """
+    wanted = {graph.root[slot] for slot in graph.live}
+    wanted.update(graph.root[leaf.slot] for leaf in graph.leaves)
+    kept: list[Node] = []
+    wanted_views = set(graph.live)
+    for node in reversed(graph.nodes):
+        if node.view_of is not None:
+            is_needed = any(slot in wanted_views for slot in node.outs)
+        else:
+            is_needed = (
+                any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
+                or any(graph.root[slot] in wanted for slot in node.writes)
+                or node.facts.op.namespace not in ("aten", "prims")
+            )
+        if is_needed:
+            kept.append(node)
+            for slot in refs_in(node):
+                wanted.add(graph.root[slot])
+                wanted_views.add(slot)
+    kept.reverse()
+    return kept
+
+
+NEAR = 12
+"""Calls between the last use of a value and its repeat over which the value is kept for it."""
+
+
+def without_repeats(graph: Graph) -> Graph:
+    """The graph with each repeated pure call replaced by the first one's value.
+
+    Only where the first value was last used shortly before the repeat, or is used after it, so that
+    hardly a value lives longer: recomputation (`torch.utils.checkpoint`) stays what it is. Values that are written or handed back
+    keep their own memory.
+    """
+    last_use = _last_uses(graph)
+    written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
+    kept_apart = written | {graph.root[slot] for slot in graph.live}
+    version: dict[int, int] = defaultdict(int)
+    seen: dict[tuple[Any, ...], tuple[int, Node]] = {}
+    renamed: dict[int, int] = {}
+    nodes: list[Node] = []
+    for position, original in enumerate(graph.nodes):
+        node = _renamed(original, renamed) if renamed else original
+        reads = tuple((slot, version[graph.root[slot]]) for slot in refs_in(node))
+        key = (node.facts.op, node.args, _kinds(node.args), node.kwargs, reads)
+        first = seen.get(key)
+        roots = {graph.root[slot] for slot in node.outs if slot is not None}
+        can_merge = bool(node.outs) and not node.writes and not (
+            roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
+        )
+        if first and can_merge and last_use[first[0]] >= position - NEAR:
+            renamed.update(
+                (new, old)
+                for new, old in zip(node.outs, first[1].outs, strict=True)
+                if new is not None and old is not None
+            )
+            last_use[first[0]] = max(last_use[first[0]], last_use[position])
+            continue
+        if can_merge:
+            seen[key] = (position, node)
+        for slot in node.writes:
+            version[graph.root[slot]] += 1
+        nodes.append(node)
+    producer = {slot: node for node in nodes for slot in node.outs if slot is not None}
+    return Graph(graph.leaves, nodes, graph.live, graph.root, graph.spec, producer)
+
+
+def _kinds(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What tells `1`, `1.0` and `True`, or `0.0` and `-0.0`, apart in a key."""
+    return tuple(repr(a) if isinstance(a, (int, float)) else type(a) for a in args)
+
+
+def _last_uses(graph: Graph) -> list[int]:
+    """For each node the position of the last one that uses its value, through views too."""
+    last_by_root: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for slot in refs_in(node):
+            last_by_root[graph.root[slot]] = position
+    for slot in graph.live:
+        last_by_root[graph.root[slot]] = len(graph.nodes)
+    return [
+        max((last_by_root.get(graph.root[s], -1) for s in node.outs if s is not None), default=-1)
+        for node in graph.nodes
+    ]
+
+
+def _renamed(node: Node, names: dict[int, int]) -> Node:
+    def rename(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return Ref(names.get(argument.index, argument.index))
+        if type(argument) is tuple:
+            return tuple(rename(item) for item in argument)
+        return argument
+
+    return Node(
+        node.facts,
+        rename(node.args),
+        tuple((name, rename(a)) for name, a in node.kwargs),
+        node.outs,
+        node.specs,
+        node.is_single,
+        tuple(names.get(slot, slot) for slot in node.writes),
+        None if node.view_of is None else names.get(node.view_of, node.view_of),
+        node.where,
+    )

@@ -1,0 +1,100 @@
+"""Runs a graph call by call without building a plan: for traces seen once.
+
+In: a graph, its leaves and scalars. Out: the live values. Checks on the way that each op gave the
+metadata it was recorded with, which plans then rely on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.trace import Node
+from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
+
+
+def interpret(
+    graph: Graph, leaves: list[torch.Tensor], scalars: list[complex]
+) -> tuple[torch.Tensor, ...]:
+    """The values of `graph.live`. On an exception its local `values` holds what was computed."""
+    values: dict[int, Any] = {
+        leaf.slot: data for leaf, data in zip(graph.leaves, leaves, strict=True)
+    }
+    leaves.clear()
+    dying = _dying(graph)
+    for node, dead in zip(graph.nodes, dying, strict=True):
+        args = [_real(a, values, scalars) for a in node.args]
+        kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
+        result = node.facts.op._op(*args, **kwargs)
+        del args, kwargs
+        if node.is_single and node.outs:
+            values[node.outs[0]] = _checked(result, node, 0)
+        else:
+            for i, slot in enumerate(node.outs):
+                if slot is not None:
+                    values[slot] = _checked(result[i], node, i)
+        del result
+        for slot in dead:
+            del values[slot]
+    return tuple(values[slot] for slot in graph.live)
+
+
+def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.index]
+    if isinstance(argument, ScalarRef):
+        return scalars[argument.index]
+    if type(argument) is tuple:
+        return [_real(item, values, scalars) for item in argument]
+    return argument
+
+
+def _checked(tensor: torch.Tensor, node: Node, i: int) -> torch.Tensor:
+    """`tensor`, laid out as its wrapper says. Some kernels choose strides their meta function doesn't."""
+    spec: TensorSpec | None = node.specs[i]
+    assert spec is not None
+    if tensor.shape != spec.size or tensor.dtype != spec.dtype:
+        raise RuntimeError(
+            f"{node.facts.op}: recorded as {spec.size} {spec.dtype}, gave {tuple(tensor.shape)} "
+            f"{tensor.dtype}; its meta function is wrong: give the op a right one"
+        )
+    if node.view_of is None and not _has_stride(tensor, spec):
+        OWN_STRIDES.add(node.facts.op)
+        return restrided(tensor, spec.stride)
+    return tensor
+
+
+OWN_STRIDES: set[OpOverload] = set()
+"""Ops seen to lay out their result otherwise than their meta function says; plans restride them."""
+
+
+def _has_stride(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    return tensor.stride() == spec.stride or all(
+        n <= 1 or given == promised
+        for n, given, promised in zip(spec.size, tensor.stride(), spec.stride, strict=True)
+    )
+
+
+def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """`tensor` with this stride: itself, or a copy."""
+    if tensor.stride() == stride:
+        return tensor
+    return torch.empty_strided(
+        tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
+
+
+def _dying(graph: Graph) -> list[list[int]]:
+    """For each node the slots that nothing names after it."""
+    alive = set(graph.live)
+    dying: list[list[int]] = []
+    for node in reversed(graph.nodes):
+        named = [*refs_in(node), *(slot for slot in node.outs if slot is not None)]
+        dead = [slot for slot in dict.fromkeys(named) if slot not in alive]
+        alive.update(dead)
+        dying.append(dead)
+    dying.reverse()
+    return dying

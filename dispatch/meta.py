@@ -1,0 +1,109 @@
+"""Output metadata: what an op gives, known from its inputs' metadata by an LRU of answers.
+
+In: an op, `(size, stride, offset, dtype, device)` of each tensor, static arguments. Out: `Outcome`.
+A miss asks the op's meta function through fake tensors (50-100 us).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.schema import OpFacts
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.segment import Ref
+
+Meta = tuple[Any, ...]
+"""`(size, stride, offset, dtype, device)` of a strided tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call gives. `runs_now` says why it can't be recorded; else `outs` are its tensors."""
+
+    runs_now: str | None = None
+    outs: tuple[Meta | None, ...] = ()
+    is_single: bool = True
+    container: type = tuple
+
+
+_schema_cache: Cache[tuple[Any, ...], Outcome] = Cache("schema", 16384)
+settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
+
+
+def meta_of(tensor: torch.Tensor) -> Meta:
+    return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device)
+
+
+def known_outcome(key: tuple[Any, ...]) -> Outcome | None:
+    """The outcome under `key` if it is known."""
+    return _schema_cache.get(key)
+
+
+def learn(key: tuple[Any, ...], outcome: Outcome) -> Outcome:
+    _schema_cache.put(key, outcome)
+    return outcome
+
+
+def propagate(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+) -> Outcome:
+    """The outcome by the op's meta function.
+
+    `args` and `kwargs` name tensors as `Ref(i)` of `metas`. Where there is no answer (data-dependent,
+    no meta function, or an error that only eager may word) the op runs now.
+    """
+
+    def call(fakes: list[torch.Tensor]) -> Any:
+        plain_args = [substituted(a, fakes) for a in args]
+        return facts.op(*plain_args, **{name: substituted(a, fakes) for name, a in kwargs})
+
+    try:
+        result = torch_private.fake_call(facts.op, metas, call)
+    except Exception as error:
+        # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
+        return Outcome(runs_now=f"no metadata: {type(error).__name__}")
+    return outcome_of(result, facts)
+
+
+def outcome_of(result: Any, facts: OpFacts) -> Outcome:
+    """The outcome that a result, real or fake, shows."""
+    if facts.returns_nothing or facts.returns_arg is not None:
+        return Outcome()
+    if isinstance(result, torch.Tensor):
+        results, is_single, container = [result], True, tuple
+    elif isinstance(result, (list, tuple)):
+        is_single, container = False, type(result)
+        results = list(result)
+        if len(results) == 1 and isinstance(results[0], (list, tuple)):
+            return Outcome(runs_now="returns a nested list")
+    else:
+        return Outcome(runs_now="returns no tensor")
+    for tensor in results:
+        if tensor is not None and not is_recordable(tensor):
+            return Outcome(runs_now="gives a tensor that is not dense")
+    outs = tuple(None if t is None else meta_of(t) for t in results)
+    return Outcome(outs=outs, is_single=is_single, container=container)
+
+
+def is_recordable(tensor: Any) -> bool:
+    """Whether a tensor is of the kind that traces hold: strided, with memory, not quantized."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_meta
+        and not tensor.is_nested
+    )
+
+
+def substituted(argument: Any, tensors: list[torch.Tensor]) -> Any:
+    """`argument` with each `Ref(i)` replaced by `tensors[i]`, tuples as lists."""
+    if isinstance(argument, Ref):
+        return tensors[argument.index]
+    if type(argument) is tuple:
+        return [substituted(a, tensors) for a in argument]
+    return argument

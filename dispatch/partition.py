@@ -1,0 +1,254 @@
+"""Cuts a graph into units: single calls, and segments that a backend makes one kernel of.
+
+In: a `Graph` and a backend's `refuses`. Out: `Unit`s in an order that keeps every effect in place and
+stays close to the program's. Pure: no tensor data, no caches.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.trace import Node
+from lazy_tensor.kernels.segment import Call, ScalarRef
+
+Refuses = Callable[[Call], str | None]
+
+MAX_GAP = 160
+"""Recorded calls between two members after which a segment is cut: values it holds live longer."""
+MAX_MEMBERS = 128
+
+FUSIBLE_DTYPES = frozenset({
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+
+# A view with an absolute offset means something else inside a kernel, whose inputs start at 0.
+NEVER_INSIDE = frozenset({torch.ops.aten.as_strided.default})
+
+
+@dataclass(slots=True)
+class Unit:
+    """Calls that run together: one of any kind, or several that a backend fuses."""
+
+    nodes: list[Node]
+    is_fused: bool
+
+
+class Fusibility:
+    """Which nodes a backend takes, asked once a node."""
+
+    def __init__(self, graph: Graph, refuses: Refuses) -> None:
+        self._graph = graph
+        self._refuses = refuses
+        self._known: dict[int, str | None] = {}
+
+    def reason_against(self, node: Node) -> str | None:
+        """Why `node` can't be inside a kernel; None if it can."""
+        key = id(node)
+        if key not in self._known:
+            self._known[key] = self._find_reason(node)
+        return self._known[key]
+
+    def _find_reason(self, node: Node) -> str | None:
+        facts, spec = node.facts, self._graph.spec
+        if facts.op in NEVER_INSIDE:
+            return "a view with an absolute offset"
+        specs = [spec[slot] for slot in refs_in(node)]
+        if any(s.dtype not in FUSIBLE_DTYPES for s in specs):
+            return "a dtype that kernels don't take"
+        devices = {s.device for s in (*specs, *filter(None, node.specs)) if s.size}
+        if len(devices) > 1:
+            return "tensors on several devices"
+        if any(0 in s.size for s in (*specs, *filter(None, node.specs))):
+            return "an empty tensor"
+        if not _takes_scalars(node):
+            return "a changing number that only eager takes"
+        return self._refuses(Call(facts.op, node.args, node.kwargs, node.specs))
+
+
+def _takes_scalars(node: Node) -> bool:
+    """Whether each run-time scalar stands where the op does arithmetic (an `eps: float` doesn't)."""
+    schema = node.facts.op._schema.arguments
+    by_name = {argument.name: argument for argument in schema}
+    placed = [(schema[i], a) for i, a in enumerate(node.args)]
+    placed += [(by_name[name], a) for name, a in node.kwargs]
+    return all(
+        str(described.type) in ("number", "Tensor", "Optional[number]")
+        for described, argument in placed
+        if _has_scalar(argument)
+    )
+
+
+def _has_scalar(argument: Any) -> bool:
+    if type(argument) is tuple:
+        return any(_has_scalar(item) for item in argument)
+    return isinstance(argument, ScalarRef)
+
+
+def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
+    """The graph's units, in order. Views are no units: who needs one makes it.
+
+    Without `fusible` every call is its own unit, in program order.
+    """
+    nodes = [node for node in graph.nodes if node.view_of is None]
+    if fusible is None:
+        return [Unit([node], False) for node in nodes]
+    takes = [fusible.reason_against(node) is None for node in nodes]
+    depends = _dependencies(graph, nodes)
+    groups = list(_groups(graph, nodes, takes, depends))
+    units = [
+        Unit([nodes[i] for i in part], takes[part[0]] and len(part) > 1)
+        for group in groups
+        for part in _cut(group)
+    ]
+    flat: list[Unit] = []
+    for unit in units:
+        if unit.is_fused and not _aliasing_is_safe(graph, unit, fusible):
+            unit.is_fused = False
+        flat += [unit] if unit.is_fused else [Unit([node], False) for node in unit.nodes]
+    return _in_order(flat, nodes, depends)
+
+
+def _dependencies(graph: Graph, nodes: list[Node]) -> list[set[int]]:
+    """For each node those it must follow: producers, and reads and writes of the same memory."""
+    depends: list[set[int]] = []
+    last_write: dict[int, int] = {}
+    readers: dict[int, set[int]] = defaultdict(set)
+    for i, node in enumerate(nodes):
+        before: set[int] = set()
+        written = {graph.root[slot] for slot in node.writes}
+        read = {graph.root[slot] for slot in refs_in(node)}
+        for root in read | written:
+            if root in last_write:
+                before.add(last_write[root])
+            if root in written:
+                before |= readers[root]
+        for root in read:
+            readers[root].add(i)
+        for root in written:
+            last_write[root] = i
+            readers[root] = set()
+        for slot in node.outs:
+            if slot is not None:
+                last_write[slot] = i
+        before.discard(i)
+        depends.append(before)
+    return depends
+
+
+def _groups(
+    graph: Graph, nodes: list[Node], takes: list[bool], depends: list[set[int]]
+) -> Iterator[list[int]]:
+    """Connected fusible nodes of equal depth; any other node alone.
+
+    Depth counts the boundaries on the longest way from the inputs: calls that are not fusible, and
+    0-dim results that larger tensors use (a norm, a loss scale). A group so can't depend on itself
+    through another, and what many groups use does not make them one.
+    """
+    depth = [0] * len(nodes)
+    parent = list(range(len(nodes)))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i, before in enumerate(depends):
+        if not takes[i]:
+            depth[i] = max((depth[j] for j in before), default=0)
+            continue
+        joins = [j for j in before if takes[j] and not _is_boundary(nodes[j], nodes[i])]
+        cuts = [j for j in before if not (takes[j] and not _is_boundary(nodes[j], nodes[i]))]
+        depth[i] = max([depth[j] for j in joins] + [depth[j] + 1 for j in cuts], default=0)
+        for j in joins:
+            if depth[j] == depth[i] and _device(graph, nodes[j]) == _device(graph, nodes[i]):
+                parent[find(i)] = find(j)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i in range(len(nodes)):
+        groups[find(i)].append(i)
+    yield from groups.values()
+
+
+def _device(graph: Graph, node: Node) -> torch.device | None:
+    specs = [*node.specs, *(graph.spec[slot] for slot in refs_in(node))]
+    return next((spec.device for spec in specs if spec is not None and spec.size), None)
+
+
+def _is_boundary(producer: Node, consumer: Node) -> bool:
+    produced = [spec for spec in producer.specs if spec is not None]
+    if not produced or any(math.prod(spec.size) != 1 for spec in produced):
+        return False
+    return not consumer.specs or any(
+        spec is not None and math.prod(spec.size) > 1 for spec in consumer.specs
+    )
+
+
+def _cut(group: list[int]) -> Iterator[list[int]]:
+    """A group in runs of at most MAX_MEMBERS without a gap over MAX_GAP; runs follow each other."""
+    part = [group[0]]
+    for i in group[1:]:
+        if i - part[-1] > MAX_GAP or len(part) == MAX_MEMBERS:
+            yield part
+            part = []
+        part.append(i)
+    yield part
+
+
+def _aliasing_is_safe(graph: Graph, unit: Unit, fusible: Fusibility) -> bool:
+    """Whether memory that the unit writes is reached through one input only."""
+    own = {slot for node in unit.nodes for slot in node.outs}
+    written = {graph.root[slot] for node in unit.nodes for slot in node.writes} - own
+    entries: dict[int, set[int]] = defaultdict(set)
+    for node in unit.nodes:
+        for slot in refs_in(node):
+            root = graph.root[slot]
+            if root in written:
+                entries[root].add(entry_of(graph, slot, fusible))
+    return all(len(slots) == 1 for slots in entries.values())
+
+
+def entry_of(graph: Graph, slot: int, fusible: Fusibility) -> int:
+    """The slot a kernel takes in to have `slot`: the base, if its views can be made inside."""
+    while graph.is_view(slot):
+        node = graph.producer[slot]
+        if fusible.reason_against(node) is not None:
+            return slot
+        assert node.view_of is not None
+        slot = node.view_of
+    return slot
+
+
+def _in_order(units: list[Unit], nodes: list[Node], depends: list[set[int]]) -> list[Unit]:
+    """Units so that each follows what it depends on, else by the place of their last node."""
+    index = {id(node): i for i, node in enumerate(nodes)}
+    unit_of = {index[id(node)]: u for u, unit in enumerate(units) for node in unit.nodes}
+    place = [max(index[id(node)] for node in unit.nodes) for unit in units]
+    followers: list[set[int]] = [set() for _ in units]
+    n_before = [0] * len(units)
+    for i, before in enumerate(depends):
+        for j in before:
+            first, second = unit_of[j], unit_of[i]
+            if first != second and second not in followers[first]:
+                followers[first].add(second)
+                n_before[second] += 1
+    ready = [(place[u], u) for u in range(len(units)) if n_before[u] == 0]
+    heapq.heapify(ready)
+    ordered: list[Unit] = []
+    while ready:
+        _, u = heapq.heappop(ready)
+        ordered.append(units[u])
+        for follower in followers[u]:
+            n_before[follower] -= 1
+            if n_before[follower] == 0:
+                heapq.heappush(ready, (place[follower], follower))
+    assert len(ordered) == len(units), "units depend on each other in a circle"
+    return ordered

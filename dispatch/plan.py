@@ -1,0 +1,259 @@
+"""Plans: a trace's graph as one straight-line Python function, segments and single calls its steps.
+
+In: a `Graph`, its units, the fusions of its segments. Out: `Plan`, a pure function of (leaves,
+scalars) to the live values. Called by `flush`, which keeps plans in the trie's states.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
+from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
+from lazy_tensor.dispatch.trace import Node
+from lazy_tensor.kernels.fusion import Fusion
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment
+
+FusionOf = Callable[[Segment], Fusion]
+
+
+@dataclass(slots=True)
+class Step:
+    """One line of a plan: what it reads, what it sets, and the nodes it stands for."""
+
+    code: str
+    reads: tuple[int, ...]
+    sets: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """`function(leaves, scalars)` gives the live values in order; line `i + FIRST_LINE` is step `i`."""
+
+    function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
+    steps: list[Step]
+    fusions: tuple[Fusion, ...]
+    live: tuple[int, ...]
+    filename: str
+
+    FIRST_LINE = 4
+
+    def step_at(self, line: int) -> Step | None:
+        i = line - self.FIRST_LINE
+        return self.steps[i] if 0 <= i < len(self.steps) else None
+
+
+class Planner:
+    """Emits a plan's steps, making each view where it is first needed."""
+
+    def __init__(self, graph: Graph, scalars: Sequence[complex], fusible: Fusibility | None) -> None:
+        self.graph = graph
+        self.fusible = fusible
+        self.scalar_types = [type(scalar) for scalar in scalars]
+        self.names: dict[str, Any] = {}
+        self.steps: list[Step] = []
+        self.fusions: list[Fusion] = []
+        self.made = {leaf.slot for leaf in graph.leaves}
+        self.users = _users(graph)
+
+    def plan(self, units: list[Unit], fusion_of: FusionOf) -> Plan:
+        for unit in units:
+            if unit.is_fused:
+                self._add_segment(unit, fusion_of)
+            else:
+                self._add_call(unit.nodes[0])
+        for slot in self.graph.live:
+            self._need(slot)
+        return self._compiled()
+
+    def _need(self, slot: int) -> None:
+        """Make `slot`, a view, if it isn't yet; units make all else in time."""
+        if slot in self.made:
+            return
+        node = self.graph.producer[slot]
+        assert node.view_of is not None, "a unit runs after what it depends on"
+        self._add_call(node)
+
+    def _add_call(self, node: Node) -> None:
+        reads = tuple(refs_in(node))
+        for slot in reads:
+            self._need(slot)
+        name = self._named("op", node.facts.op._op)
+        args = [self._expression(a) for a in node.args]
+        args += [f"{key}={self._expression(a)}" for key, a in node.kwargs]
+        code = f"{_target(node)}{name}({', '.join(args)})"
+        if node.facts.op in OWN_STRIDES and node.view_of is None:
+            for slot in node.outs:
+                if slot is not None:
+                    fix = self._named("restrided", restrided)
+                    stride = self._expression(self.graph.spec[slot].stride)
+                    code += f"; v{slot} = {fix}(v{slot}, {stride})"
+        self._add(code, reads, node.outs, (node,))
+
+    def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
+        assert self.fusible is not None
+        segment, inputs, scalars, outputs = Segmenter(
+            self.graph, self.fusible, self.users
+        ).build(unit.nodes, self.scalar_types)
+        for slot in inputs:
+            self._need(slot)
+        fusion = fusion_of(segment)
+        self.fusions.append(fusion)
+        name = self._named("segment", fusion)
+        tensors = "".join(f"v{slot}, " for slot in inputs)
+        numbers = "".join(f"S[{i}], " for i in scalars)
+        target = "".join(f"v{slot}, " for slot in outputs)
+        code = f"{target}{'= ' if target else ''}{name}.run(({tensors}), ({numbers}))"
+        self._add(code, tuple(inputs), tuple(outputs), tuple(unit.nodes))
+
+    def _add(
+        self, code: str, reads: Sequence[int], sets: Sequence[int | None], nodes: tuple[Node, ...]
+    ) -> None:
+        made = tuple(slot for slot in sets if slot is not None)
+        self.made.update(made)
+        self.steps.append(Step(code, tuple(reads), made, nodes))
+
+    def _named(self, prefix: str, thing: Any) -> str:
+        name = f"{prefix}{len(self.names)}"
+        self.names[name] = thing
+        return name
+
+    def _expression(self, argument: Any) -> str:
+        if isinstance(argument, Ref):
+            return f"v{argument.index}"
+        if isinstance(argument, ScalarRef):
+            return f"S[{argument.index}]"
+        if type(argument) is tuple:
+            return f"({''.join(f'{self._expression(item)}, ' for item in argument)})"
+        if argument is None or type(argument) in (int, bool, str):
+            return repr(argument)
+        return self._named("c", argument)
+
+    def _compiled(self) -> Plan:
+        leaves = self.graph.leaves
+        taken = "".join(f"v{leaf.slot}, " for leaf in leaves)
+        filename = f"<lazy_tensor plan {id(self):x}>"
+        lines = ["def plan(L, S):", f" {taken}= L" if taken else " pass", " L.clear()"]
+        lines += [f" {code}" for code in self._lines_with_deletions()]
+        lines.append(f" return ({''.join(f'v{slot}, ' for slot in self.graph.live)})")
+        source = "\n".join(lines)
+        exec(compile(source, filename, "exec"), self.names)
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        function = self.names["plan"]
+        return Plan(function, self.steps, tuple(self.fusions), self.graph.live, filename)
+
+    def _lines_with_deletions(self) -> list[str]:
+        """The steps' code, each value deleted after its last use: memory goes back as in eager."""
+        alive = set(self.graph.live)
+        lines: list[str] = []
+        for step in reversed(self.steps):
+            dying = [s for s in dict.fromkeys((*step.reads, *step.sets)) if s not in alive]
+            alive.update(dying)
+            deletion = f"; del {', '.join(f'v{s}' for s in dying)}" if dying else ""
+            lines.append(step.code + deletion)
+        lines.reverse()
+        return lines
+
+
+def _target(node: Node) -> str:
+    """The left-hand side for what `node` creates."""
+    if not node.outs:
+        return ""
+    if node.is_single:
+        return f"v{node.outs[0]} = "
+    return "".join("_, " if slot is None else f"v{slot}, " for slot in node.outs) + "= "
+
+
+def _users(graph: Graph) -> dict[int, set[int]]:
+    """For each owner of memory the `id`s of the nodes, other than views, that name it or a view of it."""
+    users: dict[int, set[int]] = defaultdict(set)
+    for node in graph.nodes:
+        if node.view_of is None:
+            for slot in refs_in(node):
+                users[graph.root[slot]].add(id(node))
+    return users
+
+
+class Segmenter:
+    """Renumbers one unit's nodes into a canonical segment."""
+
+    def __init__(self, graph: Graph, fusible: Fusibility, users: dict[int, set[int]]) -> None:
+        self.graph = graph
+        self.fusible = fusible
+        self.users = users
+        self.inputs: list[int] = []
+        self.inside: list[Node] = []
+        self.made: set[int] = set()
+        self.scalars: list[int] = []
+
+    def build(
+        self, nodes: list[Node], scalar_types: list[type]
+    ) -> tuple[Segment, list[int], list[int], list[int]]:
+        """The segment; the slots it takes; the scalars it takes; the slots it gives."""
+        for node in nodes:
+            self._take(node)
+        numbers = {slot: i for i, slot in enumerate(self.inputs)}
+        count = len(self.inputs)
+        for node in self.inside:
+            for slot in node.outs:
+                if slot is not None:
+                    numbers[slot] = count
+                count += 1
+        calls = tuple(
+            Call(
+                node.facts.op,
+                self._local(node.args, numbers),
+                tuple((name, self._local(a, numbers)) for name, a in node.kwargs),
+                node.specs,
+            )
+            for node in self.inside
+        )
+        outputs = self._seen_outside(nodes)
+        segment = Segment(
+            tuple(self.graph.spec[slot] for slot in self.inputs),
+            tuple(scalar_types[i] for i in self.scalars),
+            calls,
+            tuple(numbers[slot] for slot in outputs),
+        )
+        return segment, self.inputs, self.scalars, outputs
+
+    def _take(self, node: Node) -> None:
+        for slot in refs_in(node):
+            self._bring_in(slot)
+        self.inside.append(node)
+        self.made.update(slot for slot in node.outs if slot is not None)
+
+    def _bring_in(self, slot: int) -> None:
+        if slot in self.made or slot in self.inputs:
+            return
+        entry = entry_of(self.graph, slot, self.fusible)
+        if entry == slot:
+            self.inputs.append(slot)
+        else:
+            self._take(self.graph.producer[slot])
+
+    def _local(self, argument: Any, numbers: dict[int, int]) -> Any:
+        if isinstance(argument, Ref):
+            return Ref(numbers[argument.index])
+        if isinstance(argument, ScalarRef):
+            if argument.index not in self.scalars:
+                self.scalars.append(argument.index)
+            return ScalarRef(self.scalars.index(argument.index))
+        if type(argument) is tuple:
+            return tuple(self._local(item, numbers) for item in argument)
+        return argument
+
+    def _seen_outside(self, nodes: list[Node]) -> list[int]:
+        """The values that the unit's nodes create and others use, as they are or through views."""
+        members = {id(node) for node in nodes}
+        live = {self.graph.root[slot] for slot in self.graph.live}
+        created = [slot for node in nodes for slot in node.outs if slot is not None]
+        return [slot for slot in created if slot in live or self.users.get(slot, set()) - members]

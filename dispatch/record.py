@@ -1,0 +1,175 @@
+"""One aten op into the trace: the hot path on a hit, growth of the trie on a miss.
+
+In: what `__torch_dispatch__` gives. Out: new tensors of the class that `recorder` was made for. Calls
+`run_now` for what can't wait and `flush` when a bound is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import admit, grow, run_now, settings, special
+from lazy_tensor.dispatch import trace as traces
+from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.rules import Rule, rule_of
+from lazy_tensor.dispatch.torch_private import make_wrapper
+from lazy_tensor.dispatch.trace import ALIAS, KIND_MASK, NOTHING, ONE, SELF, Slot, State, Trace, Value
+
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+_local = traces.local
+
+
+class _Absent:
+    """In a key: a tensor that the trace doesn't know yet, so that no state matches."""
+
+
+ABSENT = _Absent()
+TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
+
+
+def key_part(plain_slots: dict[int, Slot], tensor_class: type, argument: Any) -> Any:
+    """What of an argument the key needs: a slot, or the static value with its type."""
+    kind = type(argument)
+    if kind is tensor_class:
+        return argument._value.slot or ABSENT
+    if kind is Tensor or kind is Parameter:
+        return plain_slots.get(id(argument), ABSENT)
+    if kind is list or kind is tuple:
+        return tuple([key_part(plain_slots, tensor_class, item) for item in argument])
+    if kind is float:
+        return (float, argument) if argument else (float, str(argument))
+    if kind is bool:
+        return TRUE if argument else FALSE
+    if kind is complex:
+        return (complex, str(argument))
+    return argument
+
+
+def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
+    """The `__torch_dispatch__` that records, for a class and for modes alike.
+
+    Its body is spelled out rather than shared with `key_part` and `follow`: on the hit of a
+    two-tensor op each Python call would add 2% (45 ns of 2.9 us).
+    """
+
+    def record(
+        owner: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        trace = _local.trace
+        trace.busy = True
+        if trace.claimed:
+            traces.wait_until_released(trace)
+        try:
+            key = [func._op]
+            for argument in args:
+                kind = type(argument)
+                if kind is tensor_class:
+                    key.append(argument._value.slot)
+                elif kind is int:
+                    key.append(argument)
+                elif kind is Tensor or kind is Parameter:
+                    key.append(trace.leaf_slots.get(id(argument), ABSENT))
+                else:
+                    key.append(key_part(trace.leaf_slots, tensor_class, argument))
+            if kwargs:
+                for name, argument in kwargs.items():
+                    key.append(name)
+                    key.append(key_part(trace.leaf_slots, tensor_class, argument))
+            state = trace.state.get(tuple(key))
+            if state is None:
+                return miss(owner, trace, func, args, kwargs or {})
+            kind = state.kind
+            if kind == ONE:
+                trace.state = state
+                out = make_wrapper(tensor_class, *state.meta)
+                out._value = value = Value()
+                value.slot = state.slot
+                trace.values.append(value)
+                return out
+            if kind == SELF:
+                trace.state = state
+                return args[0]
+            return follow(trace, state, args)
+        finally:
+            trace.busy = False
+
+    def wrapper(meta: tuple[Any, ...], value: Value) -> torch.Tensor:
+        out = make_wrapper(tensor_class, *meta)
+        out._value = value  # type: ignore[attr-defined]
+        return out
+
+    def follow(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
+        """Take the step to `state`, whatever its kind."""
+        trace.state = state
+        kind = state.kind & KIND_MASK
+        if kind == ONE:
+            return fresh(trace, state.meta, state.slot, state.rebase)
+        if kind == SELF:
+            return args[0]
+        if kind == ALIAS:
+            return wrapper(state.meta, admit.value_of(trace, args[0]))
+        if kind == NOTHING:
+            return None
+        container, metas = state.meta
+        return container(
+            None if slot is None else fresh(trace, meta, slot, state.rebase)
+            for meta, slot in zip(metas, state.slot, strict=True)
+        )
+
+    def fresh(
+        trace: Trace, meta: tuple[Any, ...], slot: Any, rebase: tuple[int, int] | None
+    ) -> torch.Tensor:
+        value = Value()
+        value.slot = slot
+        trace.values.append(value)
+        if rebase is not None:
+            leaf, recorded_offset = rebase
+            value.leaf = leaf
+            offset = meta[2] or 0
+            moved = offset + trace.leaf_offsets[leaf] - recorded_offset
+            meta = (meta[0], meta[1], moved, *meta[3:])
+        return wrapper(meta, value)
+
+    def miss(
+        owner: Any, trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
+        request = Request(owner, func, args, kwargs)
+        if trace.state.generic and (state := grow.generic_child(trace, request)):
+            return follow(trace, state, args)
+        if not isinstance(func, OpOverload):
+            return run_now.run(trace, request, "a higher-order op")
+        grow.cut_if_full(trace)
+        if trace.cold:
+            return run_now.run_cold(trace, request)
+        if settings.current().debug:
+            return run_now.run(trace, request, "debug")
+        rule = rule_of(func)
+        if rule is not Rule.RECORD:
+            handled, result = special.HANDLERS[rule](trace, request)
+            if handled:
+                return result
+        reason = admit.admit(trace, request)
+        if reason is not None:
+            return run_now.run(trace, request, reason)
+        slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
+        key = (func._op, *(key_part(slots, tensor_class, a) for a in args))
+        for name, argument in kwargs.items():
+            key += (name, key_part(slots, tensor_class, argument))
+        state = trace.state.get(key) or grow.grow(trace, request, key)
+        if isinstance(state, str):
+            return run_now.run(trace, request, state)
+        result = follow(trace, state, args)
+        if state.closes:
+            flush(trace, "segment closed", quiet=True)
+        return result
+
+    return record
+
+
+__all__ = ["recorder"]

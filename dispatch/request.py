@@ -1,0 +1,124 @@
+"""One call on its way into a trace: its arguments read once, and the tensors among them.
+
+In: the op and its arguments as torch gave them. Out: keys for the trie, for the schema cache, and the
+argument templates of a node. Used where no state knew the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch.schema import OpFacts, facts_of
+from lazy_tensor.kernels.segment import ScalarRef
+
+
+@dataclass(slots=True)
+class Request:
+    """A call that no state knew. `in_mode`: it came through `lazy_mode`, else through a LazyTensor."""
+
+    owner: Any
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def in_mode(self) -> bool:
+        return not isinstance(self.owner, type)
+
+    @property
+    def facts(self) -> OpFacts:
+        return facts_of(self.op)
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """The argument called `name` in the schema, wherever it was passed."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for position, described in enumerate(self.op._schema.arguments):
+            if described.name == name:
+                return self.args[position] if position < len(self.args) else default
+        return default
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor among the arguments, in order, repeats included."""
+        for argument in (*self.args, *self.kwargs.values()):
+            yield from _tensors_in(argument)
+
+    def written(self) -> Iterator[torch.Tensor]:
+        """The tensors that the op writes."""
+        for label in self.facts.writes:
+            argument = self.labelled(label)
+            yield from _tensors_in(argument)
+
+    def labelled(self, label: int | str) -> Any:
+        if isinstance(label, str):
+            return self.kwargs.get(label)
+        if label < len(self.args):
+            return self.args[label]
+        return self.kwargs.get(self.op._schema.arguments[label].name)
+
+    def mapped(
+        self, on_tensor: Callable[[torch.Tensor], Any], on_number: Callable[[Any], Any] | None
+    ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+        """The arguments with tensors replaced, and numbers in arithmetic if `on_number` is given."""
+        numeric = self.facts.number_args if on_number else frozenset()
+        args = tuple(
+            _mapped(a, on_tensor, on_number if i in numeric else None)
+            for i, a in enumerate(self.args)
+        )
+        kwargs = tuple(
+            (name, _mapped(a, on_tensor, on_number if name in numeric else None))
+            for name, a in self.kwargs.items()
+        )
+        return args, kwargs
+
+
+def _tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from _tensors_in(item)
+
+
+def _mapped(
+    argument: Any,
+    on_tensor: Callable[[torch.Tensor], Any],
+    on_number: Callable[[Any], Any] | None,
+) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return on_tensor(argument)
+    if isinstance(argument, (list, tuple)):
+        return tuple(_mapped(item, on_tensor, on_number) for item in argument)
+    if on_number is not None and type(argument) in (float, int, complex):
+        return on_number(argument)
+    return argument
+
+
+class Numbering:
+    """Names numbers by their types and collects them: a generic key and its scalars."""
+
+    def __init__(self) -> None:
+        self.scalars: list[complex] = []
+
+    def __call__(self, number: complex) -> Any:
+        self.scalars.append(number)
+        return type(number)
+
+
+def scalar_refs(first: int) -> Callable[[Any], ScalarRef]:
+    """Replaces numbers by consecutive `ScalarRef`s from `first` on."""
+    count = first
+
+    def next_ref(_: Any) -> ScalarRef:
+        nonlocal count
+        count += 1
+        return ScalarRef(count - 1)
+
+    return next_ref
+
+

@@ -1,0 +1,94 @@
+"""What a call turns into, where the schema alone can't say: the one table of op rules.
+
+In: an op. Out: `Rule`. The default comes from the schema (`rule_of`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.schema import OpFacts, facts_of
+
+aten = torch.ops.aten
+
+
+class Rule(Enum):
+    """How a call is treated when no state knows it."""
+
+    RECORD = "record it"
+    ALIAS = "another handle on the same value"
+    NOW = "flush, then run it"
+    DECOMPOSE = "record what it is made of"
+    SAME = "hand the argument back"
+    DRAW = "draw the random numbers now, into memory of the argument's shape"
+    DRAW_INTO = "draw the random numbers now, record a copy into the argument"
+    DROPOUT = "draw the mask now, record its application"
+    INDEX = "run now if an index is a mask, else record"
+    IF_NO_DROPOUT = "run now if it drops out, else record"
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten.detach.default: Rule.ALIAS,
+    aten.alias.default: Rule.ALIAS,
+    aten.lift_fresh.default: Rule.SAME,
+    aten.index.Tensor: Rule.INDEX,
+    aten._unsafe_index.Tensor: Rule.INDEX,
+    aten.native_dropout.default: Rule.DROPOUT,
+    # Their shape depends on values, which their tags don't say.
+    aten._pack_padded_sequence.default: Rule.NOW,
+    # They only reserve or describe memory.
+    aten.pin_memory.default: Rule.NOW,
+    aten._pin_memory.default: Rule.NOW,
+}
+for _packet, _overloads in {
+    "bernoulli": ("p",), "rand_like": ("default", "generator"),
+    "randn_like": ("default", "generator"),
+    "randint_like": ("default", "low_dtype", "generator", "low_generator_dtype"),
+}.items():  # fmt: skip
+    for _name in _overloads:
+        if hasattr(getattr(aten, _packet), _name):
+            RULES[getattr(getattr(aten, _packet), _name)] = Rule.DRAW
+for _packet, _overloads in {
+    "bernoulli_": ("float",), "normal_": ("default",), "uniform_": ("default",),
+    "exponential_": ("default",), "geometric_": ("default",), "log_normal_": ("default",),
+    "cauchy_": ("default",), "random_": ("default", "from", "to"),
+}.items():  # fmt: skip
+    for _name in _overloads:
+        RULES[getattr(getattr(aten, _packet), _name)] = Rule.DRAW_INTO
+for _packet in (
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_fused_attention_overrideable",
+):  # fmt: skip
+    if hasattr(aten, _packet):
+        RULES[getattr(aten, _packet).default] = Rule.IF_NO_DROPOUT
+
+
+def _rule_from_schema(facts: OpFacts) -> Rule:
+    runs_now = (
+        facts.is_random
+        or facts.is_data_dependent
+        or facts.changes_metadata
+        or facts.is_out
+        or not (facts.returns_tensors or facts.returns_nothing)
+        or (facts.returns_nothing and not facts.writes)
+        or facts.op.namespace == "c10d"
+    )
+    return Rule.NOW if runs_now else Rule.RECORD
+
+
+@cache
+def rule_of(op: OpOverload) -> Rule:
+    """The rule for `op`: the table's, else what its schema says."""
+    found = RULES.get(op)
+    if found is None:
+        composite = torch_private.is_composite(op)
+        found = Rule.DECOMPOSE if composite else _rule_from_schema(facts_of(op))
+    return found

@@ -1,0 +1,142 @@
+"""Runs a call at once, on computed values: what can't be recorded, or isn't worth it.
+
+In: a call and the reason. Out: what eager execution would return, tensors as lazy ones. Flushes first
+if the call could see, or change, anything that is pending.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import host, torch_private
+from lazy_tensor.dispatch.admit import flush_foreign, is_plain
+from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.meta import is_recordable, meta_of
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trace import Trace, Value, local
+
+PLAIN_RESULT = frozenset({
+    "all arguments are computed 0-dim CPU tensors",
+    "an argument's memory belongs to somebody else",
+})  # fmt: skip
+"""Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
+
+
+def run(trace: Trace, request: Request, reason: str) -> Any:
+    """The call's result, computed now. `reason` is counted and shown."""
+    STATS.fallbacks[f"{request.op}: {reason}"] += 1
+    tensors = list(request.tensors())
+    if sees_pending(trace, tensors):
+        flush(trace, str(request.op))
+    all_plain = all(is_plain(tensor) for tensor in tensors)
+    return _run(trace, request, wraps=not (all_plain and (reason in PLAIN_RESULT)))
+
+
+def run_cold(trace: Trace, request: Request) -> Any:
+    """The call's result while the trace records nothing, because the program never repeats itself."""
+    trace.cold -= 1
+    if trace.cold == 0:
+        trace.credit = Trace.CREDIT // 10
+    STATS.counts["ops_run_cold"] += 1
+    tensors = list(request.tensors())
+    if trace.state is not trace.root and sees_pending(trace, tensors):
+        flush(trace, str(request.op), quiet=True)
+    if request.in_mode and all(is_plain(tensor) for tensor in tensors):
+        return request.op(*request.args, **request.kwargs)
+    return _run(trace, request, wraps=not request.in_mode)
+
+
+def compute(value: Value, cause: str = "a value is read") -> None:
+    """Run what `value` waits for, whichever thread recorded it: pending writes to its memory too."""
+    slot, trace = value.slot, local.trace
+    if slot is None:
+        if trace.storages and torch_private.storage_id(value.data) in trace.storages:
+            flush(trace, cause)
+    elif slot.trace is trace:
+        flush(trace, cause)
+    else:
+        flush_foreign(trace, slot.trace)
+
+
+def sees_pending(trace: Trace, tensors: list[torch.Tensor]) -> bool:
+    """Whether one of `tensors` waits for its value, or shares memory with what the trace uses."""
+    for tensor in tensors:
+        if type(tensor) is host.tensor_class:
+            slot = tensor._value.slot  # type: ignore[attr-defined]
+            if slot is not None:
+                if slot.trace is trace:
+                    return True
+                flush_foreign(trace, slot.trace)
+        elif not is_recordable(tensor):
+            continue
+        if trace.storages and torch_private.storage_id(_data(tensor)) in trace.storages:
+            return True
+    return False
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    """The computed tensor behind a lazy one, any other tensor as it is."""
+    if type(tensor) is not host.tensor_class:
+        return tensor
+    value = tensor._value  # type: ignore[attr-defined]
+    if value.failure is not None:
+        raise value.failure
+    data: torch.Tensor = value.data
+    return data
+
+
+def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
+    lazy_of: dict[int, torch.Tensor] = {}
+    if request.facts.changes_metadata or request.facts.is_out:
+        for tensor in request.written():
+            _leave_aliases(tensor)
+
+    def real(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            data = _data(argument)
+            lazy_of[id(data)] = argument
+            return data
+        if isinstance(argument, (list, tuple)):
+            return [real(item) for item in argument]
+        return argument
+
+    args = [real(argument) for argument in request.args]
+    kwargs = {name: real(argument) for name, argument in request.kwargs.items()}
+    with torch_private.below_autograd():
+        result = request.op(*args, **kwargs)
+    for tensor in request.written():
+        _follow_data(tensor)
+    return _returned(result, lazy_of, wraps)
+
+
+def _leave_aliases(tensor: torch.Tensor) -> None:
+    """Give a lazy tensor a value of its own on the same memory: its aliases keep their shape."""
+    if type(tensor) is host.tensor_class:
+        value = Value()
+        value.data = _data(tensor).detach()
+        tensor._value = value  # type: ignore[attr-defined]
+
+
+def _follow_data(tensor: torch.Tensor) -> None:
+    """Give a lazy tensor the size and strides that an op (`resize_`, `t_`, `out=`) gave its data."""
+    if type(tensor) is not host.tensor_class:
+        return
+    data = _data(tensor)
+    if meta_of(tensor) == meta_of(data):
+        return
+    torch_private.become(tensor, host.concrete(data))
+
+
+def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:
+    """`result` with arguments that come back as themselves, and new tensors made lazy if `wraps`."""
+    if isinstance(result, torch.Tensor):
+        if id(result) in lazy_of:
+            return lazy_of[id(result)]
+        return host.concrete(result) if wraps and is_recordable(result) and is_plain(result) else result
+    if isinstance(result, (list, tuple)):
+        items = [_returned(item, lazy_of, wraps) for item in result]
+        return items if isinstance(result, list) else tuple(items)
+    return result

@@ -1,0 +1,146 @@
+"""The options of `configure` and `lazy_mode`, their defaults, and their environment variables.
+
+In: keyword options and `LAZY_TENSOR_<NAME>`. Out: one frozen `Settings`, read through `current()`.
+The only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CHOICES = {
+    "compile": ("background", "blocking", "off"),
+    "flush_policy": ("auto", "at_once", "at_materialization"),
+}
+_FORBIDDABLE = ("flush", "compile", "fallback", "redistribute")
+
+
+def _default_cache_dir() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(base) / "lazy_tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option, validated. See the README's table for what each does."""
+
+    backend: str = "auto"
+    compile: str = "background"
+    cache_dir: str = dataclasses.field(default_factory=_default_cache_dir)
+    segment_cache_size: int = 1024
+    schema_cache_size: int = 16384
+    sharding_cache_size: int = 4096
+    max_segment_ops: int = 16384
+    max_pending_bytes: int = 1 << 36
+    remat_interval: int = 0
+    flush_policy: str = "auto"
+    compile_threshold: int = 2
+    verify_every: int = 0
+    forbid: frozenset[str] = frozenset()
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                options = ", ".join(repr(choice) for choice in allowed)
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {options}")
+        for name in ("segment_cache_size", "schema_cache_size", "sharding_cache_size",
+                     "max_segment_ops", "max_pending_bytes", "compile_threshold"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 1")
+        for name in ("remat_interval", "verify_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 0 (0 is off)")
+        for what in self.forbid:
+            if what not in _FORBIDDABLE:
+                options = ", ".join(repr(choice) for choice in _FORBIDDABLE)
+                raise ValueError(f"forbid={what!r} is not one of {options}")
+
+
+NAMES = tuple(f.name for f in dataclasses.fields(Settings))
+
+
+def _as_set(value: str | Iterable[str]) -> frozenset[str]:
+    if isinstance(value, str):
+        return frozenset(part.strip() for part in value.split(",") if part.strip())
+    return frozenset(value)
+
+
+def _as_bool(value: object) -> bool:
+    if isinstance(value, str):
+        if value.lower() not in ("0", "1", "true", "false", "on", "off", "yes", "no", ""):
+            raise ValueError(f"{value!r} is not a boolean; use 0 or 1")
+        return value.lower() in ("1", "true", "on", "yes")
+    return bool(value)
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{value!r} is not a whole number")
+    return int(value)
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "str": str, "int": _as_int, "bool": _as_bool, "frozenset[str]": _as_set
+}  # fmt: skip
+
+
+def updated(settings: Settings, options: dict[str, Any], caller: str) -> Settings:
+    """`settings` with `options` over it.
+
+    TypeError for an unknown name, naming the nearest; ValueError or TypeError for a bad value,
+    naming the option.
+    """
+    types = {f.name: str(f.type) for f in dataclasses.fields(Settings)}
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in types:
+            near = difflib.get_close_matches(name, NAMES, 1, 0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(NAMES)}"
+            raise TypeError(f"{caller}: unknown option {name!r}{hint}")
+        try:
+            values[name] = _CONVERT[types[name]](value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{caller}: {name}={value!r}: {error}") from None
+    return dataclasses.replace(settings, **values)
+
+
+def from_environment() -> Settings:
+    """The defaults with `LAZY_TENSOR_<NAME>` over them."""
+    found = {
+        name: os.environ[variable]
+        for name in NAMES
+        if (variable := f"LAZY_TENSOR_{name.upper()}") in os.environ
+    }
+    return updated(Settings(), found, "environment (LAZY_TENSOR_*)")
+
+
+_current = from_environment()
+_listeners: list[Callable[[Settings], None]] = []
+
+
+def current() -> Settings:
+    """The settings in force."""
+    return _current
+
+
+def put(settings: Settings) -> Settings:
+    """Make `settings` the ones in force, tell the listeners, return the previous ones."""
+    global _current
+    previous, _current = _current, settings
+    if settings != previous:
+        for listener in _listeners:
+            listener(settings)
+    return previous
+
+
+def on_change(listener: Callable[[Settings], None]) -> None:
+    """Call `listener(settings)` now and after each change."""
+    _listeners.append(listener)
+    listener(_current)

@@ -1,0 +1,141 @@
+"""Calls that need more than recording: random draws, aliases, masks, composite ops.
+
+In: a call whose rule isn't `RECORD`. Out: `(True, result)`, or `(False, None)` to record it after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import host, run_now, torch_private
+from lazy_tensor.dispatch.admit import admit, is_plain, slot_of, value_of
+from lazy_tensor.dispatch.grow import wrapper_arguments
+from lazy_tensor.dispatch.meta import is_recordable, meta_of
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.rules import Rule
+from lazy_tensor.dispatch.trace import ALIAS, State, Trace
+
+Handled = tuple[bool, Any]
+RECORD_IT: Handled = (False, None)
+aten = torch.ops.aten
+
+
+def _now(trace: Trace, request: Request) -> Handled:
+    return True, run_now.run(trace, request, "runs now by rule")
+
+
+def _same(trace: Trace, request: Request) -> Handled:
+    return True, request.args[0]
+
+
+def _decompose(trace: Trace, request: Request) -> Handled:
+    """Ops that autograd would have taken apart, seen whole under `torch.inference_mode()`."""
+    if request.facts.is_out or not all(is_recordable(t) for t in request.tensors()):
+        return _now(trace, request)
+    trace.busy = False
+    if not request.in_mode:
+        result = request.op.decompose(*request.args, **request.kwargs)
+    else:
+        with request.owner:
+            result = request.op.decompose(*request.args, **request.kwargs)
+    if result is NotImplemented:
+        return _now(trace, request)
+    return True, result
+
+
+def _alias(trace: Trace, request: Request) -> Handled:
+    """`detach` and `alias`: another tensor on the same value. A computed value stays out of the trace."""
+    tensor = request.args[0]
+    if not is_plain(tensor) and type(tensor) is host.tensor_class:
+        meta = wrapper_arguments(meta_of(tensor))
+        if tensor._value.slot is not None:
+            _link_alias(trace, request, meta)
+        return True, host.new_tensor(tensor._value, meta)
+    if not request.in_mode or admit(trace, request) is not None:
+        return True, run_now.run(trace, request, "an alias of a tensor that traces don't hold")
+    meta = wrapper_arguments(meta_of(tensor))
+    _link_alias(trace, request, meta)
+    return True, host.new_tensor(value_of(trace, tensor), meta)
+
+
+def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
+    """Make the next alias at this place a hit."""
+    slot = slot_of(trace, request.args[0])
+    key = (request.op._op, slot)
+    if slot is None or key in trace.state:
+        return
+    state = State(trace.state, key, None)
+    state.kind, state.meta = ALIAS, meta
+    trace.state[key] = state
+    trace.state = state
+
+
+def _blank(tensor: torch.Tensor) -> torch.Tensor:
+    """Uninitialised memory laid out like `tensor`."""
+    size, stride, _, dtype, device = meta_of(tensor)
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _draw(trace: Trace, request: Request) -> Handled:
+    """Random ops that need a shape only: drawn now, in program order."""
+    with torch_private.below_autograd():
+        drawn = request.op(_blank(request.args[0]), *request.args[1:], **request.kwargs)
+    return True, host.concrete(drawn)
+
+
+def _draw_into(trace: Trace, request: Request) -> Handled:
+    """In-place random ops: on what is pending, draw into memory of its own and record a copy."""
+    target = request.args[0]
+    if not run_now.sees_pending(trace, [target]):
+        return _now(trace, request)
+    with torch_private.below_autograd():
+        drawn = request.op(_blank(target), *request.args[1:], **request.kwargs)
+    return True, record_again(request, aten.copy_.default, target, host.concrete(drawn))
+
+
+def _dropout(trace: Trace, request: Request) -> Handled:
+    """`native_dropout`: the mask drawn now; as in its kernels, `x * mask * (1 / (1 - p))`."""
+    tensor, p = request.args[0], request.args[1]
+    trains = request.argument("train")
+    if trains is False or tensor.numel() == 0 or not is_recordable(tensor):
+        return RECORD_IT
+    with torch_private.below_autograd():
+        _, mask = request.op(_blank(tensor).zero_(), p, trains)
+    lazy_mask = host.concrete(mask)
+    masked = record_again(request, aten.mul.Tensor, tensor, lazy_mask)
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    return True, (record_again(request, aten.mul_.Tensor, masked, scale), lazy_mask)
+
+
+def _index(trace: Trace, request: Request) -> Handled:
+    masks = (t for t in list(request.tensors())[1:] if t.dtype in (torch.bool, torch.uint8))
+    return _now(trace, request) if any(True for _ in masks) else RECORD_IT
+
+
+def _if_no_dropout(trace: Trace, request: Request) -> Handled:
+    return _now(trace, request) if request.argument("dropout_p", 0.0) else RECORD_IT
+
+
+def record_again(request: Request, op: Any, *args: Any) -> Any:
+    """Record another op in a call's place."""
+    recorder = type(request.owner) if request.in_mode else request.owner
+    function = recorder.__torch_dispatch__
+    if request.in_mode:
+        return function(request.owner, op, (), args, {})
+    return function(op, (), args, {})
+
+
+HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
+    Rule.NOW: _now,
+    Rule.SAME: _same,
+    Rule.DECOMPOSE: _decompose,
+    Rule.ALIAS: _alias,
+    Rule.DRAW: _draw,
+    Rule.DRAW_INTO: _draw_into,
+    Rule.DROPOUT: _dropout,
+    Rule.INDEX: _index,
+    Rule.IF_NO_DROPOUT: _if_no_dropout,
+}

@@ -1,0 +1,42 @@
+"""Counters and the flush log: what `stats()` and `explain()` show.
+
+In: one call a flush, a compile, a miss. Out: a dict and a list of `FlushRecord`. Hits count nothing
+here; the ops of a trace are added up when it is flushed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRecord:
+    """One flush: `cause` (an aten op, "exit", "flush()", ...), the user's `where`, what ran."""
+
+    cause: str
+    where: str
+    n_ops: int
+    n_steps: int
+    segments: tuple[str, ...]
+    seconds: float
+    ops: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Stats:
+    """All counters of the process, in one place. Kernel counters live in `kernels.compile`."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
+
+    def reset(self) -> None:
+        for counter in (self.counts, self.causes, self.fallbacks, self.seconds):
+            counter.clear()
+        self.log.clear()
+
+
+STATS = Stats()

@@ -1,0 +1,158 @@
+"""The private torch names that `dispatch` and `lazy_tensor` need, each behind a name of ours.
+
+Tested on torch 2.10 to 2.13. Nothing else in these folders touches `torch._C`, or a name of torch
+that begins with an underscore (an `OpOverload`'s `_op` and `_schema` excepted).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
+"""Context manager: ops go straight to the device's kernels, no graph, no version bump."""
+
+no_modes: Callable[[], Any] = _disable_current_modes
+"""Context manager: no dispatch mode sees what runs, tensor subclasses still do."""
+
+no_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
+"""Context manager: neither modes nor tensor subclasses see what runs."""
+
+make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
+"""A tensor without storage: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
+
+lazy_clone: Callable[[torch.Tensor], torch.Tensor] = torch._lazy_clone
+"""A copy that shares memory until either side is written (copy-on-write, 0.4 us)."""
+
+disabled_torch_function = torch._C._disabled_torch_function_impl
+
+__all__ = [
+    "TorchDispatchMode",
+    "become",
+    "below_autograd",
+    "disabled_torch_function",
+    "lazy_clone",
+    "make_wrapper",
+    "no_dispatch",
+    "no_modes",
+]
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two tensors share while they live if they share a storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether autograd would have decomposed `op` above the device's kernels.
+
+    Such ops reach a dispatch mode only under `torch.inference_mode()`; see
+    `autograd_would_have_decomposed` in torch/utils/_python_dispatch.py.
+    """
+    return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+
+
+_fake_mode: FakeTensorMode | None = None
+
+
+def fake_call(
+    op: OpOverload, specs: Sequence[tuple[Any, ...]], call: Callable[[list[torch.Tensor]], Any]
+) -> Any:
+    """What `call` gives for fake tensors of these `(size, stride, offset, dtype, device)` specs.
+
+    Raises whatever the op's meta function raises, NotImplementedError where there is none.
+    """
+    global _fake_mode
+    if _fake_mode is None:
+        _fake_mode = FakeTensorMode(allow_fallback_kernels=False)
+    with _disable_current_modes(), torch.no_grad(), _fake_mode:
+        fakes = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device)
+            for size, stride, _, dtype, device in specs
+        ]
+        for i, (size, stride, offset, _, _) in enumerate(specs):
+            if offset:
+                whole = fakes[i].new_empty(_extent(size, stride) + offset)
+                fakes[i] = whole.as_strided(size, stride, offset)
+        return call(fakes)
+
+
+def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in size:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
+def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
+    """Give a wrapper another wrapper's size, strides and dtype; it stays the same object."""
+    torch._C.TensorBase.data.__set__(tensor, twin)
+
+
+def foreach_types() -> list[list[type]]:
+    """The lists of tensor types that `torch.optim` and gradient clipping give to foreach ops."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    return [optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types]
+
+
+ENVIRONMENT_SETTERS = tuple(
+    name
+    for name in (
+        "_set_default_dtype",
+        "_set_deterministic_algorithms",
+        "_set_deterministic_fill_uninitialized_memory",
+        "_set_float32_matmul_precision",
+        "_set_cublas_allow_tf32",
+        "_set_cublas_allow_fp16_reduced_precision_reduction",
+        "_set_cublas_allow_bf16_reduced_precision_reduction",
+        "_set_cudnn_allow_tf32",
+        "_set_cudnn_benchmark",
+        "_set_cudnn_deterministic",
+        "_set_mkldnn_enabled",
+    )
+    if hasattr(torch._C, name)
+)
+"""The functions of `torch._C` that change what later ops compute without being ops."""
+
+
+def around_environment_changes(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Have these called before and after each later change of what `environment()` tells.
+
+    The setters are replaced in `torch._C`, where torch's own Python looks them up at each call.
+    """
+    for name in ENVIRONMENT_SETTERS:
+        setattr(torch._C, name, _surrounded(getattr(torch._C, name), before, after))
+
+
+def _surrounded(
+    setter: Callable[..., Any], before: Callable[[], None], after: Callable[[], None]
+) -> Callable[..., Any]:
+    @functools.wraps(setter)
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        before()
+        try:
+            return setter(*args, **kwargs)
+        finally:
+            after()
+
+    return surrounded
+
+
+def environment() -> tuple[object, ...]:
+    """What an op's result depends on besides its arguments, below autograd and autocast."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch._C._get_cublas_allow_tf32(),
+        torch._C._get_cudnn_allow_tf32(),
+        torch._C._get_mkldnn_enabled(),
+    )

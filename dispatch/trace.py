@@ -1,0 +1,321 @@
+"""What is being recorded: values, the trie of states, and one trace a thread.
+
+In: transitions from `record`. Out: the current state, leaves, scalars and values, taken whole by
+`flush`. A state is a point in a program seen before; it maps the next call's key to the next state.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.schema import OpFacts
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.segment import TensorSpec
+
+ONE, SELF, MANY, ALIAS, NOTHING = range(5)
+"""What a call gives: one new tensor, the argument it wrote, several, another handle, None."""
+
+
+SLOW = 16
+"""Added to a kind that the hot path would take, for states that need more than it does."""
+KIND_MASK = SLOW - 1
+
+
+class Slot:
+    """A value's place in a trace. Interned by the trace, so that keys compare slots by identity."""
+
+    __slots__ = ("index", "trace")
+
+    def __init__(self, trace: Trace, index: int) -> None:
+        self.trace = trace
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
+
+class Value:
+    """The handle that a lazy tensor owns: `slot` while a trace knows it, `data` once it is computed.
+
+    Several tensors own one value after `detach()`. A trace finds out which values are alive by their
+    reference counts, so nothing else may keep one.
+    """
+
+    slot: Slot | None = None
+    data: torch.Tensor | None = None
+    failure: BaseException | None = None
+    leaf: int | None = None  # the leaf with a storage offset that this is a view of
+    exposed: bool = False  # memory was handed out (`numpy()`), so it can change unseen
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One recorded call. `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`."""
+
+    facts: OpFacts
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outs: tuple[int | None, ...]
+    specs: tuple[TensorSpec | None, ...]
+    is_single: bool
+    writes: tuple[int, ...]
+    view_of: int | None
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A concrete tensor that enters a trace; `shares` is the earlier leaf it shares a storage with."""
+
+    slot: int
+    spec: TensorSpec
+    shares: int | None
+
+
+class State(dict[tuple[Any, ...], "State"]):
+    """A point in the trie of programs: the calls that followed, and what led here.
+
+    `meta` holds `make_wrapper`'s arguments for each output. `generic` maps keys in which numbers are
+    replaced by their types, for places that have seen several; `seen` are such keys with one child.
+    """
+
+    __slots__ = ("closes", "generic", "key", "kind", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "parent",
+                 "plans", "rebase", "seen", "slot", "step", "uses")  # fmt: skip
+
+    kind: int
+    meta: Any
+    slot: Any
+
+    def __init__(
+        self, parent: State | None, key: tuple[Any, ...], step: Node | Leaf | None
+    ) -> None:
+        self.parent = parent
+        self.key = key
+        self.step = step
+        self.n_slots: int = parent.n_slots if parent is not None else 0
+        self.n_scalars: int = parent.n_scalars if parent is not None else 0
+        self.n_ops: int = parent.n_ops if parent is not None else 0
+        self.n_bytes: int = parent.n_bytes if parent is not None else 0
+        self.plans: dict[tuple[int, ...], Any] | None = None
+        self.generic: dict[tuple[Any, ...], State] | None = None
+        self.seen: set[tuple[Any, ...]] | None = None
+        self.rebase: tuple[int, int] | None = None
+        self.closes = False
+        self.uses = 0
+
+    def steps(self) -> list[Node | Leaf]:
+        """What was recorded from the root to here, in program order."""
+        found: list[Node | Leaf] = []
+        state: State | None = self
+        while state is not None:
+            if state.step is not None:
+                found.append(state.step)
+            state = state.parent
+        found.reverse()
+        return found
+
+
+@dataclass(slots=True)
+class Pending:
+    """A trace's content, taken out of it for a flush."""
+
+    state: State
+    values: list[Value]
+    leaf_values: list[Value]
+    leaves: list[torch.Tensor]
+    scalars: list[complex]
+
+
+class Trace:
+    """What one thread has recorded and not yet run, and the trie of what it recorded before.
+
+    `credit` is what misses may still cost before the trace goes `cold` (ops run at once, unrecorded,
+    for that many ops): a program that never repeats itself must not pay for tracing.
+    """
+
+    CREDIT = 6000
+    COLD_OPS = 2000
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.roots: dict[tuple[object, ...], State] = {}
+        self.varying: set[tuple[Any, ...]] = set()
+        self.credit = self.CREDIT
+        self.cold = 0
+        self.next_cold = self.COLD_OPS
+        self.n_misses = 0
+        self.is_flushing = False
+        self.claimed = False
+        self.busy = False
+        self.owner = threading.get_ident()
+        self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start an empty trace at the root for the environment (default dtype, flags) in force."""
+        environment = self.environment = (
+            *torch_private.environment(),
+            settings.current().debug,
+        )
+        root = self.roots.get(environment)
+        if root is None:
+            root = self.roots[environment] = State(None, (), None)
+        self.root = self.state = root
+        self.values: list[Value] = []
+        self.leaf_values: list[Value] = []
+        self.leaves: list[torch.Tensor] = []
+        self.leaf_slots: dict[int, Slot] = {}
+        self.leaf_offsets: dict[int, int] = {}
+        self.snapshot_slots: dict[int, Slot] = {}
+        self.snapshot_versions: dict[int, int] = {}
+        self.kept: list[torch.Tensor] = []  # plain tensors whose id() stands in a dict above
+        self.storages: dict[int, int] = {}
+        self.scalars: list[complex] = []
+
+    def take(self) -> Pending:
+        """All that is pending, leaving the trace empty."""
+        taken = Pending(self.state, self.values, self.leaf_values, self.leaves, self.scalars)
+        self.reset()
+        return taken
+
+    def has_write_to(self, value: Value) -> bool:
+        """Whether a pending call writes the memory of a computed value."""
+        if value.data is None or not self.storages:
+            return False
+        first = self.storages.get(torch_private.storage_id(value.data))
+        if first is None:
+            return False
+        root: dict[int, int] = {}
+        written: set[int] = set()
+        for step in self.state.steps():
+            if isinstance(step, Leaf):
+                root[step.slot] = step.slot if step.shares is None else root[step.shares]
+                continue
+            for out in step.outs:
+                if out is not None:
+                    root[out] = out if step.view_of is None else root[step.view_of]
+            written.update(root[index] for index in step.writes)
+        return root[first] in written
+
+    def forget(self) -> None:
+        """Drop the trie (`cache_clear`); what is pending must have been flushed."""
+        self.roots.clear()
+        self.varying.clear()
+        self.finals.clear()
+        self.credit, self.cold, self.next_cold = self.CREDIT, 0, self.COLD_OPS
+        self.reset()
+
+    def slot_at(self, index: int) -> Slot:
+        slots = self.slots
+        while len(slots) <= index:
+            slots.append(Slot(self, len(slots)))
+        return slots[index]
+
+    def remember(self, state: State) -> None:
+        """Note a flush at `state`; the least recently used paths leave when there are too many."""
+        state.uses += 1
+        self.finals.put(id(state), state)
+
+
+MAX_STATES = 60_000
+"""States a trie may hold, about 1.2 KB each, besides the bound on its paths (`segment_cache_size`)."""
+
+
+def _weight(state: State) -> float:
+    least = MAX_STATES / settings.current().segment_cache_size
+    return min(max(state.n_ops, least), MAX_STATES)
+
+
+def _prune(_: int, state: State) -> None:
+    """Cut `state`'s path from the trie, up to where another path needs it."""
+    state.plans = None
+    current: State = state
+    while current.parent is not None and not (current or current.generic or current.plans):
+        parent = current.parent
+        for children in (parent, parent.generic or {}):
+            if children.get(current.key) is current:
+                del children[current.key]
+        current = parent
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.trace = _adopt()
+
+
+_idle: list[Trace] = []
+_all: list[tuple[threading.Thread, Trace]] = []
+_lock = threading.Lock()
+
+
+def _adopt() -> Trace:
+    """A trace for this thread: one that a finished thread left, trie and all, or a new one."""
+    with _lock:
+        for i, (thread, trace) in enumerate(_all):
+            if not thread.is_alive() and trace.state is trace.root:
+                _all[i] = (threading.current_thread(), trace)
+                trace.owner = threading.get_ident()
+                return trace
+        trace = Trace()
+        _all.append((threading.current_thread(), trace))
+        return trace
+
+
+local = _Local()
+
+
+def all_traces() -> list[Trace]:
+    with _lock:
+        return [trace for _, trace in _all]
+
+
+def restart_empty_traces() -> None:
+    """Let traces that hold nothing start from the root for the environment now in force."""
+    for trace in all_traces():
+        if trace.state is trace.root:
+            trace.reset()
+
+
+def claim(trace: Trace, own: Trace, patience_s: float = 10.0) -> None:
+    """Keep the thread that owns `trace` out of it, once it is between two ops.
+
+    `own` is the caller's trace, released meanwhile so that two threads can't wait for each other.
+    Release with `trace.claimed = False`.
+    """
+    own_busy, own.busy = own.busy, False
+    deadline = time.monotonic() + patience_s
+    with _lock:
+        while trace.claimed and time.monotonic() < deadline:
+            time.sleep(0)
+        trace.claimed = True
+    while trace.busy and time.monotonic() < deadline:
+        time.sleep(0)
+    own.busy = own_busy
+
+
+def wait_until_released(trace: Trace) -> None:
+    """Stand aside while another thread flushes this thread's trace."""
+    trace.busy = False
+    while trace.claimed:
+        time.sleep(0)
+    trace.busy = True
+
+
+def _calibrate() -> int:
+    values = [Value()]
+    return next(sys.getrefcount(value) for value in values)
+
+
+_UNOWNED = _calibrate()
+
+
+def live_values(values: list[Value]) -> list[Value]:
+    """Those of `values` that somebody besides the list holds."""
+    return [value for value in values if sys.getrefcount(value) > _UNOWNED]

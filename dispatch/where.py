@@ -1,0 +1,21 @@
+"""The user's file and line: the innermost frame that is neither torch's nor ours."""
+
+from __future__ import annotations
+
+import sys
+
+
+def _is_users(module: str) -> bool:
+    if module.startswith("lazy_tensor."):
+        return module.startswith("lazy_tensor.cli")
+    return not (module.startswith("torch.") or module in ("torch", "lazy_tensor", "contextlib"))
+
+
+def user_line() -> str:
+    """`file.py:line` of the user's call that led here; "?" if there is none (autograd's threads)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame.f_globals.get("__name__", "")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"

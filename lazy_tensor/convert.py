@@ -1,0 +1,130 @@
+"""`wrap`, `unwrap`, `materialize`, `flush`, `is_lazy`, `is_pending`: between plain and lazy tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch.torch_private import no_modes
+from lazy_tensor.dispatch.trace import local
+from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_copy
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def is_lazy(t: Any) -> bool:
+    """Whether `t` is a `LazyTensor`."""
+    return isinstance(t, LazyTensor)
+
+
+def is_pending(t: Any) -> bool:
+    """Whether `t` still waits for its value, a write to it included. False for what isn't lazy."""
+    if not isinstance(t, LazyTensor):
+        return False
+    value = t._value
+    return (value.data is None and value.failure is None) or local.trace.has_write_to(value)
+
+
+def flush() -> None:
+    """Run all that this thread has recorded; returns when it has been handed to the device."""
+    flush_here("flush()", quiet=True)
+
+
+def materialize(tree: Any) -> Any:
+    """`tree` with each lazy tensor replaced by a plain `torch.Tensor` that holds its value.
+
+    Any pytree. The plain tensors are detached and have memory of their own, which is copied only
+    when either side is written. Other leaves come back as they are.
+    """
+    return pytree.tree_map(lambda x: plain_copy(x) if isinstance(x, LazyTensor) else x, tree)
+
+
+@overload
+def wrap(x: torch.Tensor) -> LazyTensor: ...
+@overload
+def wrap(x: M) -> M: ...
+def wrap(x: Any) -> Any:
+    """Make `x` lazy, so that what is computed with it is recorded, in no mode too.
+
+    A `Tensor` gives a `LazyTensor` that shares its memory. An `nn.Module` comes back itself, with
+    its parameters, buffers and their gradients made lazy in place: the `Parameter` objects stay the
+    same objects, so tied weights stay tied and an optimizer built before goes on working.
+    TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
+    """
+    if isinstance(x, torch.nn.Module):
+        for tensor in _tensors_of(x):
+            if not isinstance(tensor, LazyTensor):
+                _swap_in_place(tensor, _lazy_twin)
+        return x
+    if isinstance(x, LazyTensor):
+        return x
+    if isinstance(x, torch.Tensor):
+        return _lazy_twin(x)
+    raise TypeError(f"wrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
+
+
+def unwrap(x: Any) -> Any:
+    """The way back: a plain tensor for a `LazyTensor`, an `nn.Module` with plain parameters.
+
+    Runs what is pending. Objects stay the same objects, and memory is shared, not copied.
+    """
+    if isinstance(x, torch.nn.Module):
+        for tensor in _tensors_of(x):
+            if isinstance(tensor, LazyTensor):
+                _swap_in_place(tensor, _plain_twin)
+        return x
+    if isinstance(x, LazyTensor):
+        return _plain_twin(x)
+    if isinstance(x, torch.Tensor):
+        return x
+    raise TypeError(f"unwrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
+
+
+def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The module's distinct parameters and buffers."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor on `tensor`'s memory, a parameter if it is one."""
+    with no_modes():
+        data = tensor.detach()
+    return _like(tensor, host.concrete(data))
+
+
+def _plain_twin(tensor: LazyTensor) -> torch.Tensor:
+    data = computed(tensor)
+    with no_modes():
+        data = data.detach()
+    return _like(tensor, data)
+
+
+def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """`twin` with what makes `original` a parameter, but not its gradient."""
+    if isinstance(original, torch.nn.Parameter):
+        return torch.nn.Parameter(twin, original.requires_grad)
+    return twin.requires_grad_(original.requires_grad) if original.is_leaf else twin
+
+
+def _swap_in_place(tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor]) -> None:
+    """Let the object `tensor` become its twin, and its gradient too; attributes stay."""
+    grad, tensor.grad = tensor.grad, None
+    twin = make_twin(tensor)
+    kept = {k: v for k, v in tensor.__dict__.items() if k not in ("_value", "_is_param")}
+    try:
+        torch.utils.swap_tensors(tensor, twin)
+    except RuntimeError as error:
+        tensor.grad = grad
+        raise RuntimeError(
+            f"wrap(): a tensor of shape {tuple(tensor.shape)} is held by a live autograd graph or a "
+            "weak reference, so it can't change in place; wrap before the forward pass, or delete "
+            f"the loss first ({error})"
+        ) from None
+    tensor.__dict__.update(kept)
+    if grad is not None:
+        tensor.grad = make_twin(grad)

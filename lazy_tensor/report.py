@@ -1,0 +1,88 @@
+"""`stats`, `cache_info`, `explain`: what happened, as numbers and as text."""
+
+from __future__ import annotations
+
+from functools import _CacheInfo as CacheInfo
+from typing import Any
+
+from lazy_tensor.dispatch import flush, settings
+from lazy_tensor.dispatch.stats import STATS, FlushRecord
+from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
+from lazy_tensor.kernels import cache
+
+
+def configure(**options: Any) -> None:
+    """Change process-wide settings: see the README's table. Runs what is pending first.
+
+    TypeError for an unknown name, naming the nearest; ValueError for a value out of its range.
+    """
+    new = settings.updated(settings.current(), options, "configure()")
+    if new.backend != "auto":
+        flush.backends.backend_of(new.backend)
+    flush.flush(local.trace, "configure()", quiet=True)
+    settings.put(new)
+    restart_empty_traces()
+
+
+def cache_info() -> dict[str, CacheInfo]:
+    """`{name: CacheInfo(hits, misses, maxsize, currsize)}` for every cache there is."""
+    flush.compiler()
+    return cache.cache_info()
+
+
+def cache_clear() -> None:
+    """Empty every cache in memory; what is pending is run first. Kernels on disk stay."""
+    flush.flush(local.trace, "cache_clear()", quiet=True)
+    for trace in all_traces():
+        if trace.state is trace.root:
+            trace.forget()
+    cache.clear_all()
+
+
+def stats() -> dict[str, Any]:
+    """Counters since the start or `reset_stats()`.
+
+    `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
+    ran at once, by reason), `plans_built` and `plans_reused`, and of kernels `compiled`, `loaded`
+    (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds.
+    """
+    counts: dict[str, Any] = {name: 0 for name in
+                              ("ops", "flushes", "segments", "plans_built", "plans_reused")}  # fmt: skip
+    counts.update(STATS.counts)
+    counts.update(flush.compiler().counters.snapshot())
+    counts["flush_causes"] = dict(STATS.causes)
+    counts["fallbacks"] = dict(STATS.fallbacks)
+    counts["flush_s"] = STATS.seconds["flush_s"]
+    return counts
+
+
+def reset_stats() -> None:
+    """Set every counter to zero and forget the last flushes."""
+    STATS.reset()
+    flush.compiler().counters.reset()
+
+
+class Report:
+    """The last flushes; `str()` gives text."""
+
+    def __init__(self, records: list[FlushRecord]) -> None:
+        self.records = records
+
+    def __str__(self) -> str:
+        if not self.records:
+            return "nothing was flushed yet"
+        lines = [f"last {len(self.records)} flushes, newest last"]
+        for record in self.records:
+            lines.append(
+                f"{record.where}: {record.cause}: {record.n_ops} ops in {record.n_steps} steps, "
+                f"{record.seconds * 1e3:.2f} ms"
+            )
+            lines += [f"    segment {text}" for text in record.segments]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain() -> Report:
+    """A report on the last flushes: where, why, how many ops and steps, which segments, how long."""
+    return Report(list(STATS.log))

@@ -1,0 +1,185 @@
+"""`LazyTensor`: the tensor subclass whose ops are recorded, and what makes its value come into being.
+
+In: aten ops, through `__torch_dispatch__`. Out: tensors without memory that know their metadata. Every
+method here that isn't torch's own hands out memory or text, which needs the value.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import host, run_now, torch_private
+from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.record import recorder
+from lazy_tensor.dispatch.trace import Value, local, restart_empty_traces
+
+
+class LazyTensor(torch.Tensor):
+    """A `torch.Tensor` whose value may still be pending.
+
+    Shape, dtype, device, strides, `requires_grad` and `grad` are known without running anything.
+    Made by ops inside `lazy_mode()`, by ops on other lazy tensors, and by `wrap`; not by calling it.
+    """
+
+    # No __slots__, and nobody may hold a weak reference: torch.utils.swap_tensors refuses both.
+    _value: Value
+    __torch_function__ = torch_private.disabled_torch_function
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> LazyTensor:
+        raise TypeError(
+            "LazyTensor(): a lazy tensor isn't made by calling its class; use lazy_tensor.wrap(tensor)"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return _text(self)
+
+    def __format__(self, spec: str) -> str:
+        if self.dim() == 0 and not self.is_complex():
+            return self.item().__format__(spec)
+        return object.__format__(self, spec)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The value as an array that shares its memory, as `Tensor.numpy` gives it."""
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        return exposed(self).numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def tolist(self) -> Any:
+        return computed(self).tolist()
+
+    def data_ptr(self) -> int:
+        return computed(self).data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return exposed(self).untyped_storage()
+
+    def _typed_storage(self) -> Any:
+        return exposed(self)._typed_storage()
+
+    def storage(self) -> Any:
+        return exposed(self).storage()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return exposed(self).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return computed(self).__dlpack_device__()
+
+    def share_memory_(self) -> LazyTensor:
+        exposed(self).share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return computed(self).is_shared()
+
+    def is_pinned(self, *args: Any) -> bool:
+        return computed(self).is_pinned(*args)
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if not isinstance(new, LazyTensor):
+            new = host.concrete(new.detach())
+        if (self.shape, self.stride(), self.dtype, self.device) != (
+            new.shape, new.stride(), new.dtype, new.device
+        ):  # fmt: skip
+            torch_private.become(self, new)
+        self._value = new._value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+        if id(self) in memo:
+            found: LazyTensor = memo[id(self)]
+            return found
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment.  If you were attempting to deepcopy a module, this may be "
+                "because of a torch.nn.utils.weight_norm usage, see "
+                "https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            new = self.detach().clone(memory_format=torch.preserve_format)
+        new.requires_grad_(self.requires_grad)
+        memo[id(self)] = new
+        attributes = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_value"}
+        new.__dict__.update(attributes)
+        if self.grad is not None:
+            new.grad = copy.deepcopy(self.grad, memo)
+        assert isinstance(new, LazyTensor)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as the plain tensor or parameter it stands for."""
+        plain = plain_copy(self)
+        if getattr(self, "_is_param", False):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        else:
+            plain.requires_grad_(self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+
+host.install(LazyTensor)
+record = recorder(LazyTensor)
+LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment,method-assign]
+
+
+def computed(tensor: LazyTensor) -> torch.Tensor:
+    """The plain tensor behind `tensor`, its pending ops run. It shares `tensor`'s memory."""
+    value = tensor._value
+    if value.failure is None:
+        run_now.compute(value)
+    if value.failure is not None:
+        raise value.failure
+    assert value.data is not None
+    return value.data
+
+
+def exposed(tensor: LazyTensor) -> torch.Tensor:
+    """Like `computed`, for callers that hand the memory itself out.
+
+    What reads the tensor from now on runs at once: a write through that memory would not be seen.
+    """
+    data = computed(tensor)
+    tensor._value.exposed = True
+    return data
+
+
+def plain_copy(tensor: LazyTensor) -> torch.Tensor:
+    """The value as a plain tensor of its own, copied only when either side is written."""
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        return torch_private.lazy_clone(computed(tensor))
+
+
+def _text(tensor: LazyTensor) -> str:
+    """What the plain tensor's repr would be, `requires_grad` or `grad_fn` included."""
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        text = repr(computed(tensor))
+    if tensor.grad_fn is not None:
+        suffix = f", grad_fn=<{type(tensor.grad_fn).__name__}>)"
+    elif tensor.requires_grad:
+        suffix = ", requires_grad=True)"
+    else:
+        suffix = ")"
+    text = text[:-1] + suffix if text.endswith(")") else text
+    return f"Parameter containing:\n{text}" if getattr(tensor, "_is_param", False) else text
+
+
+torch_private.around_environment_changes(
+    lambda: flush(local.trace, "a global setting changes", quiet=True), restart_empty_traces
+)
+
+
+def flush_here(cause: str, *, quiet: bool = False) -> None:
+    """Run what this thread has recorded."""
+    flush(local.trace, cause, quiet=quiet)

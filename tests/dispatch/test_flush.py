@@ -1,0 +1,144 @@
+import gc
+
+import pytest
+import torch
+
+from lazy_tensor import explain, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor.dispatch import flush
+from lazy_tensor.dispatch.trace import local
+
+
+def test_causes_are_counted():
+    x = torch.ones(3)
+    with lazy_mode():
+        bool((x + 1).sum() > 0)
+        (x + 1).nonzero()
+        (x + 2).numpy()
+        x * 2
+    causes = stats()["flush_causes"]
+    assert causes["aten._local_scalar_dense.default"] == 1
+    assert causes["aten.nonzero.default"] == 1
+    assert causes["a value is read"] == 1
+    assert causes["exit"] == 1
+
+
+def test_explain_names_line_and_cause():
+    x = wrap(torch.ones(3))
+    (x + 1).sum().item()
+    record = explain().records[-1]
+    assert "test_flush.py:" in record.where
+    assert record.cause == "aten._local_scalar_dense.default"
+    assert record.n_ops == 2
+
+
+def test_dead_values_are_not_computed():
+    x = torch.randn(8, 8)
+
+    def program():
+        with lazy_mode():
+            x @ x
+            return x + 1
+
+    program()
+    program()
+    plan = flush_plans()[-1]
+    assert [step.nodes[0].facts.op for step in plan.steps] == [torch.ops.aten.add.Tensor]
+
+
+def flush_plans():
+    found = []
+
+    def visit(state):
+        found.extend((state.plans or {}).values())
+        for child in (*state.values(), *(state.generic or {}).values()):
+            visit(child)
+
+    for root in local.trace.roots.values():
+        visit(root)
+    return found
+
+
+def test_repeated_expressions_run_once():
+    x = torch.randn(8, 8)
+
+    def program():
+        with lazy_mode():
+            return (x @ x).exp() + (x @ x).tanh()
+
+    expected = (x @ x).exp() + (x @ x).tanh()
+    for _ in range(3):
+        assert torch.equal(materialize(program()), expected)
+    ops = [step.nodes[0].facts.op for step in flush_plans()[-1].steps]
+    assert ops.count(torch.ops.aten.mm.default) == 1
+
+
+def test_recomputation_is_not_merged_with_what_it_recomputes():
+    x = torch.randn(8, 8)
+
+    def program():
+        with lazy_mode():
+            a = x.exp()
+            b = a.sum()
+            del a
+            c = x.cos() + b
+            for _ in range(20):
+                c = c + 1
+            return c + x.exp()
+
+    for _ in range(3):
+        program()
+    ops = [step.nodes[0].facts.op for step in flush_plans()[-1].steps]
+    assert ops.count(torch.ops.aten.exp.default) == 2
+
+
+def test_failing_op_names_its_line_and_spares_what_came_before():
+    table = torch.randn(4, 2)
+    for _ in range(3):
+        with lazy_mode():
+            before = table + 1
+            bad = table[torch.tensor([1, 9])]
+            after = bad * 2
+            with pytest.raises(IndexError) as raised:
+                after.sum().item()
+        assert any("test_flush.py" in note for note in raised.value.__notes__)
+        assert torch.equal(materialize(before), table + 1)
+        with pytest.raises(IndexError):
+            after.tolist()
+
+
+def test_live_set_is_what_is_held():
+    x = wrap(torch.ones(4))
+    kept = x + 1
+    dropped = kept * 2
+    final = dropped + 3
+    del dropped
+    gc.collect()
+    assert final.tolist() == [7.0] * 4
+    assert not is_pending(kept)
+    assert kept._value.data is not None
+
+
+def test_at_once_policy_hands_over_at_each_non_fusible_op():
+    x = torch.randn(4, 4)
+    with lazy_mode(flush_policy="at_once", backend="inductor", compile="off"):
+        y = x + 1
+        assert is_pending(y)
+        z = y @ y
+        assert not is_pending(z)
+        w = z + 1
+        assert is_pending(w)
+    assert stats()["flush_causes"]["segment closed"] == 1
+
+
+def test_broken_planner_costs_a_warning_only(monkeypatch):
+    x = torch.randn(3)
+
+    def broken(*_):
+        raise AssertionError("planner bug")
+
+    monkeypatch.setattr(flush, "build_plan", broken)
+    with lazy_mode():
+        (x + 1).exp()
+    with pytest.warns(UserWarning, match="can't be planned"), lazy_mode():
+        y = (x + 1).exp()
+    assert torch.equal(materialize(y), (x + 1).exp())

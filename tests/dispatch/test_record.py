@@ -1,0 +1,203 @@
+import threading
+
+import pytest
+import torch
+
+from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor.dispatch.trace import local
+
+
+def misses():
+    return stats().get("schema_misses", 0)
+
+
+def n_states():
+    def count(state):
+        children = [*state.values(), *(state.generic or {}).values()]
+        return 1 + sum(count(child) for child in children)
+
+    return sum(count(root) for root in local.trace.roots.values())
+
+
+def test_second_pass_makes_no_state():
+    x = torch.randn(4, 4)
+
+    def step():
+        with lazy_mode():
+            return (x @ x + 1).relu().sum(dim=1, keepdim=True)
+
+    step()
+    before, propagations = n_states(), misses()
+    step()
+    assert n_states() == before
+    assert misses() == propagations
+
+
+def test_detach_records_nothing():
+    x = wrap(torch.ones(3))
+    y = x + 1
+    n_ops = local.trace.state.n_ops
+    z = y.detach().detach()
+    assert local.trace.state.n_ops == n_ops
+    z.add_(1)
+    assert y.tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(1, 1.0), (1, True), (0.0, -0.0), (2, 2.0)],
+    ids=["int-float", "int-bool", "zeros", "int-float-2"],
+)
+def test_numbers_that_compare_equal_are_told_apart(pair):
+    x = torch.tensor([1, 0, -1])
+    for number in (*pair, *pair):
+        with lazy_mode():
+            y = x * number
+        expected = x * number
+        assert y.dtype == expected.dtype
+        assert torch.equal(torch.signbit(materialize(y)), torch.signbit(expected))
+
+
+def test_changing_numbers_become_run_time_inputs():
+    x = torch.randn(5)
+
+    def step(rate):
+        with lazy_mode():
+            y = x * rate + 0.5
+        assert torch.equal(materialize(y), x * rate + 0.5)
+
+    for rate in (0.1, 0.2, 0.3):
+        step(rate)
+    before, plans = n_states(), stats()["plans_built"]
+    for i in range(20):
+        step(0.3 + i / 7)
+    assert n_states() == before
+    assert stats()["plans_built"] <= plans + 1
+
+
+def test_one_varying_place_teaches_the_others():
+    xs = [torch.randn(3) for _ in range(12)]
+
+    def step(rate):
+        with lazy_mode():
+            for x in xs:
+                x.mul_(rate)
+
+    for i in range(4):
+        step(1 + i / 8)
+    before = n_states()
+    for i in range(10):
+        step(2 + i / 8)
+    assert n_states() == before
+
+
+def test_changing_list_of_numbers_is_a_run_time_input():
+    xs = [torch.ones(3), torch.ones(2)]
+
+    def step(rates):
+        with lazy_mode():
+            torch._foreach_mul_(xs, rates)
+
+    for i in range(4):
+        step([1.0 + i, 2.0 + i])
+    before = n_states()
+    step([0.5, 0.25])
+    assert n_states() == before
+    assert [x[0].item() for x in xs] == [24 * 0.5, 120 * 0.25]
+
+
+def test_tiny_cpu_arithmetic_runs_at_once():
+    step = torch.zeros(())
+    with lazy_mode():
+        step += 1
+        assert type(step) is torch.Tensor
+        assert local.trace.state is local.trace.root
+    assert step.item() == 1
+
+
+def test_a_program_that_never_repeats_goes_cold_and_stays_right():
+    x = torch.randn(3000)
+    before = local.trace.cold
+    with lazy_mode():
+        for n in range(1, 1500):
+            y = x[:n] * 2
+    assert before == 0
+    assert stats()["ops_run_cold"] > 0
+    assert torch.equal(materialize(y), x[:1499] * 2)
+
+
+def test_trie_is_bounded():
+    x = torch.randn(64)
+    for n in range(1, 60):
+        local.trace.credit = local.trace.CREDIT
+        with lazy_mode(segment_cache_size=8):
+            y = x[:n] + n
+            y.sum()
+            y * y
+    assert len(local.trace.finals.values()) <= 8
+    assert n_states() < 120
+
+
+def test_schema_cache_is_counted():
+    x = torch.randn(3)
+    with lazy_mode():
+        x + x
+    first = cache_info()["schema"]
+    with lazy_mode():
+        (x + x).exp()
+    second = cache_info()["schema"]
+    assert second.misses == first.misses + 1
+    assert second.maxsize > 0
+
+
+def test_shape_error_is_eagers_at_the_users_line():
+    with pytest.raises(RuntimeError) as eager:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    with lazy_mode(), pytest.raises(RuntimeError) as lazy:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert str(lazy.value) == str(eager.value)
+    assert lazy.traceback[0].path.name == "test_record.py"
+
+
+def test_views_of_a_leaf_with_an_offset_keep_their_own():
+    data = torch.arange(20.0)
+    for start in (3, 7, 11):
+        x = data[start : start + 4]
+        with lazy_mode():
+            y = x.view(2, 2)[1]
+            assert y.storage_offset() == start + 2
+        assert y.tolist() == [start + 2, start + 3]
+
+
+def test_threads_record_apart():
+    x = torch.ones(100)
+    results = {}
+
+    def work(n):
+        with lazy_mode():
+            y = x
+            for _ in range(n):
+                y = y + 1
+        results[n] = y.sum().item()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: 100.0 * (n + 1) for n in range(1, 9)}
+
+
+def test_value_pending_in_another_thread_is_computed():
+    x = wrap(torch.ones(3))
+    y = x + 1
+    seen = []
+
+    def read():
+        seen.append((y * 2).tolist())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert seen == [[4.0] * 3]
+    assert not is_pending(y)

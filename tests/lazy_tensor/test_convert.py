@@ -1,0 +1,173 @@
+import copy
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+
+from lazy_tensor import LazyTensor, is_lazy, is_pending, materialize, unwrap, wrap
+
+
+def test_wrap_of_something_else_says_what_it_takes():
+    with pytest.raises(TypeError, match=r"wrap\(\): x is a list; it takes a torch.Tensor"):
+        wrap([1])
+
+
+def test_lazy_tensor_is_not_made_by_calling_it():
+    with pytest.raises(TypeError, match=r"use lazy_tensor.wrap"):
+        LazyTensor(torch.ones(2))
+
+
+def test_tied_weights_stay_tied():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+    model = wrap(Tied())
+    assert model.head.weight is model.embedding.weight
+    assert len(list(model.parameters())) == 1
+
+
+def test_gradients_are_wrapped_too():
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    expected = model.weight.grad.clone()
+    wrap(model)
+    assert is_lazy(model.weight.grad)
+    model(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(materialize(model.weight.grad), expected * 2)
+
+
+def test_wrap_refuses_a_parameter_with_a_weak_reference():
+    model = torch.nn.Linear(2, 2)
+    reference = weakref.ref(model.weight)
+    with pytest.raises(RuntimeError, match="weak reference, so it can't change in place"):
+        wrap(model)
+    assert reference() is model.weight
+
+
+def test_materialized_copy_does_not_follow_later_writes():
+    x = wrap(torch.ones(3))
+    copied = materialize(x)
+    x.add_(1)
+    assert copied.tolist() == [1.0] * 3
+    copied.mul_(7)
+    assert x.tolist() == [2.0] * 3
+
+
+def test_materialize_keeps_the_tree():
+    tree = {"a": [wrap(torch.ones(1)) + 1, 3], "b": (None, "text")}
+    result = materialize(tree)
+    assert type(result["a"][0]) is torch.Tensor
+    assert (result["a"][0].item(), result["a"][1], result["b"]) == (2.0, 3, (None, "text"))
+
+
+def test_plain_input_changed_later_outside_the_mode_is_read_as_it_was():
+    x = torch.ones(3)
+    y = wrap(torch.ones(3)) + x
+    x.zero_()
+    z = wrap(torch.ones(3)) + x
+    assert y.tolist() == [2.0] * 3
+    assert z.tolist() == [1.0] * 3
+
+
+def test_array_that_shares_an_input_is_read_as_it_was():
+    array = torch.ones(3).numpy()
+    x = torch.from_numpy(array)
+    y = wrap(torch.ones(3)) + x
+    array[:] = 5
+    assert y.tolist() == [2.0] * 3
+
+
+def test_write_to_a_plain_tensor_outside_the_mode_happens_at_once():
+    x = torch.zeros(3)
+    x.add_(wrap(torch.ones(3)) * 2)
+    assert x.tolist() == [2.0] * 3
+
+
+def test_numpy_shares_memory_and_later_reads_see_writes_through_it():
+    x = wrap(torch.zeros(3))
+    array = x.numpy()
+    y = x + 1
+    array[:] = 7
+    assert y.tolist() == [1.0] * 3
+    assert (x + 1).tolist() == [8.0] * 3
+
+
+def test_is_pending_is_true_for_a_pending_write():
+    x = wrap(torch.zeros(3))
+    assert not is_pending(x)
+    y = x + 1
+    assert not is_pending(x)
+    x[0:1].add_(1)
+    assert is_pending(x)
+    assert x.tolist() == [1.0, 0.0, 0.0]
+    assert not is_pending(y)
+
+
+def test_repr_looks_like_a_tensor():
+    x = torch.tensor([1.0, 2.0])
+    assert repr(wrap(x) + 1) == repr(x + 1)
+    p = torch.nn.Parameter(x.clone())
+    expected = repr(p), repr(p * 2)
+    p = wrap(torch.nn.ParameterList([p]))[0]
+    assert (repr(p), repr(p * 2)) == expected
+    assert f"{wrap(torch.tensor(1.5)):.3f}" == "1.500"
+
+
+def test_deepcopy_pickle_and_save_give_the_value():
+    model = wrap(torch.nn.Linear(3, 2))
+    twin = copy.deepcopy(model)
+    assert is_lazy(twin.weight)
+    assert isinstance(twin.weight, torch.nn.Parameter)
+    assert twin.weight is not model.weight
+    expected = materialize(model.weight)
+    assert torch.equal(materialize(twin.weight), expected)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert type(loaded.weight) is torch.nn.Parameter
+    assert torch.equal(loaded.weight, expected)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    assert torch.equal(torch.load(file)["weight"], expected)
+
+
+def test_load_state_dict_into_wrapped_module():
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    wrap(model).load_state_dict(other.state_dict())
+    assert torch.equal(materialize(model.weight), other.weight)
+
+
+def test_unwrap_shares_memory():
+    x = torch.ones(3)
+    lazy = wrap(x)
+    lazy.add_(1)
+    plain = unwrap(lazy)
+    assert plain.tolist() == [2.0] * 3
+    assert x.data_ptr() == plain.data_ptr()
+
+
+def test_resize_and_transpose_in_place_follow():
+    x = wrap(torch.arange(6.0).reshape(2, 3))
+    x.t_()
+    assert x.shape == (3, 2)
+    assert x.tolist() == [[0, 3], [1, 4], [2, 5]]
+    x.unsqueeze_(0)
+    assert x.shape == (1, 3, 2)
+    y = wrap(torch.ones(2))
+    y.resize_(4)
+    assert y.shape == (4,)
+    assert y[:2].tolist() == [1, 1]
+
+
+def test_a_metadata_change_leaves_aliases_alone():
+    x = wrap(torch.zeros(2, 3))
+    y = x.detach()
+    y.t_()
+    assert (x.shape, y.shape) == ((2, 3), (3, 2))
+    y[2, 1] = 4
+    assert x[1, 2].item() == 4
