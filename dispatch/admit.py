@@ -45,11 +45,29 @@ def flush_foreign(trace: Trace, other: Trace) -> None:
 
 def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; None, or why the call must run now (nothing is changed)."""
-    tensors = list(request.tensors())
-    reason = _reason_to_run_now(trace, request, tensors)
-    if reason is not None:
-        return reason
-    for tensor in tensors:
+    newcomers: list[torch.Tensor] = []
+    is_tiny = bool(request.tensors)
+    for tensor in request.tensors:
+        if type(tensor) is host.tensor_class:
+            slot = tensor._value.slot  # type: ignore[attr-defined]
+            if slot is not None and slot.trace is trace:
+                is_tiny = False
+                continue
+            reason = _reason_against_lazy(trace, tensor)
+        elif id(tensor) in trace.leaf_slots:
+            is_tiny = False
+            continue
+        else:
+            reason = _reason_against_plain(tensor, request.in_mode)
+        if reason is not None:
+            return reason
+        newcomers.append(tensor)
+        is_tiny = is_tiny and not tensor.dim() and tensor.is_cpu
+    if is_tiny:
+        return "all arguments are computed 0-dim CPU tensors"
+    if not request.in_mode and any(is_plain(t) for t in request.written()):
+        return "a plain tensor is written outside lazy_mode"
+    for tensor in newcomers:
         if slot_of(trace, tensor) is None or _is_outdated(trace, tensor):
             enter(trace, tensor, request.in_mode)
     return None
@@ -61,29 +79,20 @@ def _is_outdated(trace: Trace, tensor: torch.Tensor) -> bool:
     return version is not None and (tensor.is_inference() or tensor._version != version)
 
 
-def _reason_to_run_now(
-    trace: Trace, request: Request, tensors: list[torch.Tensor]
-) -> str | None:
-    lazy_class = host.tensor_class
-    is_tiny = bool(tensors)
-    for tensor in tensors:
-        is_lazy = type(tensor) is lazy_class
-        if not (is_lazy or (is_plain(tensor) and is_recordable(tensor))):
-            return f"an argument is a {type(tensor).__name__} that traces don't hold"
-        if is_lazy:
-            failure = tensor._value.failure  # type: ignore[attr-defined]
-            if failure is not None:
-                raise failure
-            if tensor._value.exposed and tensor._value.slot is None:  # type: ignore[attr-defined]
-                return "memory of an argument was handed out"
-        elif id(tensor) not in trace.leaf_slots and not _is_private(tensor, request.in_mode):
-            return "an argument's memory belongs to somebody else"
-        if tensor.dim() or tensor.device.type != "cpu" or slot_of(trace, tensor) is not None:
-            is_tiny = False
-    if is_tiny:
-        return "all arguments are computed 0-dim CPU tensors"
-    if not request.in_mode and any(is_plain(t) for t in request.written()):
-        return "a plain tensor is written outside lazy_mode"
+def _reason_against_lazy(trace: Trace, tensor: torch.Tensor) -> str | None:
+    """Why a computed lazy tensor can't enter; raises what kept it from being computed."""
+    slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
+    value = tensor._value  # type: ignore[attr-defined]
+    if value.failure is not None:
+        raise value.failure
+    return "memory of an argument was handed out" if value.exposed else None
+
+
+def _reason_against_plain(tensor: torch.Tensor, in_mode: bool) -> str | None:
+    if not (is_plain(tensor) and is_recordable(tensor)):
+        return f"an argument is a {type(tensor).__name__} that traces don't hold"
+    if not _is_private(tensor, in_mode):
+        return "an argument's memory belongs to somebody else"
     return None
 
 
@@ -94,7 +103,7 @@ def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
     """
     if not in_mode or type(tensor) is torch.nn.Parameter:
         return True
-    return tensor.untyped_storage().resizable()
+    return torch_private.is_resizable(tensor)
 
 
 def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
@@ -139,7 +148,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
 def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as it is now, by copy-on-write; by a copy if an array or a file shares its memory."""
     with torch_private.no_dispatch(), torch_private.below_autograd():
-        if tensor.untyped_storage().resizable():
+        if torch_private.is_resizable(tensor):
             return torch_private.lazy_clone(tensor)
         return tensor.clone()
 

@@ -81,9 +81,7 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     _account(pending, cause, where, perf_counter() - start, shown)
 
 
-def _run(
-    trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ...]
-) -> Plan | None:
+def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
     plan = _plan_of(pending, live)
     run: Callable[..., Any]
     if plan is None:
@@ -240,9 +238,7 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, plan: Plan
         value.slot = None
 
 
-def _account(
-    pending: Pending, cause: str, where: str, seconds: float, plan: Plan | None
-) -> None:
+def _account(pending: Pending, cause: str, where: str, seconds: float, plan: Plan | None) -> None:
     STATS.counts["ops"] += pending.state.n_ops
     STATS.counts["flushes"] += 1
     STATS.counts["segments"] += len(plan.fusions) if plan else 0

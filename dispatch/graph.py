@@ -120,8 +120,12 @@ def without_repeats(graph: Graph) -> Graph:
         key = (node.facts.op, node.args, _kinds(node.args), node.kwargs, reads)
         first = seen.get(key)
         roots = {graph.root[slot] for slot in node.outs if slot is not None}
-        can_merge = bool(node.outs) and not node.writes and not (
-            roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
+        can_merge = (
+            bool(node.outs)
+            and not node.writes
+            and not (
+                roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
+            )
         )
         if first and can_merge and last_use[first[0]] >= position - NEAR:
             renamed.update(

@@ -22,7 +22,6 @@ from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.segment import Ref, TensorSpec
 
 PROPAGATION_COST = 8  # in units of a state made: 60 us against 8
-GenericKey = tuple[Any, ...]
 
 
 def cut_if_full(trace: Trace) -> None:
@@ -37,44 +36,36 @@ def cut_if_full(trace: Trace) -> None:
         flush(trace, "max_pending_bytes", quiet=True)
 
 
-def _generic_key(trace: Trace, request: Request) -> tuple[GenericKey, list[complex]]:
-    numbers = Numbering()
-    args, kwargs = request.mapped(lambda tensor: slot_of(trace, tensor), numbers)
-    return (request.op._op, args, kwargs), numbers.scalars
-
-
-def generic_child(trace: Trace, request: Request) -> State | None:
-    """The next state at a place that takes numbers at run time; notes the call's numbers."""
-    key, scalars = _generic_key(trace, request)
-    generic = trace.state.generic
-    state = generic.get(key) if generic else None
-    if state is not None:
-        trace.scalars += scalars
-    return state
-
-
-def grow(trace: Trace, request: Request, key: tuple[Any, ...]) -> State | str:
+def grow(
+    trace: Trace,
+    request: Request,
+    key: tuple[Any, ...],
+    generic_key: tuple[Any, ...],
+    numbers: list[complex],
+) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
-    generic_key, scalars = _generic_key(trace, request)
-    parent = trace.state
-    if scalars and parent.generic and generic_key in parent.generic:
-        trace.scalars += scalars
-        return parent.generic[generic_key]
     outcome = _outcome(trace, request)
     if outcome.runs_now is not None:
         return outcome.runs_now
-    is_generic = bool(scalars) and _varies(trace, parent, request, generic_key)
-    state = _new_state(trace, request, outcome, generic_key if is_generic else key, is_generic)
+    parent = trace.state
+    is_generic = bool(numbers) and _varies(trace, parent, request, generic_key)
+    state = _new_state(
+        trace,
+        request,
+        outcome,
+        generic_key if is_generic else key,
+        len(numbers) if is_generic else 0,
+    )
     if is_generic:
         parent.generic = parent.generic or {}
         parent.generic[generic_key] = state
-        trace.scalars += scalars
+        trace.scalars += numbers
     else:
         parent[key] = state
     return state
 
 
-def _varies(trace: Trace, parent: State, request: Request, key: GenericKey) -> bool:
+def _varies(trace: Trace, parent: State, request: Request, key: tuple[Any, ...]) -> bool:
     """Whether this place has seen the same call with other numbers, or such calls varied elsewhere."""
     signature = (request.op, request.mapped(lambda _: None, Numbering()))
     parent.seen = parent.seen or set()
@@ -105,16 +96,16 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
 
 
 def _new_state(
-    trace: Trace, request: Request, outcome: Outcome, key: tuple[Any, ...], is_generic: bool
+    trace: Trace, request: Request, outcome: Outcome, key: tuple[Any, ...], n_numbers: int
 ) -> State:
+    """The state for a call with `n_numbers` run-time numbers (0: all are static)."""
     facts, parent = request.facts, trace.state
-    refs = scalar_refs(parent.n_scalars) if is_generic else None
+    refs = scalar_refs(parent.n_scalars) if n_numbers else None
     args, kwargs = request.mapped(lambda tensor: Ref(_index(trace, tensor)), refs)
     state = State(parent, key, None)
     state.n_ops += 1
-    if is_generic:
-        state.n_scalars = parent.n_scalars + len(_numbers(request))
-    viewed = next(request.tensors(), None) if facts.is_view else None
+    state.n_scalars += n_numbers
+    viewed = next(iter(request.tensors), None) if facts.is_view else None
     state.step = node = Node(
         facts=facts,
         args=args,
@@ -135,12 +126,6 @@ def _new_state(
     if (state.rebase or state.closes) and state.kind in (ONE, SELF):
         state.kind += SLOW
     return state
-
-
-def _numbers(request: Request) -> list[complex]:
-    numbers = Numbering()
-    request.mapped(lambda _: None, numbers)
-    return numbers.scalars
 
 
 def _index(trace: Trace, tensor: torch.Tensor) -> int:

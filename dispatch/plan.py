@@ -54,7 +54,9 @@ class Plan:
 class Planner:
     """Emits a plan's steps, making each view where it is first needed."""
 
-    def __init__(self, graph: Graph, scalars: Sequence[complex], fusible: Fusibility | None) -> None:
+    def __init__(
+        self, graph: Graph, scalars: Sequence[complex], fusible: Fusibility | None
+    ) -> None:
         self.graph = graph
         self.fusible = fusible
         self.scalar_types = [type(scalar) for scalar in scalars]
@@ -100,9 +102,9 @@ class Planner:
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
         assert self.fusible is not None
-        segment, inputs, scalars, outputs = Segmenter(
-            self.graph, self.fusible, self.users
-        ).build(unit.nodes, self.scalar_types)
+        segment, inputs, scalars, outputs = Segmenter(self.graph, self.fusible, self.users).build(
+            unit.nodes, self.scalar_types
+        )
         for slot in inputs:
             self._need(slot)
         fusion = fusion_of(segment)

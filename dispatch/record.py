@@ -15,39 +15,14 @@ from torch._ops import OpOverload
 from lazy_tensor.dispatch import admit, grow, run_now, settings, special
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.keys import ABSENT, PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
 from lazy_tensor.dispatch.torch_private import make_wrapper
-from lazy_tensor.dispatch.trace import ALIAS, KIND_MASK, NOTHING, ONE, SELF, Slot, State, Trace, Value
+from lazy_tensor.dispatch.trace import ALIAS, KIND_MASK, NOTHING, ONE, SELF, State, Trace, Value
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
-
-
-class _Absent:
-    """In a key: a tensor that the trace doesn't know yet, so that no state matches."""
-
-
-ABSENT = _Absent()
-TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
-
-
-def key_part(plain_slots: dict[int, Slot], tensor_class: type, argument: Any) -> Any:
-    """What of an argument the key needs: a slot, or the static value with its type."""
-    kind = type(argument)
-    if kind is tensor_class:
-        return argument._value.slot or ABSENT
-    if kind is Tensor or kind is Parameter:
-        return plain_slots.get(id(argument), ABSENT)
-    if kind is list or kind is tuple:
-        return tuple([key_part(plain_slots, tensor_class, item) for item in argument])
-    if kind is float:
-        return (float, argument) if argument else (float, str(argument))
-    if kind is bool:
-        return TRUE if argument else FALSE
-    if kind is complex:
-        return (complex, str(argument))
-    return argument
 
 
 def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
@@ -135,15 +110,29 @@ def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
             meta = (meta[0], meta[1], moved, *meta[3:])
         return wrapper(meta, value)
 
+    def generic_child(
+        trace: Trace, slots: PlainSlots, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> State | None:
+        """The next state at a place that takes numbers at run time; notes the call's numbers."""
+        generic = trace.state.generic
+        if not generic:
+            return None
+        key, numbers = generic_key(slots, tensor_class, func, args, kwargs)
+        state = generic.get(key)
+        if state is not None:
+            trace.scalars += numbers
+        return state
+
     def miss(
         owner: Any, trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
-        request = Request(owner, func, args, kwargs)
-        if trace.state.generic and (state := grow.generic_child(trace, request)):
+        state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
+        if state is not None:
             return follow(trace, state, args)
+        request = Request(owner, func, args, kwargs)
         if not isinstance(func, OpOverload):
-            return run_now.run(trace, request, "a higher-order op")
+            return run_now.run_higher_order(trace, request)
         grow.cut_if_full(trace)
         if trace.cold:
             return run_now.run_cold(trace, request)
@@ -158,12 +147,16 @@ def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
         if reason is not None:
             return run_now.run(trace, request, reason)
         slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
-        key = (func._op, *(key_part(slots, tensor_class, a) for a in args))
-        for name, argument in kwargs.items():
-            key += (name, key_part(slots, tensor_class, argument))
-        state = trace.state.get(key) or grow.grow(trace, request, key)
-        if isinstance(state, str):
-            return run_now.run(trace, request, state)
+        state = generic_child(trace, slots, func, args, kwargs)
+        if state is None:
+            key = exact_key(slots, tensor_class, func, args, kwargs)
+            state = trace.state.get(key)
+        if state is None:
+            numbers = generic_key(slots, tensor_class, func, args, kwargs)
+            grown = grow.grow(trace, request, key, *numbers)
+            if isinstance(grown, str):
+                return run_now.run(trace, request, grown)
+            state = grown
         result = follow(trace, state, args)
         if state.closes:
             flush(trace, "segment closed", quiet=True)

@@ -6,8 +6,7 @@ argument templates of a node. Used where no state knew the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,18 +16,28 @@ from lazy_tensor.dispatch.schema import OpFacts, facts_of
 from lazy_tensor.kernels.segment import ScalarRef
 
 
-@dataclass(slots=True)
 class Request:
-    """A call that no state knew. `in_mode`: it came through `lazy_mode`, else through a LazyTensor."""
+    """A call that no state knew.
 
-    owner: Any
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    `in_mode`: it came through `lazy_mode`, else through a LazyTensor. `tensors` are all those among
+    the arguments, in order, repeats included.
+    """
 
-    @property
-    def in_mode(self) -> bool:
-        return not isinstance(self.owner, type)
+    __slots__ = ("args", "in_mode", "kwargs", "op", "owner", "tensors")
+
+    def __init__(
+        self, owner: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.owner = owner
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.in_mode = not isinstance(owner, type)
+        self.tensors: list[torch.Tensor] = []
+        for argument in args:
+            _collect(argument, self.tensors)
+        for argument in kwargs.values():
+            _collect(argument, self.tensors)
 
     @property
     def facts(self) -> OpFacts:
@@ -43,16 +52,12 @@ class Request:
                 return self.args[position] if position < len(self.args) else default
         return default
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor among the arguments, in order, repeats included."""
-        for argument in (*self.args, *self.kwargs.values()):
-            yield from _tensors_in(argument)
-
-    def written(self) -> Iterator[torch.Tensor]:
+    def written(self) -> list[torch.Tensor]:
         """The tensors that the op writes."""
+        found: list[torch.Tensor] = []
         for label in self.facts.writes:
-            argument = self.labelled(label)
-            yield from _tensors_in(argument)
+            _collect(self.labelled(label), found)
+        return found
 
     def labelled(self, label: int | str) -> Any:
         if isinstance(label, str):
@@ -77,12 +82,12 @@ class Request:
         return args, kwargs
 
 
-def _tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+def _collect(argument: Any, found: list[torch.Tensor]) -> None:
     if isinstance(argument, torch.Tensor):
-        yield argument
+        found.append(argument)
     elif isinstance(argument, (list, tuple)):
         for item in argument:
-            yield from _tensors_in(item)
+            _collect(item, found)
 
 
 def _mapped(
@@ -120,5 +125,3 @@ def scalar_refs(first: int) -> Callable[[Any], ScalarRef]:
         return ScalarRef(count - 1)
 
     return next_ref
-
-

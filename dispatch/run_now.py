@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import host, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
@@ -27,12 +28,21 @@ PLAIN_RESULT = frozenset({
 
 def run(trace: Trace, request: Request, reason: str) -> Any:
     """The call's result, computed now. `reason` is counted and shown."""
-    STATS.fallbacks[f"{request.op}: {reason}"] += 1
-    tensors = list(request.tensors())
-    if sees_pending(trace, tensors):
+    STATS.fallbacks[request.op, reason] += 1
+    if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
-    all_plain = all(is_plain(tensor) for tensor in tensors)
-    return _run(trace, request, wraps=not (all_plain and (reason in PLAIN_RESULT)))
+    if not all(is_plain(tensor) for tensor in request.tensors):
+        return _run(trace, request, wraps=True)
+    result = request.op(*request.args, **request.kwargs)
+    return result if reason in PLAIN_RESULT else _returned(result, {}, True)
+
+
+def run_higher_order(trace: Trace, request: Request) -> Any:
+    """A higher-order op's result (`torch.cond`, flex attention) on computed values."""
+    if sees_pending(trace, request.tensors):
+        flush(trace, str(request.op))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _data, (request.args, request.kwargs))
+    return _returned(request.op(*args, **kwargs), {}, True)
 
 
 def run_cold(trace: Trace, request: Request) -> Any:
@@ -41,10 +51,9 @@ def run_cold(trace: Trace, request: Request) -> Any:
     if trace.cold == 0:
         trace.credit = Trace.CREDIT // 10
     STATS.counts["ops_run_cold"] += 1
-    tensors = list(request.tensors())
-    if trace.state is not trace.root and sees_pending(trace, tensors):
+    if trace.state is not trace.root and sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
-    if request.in_mode and all(is_plain(tensor) for tensor in tensors):
+    if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
         return request.op(*request.args, **request.kwargs)
     return _run(trace, request, wraps=not request.in_mode)
 
@@ -135,7 +144,11 @@ def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any
     if isinstance(result, torch.Tensor):
         if id(result) in lazy_of:
             return lazy_of[id(result)]
-        return host.concrete(result) if wraps and is_recordable(result) and is_plain(result) else result
+        return (
+            host.concrete(result)
+            if wraps and is_recordable(result) and is_plain(result)
+            else result
+        )
     if isinstance(result, (list, tuple)):
         items = [_returned(item, lazy_of, wraps) for item in result]
         return items if isinstance(result, list) else tuple(items)

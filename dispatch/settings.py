@@ -50,8 +50,14 @@ class Settings:
             if getattr(self, name) not in allowed:
                 options = ", ".join(repr(choice) for choice in allowed)
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {options}")
-        for name in ("segment_cache_size", "schema_cache_size", "sharding_cache_size",
-                     "max_segment_ops", "max_pending_bytes", "compile_threshold"):
+        for name in (
+            "segment_cache_size",
+            "schema_cache_size",
+            "sharding_cache_size",
+            "max_segment_ops",
+            "max_pending_bytes",
+            "compile_threshold",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at least 1")
         for name in ("remat_interval", "verify_every"):

@@ -33,7 +33,7 @@ def _same(trace: Trace, request: Request) -> Handled:
 
 def _decompose(trace: Trace, request: Request) -> Handled:
     """Ops that autograd would have taken apart, seen whole under `torch.inference_mode()`."""
-    if request.facts.is_out or not all(is_recordable(t) for t in request.tensors()):
+    if request.facts.is_out or not all(is_recordable(t) for t in request.tensors):
         return _now(trace, request)
     trace.busy = False
     if not request.in_mode:
@@ -111,7 +111,7 @@ def _dropout(trace: Trace, request: Request) -> Handled:
 
 
 def _index(trace: Trace, request: Request) -> Handled:
-    masks = (t for t in list(request.tensors())[1:] if t.dtype in (torch.bool, torch.uint8))
+    masks = (t for t in request.tensors[1:] if t.dtype in (torch.bool, torch.uint8))
     return _now(trace, request) if any(True for _ in masks) else RECORD_IT
 
 

@@ -29,7 +29,7 @@ class Stats:
 
     counts: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
-    fallbacks: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[tuple[object, str]] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 

@@ -45,9 +45,18 @@ __all__ = [
 ]
 
 
+# The method itself: `lazy_mode` replaces `Tensor.untyped_storage` by one that flushes.
+_storage: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that two tensors share while they live if they share a storage."""
-    return tensor.untyped_storage()._cdata
+    return _storage(tensor)._cdata
+
+
+def is_resizable(tensor: torch.Tensor) -> bool:
+    """Whether torch alone owns the tensor's memory: not an array, a file or another process."""
+    return _storage(tensor).resizable()
 
 
 def is_composite(op: OpOverload) -> bool:

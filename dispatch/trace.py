@@ -237,7 +237,7 @@ def _prune(_: int, state: State) -> None:
     """Cut `state`'s path from the trie, up to where another path needs it."""
     state.plans = None
     current: State = state
-    while current.parent is not None and not (current or current.generic or current.plans):
+    while current.parent is not None and not (len(current) or current.generic or current.plans):
         parent = current.parent
         for children in (parent, parent.generic or {}):
             if children.get(current.key) is current:

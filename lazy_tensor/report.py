@@ -51,7 +51,7 @@ def stats() -> dict[str, Any]:
     counts.update(STATS.counts)
     counts.update(flush.compiler().counters.snapshot())
     counts["flush_causes"] = dict(STATS.causes)
-    counts["fallbacks"] = dict(STATS.fallbacks)
+    counts["fallbacks"] = {f"{op}: {why}": n for (op, why), n in STATS.fallbacks.items()}
     counts["flush_s"] = STATS.seconds["flush_s"]
     return counts
 

@@ -13,7 +13,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, 2, dropout=0.1, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         h = self.norm(x)
@@ -50,7 +52,7 @@ OPTIMIZERS = {
 }
 
 
-def train(model, optimizer, data, n_steps=5, clip=True):
+def train(model, optimizer, data, n_steps=10, clip=True):
     x, y = data
     torch.manual_seed(1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
