@@ -32,6 +32,8 @@ NUMBERS = frozenset({float, int, complex})
 def key_part(plain_slots: PlainSlots, tensor_class: type, argument: Any) -> Any:
     """What of an argument the key needs: a slot, or the static value with its type."""
     kind = type(argument)
+    if kind is int:
+        return argument
     if kind is tensor_class:
         return argument._value.slot or ABSENT
     if kind is Tensor or kind is Parameter:

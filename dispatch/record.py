@@ -40,22 +40,29 @@ def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
         if trace.claimed:
             traces.wait_until_released(trace)
         try:
-            key = [func._op]
-            for argument in args:
-                kind = type(argument)
-                if kind is tensor_class:
-                    key.append(argument._value.slot)
-                elif kind is int:
-                    key.append(argument)
-                elif kind is Tensor or kind is Parameter:
-                    key.append(trace.leaf_slots.get(id(argument), ABSENT))
+            if len(args) == 2 and not kwargs:
+                first, second = args
+                if type(first) is tensor_class:
+                    first = first._value.slot
                 else:
-                    key.append(key_part(trace.leaf_slots, tensor_class, argument))
-            if kwargs:
-                for name, argument in kwargs.items():
-                    key.append(name)
-                    key.append(key_part(trace.leaf_slots, tensor_class, argument))
-            state = trace.state.get(tuple(key))
+                    first = key_part(trace.leaf_slots, tensor_class, first)
+                if type(second) is tensor_class:
+                    second = second._value.slot
+                else:
+                    second = key_part(trace.leaf_slots, tensor_class, second)
+                state = trace.state.get((func._op, first, second))
+            else:
+                key = [func._op]
+                for argument in args:
+                    if type(argument) is tensor_class:
+                        key.append(argument._value.slot)
+                    else:
+                        key.append(key_part(trace.leaf_slots, tensor_class, argument))
+                if kwargs:
+                    for name, argument in kwargs.items():
+                        key.append(name)
+                        key.append(key_part(trace.leaf_slots, tensor_class, argument))
+                state = trace.state.get(tuple(key))
             if state is None:
                 return miss(owner, trace, func, args, kwargs or {})
             kind = state.kind
