@@ -24,6 +24,7 @@ class Rule(Enum):
     ALIAS = "another handle on the same value"
     NOW = "flush, then run it"
     DECOMPOSE = "record what it is made of"
+    RESOLVED = "record the op that computes what this one only marks"
     SAME = "hand the argument back"
     DRAW = "draw the random numbers now, into memory of the argument's shape"
     DRAW_INTO = "draw the random numbers now, record a copy into the argument"
@@ -41,6 +42,11 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_dropout.default: Rule.DROPOUT,
     # Their shape depends on values, which their tags don't say.
     aten._pack_padded_sequence.default: Rule.NOW,
+    aten._embedding_bag.default: Rule.NOW,
+    aten._embedding_bag_forward_only.default: Rule.NOW,
+    # A wrapper can't carry the conjugate or negative bit that these only set.
+    aten._conj.default: Rule.RESOLVED,
+    aten._neg_view.default: Rule.RESOLVED,
     # They only reserve or describe memory.
     aten.pin_memory.default: Rule.NOW,
     aten._pin_memory.default: Rule.NOW,
@@ -71,7 +77,8 @@ for _packet in (
         RULES[getattr(aten, _packet).default] = Rule.IF_NO_DROPOUT
 
 
-def _rule_from_schema(facts: OpFacts) -> Rule:
+def rule_from_schema(facts: OpFacts) -> Rule:
+    """The rule that the op's schema and tags give."""
     runs_now = (
         facts.is_random
         or facts.is_data_dependent
@@ -90,5 +97,5 @@ def rule_of(op: OpOverload) -> Rule:
     found = RULES.get(op)
     if found is None:
         composite = torch_private.is_composite(op)
-        found = Rule.DECOMPOSE if composite else _rule_from_schema(facts_of(op))
+        found = Rule.DECOMPOSE if composite else rule_from_schema(facts_of(op))
     return found

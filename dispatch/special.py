@@ -15,7 +15,7 @@ from lazy_tensor.dispatch.admit import admit, is_plain, slot_of, value_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
-from lazy_tensor.dispatch.rules import Rule
+from lazy_tensor.dispatch.rules import Rule, rule_from_schema
 from lazy_tensor.dispatch.trace import ALIAS, State, Trace
 
 Handled = tuple[bool, Any]
@@ -33,6 +33,8 @@ def _same(trace: Trace, request: Request) -> Handled:
 
 def _decompose(trace: Trace, request: Request) -> Handled:
     """Ops that autograd would have taken apart, seen whole under `torch.inference_mode()`."""
+    if any(torch_private.has_own_kernel(request.op, t.device) for t in request.tensors):
+        return HANDLERS[rule_from_schema(request.facts)](trace, request)
     if request.facts.is_out or not all(is_recordable(t) for t in request.tensors):
         return _now(trace, request)
     trace.busy = False
@@ -71,6 +73,16 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
     state.kind, state.meta = ALIAS, meta
     trace.state[key] = state
     trace.state = state
+
+
+RESOLVED = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+
+
+def _resolved(trace: Trace, request: Request) -> Handled:
+    return True, record_again(request, RESOLVED[request.op], *request.args)
 
 
 def _blank(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,10 +141,12 @@ def record_again(request: Request, op: Any, *args: Any) -> Any:
 
 
 HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
+    Rule.RECORD: lambda trace, request: RECORD_IT,
     Rule.NOW: _now,
     Rule.SAME: _same,
     Rule.DECOMPOSE: _decompose,
     Rule.ALIAS: _alias,
+    Rule.RESOLVED: _resolved,
     Rule.DRAW: _draw,
     Rule.DRAW_INTO: _draw_into,
     Rule.DROPOUT: _dropout,

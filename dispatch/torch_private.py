@@ -60,12 +60,18 @@ def is_resizable(tensor: torch.Tensor) -> bool:
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether autograd would have decomposed `op` above the device's kernels.
+    """Whether `op` has an implementation in terms of other ops, for devices without their own.
 
-    Such ops reach a dispatch mode only under `torch.inference_mode()`; see
+    On those it reaches a dispatch mode only under `torch.inference_mode()`; see
     `autograd_would_have_decomposed` in torch/utils/_python_dispatch.py.
     """
     return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+
+
+def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
+    """Whether `op` has a kernel for the device itself, which autograd then doesn't take apart."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
 _fake_mode: FakeTensorMode | None = None
