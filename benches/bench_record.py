@@ -1,7 +1,7 @@
 """What recording costs: one `add`, and the mix of ops of the demo's training step.
 
-The floor is a tensor subclass whose `__torch_dispatch__` does nothing but make the output wrapper, as
-no Python recorder can do without. Recording is timed on hits, running what was recorded is not.
+The floor is a tensor subclass whose `__torch_dispatch__` does nothing but make the output wrapper,
+as no Python recorder can do without. Recording is timed on hits, running what was recorded is not.
 Writes `results/record.md`.
 """
 

@@ -1,7 +1,7 @@
 """The calls of a program, captured once and made again on tensors of any class.
 
-In: a function. Out: `Program`, whose `drive` makes the same aten calls on other leaves. Used to time
-recording alone, without autograd's engine and modules around it.
+In: a function. Out: `Program`, whose `drive` makes the same aten calls on other leaves. Used to
+time recording alone, without autograd's engine and modules around it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Program:
                     entry.kwargs[label] *= factor
 
     def drive(self, leaves: Sequence[torch.Tensor], call: Callable[..., Any] | None = None) -> None:
-        """Make all calls, on `leaves` in place of its own; `call(op, args, kwargs)` replaces them."""
+        """Make all calls on `leaves`; `call(entry, args, kwargs)` replaces each."""
         values: list[Any] = list(leaves)
         for entry in self.entries:
             args = [_filled(a, values) for a in entry.args]
@@ -91,7 +91,8 @@ class _Capture(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         is_single = isinstance(result, torch.Tensor)
-        results = [result] if is_single else list(result) if isinstance(result, (tuple, list)) else []
+        is_several = isinstance(result, (tuple, list))
+        results = [result] if is_single else list(result) if is_several else []
         self.calls.append((func, args, kwargs or {}, results, is_single))
         return result
 

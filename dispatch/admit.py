@@ -1,6 +1,7 @@
 """Whether a call's tensors can be part of a trace, and their entry into it.
 
-In: a call that no state knew. Out: each of its tensors has a slot, or the reason to run the call now.
+In: a call that no state knew. Out: each of its tensors has a slot, or the reason to run the call
+now.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ def slot_of(trace: Trace, tensor: torch.Tensor) -> Slot | None:
     """The tensor's place in `trace`; None if it has none yet."""
     if is_plain(tensor):
         return trace.leaf_slots.get(id(tensor)) or trace.snapshot_slots.get(id(tensor))
-    slot = tensor._value.slot  # type: ignore[attr-defined]
+    slot = host.value_in(tensor).slot
     if slot is not None and slot.trace is not trace:
         flush_foreign(trace, slot.trace)
         return None
-    found: Slot | None = slot
-    return found
+    return slot
 
 
 def flush_foreign(trace: Trace, other: Trace) -> None:
@@ -44,12 +44,12 @@ def flush_foreign(trace: Trace, other: Trace) -> None:
 
 
 def admit(trace: Trace, request: Request) -> str | None:
-    """Give each tensor of the call a slot; None, or why the call must run now (nothing is changed)."""
+    """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
     newcomers: list[torch.Tensor] = []
     is_tiny = bool(request.tensors)
     for tensor in request.tensors:
         if type(tensor) is host.tensor_class:
-            slot = tensor._value.slot  # type: ignore[attr-defined]
+            slot = tensor._value.slot
             if slot is not None and slot.trace is trace:
                 is_tiny = False
                 continue
@@ -82,7 +82,7 @@ def _is_outdated(trace: Trace, tensor: torch.Tensor) -> bool:
 def _reason_against_lazy(trace: Trace, tensor: torch.Tensor) -> str | None:
     """Why a computed lazy tensor can't enter; raises what kept it from being computed."""
     slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
-    value = tensor._value  # type: ignore[attr-defined]
+    value = host.value_in(tensor)
     if value.failure is not None:
         raise value.failure
     return "memory of an argument was handed out" if value.exposed else None
@@ -111,7 +111,9 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
     size, stride, offset, dtype, device = meta_of(tensor)
     data = tensor
     if not is_plain(tensor):
-        data = tensor._value.data  # type: ignore[attr-defined]
+        computed = host.value_in(tensor).data
+        assert computed is not None, "only computed values enter a trace"
+        data = computed
     storage = torch_private.storage_id(data)
     shares = trace.storages.get(storage)
     key = ("leaf", size, stride, bool(offset), dtype, device, shares)
@@ -138,7 +140,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
             trace.snapshot_versions[id(tensor)] = 0 if tensor.is_inference() else tensor._version
             data = _snapshot(tensor)
     else:
-        value = tensor._value  # type: ignore[attr-defined]
+        value = host.value_in(tensor)
         value.slot = slot
         trace.leaf_values.append(value)
     trace.leaves.append(data)
@@ -146,7 +148,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
 
 
 def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as it is now, by copy-on-write; by a copy if an array or a file shares its memory."""
+    """`tensor` as it is now: copy-on-write, or a copy if an array or a file shares its memory."""
     with torch_private.no_dispatch(), torch_private.below_autograd():
         if torch_private.is_resizable(tensor):
             return torch_private.lazy_clone(tensor)
@@ -156,8 +158,7 @@ def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
 def value_of(trace: Trace, tensor: torch.Tensor) -> Value:
     """The tensor's value; for a plain leaf a new one that shares its place and its memory."""
     if not is_plain(tensor):
-        found: Value = tensor._value  # type: ignore[attr-defined]
-        return found
+        return host.value_in(tensor)
     value = Value()
     value.slot = slot_of(trace, tensor)
     with torch_private.no_dispatch(), torch_private.below_autograd():

@@ -116,7 +116,7 @@ def _config() -> tuple[str, str]:
 
 
 def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
-    """The plan for a state and its live values; None the first time, when building one may not pay."""
+    """The plan for a state and its live values; None at first sight, when one may not pay."""
     state, config = pending.state, _config()
     key = (live, config)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
@@ -212,7 +212,7 @@ MAX_COLD_OPS = 1 << 17
 
 
 def _fail(pending: Pending, alive: list[Value], error: BaseException, plan: Plan | None) -> None:
-    """Keep what was computed before `error`, mark the rest failed, note where the op was recorded."""
+    """Keep what was computed, mark the rest failed, note on `error` where the op was recorded."""
     computed: dict[int, torch.Tensor] = {}
     frames = error.__traceback__
     while frames is not None:
@@ -243,7 +243,7 @@ def _account(pending: Pending, cause: str, where: str, seconds: float, plan: Pla
     STATS.counts["flushes"] += 1
     STATS.counts["segments"] += len(plan.fusions) if plan else 0
     STATS.causes[cause] += 1
-    STATS.seconds["flush_s"] += seconds
+    STATS.flush_s += seconds
     ran = tuple(f"{f.status}: {len(f.segment.calls)} ops" for f in plan.fusions) if plan else ()
     n_steps = len(plan.steps) if plan else pending.state.n_ops
     STATS.log.append(FlushRecord(cause, where, pending.state.n_ops, n_steps, ran, seconds))

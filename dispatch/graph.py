@@ -19,8 +19,9 @@ from lazy_tensor.kernels.segment import Ref, TensorSpec
 class Graph:
     """Calls in program order, and facts of the slots that they name.
 
-    `root` maps a slot to the one that owns its memory: itself, the base of a view, or the first leaf
-    of a shared storage. `live` are the slots to hand back, in the order asked for, repeats included.
+    `root` maps a slot to the one that owns its memory: itself, the base of a view, or the first
+    leaf of a shared storage. `live` are the slots to hand back, in the order asked for, repeats
+    included.
     """
 
     leaves: tuple[Leaf, ...]
@@ -104,8 +105,8 @@ def without_repeats(graph: Graph) -> Graph:
     """The graph with each repeated pure call replaced by the first one's value.
 
     Only where the first value was last used shortly before the repeat, or is used after it, so that
-    hardly a value lives longer: recomputation (`torch.utils.checkpoint`) stays what it is. Values that are written or handed back
-    keep their own memory.
+    hardly a value lives longer: recomputation (`torch.utils.checkpoint`) stays what it is. Values
+    that are written or handed back keep their own memory.
     """
     last_use = _last_uses(graph)
     written = {graph.root[slot] for node in graph.nodes for slot in node.writes}

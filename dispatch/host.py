@@ -12,18 +12,31 @@ import torch
 from lazy_tensor.dispatch.torch_private import make_wrapper
 from lazy_tensor.dispatch.trace import Value
 
-tensor_class: type[torch.Tensor] = torch.Tensor
+
+class ValueTensor(torch.Tensor):
+    """What dispatch knows of a lazy tensor: it owns a value."""
+
+    _value: Value
 
 
-def install(cls: type[torch.Tensor]) -> None:
+tensor_class: type[ValueTensor] = ValueTensor
+
+
+def value_in(tensor: torch.Tensor) -> Value:
+    """The value of a tensor of the installed class."""
+    assert isinstance(tensor, ValueTensor)
+    return tensor._value
+
+
+def install(cls: type[ValueTensor]) -> None:
     global tensor_class
     tensor_class = cls
 
 
 def new_tensor(value: Value, meta: tuple[Any, ...]) -> torch.Tensor:
     """A tensor of the installed class on `value`; `meta` as `make_wrapper` takes it."""
-    out = make_wrapper(tensor_class, *meta)
-    out._value = value  # type: ignore[attr-defined]
+    out: ValueTensor = make_wrapper(tensor_class, *meta)  # type: ignore[assignment]
+    out._value = value
     return out
 
 

@@ -30,13 +30,11 @@ def interpret(
         kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
         result = node.facts.op._op(*args, **kwargs)
         del args, kwargs
-        if node.is_single and node.outs:
-            values[node.outs[0]] = _checked(result, node, 0)
-        else:
-            for i, slot in enumerate(node.outs):
-                if slot is not None:
-                    values[slot] = _checked(result[i], node, i)
-        del result
+        results = (result,) if node.is_single else result
+        for i, slot in enumerate(node.outs):
+            if slot is not None:
+                values[slot] = _checked(results[i], node, i)
+        del result, results
         for slot in dead:
             del values[slot]
     return tuple(values[slot] for slot in graph.live)
@@ -53,7 +51,7 @@ def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
 
 
 def _checked(tensor: torch.Tensor, node: Node, i: int) -> torch.Tensor:
-    """`tensor`, laid out as its wrapper says. Some kernels choose strides their meta function doesn't."""
+    """`tensor`, laid out as its wrapper says: some kernels choose other strides than their meta."""
     spec: TensorSpec | None = node.specs[i]
     assert spec is not None
     if tensor.shape != spec.size or tensor.dtype != spec.dtype:

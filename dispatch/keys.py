@@ -1,7 +1,8 @@
 """Keys of calls: what in a call decides where it leads, as cheap hashable tuples.
 
 In: an op and its arguments. Out: the exact key, and the generic one in which numbers in arithmetic
-are replaced by their types. Every argument counts by slot (tensors) or by value and type (the rest).
+are replaced by their types. Every argument counts by slot (tensors) or by value and type (the
+rest).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class _Absent:
 
 ABSENT = _Absent()
 TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
+NONE = object()  # `record` takes a computed tensor's slot as it is, which is None
 NUMBERS = frozenset({float, int, complex})
 
 
-def key_part(plain_slots: PlainSlots, tensor_class: type, argument: Any) -> Any:
+def key_part(plain_slots: PlainSlots, tensor_class: type[Any], argument: Any) -> Any:
     """What of an argument the key needs: a slot, or the static value with its type."""
     kind = type(argument)
     if kind is int:
@@ -46,12 +48,12 @@ def key_part(plain_slots: PlainSlots, tensor_class: type, argument: Any) -> Any:
         return TRUE if argument else FALSE
     if kind is complex:
         return (complex, str(argument))
-    return argument
+    return NONE if argument is None else argument
 
 
 def exact_key(
     plain_slots: PlainSlots,
-    tensor_class: type,
+    tensor_class: type[Any],
     op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -70,7 +72,7 @@ def _number_args(op: OpOverload) -> frozenset[int | str]:
 
 def generic_key(
     plain_slots: PlainSlots,
-    tensor_class: type,
+    tensor_class: type[Any],
     op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -100,7 +102,7 @@ def generic_key(
 
 
 def _generic_list(
-    plain_slots: PlainSlots, tensor_class: type, items: Any, numbers: list[complex]
+    plain_slots: PlainSlots, tensor_class: type[Any], items: Any, numbers: list[complex]
 ) -> tuple[Any, ...]:
     parts: list[Any] = []
     for item in items:

@@ -53,8 +53,8 @@ def propagate(
 ) -> Outcome:
     """The outcome by the op's meta function.
 
-    `args` and `kwargs` name tensors as `Ref(i)` of `metas`. Where there is no answer (data-dependent,
-    no meta function, or an error that only eager may word) the op runs now.
+    `args` and `kwargs` name tensors as `Ref(i)` of `metas`. Where there is no answer
+    (data-dependent, no meta function, or an error that only eager may word) the op runs now.
     """
 
     def call(fakes: list[torch.Tensor]) -> Any:
@@ -74,10 +74,9 @@ def outcome_of(result: Any, facts: OpFacts) -> Outcome:
     if facts.returns_nothing or facts.returns_arg is not None:
         return Outcome()
     if isinstance(result, torch.Tensor):
-        results, is_single, container = [result], True, tuple
+        results, is_single = [result], True
     elif isinstance(result, (list, tuple)):
-        is_single, container = False, type(result)
-        results = list(result)
+        results, is_single = list(result), False
         if len(results) == 1 and isinstance(results[0], (list, tuple)):
             return Outcome(runs_now="returns a nested list")
     else:
@@ -86,7 +85,9 @@ def outcome_of(result: Any, facts: OpFacts) -> Outcome:
         if tensor is not None and not is_recordable(tensor):
             return Outcome(runs_now="gives a tensor that is not dense")
     outs = tuple(None if t is None else meta_of(t) for t in results)
-    return Outcome(outs=outs, is_single=is_single, container=container)
+    return Outcome(
+        outs=outs, is_single=is_single, container=list if isinstance(result, list) else tuple
+    )
 
 
 def is_recordable(tensor: Any) -> bool:

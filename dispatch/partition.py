@@ -1,7 +1,7 @@
 """Cuts a graph into units: single calls, and segments that a backend makes one kernel of.
 
-In: a `Graph` and a backend's `refuses`. Out: `Unit`s in an order that keeps every effect in place and
-stays close to the program's. Pure: no tensor data, no caches.
+In: a `Graph` and a backend's `refuses`. Out: `Unit`s in an order that keeps every effect in place
+and stays close to the program's. Pure: no tensor data, no caches.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Fusibility:
 
 
 def _takes_scalars(node: Node) -> bool:
-    """Whether each run-time scalar stands where the op does arithmetic (an `eps: float` doesn't)."""
+    """Whether run-time scalars stand only where the op does arithmetic (not as `eps: float`)."""
     schema = node.facts.op._schema.arguments
     by_name = {argument.name: argument for argument in schema}
     placed = [(schema[i], a) for i, a in enumerate(node.args)]

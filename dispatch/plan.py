@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(slots=True)
 class Plan:
-    """`function(leaves, scalars)` gives the live values in order; line `i + FIRST_LINE` is step `i`."""
+    """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`."""
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
     steps: list[Step]
@@ -72,8 +72,8 @@ class Planner:
                 self._add_segment(unit, fusion_of)
             else:
                 self._add_call(unit.nodes[0])
-        for slot in self.graph.live:
-            self._need(slot)
+        for live in self.graph.live:
+            self._need(live)
         return self._compiled()
 
     def _need(self, slot: int) -> None:
@@ -93,11 +93,11 @@ class Planner:
         args += [f"{key}={self._expression(a)}" for key, a in node.kwargs]
         code = f"{_target(node)}{name}({', '.join(args)})"
         if node.facts.op in OWN_STRIDES and node.view_of is None:
-            for slot in node.outs:
-                if slot is not None:
+            for out in node.outs:
+                if out is not None:
                     fix = self._named("restrided", restrided)
-                    stride = self._expression(self.graph.spec[slot].stride)
-                    code += f"; v{slot} = {fix}(v{slot}, {stride})"
+                    stride = self._expression(self.graph.spec[out].stride)
+                    code += f"; v{out} = {fix}(v{out}, {stride})"
         self._add(code, reads, node.outs, (node,))
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
@@ -175,7 +175,7 @@ def _target(node: Node) -> str:
 
 
 def _users(graph: Graph) -> dict[int, set[int]]:
-    """For each owner of memory the `id`s of the nodes, other than views, that name it or a view of it."""
+    """For each owner of memory the `id`s of the nodes, views left out, that use it."""
     users: dict[int, set[int]] = defaultdict(set)
     for node in graph.nodes:
         if node.view_of is None:

@@ -1,7 +1,7 @@
 """One aten op into the trace: the hot path on a hit, growth of the trie on a miss.
 
-In: what `__torch_dispatch__` gives. Out: new tensors of the class that `recorder` was made for. Calls
-`run_now` for what can't wait and `flush` when a bound is reached.
+In: what `__torch_dispatch__` gives. Out: new tensors of the class that `recorder` was made for.
+Calls `run_now` for what can't wait and `flush` when a bound is reached.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from lazy_tensor.dispatch import admit, grow, run_now, settings, special
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import flush
-from lazy_tensor.dispatch.keys import ABSENT, PlainSlots, exact_key, generic_key, key_part
+from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
 from lazy_tensor.dispatch.torch_private import make_wrapper
@@ -25,7 +25,7 @@ Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
 
 
-def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
+def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
     """The `__torch_dispatch__` that records, for a class and for modes alike.
 
     Its body is spelled out rather than shared with `key_part` and `follow`: on the hit of a
@@ -73,7 +73,7 @@ def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
             kind = state.kind
             if kind == ONE:
                 trace.state = state
-                out = make_wrapper(tensor_class, *state.meta)
+                out: Any = make_wrapper(tensor_class, *state.meta)
                 out._value = value = Value()
                 value.slot = state.slot
                 trace.values.append(value)
@@ -85,9 +85,9 @@ def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
         finally:
             trace.busy = False
 
-    def wrapper(meta: tuple[Any, ...], value: Value) -> torch.Tensor:
-        out = make_wrapper(tensor_class, *meta)
-        out._value = value  # type: ignore[attr-defined]
+    def wrapper(meta: tuple[Any, ...], value: Value) -> Any:
+        out: Any = make_wrapper(tensor_class, *meta)
+        out._value = value
         return out
 
     def follow(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
@@ -110,7 +110,7 @@ def recorder(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
 
     def fresh(
         trace: Trace, meta: tuple[Any, ...], slot: Any, rebase: tuple[int, int] | None
-    ) -> torch.Tensor:
+    ) -> Any:
         value = Value()
         value.slot = slot
         trace.values.append(value)

@@ -1,7 +1,7 @@
 """One call on its way into a trace: its arguments read once, and the tensors among them.
 
-In: the op and its arguments as torch gave them. Out: keys for the trie, for the schema cache, and the
-argument templates of a node. Used where no state knew the call.
+In: the op and its arguments as torch gave them. Out: keys for the trie, for the schema cache, and
+the argument templates of a node. Used where no state knew the call.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Request:
     def mapped(
         self, on_tensor: Callable[[torch.Tensor], Any], on_number: Callable[[Any], Any] | None
     ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-        """The arguments with tensors replaced, and numbers in arithmetic if `on_number` is given."""
+        """The arguments with tensors replaced, and numbers in arithmetic too if `on_number`."""
         numeric = self.facts.number_args if on_number else frozenset()
         args = tuple(
             _mapped(a, on_tensor, on_number if i in numeric else None)

@@ -1,7 +1,7 @@
 """Runs a call at once, on computed values: what can't be recorded, or isn't worth it.
 
-In: a call and the reason. Out: what eager execution would return, tensors as lazy ones. Flushes first
-if the call could see, or change, anything that is pending.
+In: a call and the reason. Out: what eager execution would return, tensors as lazy ones. Flushes
+first if the call could see, or change, anything that is pending.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
 
 PLAIN_RESULT = frozenset({
@@ -46,7 +47,7 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
 
 
 def run_cold(trace: Trace, request: Request) -> Any:
-    """The call's result while the trace records nothing, because the program never repeats itself."""
+    """The call's result while nothing is recorded, because the program never repeats itself."""
     trace.cold -= 1
     if trace.cold == 0:
         trace.credit = Trace.CREDIT // 10
@@ -59,10 +60,11 @@ def run_cold(trace: Trace, request: Request) -> Any:
 
 
 def compute(value: Value, cause: str = "a value is read") -> None:
-    """Run what `value` waits for, whichever thread recorded it: pending writes to its memory too."""
+    """Run what `value` waits for, pending writes too, whichever thread recorded it."""
     slot, trace = value.slot, local.trace
     if slot is None:
-        if trace.storages and torch_private.storage_id(value.data) in trace.storages:
+        data = value.data
+        if trace.storages and data is not None and storage_id(data) in trace.storages:
             flush(trace, cause)
     elif slot.trace is trace:
         flush(trace, cause)
@@ -74,14 +76,14 @@ def sees_pending(trace: Trace, tensors: list[torch.Tensor]) -> bool:
     """Whether one of `tensors` waits for its value, or shares memory with what the trace uses."""
     for tensor in tensors:
         if type(tensor) is host.tensor_class:
-            slot = tensor._value.slot  # type: ignore[attr-defined]
+            slot = tensor._value.slot
             if slot is not None:
                 if slot.trace is trace:
                     return True
                 flush_foreign(trace, slot.trace)
         elif not is_recordable(tensor):
             continue
-        if trace.storages and torch_private.storage_id(_data(tensor)) in trace.storages:
+        if trace.storages and storage_id(_data(tensor)) in trace.storages:
             return True
     return False
 
@@ -90,11 +92,11 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
     """The computed tensor behind a lazy one, any other tensor as it is."""
     if type(tensor) is not host.tensor_class:
         return tensor
-    value = tensor._value  # type: ignore[attr-defined]
+    value = tensor._value
     if value.failure is not None:
         raise value.failure
-    data: torch.Tensor = value.data
-    return data
+    assert value.data is not None, "what is pending was flushed"
+    return value.data
 
 
 def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
@@ -126,11 +128,11 @@ def _leave_aliases(tensor: torch.Tensor) -> None:
     if type(tensor) is host.tensor_class:
         value = Value()
         value.data = _data(tensor).detach()
-        tensor._value = value  # type: ignore[attr-defined]
+        tensor._value = value
 
 
 def _follow_data(tensor: torch.Tensor) -> None:
-    """Give a lazy tensor the size and strides that an op (`resize_`, `t_`, `out=`) gave its data."""
+    """Give a lazy tensor the shape that an op (`resize_`, `t_`, `out=`) gave its data."""
     if type(tensor) is not host.tensor_class:
         return
     data = _data(tensor)
@@ -140,7 +142,7 @@ def _follow_data(tensor: torch.Tensor) -> None:
 
 
 def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:
-    """`result` with arguments that come back as themselves, and new tensors made lazy if `wraps`."""
+    """`result`: arguments come back as themselves, new tensors lazy if `wraps`."""
     if isinstance(result, torch.Tensor):
         if id(result) in lazy_of:
             return lazy_of[id(result)]

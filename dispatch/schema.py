@@ -10,18 +10,19 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._C import Argument
+from torch._ops import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
     """What the schema says.
 
-    `writes` are the arguments written, by position or by keyword name. `returns_arg` is the position
-    of the written argument that comes back (`add_`); None if fresh values or nothing come back.
-    `is_view`: the results share memory with an argument that is not written.
-    `number_args` are the positions and names of arguments that may be a Python number in arithmetic.
+    `writes` are the arguments written, by position or by keyword name. `returns_arg` is the
+    position of the written argument that comes back (`add_`); None if fresh values or nothing come
+    back. `is_view`: the results share memory with an argument that is not written.
+    `number_args` are the positions and names of arguments that may be a Python number in
+    arithmetic.
     """
 
     op: OpOverload

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _CHOICES = {
     "compile": ("background", "blocking", "off"),
@@ -31,7 +31,7 @@ class Settings:
     """Every option, validated. See the README's table for what each does."""
 
     backend: str = "auto"
-    compile: str = "background"
+    compile: Literal["background", "blocking", "off"] = "background"
     cache_dir: str = dataclasses.field(default_factory=_default_cache_dir)
     segment_cache_size: int = 1024
     schema_cache_size: int = 16384
@@ -93,7 +93,7 @@ def _as_int(value: object) -> int:
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
-    "str": str, "int": _as_int, "bool": _as_bool, "frozenset[str]": _as_set
+    "int": _as_int, "bool": _as_bool, "frozenset[str]": _as_set
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def updated(settings: Settings, options: dict[str, Any], caller: str) -> Setting
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(NAMES)}"
             raise TypeError(f"{caller}: unknown option {name!r}{hint}")
         try:
-            values[name] = _CONVERT[types[name]](value)
+            values[name] = _CONVERT.get(types[name], str)(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{caller}: {name}={value!r}: {error}") from None
     return dataclasses.replace(settings, **values)

@@ -1,6 +1,7 @@
 """Calls that need more than recording: random draws, aliases, masks, composite ops.
 
-In: a call whose rule isn't `RECORD`. Out: `(True, result)`, or `(False, None)` to record it after all.
+In: a call whose rule isn't `RECORD`. Out: `(True, result)`, or `(False, None)` to record it after
+all.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _decompose(trace: Trace, request: Request) -> Handled:
 
 
 def _alias(trace: Trace, request: Request) -> Handled:
-    """`detach` and `alias`: another tensor on the same value. A computed value stays out of the trace."""
+    """`detach`, `alias`: another tensor on the same value. Computed ones stay out of the trace."""
     tensor = request.args[0]
     if not is_plain(tensor) and type(tensor) is host.tensor_class:
         meta = wrapper_arguments(meta_of(tensor))

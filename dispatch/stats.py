@@ -30,12 +30,13 @@ class Stats:
     counts: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[tuple[object, str]] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    flush_s: float = 0.0
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 
     def reset(self) -> None:
-        for counter in (self.counts, self.causes, self.fallbacks, self.seconds):
+        for counter in (self.counts, self.causes, self.fallbacks):
             counter.clear()
+        self.flush_s = 0.0
         self.log.clear()
 
 

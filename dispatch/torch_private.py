@@ -51,7 +51,8 @@ _storage: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.u
 
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that two tensors share while they live if they share a storage."""
-    return _storage(tensor)._cdata
+    number: int = _storage(tensor)._cdata
+    return number
 
 
 def is_resizable(tensor: torch.Tensor) -> bool:
@@ -107,15 +108,15 @@ def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
 
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     """Give a wrapper another wrapper's size, strides and dtype; it stays the same object."""
-    torch._C.TensorBase.data.__set__(tensor, twin)
+    torch._C.TensorBase.data.__set__(tensor, twin)  # type: ignore[attr-defined]
 
 
-def foreach_types() -> list[list[type]]:
+def foreach_types() -> tuple[Any, Any]:
     """The lists of tensor types that `torch.optim` and gradient clipping give to foreach ops."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    return [optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types]
+    return optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
 
 
 ENVIRONMENT_SETTERS = tuple(

@@ -42,10 +42,11 @@ class Slot:
 
 
 class Value:
-    """The handle that a lazy tensor owns: `slot` while a trace knows it, `data` once it is computed.
+    """The handle that a lazy tensor owns: `slot` while a trace knows it, `data` once it is
+    computed.
 
-    Several tensors own one value after `detach()`. A trace finds out which values are alive by their
-    reference counts, so nothing else may keep one.
+    Several tensors own one value after `detach()`. A trace finds out which values are alive by
+    their reference counts, so nothing else may keep one.
     """
 
     slot: Slot | None = None
@@ -72,7 +73,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A concrete tensor that enters a trace; `shares` is the earlier leaf it shares a storage with."""
+    """A concrete tensor that enters a trace; `shares` is an earlier leaf with the same storage."""
 
     slot: int
     spec: TensorSpec
@@ -82,12 +83,13 @@ class Leaf:
 class State(dict[tuple[Any, ...], "State"]):
     """A point in the trie of programs: the calls that followed, and what led here.
 
-    `meta` holds `make_wrapper`'s arguments for each output. `generic` maps keys in which numbers are
-    replaced by their types, for places that have seen several; `seen` are such keys with one child.
+    `meta` holds `make_wrapper`'s arguments for each output. `generic` maps keys in which numbers
+    are replaced by their types, for places that have seen several; `seen` are such keys with one
+    child.
     """
 
-    __slots__ = ("closes", "generic", "key", "kind", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "parent",
-                 "plans", "rebase", "seen", "slot", "step", "uses")  # fmt: skip
+    __slots__ = ("closes", "generic", "key", "kind", "meta", "n_bytes", "n_ops", "n_scalars",
+                 "n_slots", "parent", "plans", "rebase", "seen", "slot", "step")  # fmt: skip
 
     kind: int
     meta: Any
@@ -103,12 +105,11 @@ class State(dict[tuple[Any, ...], "State"]):
         self.n_scalars: int = parent.n_scalars if parent is not None else 0
         self.n_ops: int = parent.n_ops if parent is not None else 0
         self.n_bytes: int = parent.n_bytes if parent is not None else 0
-        self.plans: dict[tuple[int, ...], Any] | None = None
+        self.plans: dict[tuple[Any, ...], Any] | None = None
         self.generic: dict[tuple[Any, ...], State] | None = None
         self.seen: set[tuple[Any, ...]] | None = None
         self.rebase: tuple[int, int] | None = None
         self.closes = False
-        self.uses = 0
 
     def steps(self) -> list[Node | Leaf]:
         """What was recorded from the root to here, in program order."""
@@ -136,8 +137,8 @@ class Pending:
 class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before.
 
-    `credit` is what misses may still cost before the trace goes `cold` (ops run at once, unrecorded,
-    for that many ops): a program that never repeats itself must not pay for tracing.
+    `credit` is what misses may still cost before the trace goes `cold` (ops run at once,
+    unrecorded, for that many ops): a program that never repeats itself must not pay for tracing.
     """
 
     CREDIT = 6000
@@ -220,12 +221,11 @@ class Trace:
 
     def remember(self, state: State) -> None:
         """Note a flush at `state`; the least recently used paths leave when there are too many."""
-        state.uses += 1
         self.finals.put(id(state), state)
 
 
 MAX_STATES = 60_000
-"""States a trie may hold, about 1.2 KB each, besides the bound on its paths (`segment_cache_size`)."""
+"""States a trie may hold, about 1.2 KB each; `segment_cache_size` bounds its paths."""
 
 
 def _weight(state: State) -> float:

@@ -12,7 +12,7 @@ def _is_users(module: str) -> bool:
 
 
 def user_line() -> str:
-    """`file.py:line` of the user's call that led here; "?" if there is none (autograd's threads)."""
+    """`file.py:line` of the user's call that led here; "?" on autograd's own threads."""
     frame = sys._getframe(1)
     while frame is not None:
         if _is_users(frame.f_globals.get("__name__", "")):

@@ -1,4 +1,4 @@
-"""`wrap`, `unwrap`, `materialize`, `flush`, `is_lazy`, `is_pending`: between plain and lazy tensors."""
+"""Between plain and lazy tensors: `wrap`, `unwrap`, `materialize`, `flush`, `is_pending`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _swap_in_place(tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor
     except RuntimeError as error:
         tensor.grad = grad
         raise RuntimeError(
-            f"wrap(): a tensor of shape {tuple(tensor.shape)} is held by a live autograd graph or a "
+            f"wrap(): a tensor of shape {tuple(tensor.shape)} is held by an autograd graph or a "
             "weak reference, so it can't change in place; wrap before the forward pass, or delete "
             f"the loss first ({error})"
         ) from None

@@ -44,7 +44,7 @@ def _active_here() -> bool:
     return getattr(_active, "depth", 0) > 0
 
 
-class lazy_mode:  # noqa: N801 (named like torch.no_grad)
+class lazy_mode:
     """Record instead of run: `with lazy_mode():` around any PyTorch program, or `@lazy_mode()`.
 
     Every aten op inside, autograd's and the optimizer's too, is recorded and gives a `LazyTensor`.
@@ -79,8 +79,8 @@ class lazy_mode:  # noqa: N801 (named like torch.no_grad)
         if depth == 0:
             flush_here("enter", quiet=True)
             _leaks.stop()
-            mode = _Recording()
-            mode.__enter__()
+            mode = _Recording()  # type: ignore[no-untyped-call]
+            mode.__enter__()  # type: ignore[no-untyped-call]
         settings.put(after)
         restart_empty_traces()
         _active.depth = depth + 1
@@ -91,7 +91,7 @@ class lazy_mode:  # noqa: N801 (named like torch.no_grad)
         mode, before = self._entered.pop()
         _active.depth -= 1
         if mode is not None:
-            mode.__exit__(*exception)
+            mode.__exit__(*exception)  # type: ignore[no-untyped-call]
             _leaks.resume()
         try:
             if mode is not None or self._options:
@@ -105,8 +105,8 @@ class lazy_mode:  # noqa: N801 (named like torch.no_grad)
 class _Leaks:
     """Plain-tensor methods that read memory without an op, made to flush while a mode is active.
 
-    Replaced on `torch.Tensor` itself rather than by a `TorchFunctionMode`, which would add 0.8 us to
-    every call of every op.
+    Replaced on `torch.Tensor` itself rather than by a `TorchFunctionMode`, which would add 0.8 us
+    to every call of every op.
     """
 
     METHODS = ("numpy", "tolist", "data_ptr", "__dlpack__", "__array__", "untyped_storage",
@@ -127,7 +127,7 @@ class _Leaks:
                 self._own[name] = torch.Tensor.__dict__.get(name)
                 setattr(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
             self._own["data"] = torch.Tensor.__dict__.get("data")
-            torch.Tensor.data = _data_property()  # type: ignore[assignment,method-assign]
+            torch.Tensor.data = _data_property()  # type: ignore[assignment]
 
     def resume(self) -> None:
         with self._lock:
@@ -156,7 +156,7 @@ def _flushing(name: str, method: Any) -> Any:
 
 def _data_property() -> property:
     """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
-    own = torch._C.TensorBase.data
+    own: Any = torch._C.TensorBase.data
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
         if isinstance(new, LazyTensor) and not isinstance(self, LazyTensor):

@@ -9,6 +9,7 @@ from lazy_tensor.dispatch import flush, settings
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
+from lazy_tensor.kernels.backend import backend_of
 
 
 def configure(**options: Any) -> None:
@@ -18,7 +19,7 @@ def configure(**options: Any) -> None:
     """
     new = settings.updated(settings.current(), options, "configure()")
     if new.backend != "auto":
-        flush.backends.backend_of(new.backend)
+        backend_of(new.backend)
     flush.flush(local.trace, "configure()", quiet=True)
     settings.put(new)
     restart_empty_traces()
@@ -39,6 +40,9 @@ def cache_clear() -> None:
     cache.clear_all()
 
 
+ALWAYS = ("ops", "flushes", "segments", "plans_built", "plans_reused", "schema_misses")
+
+
 def stats() -> dict[str, Any]:
     """Counters since the start or `reset_stats()`.
 
@@ -46,13 +50,12 @@ def stats() -> dict[str, Any]:
     ran at once, by reason), `plans_built` and `plans_reused`, and of kernels `compiled`, `loaded`
     (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds.
     """
-    counts: dict[str, Any] = {name: 0 for name in
-                              ("ops", "flushes", "segments", "plans_built", "plans_reused")}  # fmt: skip
+    counts: dict[str, Any] = dict.fromkeys(ALWAYS, 0)
     counts.update(STATS.counts)
     counts.update(flush.compiler().counters.snapshot())
     counts["flush_causes"] = dict(STATS.causes)
     counts["fallbacks"] = {f"{op}: {why}": n for (op, why), n in STATS.fallbacks.items()}
-    counts["flush_s"] = STATS.seconds["flush_s"]
+    counts["flush_s"] = STATS.flush_s
     return counts
 
 
@@ -84,5 +87,5 @@ class Report:
 
 
 def explain() -> Report:
-    """A report on the last flushes: where, why, how many ops and steps, which segments, how long."""
+    """A report on the last flushes: where, why, how many ops, which segments, how long."""
     return Report(list(STATS.log))

@@ -1,7 +1,8 @@
-"""`LazyTensor`: the tensor subclass whose ops are recorded, and what makes its value come into being.
+"""`LazyTensor`: the tensor subclass whose ops are recorded, and what makes its value come into
+being.
 
-In: aten ops, through `__torch_dispatch__`. Out: tensors without memory that know their metadata. Every
-method here that isn't torch's own hands out memory or text, which needs the value.
+In: aten ops, through `__torch_dispatch__`. Out: tensors without memory that know their metadata.
+Every method here that isn't torch's own hands out memory or text, which needs the value.
 """
 
 from __future__ import annotations
@@ -14,26 +15,27 @@ import torch
 from lazy_tensor.dispatch import host, run_now, torch_private
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.record import recorder
-from lazy_tensor.dispatch.trace import Value, local, restart_empty_traces
+from lazy_tensor.dispatch.trace import local, restart_empty_traces
 
 
-class LazyTensor(torch.Tensor):
+class LazyTensor(host.ValueTensor):
     """A `torch.Tensor` whose value may still be pending.
 
     Shape, dtype, device, strides, `requires_grad` and `grad` are known without running anything.
-    Made by ops inside `lazy_mode()`, by ops on other lazy tensors, and by `wrap`; not by calling it.
+    Made by ops inside `lazy_mode()`, by ops on other lazy tensors, and by `wrap`; not by calling
+    it.
     """
 
     # No __slots__, and nobody may hold a weak reference: torch.utils.swap_tensors refuses both.
-    _value: Value
-    __torch_function__ = torch_private.disabled_torch_function
+    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LazyTensor:
         raise TypeError(
-            "LazyTensor(): a lazy tensor isn't made by calling its class; use lazy_tensor.wrap(tensor)"
+            "LazyTensor(): a lazy tensor isn't made by calling its class; "
+            "use lazy_tensor.wrap(tensor)"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return _text(self)
 
     def __format__(self, spec: str) -> str:
@@ -45,7 +47,8 @@ class LazyTensor(torch.Tensor):
         """The value as an array that shares its memory, as `Tensor.numpy` gives it."""
         if self.requires_grad and not force:
             raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+                "Can't call numpy() on Tensor that requires grad. "
+                "Use tensor.detach().numpy() instead."
             )
         return exposed(self).numpy(force=force)
 
@@ -78,7 +81,7 @@ class LazyTensor(torch.Tensor):
         return self
 
     def is_shared(self) -> bool:
-        return computed(self).is_shared()
+        return bool(computed(self).is_shared())
 
     def is_pinned(self, *args: Any) -> bool:
         return computed(self).is_pinned(*args)
@@ -91,6 +94,7 @@ class LazyTensor(torch.Tensor):
     def data(self, new: torch.Tensor) -> None:
         if not isinstance(new, LazyTensor):
             new = host.concrete(new.detach())
+        assert isinstance(new, LazyTensor)
         if (self.shape, self.stride(), self.dtype, self.device) != (
             new.shape, new.stride(), new.dtype, new.device
         ):  # fmt: skip
@@ -131,7 +135,7 @@ class LazyTensor(torch.Tensor):
 
 host.install(LazyTensor)
 record = recorder(LazyTensor)
-LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment,method-assign]
+LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
 
 
 def computed(tensor: LazyTensor) -> torch.Tensor:

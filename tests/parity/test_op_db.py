@@ -1,4 +1,4 @@
-"""PyTorch's own operator database: values, metadata and gradients of each op, lazy against eager."""
+"""PyTorch's own operator database: values, metadata and gradients, lazy against eager."""
 
 import pytest
 import torch
