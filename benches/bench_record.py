@@ -32,11 +32,11 @@ N_ROWS = 3
 class Floor(torch.Tensor):
     """The no-op: each op makes the wrappers that `outputs` foretells, in order."""
 
-    __torch_function__ = torch_private.disabled_torch_function
+    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
     outputs: Iterator[Any]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return make_wrapper(
@@ -46,7 +46,7 @@ class Floor(torch.Tensor):
 
 class FloorOfMix(Floor):
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         metas = next(cls.outputs)
@@ -140,7 +140,7 @@ def bench_add_in_mode(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[
             plain + plain
 
     def in_floor() -> None:
-        with FloorMode():
+        with FloorMode():  # type: ignore[no-untyped-call]
             adds()
 
     def in_lazy() -> None:
@@ -210,9 +210,9 @@ def demo_step() -> Program:
     Left out: arithmetic on 0-dim CPU tensors (the optimizer's step counts), which runs at once,
     `.item()`, and factories, which a subclass never sees.
     """
-    trainer = Trainer(Recipe(size="tiny"))
-    context = trainer.model.config.context
-    tokens = torch.randint(0, 256, (2, context))
+    recipe = Recipe(size="tiny")
+    trainer = Trainer(recipe)
+    tokens = torch.randint(0, 256, (2, recipe.model_config.context))
     for _ in range(2):
         trainer.step(tokens, tokens)
 

@@ -83,7 +83,7 @@ class _Capture(TorchDispatchMode):
     """Notes each call on its way down to `lazy_mode` or to eager."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, list[Any], bool]] = []
 
     def __torch_dispatch__(

@@ -43,6 +43,29 @@ def flush_foreign(trace: Trace, other: Trace) -> None:
         other.claimed = False
 
 
+def is_tiny(trace: Trace, args: tuple[Any, ...]) -> bool:
+    """Whether `args` hold no tensors but plain 0-dim CPU ones that nothing pending uses.
+
+    The short way for what optimizers do to every parameter's step count; `admit` covers all else.
+    """
+    if not args or type(args[0]) is not torch.Tensor or args[0].dim() or not args[0].is_cpu:
+        return False
+    return all(
+        type(a) in _NUMBERS
+        or (
+            type(a) is torch.Tensor
+            and not a.dim()
+            and a.is_cpu
+            and is_recordable(a)
+            and (not trace.storages or torch_private.storage_id(a) not in trace.storages)
+        )
+        for a in args
+    )
+
+
+_NUMBERS = frozenset({int, float, bool})
+
+
 def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
     newcomers: list[torch.Tensor] = []

@@ -103,7 +103,7 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
         return [Unit([node], False) for node in nodes]
     takes = [fusible.reason_against(node) is None for node in nodes]
     depends = _dependencies(graph, nodes)
-    groups = list(_groups(graph, nodes, takes, depends))
+    groups = list(_Groups(graph, nodes, takes, depends).found())
     units = [
         Unit([nodes[i] for i in part], takes[part[0]] and len(part) > 1)
         for group in groups
@@ -144,38 +144,83 @@ def _dependencies(graph: Graph, nodes: list[Node]) -> list[set[int]]:
     return depends
 
 
-def _groups(
-    graph: Graph, nodes: list[Node], takes: list[bool], depends: list[set[int]]
-) -> Iterator[list[int]]:
+class _Groups:
     """Connected fusible nodes of equal depth; any other node alone.
 
     Depth counts the boundaries on the longest way from the inputs: calls that are not fusible, and
     0-dim results that larger tensors use (a norm, a loss scale). A group so can't depend on itself
     through another, and what many groups use does not make them one.
     """
-    depth = [0] * len(nodes)
-    parent = list(range(len(nodes)))
 
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
+    def __init__(
+        self, graph: Graph, nodes: list[Node], takes: list[bool], depends: list[set[int]]
+    ) -> None:
+        self.graph = graph
+        self.nodes = nodes
+        self.takes = takes
+        self.depends = depends
+        self.depth = [0] * len(nodes)
+        self.parent = list(range(len(nodes)))
+
+    def find(self, i: int) -> int:
+        while self.parent[i] != i:
+            self.parent[i] = self.parent[self.parent[i]]
+            i = self.parent[i]
         return i
 
-    for i, before in enumerate(depends):
-        if not takes[i]:
-            depth[i] = max((depth[j] for j in before), default=0)
-            continue
-        joins = [j for j in before if takes[j] and not _is_boundary(nodes[j], nodes[i])]
-        cuts = [j for j in before if not (takes[j] and not _is_boundary(nodes[j], nodes[i]))]
-        depth[i] = max([depth[j] for j in joins] + [depth[j] + 1 for j in cuts], default=0)
-        for j in joins:
-            if depth[j] == depth[i] and _device(graph, nodes[j]) == _device(graph, nodes[i]):
-                parent[find(i)] = find(j)
-    groups: dict[int, list[int]] = defaultdict(list)
-    for i in range(len(nodes)):
-        groups[find(i)].append(i)
-    yield from groups.values()
+    def joins(self, j: int, i: int) -> bool:
+        """Whether `i`, which depends on `j`, may be in one kernel with it."""
+        takes, nodes = self.takes, self.nodes
+        return (
+            takes[i]
+            and takes[j]
+            and not _is_boundary(nodes[j], nodes[i])
+            and _device(self.graph, nodes[j]) == _device(self.graph, nodes[i])
+        )
+
+    def found(self) -> Iterator[list[int]]:
+        self._sink_to_depth()
+        self._delay_to_users()
+        members: dict[int, list[int]] = defaultdict(list)
+        for i in range(len(self.nodes)):
+            members[self.find(i)].append(i)
+        yield from members.values()
+
+    def _sink_to_depth(self) -> None:
+        """As early as inputs allow; unite what then stands at one depth."""
+        depth = self.depth
+        for i, before in enumerate(self.depends):
+            if not self.takes[i]:
+                depth[i] = max((depth[j] for j in before), default=0)
+                continue
+            depth[i] = max((depth[j] + (not self.joins(j, i)) for j in before), default=0)
+            self._unite(i)
+
+    def _unite(self, i: int) -> None:
+        for j in self.depends[i]:
+            if self.depth[j] == self.depth[i] and self.joins(j, i):
+                self.parent[self.find(i)] = self.find(j)
+
+    def _delay_to_users(self) -> None:
+        """As late as users allow, group by group from the last: `m.mul_(beta)` joins its `add_`."""
+        members: dict[int, list[int]] = defaultdict(list)
+        users: list[list[int]] = [[] for _ in self.nodes]
+        for i, before in enumerate(self.depends):
+            members[self.find(i)].append(i)
+            for j in before:
+                users[j].append(i)
+        depth = self.depth
+        for group in sorted(members.values(), key=lambda g: depth[g[0]], reverse=True):
+            inside = set(group)
+            outside = [(j, i) for j in group for i in users[j] if i not in inside]
+            if not (self.takes[group[0]] and outside):
+                continue
+            latest = min(depth[i] - (self.takes[i] and not self.joins(j, i)) for j, i in outside)
+            if latest > depth[group[0]]:
+                for j in group:
+                    depth[j] = latest
+                for i in {i for _, i in outside}:
+                    self._unite(i)
 
 
 def _device(graph: Graph, node: Node) -> torch.device | None:
@@ -194,6 +239,7 @@ def _is_boundary(producer: Node, consumer: Node) -> bool:
 
 def _cut(group: list[int]) -> Iterator[list[int]]:
     """A group in runs of at most MAX_MEMBERS without a gap over MAX_GAP; runs follow each other."""
+    group = sorted(group)
     part = [group[0]]
     for i in group[1:]:
         if i - part[-1] > MAX_GAP or len(part) == MAX_MEMBERS:

@@ -56,6 +56,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 else:
                     second = key_part(trace.leaf_slots, tensor_class, second)
                 state = trace.state.get((func._op, first, second))
+                if state is None and trace.state.generic and type(args[1]) is float:
+                    state = trace.state.generic.get((func._op, first, float))
+                    if state is not None:
+                        trace.scalars.append(args[1])
             else:
                 key = [func._op]
                 for argument in args:
@@ -142,6 +146,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
         if state is not None:
             return follow(trace, state, args)
+        if not kwargs and admit.is_tiny(trace, args):
+            return func(*args)
         request = Request(owner, func, args, kwargs)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)

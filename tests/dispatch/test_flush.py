@@ -5,6 +5,8 @@ import torch
 
 from lazy_tensor import explain, is_pending, lazy_mode, materialize, stats, wrap
 from lazy_tensor.dispatch import flush
+from lazy_tensor.dispatch.host import value_in
+from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.trace import local
 
 
@@ -46,7 +48,7 @@ def test_dead_values_are_not_computed():
 
 
 def flush_plans():
-    found = []
+    found: list[Plan] = []
 
     def visit(state):
         found.extend((state.plans or {}).values())
@@ -115,7 +117,7 @@ def test_live_set_is_what_is_held():
     gc.collect()
     assert final.tolist() == [7.0] * 4
     assert not is_pending(kept)
-    assert kept._value.data is not None
+    assert value_in(kept).data is not None
 
 
 def test_at_once_policy_hands_over_at_each_non_fusible_op():

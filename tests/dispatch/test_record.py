@@ -147,7 +147,7 @@ def test_schema_cache_is_counted():
         (x + x).exp()
     second = cache_info()["schema"]
     assert second.misses == first.misses + 1
-    assert second.maxsize > 0
+    assert second.maxsize
 
 
 def test_shape_error_is_eagers_at_the_users_line():
@@ -156,7 +156,7 @@ def test_shape_error_is_eagers_at_the_users_line():
     with lazy_mode(), pytest.raises(RuntimeError) as lazy:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert str(lazy.value) == str(eager.value)
-    assert lazy.traceback[0].path.name == "test_record.py"
+    assert str(lazy.traceback[0].path).endswith("test_record.py")
 
 
 def test_views_of_a_leaf_with_an_offset_keep_their_own():

@@ -49,7 +49,7 @@ def test_inplace_on_plain_tensor_is_seen_after_the_block():
     [
         lambda t: t.numpy().tolist(),
         lambda t: t.tolist(),
-        lambda t: torch.from_dlpack(t).clone().tolist(),
+        lambda t: torch.utils.dlpack.from_dlpack(t).clone().tolist(),
         lambda t: list(t.untyped_storage())[:1] and t.tolist(),
         lambda t: eval(repr(t).replace("tensor", "")),
         lambda t: [t[0].item(), t[1].item()],

@@ -1,0 +1,67 @@
+# `make test` and `make demo` need nothing but Python 3.11 or later with venv and pip.
+# VENV says where the environment lives (CI keeps one outside the checkout).
+
+PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && { command -v $$p; break; }; done)
+VENV ?= .venv
+# Pinned: a plain `torch` may resolve to a build for another accelerator, or to an untested release.
+TORCH ?= torch==2.13.0
+BUILD := build
+
+BIN := $(VENV)/bin
+# The environment is right for one pyproject.toml, one torch and one checkout (it is an editable
+# install): the stamp's name says which, so a change of any rebuilds it, whatever the file times say.
+STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
+
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: help demo test bench lint fmt venv clean
+
+help:
+	@echo 'make demo   train a small GPT eagerly and lazily, side by side'
+	@echo 'make test   run the tests            make bench  run the benchmarks'
+	@echo 'make lint   ruff and mypy            make fmt    format the sources'
+	@echo 'make clean  remove what was built'
+
+venv: $(STAMP)
+
+$(STAMP):
+	test -x $(BIN)/python || '$(PYTHON)' -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' '$(TORCH)'
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+demo: $(STAMP)
+	mkdir -p $(BUILD)
+	$(BIN)/python -m lazy_tensor demo --out $(BUILD)/demo.png $(DEMO_ARGS)
+
+test: $(STAMP)
+	$(BIN)/pytest $(TEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/pytest benches $(BENCH_ARGS)
+
+lint: $(STAMP) typing-tree
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd $(BUILD)/typing && MYPYPATH=benches '$(abspath $(BIN))/mypy' --config-file ../../pyproject.toml \
+		-p lazy_tensor -p tests $(patsubst benches/%.py,-m %,$(wildcard benches/*.py))
+
+# mypy can't follow setuptools' package-dir, so it is shown the tree as it installs.
+.PHONY: typing-tree
+typing-tree:
+	rm -rf $(BUILD)/typing
+	mkdir -p $(BUILD)/typing/lazy_tensor
+	ln -s $(addprefix ../../../,$(wildcard lazy_tensor/*.py) lazy_tensor/cli lazy_tensor/py.typed \
+		dispatch kernels sharding) $(BUILD)/typing/lazy_tensor/
+	ln -s ../../tests ../../benches $(BUILD)/typing/
+
+fmt: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(BUILD) *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

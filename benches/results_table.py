@@ -1,0 +1,57 @@
+"""Benchmark results as a markdown page that says how they were made."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+
+def page(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A heading, the circumstances, and one table; each row has a cell for each column."""
+    lines = [f"# {title}", "", *circumstances(), ""]
+    lines += [line_of(columns), line_of(["---"] * len(columns)), *map(line_of, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def line_of(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def circumstances() -> list[str]:
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return [
+        f"- device: {device_name()}",
+        f"- torch {torch.__version__}, Python {platform.python_version()}",
+        f"- commit: {commit()}",
+        f"- command: `{command}`",
+    ]
+
+
+def device_name() -> str:
+    cpu = f"{cpu_name()}, {torch.get_num_threads()} threads"
+    return f"{torch.cuda.get_device_name()}; {cpu}" if torch.cuda.is_available() else cpu
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def commit() -> str:
+    """The checkout's commit, marked if files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    answer = subprocess.run(
+        [*git, "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip() or "none"

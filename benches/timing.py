@@ -1,0 +1,49 @@
+"""The one way timings are taken here. In: functions by name. Out: their seconds, round by round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lazy_tensor.cli.timings import Spread, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of every function in every round, by the function's name."""
+
+    seconds: dict[str, list[float]]
+
+    def spread(self, name: str) -> Spread:
+        return spread(self.seconds[name])
+
+    def ratio(self, name: str, reference: str) -> float:
+        """Median over the rounds of `name`'s time over `reference`'s in the same round."""
+        pairs = zip(self.seconds[name], self.seconds[reference], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int,
+    synchronize: Callable[[], object] = lambda: None,
+) -> Timings:
+    """Time each function once a round, in alternating order, so that noise and drift hit all alike.
+
+    The first `warmup` rounds are run and forgotten. `synchronize` is called before each clock is
+    read: pass `torch.cuda.synchronize` for work on a GPU.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    order = list(functions.items())
+    for _ in range(warmup + rounds):
+        for name, function in order:
+            synchronize()
+            start = time.perf_counter()
+            function()
+            synchronize()
+            seconds[name].append(time.perf_counter() - start)
+        order.reverse()
+    return Timings({name: times[warmup:] for name, times in seconds.items()})

@@ -1,0 +1,31 @@
+"""Kernels: backends that turn segments of aten ops into callables, and the registry of them."""
+
+from __future__ import annotations
+
+from lazy_tensor.kernels.aten import AtenBackend
+from lazy_tensor.kernels.backend import (
+    Backend,
+    Kernel,
+    PortableBackend,
+    available_backends,
+    register_backend,
+)
+from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
+
+__all__ = [
+    "Backend",
+    "Call",
+    "Kernel",
+    "PortableBackend",
+    "Ref",
+    "ScalarRef",
+    "Segment",
+    "TensorSpec",
+    "available_backends",
+    "register_backend",
+]
+
+# the order in which "auto" tries them
+register_backend("inductor", InductorBackend())
+register_backend("aten", AtenBackend())

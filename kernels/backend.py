@@ -1,0 +1,104 @@
+"""The protocol of a backend, and the registry that `backend=` names.
+
+In: segments. Out: kernels. `dispatch.partition` asks `refuses`, `kernels.compile` asks the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from lazy_tensor.kernels.segment import Call, Segment
+
+Kernel = Callable[[Sequence[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
+"""`kernel(tensors, scalars) -> outputs`: plain tensors in, in the segment's order; its outputs out.
+
+Runs below autograd and outside every dispatch mode; writes the inputs that the segment writes.
+"""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Turns segments into kernels. `name` is what `configure(backend=...)` takes."""
+
+    name: str
+
+    def unavailable(self, device_type: str) -> str | None:
+        """Why this backend can't run on `device_type` here; None if it can."""
+
+    def refuses(self, call: Call) -> str | None:
+        """Why `call` can't be part of a segment; None if it can.
+
+        Must be cheap: asked for every node of a new plan.
+        """
+
+    def compile(self, segment: Segment) -> Kernel:
+        """The kernel for `segment`. May take seconds; any exception sends the segment to `aten`."""
+
+
+@runtime_checkable
+class PortableBackend(Backend, Protocol):
+    """A backend whose work can be done in another process and kept on disk."""
+
+    def can_build(self, segment: Segment) -> bool:
+        """Whether `build` can make an artifact of `segment`; else `compile` runs right here."""
+
+    def fingerprint(self) -> str:
+        """All that an artifact depends on besides the segment: versions, CPU or GPU capability."""
+
+    def build(self, segment: Segment) -> bytes:
+        """The compiled artifact; runs in a worker process."""
+
+    def load(self, segment: Segment, artifact: bytes) -> Kernel:
+        """The kernel from what `build` made, in milliseconds; raises if that is unusable."""
+
+
+_backends: dict[str, Backend] = {}
+
+
+def register_backend(name: str, backend: Backend) -> None:
+    """Make `backend` known as `name`, replacing one of that name.
+
+    Raises TypeError if it lacks a method of `Backend`.
+    """
+    if not isinstance(backend, Backend):
+        wanted = ("name", "unavailable", "refuses", "compile")
+        missing = [m for m in wanted if not hasattr(backend, m)]
+        raise TypeError(
+            f"register_backend({name!r}): {type(backend).__name__} lacks {', '.join(missing)}; "
+            "see lazy_tensor.kernels.Backend for what a backend implements"
+        )
+    _backends[name] = backend
+
+
+def backend_of(name: str) -> Backend:
+    """The backend registered as `name`; ValueError names those there are."""
+    try:
+        return _backends[name]
+    except KeyError:
+        known = ", ".join(repr(n) for n in ("auto", *_backends))
+        raise ValueError(f"backend={name!r} is not one of {known}") from None
+
+
+def available_backends(device_type: str = "cpu") -> dict[str, str | None]:
+    """`{name: None, or why it can't run}` for `device_type`, in the order of `"auto"`."""
+    return {name: backend.unavailable(device_type) for name, backend in _backends.items()}
+
+
+def choose(name: str, device_type: str) -> Backend:
+    """The backend that `configure(backend=name)` means on `device_type`.
+
+    `"auto"` takes the first that can run. RuntimeError if the one asked for by name can't.
+    """
+    if name == "auto":
+        # there is one: aten runs everywhere
+        return next(b for b in _backends.values() if b.unavailable(device_type) is None)
+    backend = backend_of(name)
+    reason = backend.unavailable(device_type)
+    if reason is not None:
+        raise RuntimeError(
+            f"backend {name!r} asked for, but {reason}; backend='auto' takes one that can run"
+        )
+    return backend

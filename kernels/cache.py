@@ -1,0 +1,125 @@
+"""Bounded maps with true counts: every cache of the project is one of these and is known by name.
+
+In: a name and a size. Out: `cachetools` LRU behaviour plus `CacheInfo`. Called from every layer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from functools import _CacheInfo as CacheInfo
+from typing import Generic, TypeVar
+
+from cachetools import LRUCache
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_registry: dict[str, Cache] = {}  # type: ignore[type-arg]
+
+
+class _EvictingLRU(LRUCache):  # type: ignore[type-arg]
+    """An LRU that tells its owner what it drops."""
+
+    on_evict: Callable[[object, object], None] | None = None
+
+    def popitem(self) -> tuple[object, object]:
+        key, value = super().popitem()
+        if self.on_evict is not None:
+            self.on_evict(key, value)
+        return key, value
+
+
+class Cache(Generic[K, V]):
+    """A named LRU map from `K` to `V`, safe under threads, counted in `cache_info()`.
+
+    `maxsize` bounds the sum of `weigh(value)`, by default the number of entries. An empty name
+    keeps it out of `cache_info()`: for caches that are one of many of a kind.
+
+    `on_evict(key, value)` is called for entries that leave because the map is full (not for
+    `clear`), with the cache's lock held: it must not call back into this cache.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        maxsize: int,
+        on_evict: Callable[[K, V], None] | None = None,
+        weigh: Callable[[V], float] | None = None,
+    ) -> None:
+        self.name = name
+        self.hits = 0
+        self.misses = 0
+        self._on_evict = on_evict
+        self._weigh = weigh
+        self._lock = threading.RLock()
+        self._map = self._new_map(maxsize)
+        if name:
+            _registry[name] = self
+
+    def _new_map(self, maxsize: int) -> _EvictingLRU:
+        entries = _EvictingLRU(maxsize, self._weigh)
+        entries.on_evict = self._on_evict  # type: ignore[assignment]
+        return entries
+
+    def get(self, key: K) -> V | None:
+        """The value under `key`, a counted hit and now the most recent; None is a counted miss."""
+        with self._lock:
+            try:
+                value: V = self._map[key]
+            except KeyError:
+                self.misses += 1
+                return None
+            self.hits += 1
+            return value
+
+    def put(self, key: K, value: V) -> None:
+        with self._lock:
+            self._map[key] = value
+
+    def pop(self, key: K) -> V | None:
+        with self._lock:
+            return self._map.pop(key, None)
+
+    def values(self) -> list[V]:
+        with self._lock:
+            return list(self._map.values())
+
+    def resize(self, maxsize: int) -> None:
+        """Change the bound, keeping the most recent entries."""
+        with self._lock:
+            if maxsize == self._map.maxsize:
+                return
+            old, self._map = self._map, self._new_map(maxsize)
+            for key, value in old.items():
+                self._map[key] = value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._map.clear()
+            self.hits = self.misses = 0
+
+    def info(self) -> CacheInfo:
+        with self._lock:
+            return CacheInfo(self.hits, self.misses, int(self._map.maxsize), len(self._map))
+
+
+def _renew_locks() -> None:
+    """In a forked child: a lock held by a thread that was not forked would be held for ever."""
+    for cache in _registry.values():
+        cache._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def cache_info() -> dict[str, CacheInfo]:
+    """`{name: CacheInfo(hits, misses, maxsize, currsize)}` for every cache in the process."""
+    return {name: cache.info() for name, cache in sorted(_registry.items())}
+
+
+def clear_all() -> None:
+    """Empty every cache and zero its counts."""
+    for cache in list(_registry.values()):
+        cache.clear()

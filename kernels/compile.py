@@ -1,0 +1,224 @@
+"""The compile service: from a segment to a fusion, and from a fusion to a kernel, now or later.
+
+In: segments, a backend, and how long one may wait. Out: fusions that can be run at once. Called by
+`dispatch.plan`. All state that compiling needs is held by one `Compiler`.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from time import perf_counter
+from typing import Literal, TypeGuard, cast
+from weakref import WeakSet
+
+import torch
+
+from lazy_tensor.kernels import fork
+from lazy_tensor.kernels.aten import AtenBackend
+from lazy_tensor.kernels.backend import Backend, Kernel, PortableBackend
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.counters import Counters
+from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.fusion import Fusion
+from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.segment import Segment
+from lazy_tensor.kernels.workers import BuildError, Workers, is_known_to_workers
+
+Mode = Literal["background", "blocking", "off"]
+_Key = tuple[Segment, Backend, int, int]
+
+_aten = AtenBackend()
+
+
+class Compiler:
+    """Turns segments into fusions, at most `maxsize` of them, and obtains their kernels.
+
+    `cache_dir` keeps kernels beyond the process; None keeps them in memory only. `n_workers` is the
+    number of kernels built at a time: by default one core is left to the program.
+    """
+
+    def __init__(
+        self,
+        *,
+        maxsize: int = 1024,
+        cache_dir: Path | None = None,
+        max_disk_bytes: int = 2 << 30,
+        n_workers: int | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.counters = counters or Counters()
+        self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
+        self.disk = Disk(cache_dir, max_disk_bytes) if cache_dir is not None else None
+        self._creating = threading.Lock()
+        self._fusions: WeakSet[Fusion] = WeakSet()
+        self._workers = Workers(n_workers, self._build_dir())
+        self._to_load = Jobs(self._load, n_threads=1)
+        self._to_build = Jobs(self._obtain, n_threads=self._workers.size)
+        self._is_forked = False
+        self._is_closed = False
+        fork.in_child(self)
+
+    def fusion_of(
+        self,
+        segment: Segment,
+        backend: Backend,
+        *,
+        mode: Mode,
+        threshold: int = 2,
+        verify_every: int = 0,
+        measure: bool | None = None,
+    ) -> Fusion:
+        """The fusion of `segment` under `backend`; equal segments share it while it is cached.
+
+        "off" runs op by op. "blocking" returns when the kernel is there (or has failed).
+        "background" returns at once: the fusion runs op by op until its kernel is there, asked for
+        when the fusion has been run `threshold` times, or at first sight if it lies on disk.
+        `measure` makes a kernel that arrives prove itself faster than op-by-op replay: by default
+        on CPU in "background".
+        """
+        if mode == "off" or self._is_forked or backend.name == "aten":
+            return self._find(segment, _aten, 0)[0]
+        fusion, is_new = self._find(segment, backend, verify_every)
+        if is_new:
+            is_timed = mode == "background" and segment.device.type == "cpu"
+            fusion.measure = is_timed if measure is None else measure
+            fusion.threshold = threshold
+        if mode == "blocking" and fusion.status in ("aten", "queued", "compiling"):
+            self._to_load.take_back(fusion)
+            self._to_build.run_now(fusion)
+        elif is_new and self._artifact_key(fusion) is not None:
+            fusion.count_runs()
+            self._to_load.add(fusion)
+        elif is_new:
+            fusion.count_runs(self._request)
+        return fusion
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is left to load or build; False if that took more than `timeout_s`."""
+        return self._to_load.wait(timeout_s) and self._to_build.wait(timeout_s)
+
+    def close(self) -> None:
+        """Drop what is queued and end the workers. Fusions go on running what they run."""
+        self._is_closed = True
+        self._to_load.close()
+        self._to_build.close()
+        self._workers.close()
+
+    def after_fork_in_child(self) -> None:
+        """Run op by op in the child: OpenMP's threads and the workers are its parent's."""
+        self._is_forked = True
+        self._creating = threading.Lock()
+        self._to_load.forget()
+        self._to_build.forget()
+        self._workers.forget()
+        for fusion in list(self._fusions):
+            fusion.run_op_by_op("this is a forked child process")
+
+    def _find(self, segment: Segment, backend: Backend, verify_every: int) -> tuple[Fusion, bool]:
+        """The fusion in the cache, or a new one; and whether it is new."""
+        # kernels are compiled for a number of threads
+        key = (segment, backend, verify_every, torch.get_num_threads())
+        with self._creating:
+            fusion = self.cache.get(key)
+            if fusion is not None:
+                self.counters.add("reused")
+                return fusion, False
+            fusion = Fusion(segment, backend, self.counters, verify_every)
+            self._fusions.add(fusion)
+            self.cache.put(key, fusion)
+            return fusion, True
+
+    def _evicted(self, key: _Key, fusion: Fusion) -> None:
+        if self._to_build.take_back(fusion) or self._to_load.take_back(fusion):
+            fusion.run_op_by_op("evicted from the kernel cache before it was compiled")
+
+    def _request(self, fusion: Fusion) -> None:
+        with self._creating:
+            if fusion.status != "aten":
+                return  # another thread ran the fusion at the same time
+            fusion.status = "queued"
+        self._to_build.add(fusion)
+
+    def _load(self, fusion: Fusion) -> None:
+        """Take the kernel from disk; if there is none, wait for the fusion to be used enough."""
+        kernel = self._kernel_on_disk(fusion)
+        if kernel is not None:
+            fusion.adopt(kernel, "from disk")
+        else:
+            fusion.count_runs(self._request)
+
+    def _obtain(self, fusion: Fusion) -> None:
+        """Take the kernel from disk or build it."""
+        fusion.status = "compiling"
+        try:
+            kernel = self._kernel_on_disk(fusion)
+            origin = "from disk"
+            if kernel is None:
+                kernel, origin = self._built(fusion), "compiled"
+        except Exception as error:
+            if self._is_closed:
+                fusion.run_op_by_op("the compile service was closed")
+            else:
+                fusion.fail(_told(error))
+        else:
+            fusion.adopt(kernel, origin)
+
+    def _artifact_key(self, fusion: Fusion) -> str | None:
+        """The name of the fusion's artifact on disk; None if it can't be kept there."""
+        backend = fusion.backend
+        if self.disk is None or self.disk.is_off or not _is_portable(backend, fusion.segment):
+            return None
+        return key_of(fusion.segment.digest, backend.name, backend.fingerprint())
+
+    def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
+        key = self._artifact_key(fusion)
+        if key is None or self.disk is None:
+            return None
+        artifact = self.disk.get(key)
+        if artifact is None:
+            return None
+        try:
+            kernel = cast(PortableBackend, fusion.backend).load(fusion.segment, artifact)
+        except Exception:
+            return None  # `load` says that it is unusable: it is built anew and replaced
+        self.counters.add("loaded")
+        return kernel
+
+    def _built(self, fusion: Fusion) -> Kernel:
+        backend, segment = fusion.backend, fusion.segment
+        start = perf_counter()
+        try:
+            if not _is_portable(backend, segment):
+                kernel = backend.compile(segment)
+            else:
+                kernel = backend.load(segment, self._artifact(fusion, backend))
+        finally:
+            self.counters.add("compile_s", perf_counter() - start)
+        self.counters.add("compiled")
+        return kernel
+
+    def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:
+        """Built in a worker if that knows the backend, and kept on disk."""
+        if is_known_to_workers(backend):
+            artifact = self._workers.build(backend, fusion.segment)
+        else:
+            artifact = backend.build(fusion.segment)
+        key = self._artifact_key(fusion)
+        if key is not None and self.disk is not None:
+            self.disk.put(key, artifact)
+        return artifact
+
+    def _build_dir(self) -> str | None:
+        """Where workers keep what all builds share; None leaves that to the backend."""
+        if self.disk is None or self.disk.is_off:
+            return None
+        return str(self.disk.directory / "build")
+
+
+def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBackend]:
+    return isinstance(backend, PortableBackend) and backend.can_build(segment)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, BuildError) else f"{type(error).__name__}: {error}"

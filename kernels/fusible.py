@@ -1,0 +1,129 @@
+"""Which aten ops Inductor can fuse, as a table: no import of Inductor, which takes seconds.
+
+In: a call. Out: None, or why it runs by itself. `tests/kernels/test_fusible.py` checks the table
+against Inductor's own lowerings and decompositions.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.kernels.scalar_rules import scalars_refused
+from lazy_tensor.kernels.segment import Call
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+POINTWISE = _names(
+    """abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
+    bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clone
+    copy copysign cos cosh deg2rad div elu elu_backward eq erf erfc erfinv exp exp2 expm1 fill floor
+    floor_divide fmax fmin fmod frac ge gelu gelu_backward glu glu_backward gt hardsigmoid
+    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside hypot
+    isfinite isinf isnan le leaky_relu leaky_relu_backward lerp log log10 log1p log2
+    log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or
+    logical_xor logit lt masked_fill maximum minimum mish mish_backward mul nan_to_num
+    native_dropout_backward ne neg pow rad2deg reciprocal relu remainder round rsqrt rsub selu sgn
+    sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh softplus
+    softplus_backward sqrt square sub tan tanh tanh_backward threshold threshold_backward tril triu
+    trunc where xlogy zero _prelu_kernel
+    _prelu_kernel_backward _to_copy __and__ __or__ __xor__"""
+)
+REDUCTIONS = _names(
+    """all amax amin aminmax any argmax argmin linalg_vector_norm logsumexp max mean min
+    mse_loss mse_loss_backward l1_loss smooth_l1_loss smooth_l1_loss_backward huber_loss
+    huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits norm prod std std_mean sum var var_mean _log_softmax
+    _log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax"""
+)
+NORMS = _names(
+    """native_batch_norm native_batch_norm_backward native_group_norm native_group_norm_backward
+    native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
+    _native_batch_norm_legit _native_batch_norm_legit_functional
+    _native_batch_norm_legit_no_training"""
+)
+VIEWS = _names(
+    """alias detach diagonal expand permute select slice split split_with_sizes squeeze t transpose
+    unbind unfold unsafe_split unsqueeze view _reshape_alias _unsafe_view"""
+)
+MOVES = _names(
+    """arange cat constant_pad_nd embedding expand_copy flip full full_like gather index_select
+    new_full new_ones new_zeros nll_loss_backward nll_loss_forward ones ones_like repeat roll
+    scalar_tensor select_backward select_scatter slice_backward slice_scatter stack view_copy zeros
+    zeros_like"""
+)
+FUSIBLE = POINTWISE | REDUCTIONS | NORMS | VIEWS | MOVES
+
+_WHY_NOT = {
+    "a matrix product is a library call": """addbmm addmm addmv addr baddbmm bmm dot linear matmul
+        mm mv vdot _addmm_activation _grouped_mm _int_mm _scaled_mm""",
+    "a convolution is a library call": """convolution convolution_backward _convolution
+        convolution_overrideable mkldnn_convolution cudnn_convolution""",
+    "attention is one kernel of its own": """_efficient_attention_backward
+        _efficient_attention_forward _flash_attention_backward _flash_attention_forward
+        _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
+        _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+        _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_attention_math""",
+    "it adds to elements in an order of its own": """embedding_dense_backward index_add index_put
+        scatter scatter_add scatter_reduce _index_put_impl _unsafe_index_put put""",
+    "its order of elements is a library call": "argsort kthvalue median mode msort sort topk",
+    "a scan is a library call": "cummax cummin cumprod cumsum logcumsumexp",
+}
+_REASONS = {name: reason for reason, names in _WHY_NOT.items() for name in names.split()}
+
+_DTYPES = frozenset(
+    (
+        torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    )
+)  # fmt: skip
+
+_TAGS = {
+    torch.Tag.nondeterministic_seeded: "it draws random numbers",
+    torch.Tag.dynamic_output_shape: "the shape of its output depends on data",
+    torch.Tag.data_dependent_output: "it reads a value",
+    torch.Tag.inplace_view: "it changes the shape of its argument",
+}
+
+
+def refuses(call: Call) -> str | None:
+    """Why `call` can't be part of a kernel; None if it can."""
+    reason = _refuses_op(call.op)
+    if reason is not None:
+        return reason
+    for spec in call.outputs:
+        if spec is not None and spec.dtype not in _DTYPES:
+            return f"{call.op}: dtype {spec.dtype} can't be fused"
+    return scalars_refused(call)
+
+
+def base_name(op: OpOverload) -> str:
+    """The op's name without namespace, overload and the `_` of an in-place op."""
+    name: str = op._schema.name.partition("::")[2]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+@cache
+def _refuses_op(op: OpOverload) -> str | None:
+    if op.namespace != "aten":
+        return f"{op} is not an aten op"
+    name = base_name(op)
+    if name in _REASONS:
+        return f"{op}: {_REASONS[name]}"
+    for tag, reason in _TAGS.items():
+        if tag in op.tags:
+            return f"{op}: {reason}"
+    if name not in FUSIBLE:
+        return f"{op}: not among the ops that are fused"
+    if any(argument.is_out for argument in op._schema.arguments):
+        return f"{op}: an out= form"
+    if op is torch.ops.aten.view.dtype:
+        return f"{op}: reads memory as another dtype"
+    return None

@@ -1,0 +1,159 @@
+"""A fusion: one distinct segment, and the best callable there is for it at this moment.
+
+In: a segment, a backend, and later the kernel that `kernels.compile` obtained. Out: `run`, which
+plans call at every flush. It decides what runs: op-by-op replay, the kernel, or both in turn to
+compare.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from lazy_tensor.kernels.aten import compile_aten
+from lazy_tensor.kernels.backend import Backend, Kernel
+from lazy_tensor.kernels.counters import Counters
+from lazy_tensor.kernels.segment import Segment
+from lazy_tensor.kernels.trial import Trial
+from lazy_tensor.kernels.verify import Verified
+
+Status = Literal["aten", "queued", "compiling", "measuring", "ready", "slower", "failed"]
+Tensors = Sequence[torch.Tensor]
+Scalars = Sequence[float]
+
+RECHECK_EVERY = 10_000
+"""Runs after which the kernel and op-by-op replay are timed against each other again."""
+
+
+class Fusion:
+    """One distinct segment: what runs it now, and why.
+
+    `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
+    is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
+    run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay) or 'failed'; `reason`
+    says more.
+    """
+
+    def __init__(
+        self, segment: Segment, backend: Backend, counters: Counters, verify_every: int = 0
+    ) -> None:
+        self.segment = segment
+        self.backend = backend
+        self.status: Status = "aten"
+        self.reason = ""
+        self.n_runs = 0
+        self.threshold = 0
+        self.measure = False
+        self._counters = counters
+        self._verify_every = verify_every
+        self.run: Kernel = self._first_run
+
+    @cached_property
+    def aten(self) -> Kernel:
+        """Op-by-op replay of the segment."""
+        return compile_aten(self.segment)
+
+    def run_op_by_op(self, reason: str = "") -> None:
+        """Settle on replay for good."""
+        self.status, self.reason = "aten", reason
+        self.run = self._first_run
+
+    def count_runs(self, at_threshold: Callable[[Fusion], None] | None = None) -> None:
+        """Run op by op and count; call `at_threshold(self)` when that makes `threshold` runs."""
+
+        def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
+            self.n_runs += 1
+            if at_threshold is not None and self.n_runs >= self.threshold and self.status == "aten":
+                at_threshold(self)
+            return aten(tensors, scalars)
+
+        aten = self.aten
+        self.run = run
+        if at_threshold is not None and self.n_runs >= self.threshold:
+            at_threshold(self)
+
+    def adopt(self, kernel: Kernel, origin: str) -> None:
+        """Run `kernel` from now on, or find out first whether it is faster, if `measure` is set."""
+        self.reason = origin
+        if self._verify_every:
+            kernel = Verified(
+                kernel, self.aten, self.segment, self._verify_every, self._disagreed, self._counters
+            )
+        if self.measure:
+            self._measure(kernel)
+        else:
+            self.status = "ready"
+            self.run = self._guarded(kernel)
+
+    def fail(self, reason: str) -> None:
+        """Run op by op for good; the next run warns, in the thread of whoever runs it."""
+        self.status, self.reason = "failed", reason
+        self._counters.add("failed")
+        self.run = self._warn_and_run
+
+    def _first_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
+        # generates the replay function only for a fusion that does run op by op
+        self.run = self.aten
+        return self.run(tensors, scalars)
+
+    def _measure(self, kernel: Kernel) -> None:
+        def decide(kernel_s: float, aten_s: float) -> None:
+            faster = kernel_s < aten_s
+            self.status = "ready" if faster else "slower"
+            self.reason = f"kernel {kernel_s * 1e6:.1f} us, op by op {aten_s * 1e6:.1f} us"
+            self._counters.add("adopted" if faster else "slower")
+            self.run = self._until_recheck(guarded if faster else self.aten, kernel)
+
+        guarded = self._guarded(kernel)
+        self.status = "measuring"
+        self.run = Trial(guarded, self.aten, decide)
+
+    def _until_recheck(self, best: Kernel, kernel: Kernel) -> Kernel:
+        left = RECHECK_EVERY
+
+        def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._measure(kernel)
+            return best(tensors, scalars)
+
+        return run
+
+    def _guarded(self, kernel: Kernel) -> Kernel:
+        """`kernel`, with the error that eager execution raises in place of its own."""
+
+        def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
+            try:
+                return kernel(tensors, scalars)
+            except Exception as error:
+                if self.segment.written:
+                    raise  # the kernel may have written already: replay would write twice
+                failure = error
+            outputs = self.aten(tensors, scalars)
+            self._disagreed(f"it raised {failure!r}, op-by-op execution does not")
+            return outputs
+
+        return run
+
+    def _disagreed(self, reason: str) -> None:
+        self.status, self.reason = "failed", reason
+        self._counters.add("disagreed")
+        self.run = self.aten
+        self._warn(f"disagreed with op-by-op execution and was dropped: {reason}")
+
+    def _warn_and_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
+        self.run = self.aten
+        self._warn(f"can't be compiled by {self.backend.name!r} and runs op by op: {self.reason}")
+        return self.run(tensors, scalars)
+
+    def _warn(self, what: str) -> None:
+        ops = [str(call.op) for call in self.segment.calls]
+        shown = ", ".join(ops[:4]) + (", ..." if len(ops) > 4 else "")
+        warnings.warn(
+            f"segment {self.segment.digest[:12]} ({len(ops)} ops: {shown}) {what}", stacklevel=3
+        )

@@ -1,0 +1,70 @@
+"""Indices that come from data: tested inside the kernel, reported outside it.
+
+An error thrown in a parallel region of a CPU kernel ends the process, and an index nobody tests
+reads foreign memory. So indices are clamped, and a kernel that uses any returns one more value:
+whether one was out of range. In: calls while they are traced. Out: the same calls on clamped
+indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.kernels.segment import Segment
+
+aten = torch.ops.aten
+Args = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Argument `position` indexes dimension `dim(args)` of argument `source`.
+
+    Where it is `ignored(args)` it indexes nothing.
+    """
+
+    position: int
+    source: int
+    dim: Callable[[Args], int]
+    ignored: Callable[[Args], int | None] = lambda args: None
+
+
+_INDICES = {
+    aten.embedding.default: _Index(1, 0, lambda args: 0),
+    aten.gather.default: _Index(2, 0, lambda args: args[1]),
+    aten.index_select.default: _Index(2, 0, lambda args: args[1]),
+    # scores are (n_classes,) or (n, n_classes)
+    aten.nll_loss_forward.default: _Index(
+        1, 0, lambda args: args[0].ndim - 1, lambda args: args[4]
+    ),
+    aten.nll_loss_backward.default: _Index(
+        2, 1, lambda args: args[1].ndim - 1, lambda args: args[5]
+    ),
+}
+
+
+def has_any(segment: Segment) -> bool:
+    """Whether a call of `segment` takes an index from data."""
+    return any(call.op in _INDICES for call in segment.calls)
+
+
+def clamped(op: OpOverload, args: Args, bad: list[torch.Tensor]) -> Args:
+    """`args` with the index made safe; appends to `bad` a 0-dim bool: whether it was not."""
+    rule = _INDICES.get(op)
+    if rule is None:
+        return args
+    index, source = args[rule.position], args[rule.source]
+    n = source.size(rule.dim(args)) if source.ndim else 1
+    outside = (index < 0) | (index >= n)
+    safe = index.clamp(0, max(n - 1, 0))
+    ignored = rule.ignored(args)
+    if ignored is not None:
+        outside = outside & (index != ignored)
+        safe = torch.where(index == ignored, index, safe)
+    bad.append(outside.any())
+    return [*args[: rule.position], safe, *args[rule.position + 1 :]]

@@ -1,0 +1,103 @@
+"""The backend that fuses with Inductor: C++ kernels on the CPU, Triton kernels on CUDA.
+
+In: segments. Out: artifacts that any process on the same kind of machine can load (CPU), or kernels
+compiled in this process (CUDA: never yet run on a GPU).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from lazy_tensor.kernels import fusible
+from lazy_tensor.kernels.artifact import kernel_of, packed, unpacked
+from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.segment import Call, Segment
+
+
+class InductorBackend:
+    """Fuses pointwise ops, reductions, norms and moves of data; see `fusible` for which."""
+
+    name = "inductor"
+
+    def unavailable(self, device_type: str) -> str | None:
+        if device_type == "cpu":
+            return None if _compiler() else "no C++ compiler was found (set CXX, or install g++)"
+        if device_type == "cuda":
+            found = importlib.util.find_spec("triton")
+            return None if found else "triton, which it needs on CUDA, is not installed"
+        return f"it runs on cpu and cuda, not on {device_type}"
+
+    def refuses(self, call: Call) -> str | None:
+        return fusible.refuses(call)
+
+    def compile(self, segment: Segment) -> Kernel:
+        if self.can_build(segment):
+            return self.load(segment, self.build(segment))
+        # imported late: it imports Inductor
+        from lazy_tensor.kernels import lower, torch_inductor
+
+        lowered = lower.lower(segment, torch_inductor.decompositions())
+        call = torch_inductor.compile_in_process(lowered.graph, lowered.inputs)
+        return kernel_of(call, lowered.outputs, segment.scalars)
+
+    def can_build(self, segment: Segment) -> bool:
+        return segment.device.type == "cpu"
+
+    def fingerprint(self) -> str:
+        # kernels are compiled for a number of threads
+        return f"{_fingerprint()} threads={torch.get_num_threads()}"
+
+    def build(self, segment: Segment) -> bytes:
+        # imported late: it imports Inductor
+        from lazy_tensor.kernels import lower, torch_inductor
+
+        lowered = lower.lower(segment, torch_inductor.decompositions())
+        compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs)
+        lowered.check_strides(compiled.strides)
+        return packed(compiled, lowered.outputs)
+
+    def load(self, segment: Segment, artifact: bytes) -> Kernel:
+        return unpacked(artifact, segment.scalars)
+
+
+def _compiler() -> str | None:
+    return next(
+        filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None
+    )
+
+
+@cache
+def _fingerprint() -> str:
+    """What an artifact depends on: our lowering, torch, Python's binary interface, the CPU."""
+    sources = hashlib.sha256()
+    for module in ("artifact", "index_checks", "lower", "scalar_rules", "torch_inductor"):
+        sources.update(Path(__file__).with_name(f"{module}.py").read_bytes())
+    parts = (
+        sources.hexdigest()[:16],
+        torch.__version__,
+        sys.implementation.cache_tag,
+        platform.system(),
+        platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        _cpu_flags(),
+    )
+    return " ".join(parts)
+
+
+def _cpu_flags() -> str:
+    """A digest of the instruction sets of this CPU: kernels are compiled for all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(flags.encode()).hexdigest()[:16]

@@ -1,0 +1,94 @@
+"""Fusions waiting to be worked on by daemon threads, the most used first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from lazy_tensor.kernels.fusion import Fusion
+
+
+class Jobs:
+    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads.
+
+    `work` must not raise: it leaves its verdict in the fusion.
+    """
+
+    def __init__(self, work: Callable[[Fusion], None], n_threads: int) -> None:
+        self._work = work
+        self._n_threads = n_threads
+        self.forget()
+
+    def forget(self) -> None:
+        """Start afresh, as in a forked child, where the threads and the locks' owners are gone."""
+        self._changed = threading.Condition()
+        self._waiting: list[Fusion] = []
+        self._active: list[Fusion] = []
+        self._n_started = 0
+        self._n_idle = 0
+        self._is_closed = False
+
+    def add(self, fusion: Fusion) -> bool:
+        """Have `fusion` worked on by a thread; False if that is under way already."""
+        with self._changed:
+            if self._is_closed or fusion in self._waiting or fusion in self._active:
+                return False
+            self._waiting.append(fusion)
+            if self._n_idle < len(self._waiting) and self._n_started < self._n_threads:
+                self._n_started += 1
+                threading.Thread(target=self._serve, daemon=True, name="lazy_tensor-jobs").start()
+            self._changed.notify_all()
+            return True
+
+    def take_back(self, fusion: Fusion) -> bool:
+        """Withdraw `fusion` if nobody has started on it; True if so."""
+        with self._changed:
+            if fusion not in self._waiting:
+                return False
+            self._waiting.remove(fusion)
+            self._changed.notify_all()
+            return True
+
+    def run_now(self, fusion: Fusion) -> None:
+        """Work on `fusion` in this thread, or wait for the thread that has started already."""
+        with self._changed:
+            if fusion in self._active:
+                self._changed.wait_for(lambda: fusion not in self._active)
+                return
+            if fusion in self._waiting:
+                self._waiting.remove(fusion)
+            self._active.append(fusion)
+        self._finish(fusion)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until there is nothing to do; False if that took more than `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._waiting or self._active), timeout_s)
+
+    def close(self) -> None:
+        """Drop what waits and let the threads end. What is being worked on is not waited for."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._n_idle += 1
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                self._n_idle -= 1
+                if self._is_closed:
+                    return
+                fusion = max(self._waiting, key=lambda f: f.n_runs)
+                self._waiting.remove(fusion)
+                self._active.append(fusion)
+            self._finish(fusion)
+
+    def _finish(self, fusion: Fusion) -> None:
+        try:
+            self._work(fusion)
+        finally:
+            with self._changed:
+                self._active.remove(fusion)
+                self._changed.notify_all()

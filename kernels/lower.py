@@ -1,0 +1,213 @@
+"""From a segment to the graph that Inductor compiles: no writes but to inputs, no composite ops.
+
+In: a segment. Out: an `fx.GraphModule` over fake tensors, and how the kernel's results make up the
+segment's outputs. Runs where `build` runs; nothing here touches real memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lazy_tensor.kernels import index_checks, scalar_rules
+from lazy_tensor.kernels.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """`graph(*inputs)`, what is to be compiled, and how its results make up the segment's outputs.
+
+    The example `inputs` are the segment's inputs, then its scalars as 0-dim tensors. `strides` are
+    those that eager execution gives each result.
+    """
+
+    graph: fx.GraphModule
+    inputs: list[torch.Tensor]
+    strides: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+    outputs: Outputs
+
+    def check_strides(self, compiled: Sequence[tuple[int, ...] | None]) -> None:
+        """RuntimeError if the compiled function returns other strides where they matter."""
+        for size, expected, actual in zip(self.sizes, self.strides, compiled, strict=True):
+            if actual is None or _differs(size, actual, expected):
+                raise RuntimeError(f"a result has strides {actual} instead of {expected}")
+
+
+def lower(segment: Segment, decompositions: dict[Any, Callable[..., Any]]) -> Lowered:
+    """The graph of `segment` in the ops that `decompositions` leave."""
+    with FakeTensorMode():
+        values, roots = _shadow(segment)
+        kept, outputs = _kept(segment, values, roots)
+        inputs = [_empty(spec) for spec in segment.inputs]
+        # on the CPU wherever the segment runs: Inductor passes these by value
+        inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
+        checks_index = segment.device.type == "cpu" and index_checks.has_any(segment)
+        strides, sizes = _promised(segment, kept)
+        program = _program(segment, dict(zip(kept, strides, strict=True)), checks_index)
+        functional = torch.func.functionalize(program, remove="mutations")
+        graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
+    if checks_index:
+        strides, sizes = (*strides, ()), (*sizes, ())
+    # Inductor keeps the strides of results that users see
+    graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
+    return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index))
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def _resolved(value: Any, values: Sequence[Any], scalars: Sequence[Any]) -> Any:
+    match value:
+        case Ref(index):
+            return values[index]
+        case ScalarRef(index):
+            return scalars[index]
+        case tuple():
+            return [_resolved(item, values, scalars) for item in value]
+    return value
+
+
+def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
+    """What `call` adds to the values, out of what its op returned."""
+    if not call.outputs:
+        return []
+    if isinstance(returned, torch.Tensor):
+        return [returned]
+    if len(call.op._schema.returns) > 1:
+        returned = [v for v, new in zip(returned, creates(call), strict=True) if new]
+    return [value if isinstance(value, torch.Tensor) else None for value in returned]
+
+
+def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
+    """Every value as a fake tensor that eager execution would give, and who made each one's memory.
+
+    The second maps an output's number to that of the first value with the same storage.
+    """
+    values: list[Any] = [_empty(spec) for spec in segment.inputs]
+    samples = [kind(1) for kind in segment.scalars]
+    for call in segment.calls:
+        args = [_resolved(arg, values, samples) for arg in call.args]
+        kwargs = {name: _resolved(value, values, samples) for name, value in call.kwargs}
+        values += _created(call, call.op(*args, **kwargs))
+    first: dict[int, int] = {}
+    for number, value in enumerate(values):
+        if value is not None:
+            first.setdefault(value.untyped_storage()._cdata, number)
+    return values, {o: first[values[o].untyped_storage()._cdata] for o in segment.outputs}
+
+
+def _kept(
+    segment: Segment, values: Sequence[Any], roots: dict[int, int]
+) -> tuple[list[int], tuple[int | View, ...]]:
+    """The values that the graph returns, and the segment's outputs in terms of them.
+
+    Outputs that share memory come from one result, the value that owns it; so a kernel never
+    returns two tensors where eager has one memory, or one where it has two.
+    """
+    sharing = list(roots.values())
+    kept: list[int] = []
+    outputs: list[int | View] = []
+    for number in segment.outputs:
+        root = roots[number]
+        assert root >= len(segment.inputs), f"output %{number} is a view of an input"
+        source = root if sharing.count(root) > 1 else number
+        if source not in kept:
+            kept.append(source)
+        result = kept.index(source)
+        value = values[number]
+        shares = source != number
+        outputs.append(
+            View(result, tuple(value.size()), tuple(value.stride()), value.storage_offset())
+            if shares
+            else result
+        )
+    return kept, tuple(outputs)
+
+
+def _promised(
+    segment: Segment, kept: Sequence[int]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Strides and sizes of the `kept` values as the calls promise them."""
+    specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
+    promised = [specs[number] for number in kept]
+    return (
+        tuple(spec.stride for spec in promised if spec is not None),
+        tuple(spec.size for spec in promised if spec is not None),
+    )
+
+
+def _program(
+    segment: Segment, kept: dict[int, tuple[int, ...]], checks_index: bool
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """`segment` as a function of inputs and scalars, all tensors, to the `kept` values.
+
+    `kept` maps a value's number to the strides it must have.
+    """
+    n_inputs = len(segment.inputs)
+
+    def program(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: list[Any] = list(arguments[:n_inputs])
+        scalars = arguments[n_inputs:]
+        bad: list[torch.Tensor] = []
+        for call in segment.calls:
+            if scalar_rules.has_scalars(call):
+                returned = _with_scalars(call, values, scalars, segment.scalars)
+            else:
+                returned = _called(call, values, bad if checks_index else None)
+            values += _created(call, returned)
+        results = [_laid_out(values[number], stride) for number, stride in kept.items()]
+        if checks_index:
+            results.append(torch.stack(bad).any())
+        return tuple(results)
+
+    return program
+
+
+def _with_scalars(
+    call: Call, values: Sequence[Any], scalars: Sequence[torch.Tensor], kinds: Sequence[type]
+) -> torch.Tensor:
+    arguments = {name: _resolved(value, values, scalars) for name, value in call.arguments()}
+    scalar_kinds = {n: kinds[v.index] for n, v in call.arguments() if isinstance(v, ScalarRef)}
+    return scalar_rules.computed(call, arguments, scalar_kinds)
+
+
+def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
+    op, args = call.op, [_resolved(arg, values, ()) for arg in call.args]
+    if op is aten.native_batch_norm.default:
+        op, args = _declared_batch_norm(args)
+    if bad_indices is not None:
+        args = index_checks.clamped(op, args, bad_indices)
+    return op(*args, **{name: _resolved(value, values, ()) for name, value in call.kwargs})
+
+
+def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:
+    """The form of native_batch_norm whose schema says that it writes the running statistics."""
+    inputs, weight, bias, mean, var, *rest = args
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats, [inputs, weight, bias, *rest]
+    return aten._native_batch_norm_legit.default, args
+
+
+def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """`tensor` with its dimensions in the order of memory that `stride` says."""
+    if not _differs(tensor.size(), tensor.stride(), stride):
+        return tensor
+    order = sorted(range(tensor.ndim), key=lambda dim: -stride[dim])
+    dense = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return dense.permute([order.index(dim) for dim in range(tensor.ndim)])
+
+
+def _differs(size: Sequence[int], actual: Sequence[int], expected: Sequence[int]) -> bool:
+    # the stride of a dimension of one element addresses nothing
+    return any(n > 1 and a != e for n, a, e in zip(size, actual, expected, strict=True))

@@ -1,0 +1,183 @@
+"""How a run-time Python scalar takes part in an op that is compiled once for all its values.
+
+In: a call with `ScalarRef`s, its tensors, and each scalar as a 0-dim tensor of full precision. Out:
+what eager execution returns for the Python numbers: as to dtypes a Python number weighs less than
+any tensor, and the op computes in the wider dtype that eager kernels compute in (float32 for
+bfloat16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.kernels.segment import Call, ScalarRef
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarRule:
+    """`compute(arguments)`: by the schema's names, all in the computation dtype."""
+
+    compute: Callable[[Arguments], torch.Tensor]
+    scalars: frozenset[str]
+    """The arguments that may be run-time scalars."""
+    int_to_float: bool = False
+    """Whether integers compute as the default float dtype."""
+
+
+def _scaled(a: Arguments) -> Any:
+    """`other * alpha`, without the product where alpha is the default."""
+    alpha = a.get("alpha")
+    return a["other"] if alpha is None else a["other"] * alpha
+
+
+def _addcdiv(a: Arguments) -> torch.Tensor:
+    value = a.get("value", 1)
+    result: torch.Tensor = a["self"] + value * a["tensor1"] / a["tensor2"]
+    return result
+
+
+def _addcmul(a: Arguments) -> torch.Tensor:
+    value = a.get("value", 1)
+    result: torch.Tensor = a["self"] + value * a["tensor1"] * a["tensor2"]
+    return result
+
+
+def _clamp(a: Arguments) -> torch.Tensor:
+    result: torch.Tensor = a["self"]
+    # one bound at a time: one of them may be a number and the other a tensor
+    if a.get("min") is not None:
+        result = torch.clamp(result, min=a["min"])
+    if a.get("max") is not None:
+        result = torch.clamp(result, max=a["max"])
+    return result
+
+
+def _fill(a: Arguments) -> torch.Tensor:
+    value: torch.Tensor = a["value"]
+    return value.expand(a["self"].shape)
+
+
+def _full(a: Arguments) -> torch.Tensor:
+    value: torch.Tensor = a["fill_value"]
+    return value.expand(a["size"] if "size" in a else a["self"].shape)
+
+
+def _masked_fill(a: Arguments) -> torch.Tensor:
+    return torch.where(a["mask"], a["value"], a["self"])
+
+
+def _where(a: Arguments) -> torch.Tensor:
+    return torch.where(a["condition"], a["self"], a["other"])
+
+
+def _rule(
+    compute: Callable[[Arguments], Any], scalars: str, *, int_to_float: bool = False
+) -> ScalarRule:
+    return ScalarRule(compute, frozenset(scalars.split()), int_to_float)
+
+
+RULES: Mapping[str, ScalarRule] = {
+    "add": _rule(lambda a: a["self"] + _scaled(a), "other alpha"),
+    "sub": _rule(lambda a: a["self"] - _scaled(a), "other alpha"),
+    "rsub": _rule(
+        lambda a: a["other"] - (a["self"] * a["alpha"] if "alpha" in a else a["self"]),
+        "other alpha",
+    ),
+    "mul": _rule(lambda a: a["self"] * a["other"], "other"),
+    "div": _rule(lambda a: a["self"] / a["other"], "other", int_to_float=True),
+    "pow": _rule(lambda a: torch.pow(a["self"], a["exponent"]), "self exponent"),
+    "remainder": _rule(lambda a: torch.remainder(a["self"], a["other"]), "other"),
+    "fmod": _rule(lambda a: torch.fmod(a["self"], a["other"]), "other"),
+    "addcdiv": _rule(_addcdiv, "value"),
+    "addcmul": _rule(_addcmul, "value"),
+    "lerp": _rule(lambda a: torch.lerp(a["self"], a["end"], a["weight"]), "weight"),
+    "clamp": _rule(_clamp, "min max"),
+    "clamp_min": _rule(_clamp, "min"),
+    "clamp_max": _rule(_clamp, "max"),
+    "fill": _rule(_fill, "value"),
+    "full": _rule(_full, "fill_value"),
+    "full_like": _rule(_full, "fill_value"),
+    "new_full": _rule(_full, "fill_value"),
+    "scalar_tensor": _rule(lambda a: a["s"], "s"),
+    "masked_fill": _rule(_masked_fill, "value"),
+    "where": _rule(_where, "self other"),
+    "leaky_relu": _rule(
+        lambda a: torch.where(a["self"] > 0, a["self"], a["self"] * a["negative_slope"]),
+        "negative_slope",
+    ),
+    "native_dropout_backward": _rule(lambda a: a["grad_output"] * a["mask"] * a["scale"], "scale"),
+    "eq": _rule(lambda a: a["self"] == a["other"], "other"),
+    "ne": _rule(lambda a: a["self"] != a["other"], "other"),
+    "lt": _rule(lambda a: a["self"] < a["other"], "other"),
+    "le": _rule(lambda a: a["self"] <= a["other"], "other"),
+    "gt": _rule(lambda a: a["self"] > a["other"], "other"),
+    "ge": _rule(lambda a: a["self"] >= a["other"], "other"),
+}
+
+_MASKS = ("mask", "condition")
+_FACTORIES = ("full", "full_like", "new_full", "scalar_tensor")
+
+
+def _name(call: Call) -> str:
+    name: str = call.op._schema.name.partition("::")[2]
+    return name.removesuffix("_")
+
+
+def has_scalars(call: Call) -> bool:
+    """Whether an argument of `call` is a run-time scalar."""
+    return any(isinstance(value, ScalarRef) for _, value in call.arguments())
+
+
+def scalars_refused(call: Call) -> str | None:
+    """Why a run-time scalar of `call` has no rule; None if each has."""
+    for name, value in call.arguments():
+        if isinstance(value, tuple) and any(isinstance(item, ScalarRef) for item in value):
+            return f"{call.op}: {name!r} holds a run-time scalar in a list"
+        if isinstance(value, ScalarRef):
+            rule = RULES.get(_name(call))
+            if rule is None or name not in rule.scalars or _rounds(call):
+                return f"{call.op}: {name!r} can't be a run-time scalar"
+    return None
+
+
+def _rounds(call: Call) -> bool:
+    return any(name == "rounding_mode" and value is not None for name, value in call.kwargs)
+
+
+def computed(call: Call, arguments: Arguments, kinds: Mapping[str, type]) -> torch.Tensor:
+    """The result of `call`; written to `self` and returned if the op is an in-place one.
+
+    `arguments` are its arguments by name, run-time scalars as 0-dim tensors; `kinds` are the Python
+    types of the latter.
+    """
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+    from torch._prims_common import elementwise_dtypes
+
+    rule = RULES[_name(call)]
+    weighed = [n for n, v in arguments.items() if n not in _MASKS and _is_number_or_tensor(v)]
+    if _name(call) in _FACTORIES:
+        spec = call.outputs[0]
+        assert spec is not None
+        dtype = spec.dtype
+    else:
+        dtype, _ = elementwise_dtypes(
+            *(kinds[n](1) if n in kinds else arguments[n] for n in weighed),
+            type_promotion_kind=KIND.INT_TO_FLOAT if rule.int_to_float else KIND.DEFAULT,
+        )
+    cast = {n: arguments[n].to(dtype) for n in weighed if isinstance(arguments[n], torch.Tensor)}
+    result = rule.compute(arguments | cast)
+    if call.outputs:
+        assert call.outputs[0] is not None
+        return result.to(call.outputs[0].dtype)
+    target: torch.Tensor = arguments["self"]
+    return target.copy_(result)
+
+
+def _is_number_or_tensor(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, bool, int, float))

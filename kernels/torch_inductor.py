@@ -1,0 +1,166 @@
+"""The one place that names torch's private parts: Inductor's compiler, and what its wrappers call.
+
+Checked with torch 2.13. In: a functional graph. Out: the source of a Python wrapper and the shared
+libraries that it calls. Importing this module doesn't import Inductor; `compile_graph` does, for
+seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+VERSIONS_CHECKED = ("2.13",)
+
+Library = Callable[..., None]
+
+
+class NotPortable(RuntimeError):
+    """A kernel that can run in the process that compiled it, and only there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What Inductor made of a graph, fit to be loaded into another process.
+
+    `source` defines `call(list_of_tensors) -> results`, which empties its argument, and calls
+    `_libraries[i]` for the extension module in `libraries[i]`.
+    """
+
+    source: str
+    libraries: tuple[bytes, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+
+
+def private(module: str, name: str) -> Any:
+    """`name` of torch's `module`; RuntimeError saying what to do if this torch lacks it."""
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(
+            f"backend 'inductor': torch {torch.__version__} has no {module}.{name} ({error}); "
+            f"checked with torch {', '.join(VERSIONS_CHECKED)}; choose backend='aten'"
+        ) from None
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's table: op -> Python function that computes it out of simpler ops."""
+    table: dict[Any, Callable[..., Any]] = private(
+        "torch._inductor.decomposition", "select_decomp_table"
+    )()
+    return table
+
+
+def compile_in_process(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+    """Inductor's own callable: takes a list of tensors, empties it, returns the results."""
+    compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
+    config = private("torch._inductor.config", "patch")
+    # an explicit number: by default arrays are sized for the threads there are now, and the kernel
+    # runs on as many as there are later
+    with config({**_SETTINGS, "cpp.threads": torch.get_num_threads()}):
+        return compile_fx_inner(graph, inputs)
+
+
+_SETTINGS = {
+    # the caller has checked all that a kernel relies on
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "nan_asserts": False,
+    "assert_indirect_indexing": False,
+    # artifacts are kept by kernels.disk
+    "fx_graph_cache": False,
+    "cpp_wrapper": False,
+    "keep_output_stride": True,
+    "compile_threads": 1,
+}
+
+
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
+    """Compile `graph` for the CPU; NotPortable if the result can't leave this process."""
+    compiled = compile_in_process(graph, inputs)
+    call = compiled.current_callable
+    if compiled.constants or not hasattr(call, "__func__"):
+        raise NotPortable("the wrapper holds constants or isn't a method of Inductor's Runner")
+    names = call.__func__.__globals__
+    source, kernels = portable_source(compiled.source_code)
+    libraries = tuple(_library_bytes(names[kernel]) for kernel in kernels)
+    strides = tuple(
+        None if stride is None else tuple(int(s) for s in stride)
+        for stride in compiled.output_strides
+    )
+    return Compiled(source, libraries, strides)
+
+
+def _library_bytes(kernel: Any) -> bytes:
+    path = kernel.__self__.__file__
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def portable_source(source: str) -> tuple[str, list[str]]:
+    """A wrapper without Inductor's imports and C++ sources; and its kernels' names, in order."""
+    tree = ast.parse(source)
+    kernels: list[str] = []
+    dropped: set[str] = set()
+    kept: list[ast.stmt] = []
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(
+            "torch._i"
+        ):
+            dropped.update(alias.asname or alias.name for alias in statement.names)
+        elif _is_kernel(statement):
+            kernel = statement.targets[0].id  # type: ignore[attr-defined]
+            kept.append(ast.parse(f"{kernel} = _libraries[{len(kernels)}]").body[0])
+            kernels.append(kernel)
+        elif not _is_for_inductor_alone(statement):
+            kept.append(statement)
+    used = {n.id for s in kept for n in ast.walk(s) if isinstance(n, ast.Name)} & dropped
+    if used:
+        raise NotPortable(f"the wrapper uses {', '.join(sorted(used))}")
+    return ast.unparse(ast.Module(kept, [])), kernels
+
+
+def _is_kernel(statement: ast.stmt) -> bool:
+    """`name = async_compile.cpp_pybinding(...)`"""
+    return (
+        isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Call)
+        and ast.unparse(statement.value.func) == "async_compile.cpp_pybinding"
+    )
+
+
+def _is_for_inductor_alone(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.FunctionDef(name="get_args" | "benchmark_compiled_module") | ast.If():
+            return True
+        case ast.Assign(targets=[ast.Name(id="async_compile")]):
+            return True
+        case ast.Delete() | ast.Expr():
+            return "async_compile" in ast.unparse(statement)
+    return False
+
+
+_DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+
+
+def load_library(path: str, name: str) -> Library:
+    """The kernel in the extension module at `path`; `name` must be new in this process."""
+    # the library reads from the environment where to find torch's accessor of tensor data
+    pointer = private("torch._C", "_dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
+    os.environ[_DATA_POINTER] = str(pointer)
+    spec = importlib.util.spec_from_file_location(f"{name}.kernel", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel: Library = module.kernel
+    return kernel

@@ -1,0 +1,126 @@
+"""Runs a kernel beside op-by-op execution now and then, and compares what both leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.counters import Counters
+from lazy_tensor.kernels.segment import Segment
+
+# fused kernels round intermediate values less often and sum in another order than eager
+_RELATIVE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_MAX_DIFFERING_SHARE = 1e-3
+"""Of integers and booleans: a comparison of floats may fall to the other side."""
+
+
+class Verified:
+    """`kernel`, of whose runs the first and then one in `every` is repeated by `aten` and compared.
+
+    If they differ, the caller gets what `aten` computed, written inputs included, after
+    `disagreed(reason)` has been called.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        aten: Kernel,
+        segment: Segment,
+        every: int,
+        disagreed: Callable[[str], None],
+        counters: Counters,
+    ) -> None:
+        self._kernel = kernel
+        self._aten = aten
+        self._segment = segment
+        self._every = every
+        self._disagreed = disagreed
+        self._counters = counters
+        self._left = 1
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
+    ) -> Sequence[torch.Tensor]:
+        self._left -= 1
+        if self._left > 0:
+            return self._kernel(tensors, scalars)
+        self._left = self._every
+        self._counters.add("verified")
+        written = self._segment.written
+        expected_inputs = list(tensors)
+        for i in written:
+            expected_inputs[i] = _copy_of(tensors[i])
+        magnitude = max(map(_largest, tensors), default=0.0)
+        expected = self._aten(expected_inputs, scalars)
+        actual = self._kernel(tensors, scalars)
+        reason = difference(
+            [*actual, *(tensors[i] for i in written)],
+            [*expected, *(expected_inputs[i] for i in written)],
+            magnitude,
+        )
+        if reason is None:
+            return actual
+        for i in written:
+            tensors[i].copy_(expected_inputs[i])
+        self._disagreed(reason)
+        return expected
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(tensor)
+
+
+def difference(
+    actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], magnitude: float = 0.0
+) -> str | None:
+    """The first way in which `actual` is not `expected`, up to the rounding fusion brings; or None.
+
+    `magnitude` is that of the largest operand: where results cancel, its rounding is what is left.
+    """
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        reason = _metadata_difference(a, e) or _value_difference(a, e, magnitude)
+        if reason is not None:
+            return f"result {i}: {reason}"
+    return None
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite absolute value; 0 for what isn't floating point."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    # 0 in place of what isn't finite, as a selection would copy twice as much
+    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
+
+
+def _metadata_difference(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
+    for what in ("dtype", "device", "shape"):
+        if getattr(actual, what) != getattr(expected, what):
+            return f"{what} {getattr(actual, what)} instead of {getattr(expected, what)}"
+    # strides of dimensions of one element address nothing
+    moving = [dim for dim in range(expected.ndim) if expected.size(dim) > 1]
+    if expected.numel() and any(actual.stride(d) != expected.stride(d) for d in moving):
+        return f"stride {actual.stride()} instead of {expected.stride()}"
+    return None
+
+
+def _value_difference(actual: torch.Tensor, expected: torch.Tensor, magnitude: float) -> str | None:
+    if not expected.numel():
+        return None
+    if not expected.is_floating_point():
+        n_differing = int((actual != expected).sum())
+        if n_differing > max(1, int(_MAX_DIFFERING_SHARE * expected.numel())):
+            return f"{n_differing} of {expected.numel()} elements differ"
+        return None
+    relative = _RELATIVE.get(expected.dtype, 0.5)
+    scale = _largest(expected)
+    absolute = max(relative * scale, 16 * torch.finfo(expected.dtype).eps * magnitude)
+    close = torch.isclose(actual, expected, rtol=relative, atol=absolute, equal_nan=True)
+    if bool(close.all()):
+        return None
+    worst = float((actual.double() - expected.double()).abs().nan_to_num(torch.inf).max())
+    return f"differs by up to {worst:.3g} where the largest value is {scale:.3g}"

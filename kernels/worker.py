@@ -1,0 +1,90 @@
+"""`python -m lazy_tensor.kernels.worker`: a child process that builds segments for its parent.
+
+In: requests on standard input. Out: artifacts on what was standard output. Ends when its parent
+does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from lazy_tensor.kernels.backend import PortableBackend
+from lazy_tensor.kernels.workers import receive, send
+
+
+def main(build_dir: str | None = None) -> None:
+    """Serve until the parent closes its end of the pipe; work in `build_dir`."""
+    os.nice(10)
+    if build_dir is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = build_dir
+        _drop_stale(Path(build_dir))
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    answers = _private_stdout()
+    # a thread of its own: the end of the parent must be noticed in the middle of a build
+    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+    while True:
+        request = requests.get()
+        try:
+            if isinstance(request, Exception):
+                raise request
+            module, kind, segment, n_threads = request
+            # nothing is computed here: this is the number of threads that kernels are compiled for
+            torch.set_num_threads(n_threads)
+            send(answers, (True, _backend(module, kind).build(segment)))
+        except Exception as error:
+            send(answers, (False, _told(error)))
+
+
+def _drop_stale(build_dir: Path) -> None:
+    """Delete what no build has touched for a day; what builds share is made again then."""
+    oldest = time.time() - 24 * 3600
+    for path in build_dir.glob("*/*"):
+        with contextlib.suppress(OSError):  # another worker is at it as well
+            if path.is_file() and path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def _private_stdout() -> IO[bytes]:
+    """The pipe to the parent, out of reach of libraries that print."""
+    pipe = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return pipe
+
+
+def _read_requests(pipe: IO[bytes], requests: queue.SimpleQueue[Any]) -> None:
+    while True:
+        try:
+            requests.put(receive(pipe))
+        except EOFError:
+            os._exit(0)
+        except Exception as error:
+            # the parent waits for an answer to this request: let the main thread give it
+            requests.put(error)
+
+
+def _backend(module: str, kind: str) -> PortableBackend:
+    return cast(PortableBackend, getattr(importlib.import_module(module), kind)())
+
+
+def _told(error: Exception) -> str:
+    """One paragraph: the error, and where it was raised."""
+    line = traceback.format_exception_only(error)[-1].strip()
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{line} ({os.path.basename(last.filename)}:{last.lineno})"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

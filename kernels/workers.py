@@ -1,0 +1,186 @@
+"""The parent's side of the worker processes: starting them, asking them to build, ending them.
+
+In: a backend of this package and a segment. Out: the artifact. Called by `kernels.compile`.
+Messages are pickles behind an 8-byte length, over the pipes of our own children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+import torch
+
+from lazy_tensor.kernels.backend import Backend
+from lazy_tensor.kernels.segment import Segment
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+class BuildError(RuntimeError):
+    """A worker could not build a segment; says why."""
+
+
+def is_known_to_workers(backend: Backend) -> bool:
+    """Whether a worker can make this backend: one of this package, not one registered by others."""
+    return type(backend).__module__.startswith(_PACKAGE + ".")
+
+
+class _Pickler(pickle.Pickler):
+    """Names torch's constants as attributes of torch.
+
+    They pickle as globals without a module, so pickle would name whichever loaded module it first
+    finds torch in, one of the user's perhaps, which a worker can't import.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (torch.memory_format, torch.layout, torch.dtype)):
+            return _torch_constant, (str(obj).removeprefix("torch."),)
+        return NotImplemented
+
+
+def _torch_constant(name: str) -> Any:
+    return getattr(torch, name)
+
+
+def send(pipe: IO[bytes], message: Any) -> None:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(message)
+    content = buffer.getvalue()
+    pipe.write(len(content).to_bytes(8, "little") + content)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> Any:
+    """The next message; EOFError if the other side is gone."""
+    n_bytes = int.from_bytes(_read(pipe, 8), "little")
+    return pickle.loads(_read(pipe, n_bytes))
+
+
+def _read(pipe: IO[bytes], n_bytes: int) -> bytes:
+    content = pipe.read(n_bytes)
+    if len(content) < n_bytes:
+        raise EOFError
+    return content
+
+
+class _Worker:
+    """One child process, which builds one segment at a time."""
+
+    def __init__(self, build_dir: str | None) -> None:
+        # -P and an explicit path: the user's working directory must not shadow any module
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        arguments = [] if build_dir is None else [build_dir]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{_PACKAGE}.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def build(self, backend: Backend, segment: Segment) -> bytes:
+        kind = type(backend)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = (kind.__module__, kind.__qualname__, segment, torch.get_num_threads())
+        try:
+            send(self._process.stdin, request)
+            is_built, answer = receive(self._process.stdout)
+        except (OSError, EOFError):
+            code = self._process.wait()
+            raise BuildError(f"the compile worker ended with exit code {code}") from None
+        if not is_built:
+            raise BuildError(answer)
+        artifact: bytes = answer
+        return artifact
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close this process's ends of the pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def disown(self) -> None:
+        """Leave the process to its parent: to this forked child it is none of its business."""
+        self._process.returncode = 0
+        self.let_go()
+
+
+class Workers:
+    """Up to `size` worker processes, started when first needed, ended with this process.
+
+    `build_dir`, if set, is where backends keep their working files.
+    """
+
+    def __init__(self, size: int | None = None, build_dir: str | None = None) -> None:
+        self.size = size or max(1, (os.cpu_count() or 1) - 1)
+        self.build_dir = build_dir
+        self._reset()
+        atexit.register(self.close)
+
+    def _reset(self) -> None:
+        self._slots = threading.BoundedSemaphore(self.size)
+        self._lock = threading.Lock()
+        self._all: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._is_closed = False
+
+    def build(self, backend: Backend, segment: Segment) -> bytes:
+        """What `backend.build(segment)` returns in a worker; BuildError if that fails."""
+        with self._slots:
+            worker = self._take()
+            try:
+                return worker.build(backend, segment)
+            finally:
+                self._put_back(worker)
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._is_closed:
+                raise BuildError("the compile service is closed")
+            if self._idle:
+                return self._idle.pop()
+            worker = _Worker(self.build_dir)
+            self._all.append(worker)
+            return worker
+
+    def _put_back(self, worker: _Worker) -> None:
+        with self._lock:
+            if worker.is_alive:
+                self._idle.append(worker)
+            else:
+                worker.let_go()
+                self._all.remove(worker)
+
+    def close(self) -> None:
+        """End the workers, in the middle of a build too."""
+        atexit.unregister(self.close)
+        with self._lock:
+            self._is_closed = True
+            for worker in self._all:
+                worker.end()
+            self._idle.clear()
+
+    def forget(self) -> None:
+        """Leave the workers to the parent process, as in a forked child."""
+        for worker in self._all:
+            worker.disown()
+        self._reset()

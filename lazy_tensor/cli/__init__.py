@@ -1,0 +1,1 @@
+"""The command line, `python -m lazy_tensor`: a user of the package that nothing in it imports."""

@@ -1,0 +1,111 @@
+"""`python -m lazy_tensor doctor`: what is installed, what can run, which settings hold."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+import torch
+from torch._inductor import config as inductor_config
+
+import lazy_tensor
+from lazy_tensor.dispatch import settings
+from lazy_tensor.kernels import available_backends
+
+Line = tuple[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It takes none."""
+
+
+def run(args: argparse.Namespace) -> int:
+    for title, lines in (
+        ("versions", versions()),
+        ("devices", devices()),
+        ("backends", backends()),
+        ("settings", settings_in_force()),
+        ("caches", caches()),
+    ):
+        print(title)
+        for name, text in lines:
+            print(f"  {name:<22}{text}")
+    return 0
+
+
+def versions() -> Iterator[Line]:
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    for name in ("lazy-tensor", "torch", "cachetools"):
+        yield name, installed_version(name)
+    nvfuser = sorted(
+        f"{d.name} {d.version}" for d in distributions() if (d.name or "").startswith("nvfuser")
+    )
+    yield "nvfuser", ", ".join(nvfuser) or "not installed"
+    yield "C++ compiler", compiler_version(inductor_config.cpp.cxx[1])
+
+
+def installed_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def compiler_version(compiler: str) -> str:
+    path = shutil.which(compiler)
+    if path is None:
+        return f"{compiler} not found: the inductor backend can't compile for the CPU"
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return next(iter(answer.stdout.splitlines()), f"{path} doesn't say its version")
+
+
+def devices() -> Iterator[Line]:
+    yield "cpu", f"{torch.get_num_threads()} threads of {os.cpu_count()} processors"
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        memory_gib = properties.total_memory / 2**30
+        capability = f"{properties.major}.{properties.minor}"
+        yield f"cuda:{index}", f"{properties.name}, {memory_gib:.0f} GiB, capability {capability}"
+
+
+def backends() -> Iterator[Line]:
+    """Each backend on each kind of device there is, or why it can't run there."""
+    for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for name, reason in available_backends(device_type).items():
+            yield f"{name} on {device_type}", "available" if reason is None else reason
+
+
+def settings_in_force() -> Iterator[Line]:
+    """Each option and where it comes from; in this process nobody has called `configure`."""
+    current, defaults = settings.current(), settings.Settings()
+    for field in fields(current):
+        value = getattr(current, field.name)
+        is_default = value == getattr(defaults, field.name)
+        source = "default" if is_default else f"LAZY_TENSOR_{field.name.upper()}"
+        shown = ", ".join(sorted(value)) or "nothing" if isinstance(value, frozenset) else value
+        yield field.name, f"{shown}  ({source})"
+
+
+def caches() -> Iterator[Line]:
+    folder = Path(settings.current().cache_dir)
+    sizes = list(file_sizes(folder))
+    on_disk = f"{len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB" if sizes else "empty"
+    yield "on disk", f"{folder}: {on_disk}"
+    for name, info in lazy_tensor.cache_info().items():
+        yield name, f"in memory, at most {info.maxsize} entries"
+
+
+def file_sizes(folder: Path) -> Iterator[int]:
+    """Bytes of each file below `folder`, those that other processes remove meanwhile left out."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                yield path.stat().st_size

@@ -1,0 +1,134 @@
+"""A byte-level GPT in plain `torch.nn`, as its users write one: nothing here knows lazy tensors.
+
+The block of today's language models: RMS norms, rotary positions, a gated MLP, no biases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+N_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    n_layers: int
+    n_heads: int
+    width: int
+    context: int
+    dropout: float = 0.0
+    tied: bool = True
+
+
+SIZES = {
+    "tiny": GPTConfig(n_layers=2, n_heads=2, width=32, context=32),
+    "small": GPTConfig(n_layers=4, n_heads=4, width=256, context=128),
+    "medium": GPTConfig(n_layers=6, n_heads=6, width=384, context=256),
+}
+
+
+class Rotary(nn.Module):
+    """Turns each pair of features by an angle that grows with the position (arXiv:2104.09864)."""
+
+    cos_TD: Tensor
+    sin_TD: Tensor
+
+    def __init__(self, head_width: int, context: int) -> None:
+        super().__init__()
+        rates = 10_000.0 ** (-torch.arange(0, head_width, 2) / head_width)
+        angles_TD = torch.arange(context)[:, None] * rates
+        self.register_buffer("cos_TD", angles_TD.cos(), persistent=False)
+        self.register_buffer("sin_TD", angles_TD.sin(), persistent=False)
+
+    def forward(self, x_BHTD: Tensor) -> Tensor:
+        n_positions = x_BHTD.shape[-2]
+        cos, sin = self.cos_TD[:n_positions], self.sin_TD[:n_positions]
+        left, right = x_BHTD.chunk(2, dim=-1)
+        return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.dropout = config.dropout
+        self.rotary = Rotary(config.width // config.n_heads, config.context)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        q_BHTD, k_BHTD, v_BHTD = (
+            t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for t in self.qkv(x_BTC).chunk(3, dim=-1)
+        )
+        y_BHTD = F.scaled_dot_product_attention(
+            self.rotary(q_BHTD),
+            self.rotary(k_BHTD),
+            v_BHTD,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+        )
+        out: Tensor = self.out(y_BHTD.transpose(1, 2).flatten(-2))
+        return out
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (arXiv:2002.05202), with the hidden width that keeps a 4x MLP's number of weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = 8 * width // 3 // 8 * 8
+        self.gate_and_up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        gate, up = self.gate_and_up(x_BTC).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention = SelfAttention(config)
+        self.mlp_norm = nn.RMSNorm(config.width)
+        self.mlp = GatedMLP(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC)))
+        out: Tensor = x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC)))
+        return out
+
+
+class GPT(nn.Module):
+    """Bytes `(batch, context)` in, logits `(batch, context, 256)` out."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(N_BYTES, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.RMSNorm(config.width)
+        self.head = nn.Linear(config.width, N_BYTES, bias=False)
+        self.apply(init_weights)
+        if config.tied:
+            self.head.weight = self.token_embedding.weight
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTC = self.dropout(self.token_embedding(tokens_BT))
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        logits_BTV: Tensor = self.head(self.norm(x_BTC))
+        return logits_BTV
+
+
+def init_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)

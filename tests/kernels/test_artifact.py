@@ -1,0 +1,51 @@
+"""Kernels as bytes: what goes in comes out, in this process without a trace on disk."""
+
+import os
+
+import pytest
+import torch
+
+from lazy_tensor.kernels import artifact
+from lazy_tensor.kernels.artifact import Outputs, View, kernel_of, packed, unpacked
+from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.torch_inductor import Compiled
+
+
+def test_artifact_without_libraries_round_trips():
+    source = "def call(args):\n    return (args[0] * 2,)"
+    content = packed(Compiled(source, (), ((1,),)), Outputs((0,), False))
+    assert unpacked(content, ())([torch.ones(2)], [])[0].tolist() == [2.0, 2.0]
+
+
+def test_outputs_are_results_and_views_of_them():
+    outputs = Outputs((View(0, (3, 2), (1, 3), 0), 0), False)
+    kernel = kernel_of(lambda args: (torch.arange(6).view(2, 3),), outputs, ())
+    transposed, whole = kernel([], [])
+    assert torch.equal(transposed, whole.t())
+    assert transposed.data_ptr() == whole.data_ptr()
+
+
+def test_scalars_arrive_exactly_as_0_dim_tensors():
+    kernel = kernel_of(
+        lambda args: tuple(t.clone() for t in args), Outputs((0, 1), False), (float, int)
+    )
+    for values in ([0.1, 2**62], [-1e300, -1]):
+        outputs = kernel([], values)
+        assert [t.item() for t in outputs] == values
+        assert [t.dtype for t in outputs] == [torch.float64, torch.int64]
+
+
+def test_failed_check_is_an_index_error():
+    kernel = kernel_of(lambda args: (args[0], torch.tensor(True)), Outputs((0,), True), ())
+    with pytest.raises(IndexError, match="index out of range"):
+        kernel([torch.ones(1)], [])
+
+
+def test_loading_leaves_no_file_behind(record, compiler, tmp_path, monkeypatch):
+    segment = record(lambda a: a.exp() + 1, [torch.ones(3)]).segment
+    fusion = compiler.fusion_of(segment, InductorBackend(), mode="blocking")
+    content = compiler.disk.get(compiler._artifact_key(fusion))
+    monkeypatch.setattr(artifact, "_library_dir", lambda: str(tmp_path))
+    kernels = [unpacked(content, ()) for _ in range(3)]
+    assert os.listdir(tmp_path) == []
+    assert all(torch.equal(k([torch.zeros(3)], [])[0], torch.full((3,), 2.0)) for k in kernels)

@@ -1,0 +1,62 @@
+"""The registry of backends: what `configure(backend=...)` may name, and what 'auto' means."""
+
+import pytest
+
+from lazy_tensor.kernels import PortableBackend, available_backends, register_backend
+from lazy_tensor.kernels import backend as registry
+from lazy_tensor.kernels.aten import AtenBackend
+from lazy_tensor.kernels.inductor import InductorBackend
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+
+
+class Broken(AtenBackend):
+    def unavailable(self, device_type):
+        return "its library is missing"
+
+
+def test_auto_tries_fusing_backends_before_aten():
+    assert list(available_backends()) == ["inductor", "aten"]
+    assert available_backends()["aten"] is None
+
+
+def test_auto_takes_the_first_that_can_run(monkeypatch):
+    monkeypatch.setitem(registry._backends, "inductor", Broken())
+    assert registry.choose("auto", "cpu").name == "aten"
+
+
+def test_auto_on_an_unknown_device_is_aten():
+    assert registry.choose("auto", "xla").name == "aten"
+
+
+def test_unknown_name_lists_those_there_are():
+    with pytest.raises(ValueError, match="'nvfusor' is not one of 'auto', 'inductor', 'aten'"):
+        registry.choose("nvfusor", "cpu")
+
+
+def test_backend_asked_for_by_name_that_cannot_run_says_why():
+    register_backend("broken", Broken())
+    with pytest.raises(RuntimeError, match="'broken' asked for, but its library is missing"):
+        registry.choose("broken", "cpu")
+
+
+def test_registering_something_else_names_what_it_lacks():
+    with pytest.raises(TypeError, match="object lacks name, unavailable, refuses, compile"):
+        register_backend("toy", object())  # type: ignore[arg-type]
+
+
+def test_inductor_is_portable_and_aten_is_not():
+    assert isinstance(InductorBackend(), PortableBackend)
+    assert not isinstance(AtenBackend(), PortableBackend)
+
+
+def test_inductor_without_a_compiler_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "install g++" in str(InductorBackend().unavailable("cpu"))
+
+
+def test_inductor_is_refused_where_it_cannot_run():
+    assert InductorBackend().unavailable("mps") == "it runs on cpu and cuda, not on mps"

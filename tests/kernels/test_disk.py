@@ -1,0 +1,112 @@
+"""Artifacts on disk: whole or not at all, bounded, and only our own."""
+
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lazy_tensor.kernels.disk import Disk, key_of
+
+KEY = key_of("a segment", "a backend")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return Disk(tmp_path / "cache")
+
+
+def files(disk):
+    return [path for path in disk.directory.rglob("*") if path.is_file()]
+
+
+def test_what_was_put_comes_back_in_another_process(disk):
+    disk.put(KEY, b"kernel")
+    assert Disk(disk.directory).get(KEY) == b"kernel"
+
+
+def test_what_was_not_put_is_none(disk):
+    assert disk.get(KEY) is None
+
+
+def test_keys_tell_parts_apart():
+    assert key_of("ab", "c") != key_of("a", "bc")
+
+
+@pytest.mark.parametrize("damage", [b"", b"LTKERN01", b"LTKERN01" + b"x" * 100, b"junk"])
+def test_damaged_artifact_is_skipped_and_can_be_replaced(disk, damage):
+    disk.put(KEY, b"kernel")
+    files(disk)[0].write_bytes(damage)
+    assert disk.get(KEY) is None
+    disk.put(KEY, b"kernel")
+    assert disk.get(KEY) == b"kernel"
+
+
+def test_one_flipped_bit_is_noticed(disk):
+    disk.put(KEY, b"kernel" * 100)
+    path = files(disk)[0]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    assert disk.get(KEY) is None
+
+
+def test_directory_is_for_its_owner_alone(disk):
+    assert disk.directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_directory_that_others_can_write_is_refused_with_one_warning(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.warns(UserWarning, match="chmod go-w"):
+        disk = Disk(tmp_path)
+    disk.put(KEY, b"kernel")  # a second warning would be an error
+    assert disk.get(KEY) is None
+
+
+def test_directory_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.warns(UserWarning, match="belongs to user"):
+        assert Disk(tmp_path).is_off
+
+
+def test_artifact_that_others_can_write_is_not_read(disk):
+    disk.put(KEY, b"kernel")
+    files(disk)[0].chmod(0o666)
+    assert disk.get(KEY) is None
+
+
+def test_full_disk_costs_one_warning_and_no_half_file(disk, monkeypatch):
+    def full(descriptor, mode):
+        os.close(descriptor)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        disk.put(KEY, b"kernel")
+    disk.put(KEY, b"kernel")  # a second warning would be an error
+    assert files(disk) == []
+
+
+def test_directory_that_cannot_be_made_costs_one_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="can't be created"):
+        assert Disk(tmp_path / "file" / "cache").is_off
+
+
+def test_size_is_bounded_and_the_least_recently_used_goes_first(tmp_path):
+    disk = Disk(tmp_path, max_bytes=3500)
+    keys = [key_of(str(i)) for i in range(4)]
+    for age, key in enumerate(keys[:3]):
+        disk.put(key, b"x" * 1000)
+        os.utime(disk._path(key), (age, age))
+    assert disk.get(keys[0]) is not None  # now the most recently used
+    disk.put(keys[3], b"x" * 1000)
+    assert [disk.get(key) is not None for key in keys] == [True, False, True, True]
+
+
+def test_many_writers_of_one_key_leave_one_whole_artifact(disk):
+    with warnings.catch_warnings(), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: disk.put(KEY, b"kernel" * 10_000), range(50)))
+    assert disk.get(KEY) == b"kernel" * 10_000
+    assert len(files(disk)) == 1

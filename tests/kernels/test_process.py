@@ -1,0 +1,87 @@
+"""Whole programs: a second process compiles nothing, exits are clean, forks go on."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from time import perf_counter
+
+import pytest
+
+PRELUDE = """
+import os, pathlib, sys, torch
+from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
+from lazy_tensor.kernels.backend import choose
+from lazy_tensor.kernels.compile import Compiler
+
+aten = torch.ops.aten
+spec = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
+calls = (Call(aten.mul.Tensor, (Ref(0), Ref(0)), (), (spec,)),
+         Call(aten.add.Tensor, (Ref(1), Ref(0)), (), (spec,)))
+segment = Segment((spec,), (), calls, (2,))
+x = torch.full((4,), 3.0)
+compiler = Compiler(cache_dir=pathlib.Path(sys.argv[1]))
+backend = choose("auto", "cpu")
+"""
+
+
+def program(body, cache_dir):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(body), str(cache_dir)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    return done.stdout.split()
+
+
+BLOCKING = """
+fusion = compiler.fusion_of(segment, backend, mode="blocking")
+assert fusion.run([x], [])[0].tolist() == [12.0] * 4
+inductor = [name for name in sys.modules if name.startswith("torch._inductor")]
+print(compiler.counters.compiled, compiler.counters.loaded, len(inductor))
+"""
+
+
+def test_second_process_loads_and_neither_imports_inductor(cache_dir, tmp_path):
+    # what builds share (the instruction set's tests) is taken from the session's directory
+    os.symlink(cache_dir / "build", tmp_path / "build")
+    (cache_dir / "build").mkdir(exist_ok=True)
+    assert program(BLOCKING, tmp_path) == ["1", "0", "0"]
+    assert program(BLOCKING, tmp_path) == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize("until", ["True", "compiler._workers._all"])
+def test_exit_does_not_wait_for_a_compile(tmp_path, until):
+    body = f"""
+    fusion = compiler.fusion_of(segment, backend, mode="background", threshold=1)
+    fusion.run([x], [])
+    assert compiler._to_load.wait(60)
+    fusion.run([x], [])
+    while not {until}:
+        pass
+    print(fusion.status)
+    """
+    start = perf_counter()
+    assert program(body, tmp_path)[0] in ("queued", "compiling")
+    assert perf_counter() - start < 30
+
+
+def test_forked_child_runs_op_by_op_and_leaves_the_parents_worker_alone(cache_dir):
+    body = """
+    fusion = compiler.fusion_of(segment, backend, mode="blocking")
+    compiler._workers.build(backend, segment)
+    pid = os.fork()
+    if pid == 0:
+        ok = fusion.status == "aten" and fusion.run([x], [])[0].tolist() == [12.0] * 4
+        other = Segment((spec,), (), calls[:1], (1,))
+        new = compiler.fusion_of(other, backend, mode="blocking")
+        os._exit(0 if ok and new.run([x], [])[0].tolist() == [9.0] * 4 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert fusion.status == "ready"
+    compiler._workers.build(backend, segment)
+    print("parent builds")
+    """
+    assert program(body, cache_dir) == ["parent", "builds"]

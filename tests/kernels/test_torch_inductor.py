@@ -1,0 +1,56 @@
+"""The adapter around torch's private parts, without compiling anything."""
+
+from typing import Any
+
+import pytest
+
+from lazy_tensor.kernels.torch_inductor import NotPortable, portable_source, private
+
+WRAPPER = """
+import torch
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import maybe_profile
+from torch import device
+async_compile = AsyncCompile()
+cpp_fused_0 = async_compile.cpp_pybinding(['float*'], r'''int x;''')
+cpp_fused_1 = async_compile.cpp_pybinding(['float*'], r'''int y;''')
+async_compile.wait(globals())
+del async_compile
+class Runner:
+    def call(self, args):
+        x, = args
+        args.clear()
+        {body}
+        return (x,)
+call = Runner().call
+def get_args():
+    from torch._dynamo.testing import rand_strided
+def benchmark_compiled_module(args):
+    pass
+if __name__ == "__main__":
+    compiled_module_main('None', benchmark_compiled_module)
+"""
+
+
+def test_wrapper_keeps_its_program_and_loses_inductor():
+    source, kernels = portable_source(WRAPPER.format(body="cpp_fused_1(x)"))
+    assert kernels == ["cpp_fused_0", "cpp_fused_1"]
+    assert "_inductor" not in source
+    assert "async_compile" not in source
+    calls: list[int] = []
+    names: dict[str, Any] = {"_libraries": [None, calls.append]}
+    exec(source, names)
+    assert names["call"]([7]) == (7,)
+    assert calls == [7]
+
+
+def test_wrapper_that_calls_into_inductor_is_not_portable():
+    with pytest.raises(NotPortable, match="maybe_profile"):
+        portable_source(WRAPPER.format(body="maybe_profile(x)"))
+
+
+def test_missing_private_name_says_which_and_what_to_do():
+    with pytest.raises(RuntimeError, match=r"no torch._inductor.nothing.at_all .*backend='aten'"):
+        private("torch._inductor.nothing", "at_all")
+    with pytest.raises(RuntimeError, match=r"no torch._C.no_such_name"):
+        private("torch._C", "no_such_name")

@@ -1,0 +1,112 @@
+"""Worker processes: they build, survive what they are asked, and leave when we do."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import torch
+
+from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
+from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.workers import BuildError, Workers, is_known_to_workers, receive, send
+
+aten = torch.ops.aten
+SPEC = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
+GOOD = Segment((SPEC,), (), (Call(aten.mul.Tensor, (Ref(0), Ref(0)), (), (SPEC,)),), (1,))
+BAD = Segment((SPEC,), (), (Call(aten.mul.Tensor, (Ref(0), Ref(7)), (), (SPEC,)),), (1,))
+
+
+@pytest.fixture
+def workers(cache_dir):
+    workers = Workers(1, str(cache_dir / "build"))
+    yield workers
+    workers.close()
+
+
+def process_of(workers):
+    (worker,) = workers._all
+    return worker._process
+
+
+def test_worker_survives_a_segment_that_cannot_be_built(workers):
+    with pytest.raises(BuildError, match="IndexError: list index out of range"):
+        workers.build(InductorBackend(), BAD)
+    pid = process_of(workers).pid
+    artifact = workers.build(InductorBackend(), GOOD)
+    kernel = InductorBackend().load(GOOD, artifact)
+    assert kernel([torch.full((4,), 3.0)], [])[0].tolist() == [9.0] * 4
+    assert process_of(workers).pid == pid
+
+
+def test_worker_that_dies_fails_one_segment_and_is_replaced(workers):
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    process = process_of(workers)
+    process.send_signal(signal.SIGSTOP)
+    process.kill()
+    with pytest.raises(BuildError, match="worker ended with exit code -9|list index"):
+        workers.build(InductorBackend(), BAD)
+    with pytest.raises(BuildError, match="list index"):
+        workers.build(InductorBackend(), BAD)
+
+
+def test_closing_ends_the_workers(workers):
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    process = process_of(workers)
+    workers.close()
+    assert process.poll() is not None
+    with pytest.raises(BuildError, match="closed"):
+        workers.build(InductorBackend(), GOOD)
+
+
+def test_backends_registered_from_outside_are_not_known_to_workers(toy):
+    assert is_known_to_workers(InductorBackend())
+    assert not is_known_to_workers(toy)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), 9)"])
+def test_worker_ends_with_its_parent(ending):
+    code = f"""
+import os, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_workers import *
+workers = Workers(1)
+try:
+    workers.build(InductorBackend(), BAD)
+except BuildError:
+    print(process_of(workers).pid, flush=True)
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120)
+    pid = int(done.stdout)
+    for _ in range(200):
+        if not is_running(pid):
+            return
+        time.sleep(0.05)  # the worker reads the end of its parent, there is no event to wait for
+    raise AssertionError(f"worker {pid} is still running")
+
+
+def test_torch_constants_are_not_named_by_a_module_of_the_user(monkeypatch):
+    users = types.ModuleType("a_module_that_no_worker_has")
+    monkeypatch.setattr(users, "torch", torch, raising=False)
+    monkeypatch.setattr(sys, "modules", {users.__name__: users, **sys.modules})
+    pipe = io.BytesIO()
+    constants = (torch.contiguous_format, torch.strided, torch.bfloat16)
+    send(pipe, constants)
+    assert b"a_module_that_no_worker_has" not in pipe.getvalue()
+    pipe.seek(0)
+    assert receive(pipe) == constants
