@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 
 DEMO_ARGS ?=
-TEST_ARGS ?=
+TEST_ARGS ?= -n 2
 BENCH_ARGS ?=
 
 .PHONY: help demo test bench lint fmt venv clean

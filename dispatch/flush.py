@@ -79,6 +79,8 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     shown = _run(trace, pending, alive, live)
     trace.remember(pending.state)
     _account(pending, cause, where, perf_counter() - start, shown)
+    if shown is not None and "compile" in settings.current().forbid:
+        _refuse_compiling(shown, where)
 
 
 def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
@@ -142,6 +144,17 @@ def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
     state.plans[key] = plan
     STATS.counts["plans_built"] += 1
     return plan
+
+
+def _refuse_compiling(plan: Plan, where: str) -> None:
+    """Raise if a segment of the plan has no kernel yet. It was run op by op: nothing is lost."""
+    for fusion in plan.fusions:
+        if fusion.status in ("aten", "queued", "compiling"):
+            ops = ", ".join(str(call.op) for call in fusion.segment.calls)
+            raise RuntimeError(
+                f"the trace flushed at {where} has a segment without a kernel ({ops}), and forbid "
+                "has 'compile'; run it once without, or with compile='off'"
+            )
 
 
 MAX_PLANS_OF_A_STATE = 8

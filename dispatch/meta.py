@@ -7,6 +7,7 @@ A miss asks the op's meta function through fake tensors (50-100 us).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,15 @@ _schema_cache: Cache[tuple[Any, ...], Outcome] = Cache("schema", 16384)
 settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
 
 
+def dense_stride(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this size."""
+    stride, step = [], 1
+    for n in reversed(size):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
+
+
 def meta_of(tensor: torch.Tensor) -> Meta:
     return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device)
 
@@ -57,20 +67,31 @@ def propagate(
     (data-dependent, no meta function, or an error that only eager may word) the op runs now.
     """
 
-    def call(fakes: list[torch.Tensor]) -> Any:
-        plain_args = [substituted(a, fakes) for a in args]
-        return facts.op(*plain_args, **{name: substituted(a, fakes) for name, a in kwargs})
+    def call(stand_ins: list[torch.Tensor]) -> Any:
+        plain_args = [substituted(a, stand_ins) for a in args]
+        return facts.op(*plain_args, **{name: substituted(a, stand_ins) for name, a in kwargs})
 
     try:
-        result = torch_private.fake_call(facts.op, metas, call)
+        if len({meta[4] for meta in metas}) == 1 and has_native_meta(facts):
+            return outcome_of(torch_private.meta_call(metas, call), facts, metas[0][4])
+        result = torch_private.fake_call(metas, call)
     except Exception as error:
         # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
         return Outcome(runs_now=f"no metadata: {type(error).__name__}")
     return outcome_of(result, facts)
 
 
-def outcome_of(result: Any, facts: OpFacts) -> Outcome:
-    """The outcome that a result, real or fake, shows."""
+@cache
+def has_native_meta(facts: OpFacts) -> bool:
+    """Whether torch's C++ tells the op's metadata: views, and what shares its code with kernels.
+
+    That takes 1-10 us, and can't depend on the device, as some meta functions in Python do.
+    """
+    return facts.is_view or torch_private.has_cpp_meta_kernel(facts.op)
+
+
+def outcome_of(result: Any, facts: OpFacts, device: torch.device | None = None) -> Outcome:
+    """The outcome that a result shows: real, fake, or on "meta" in place of `device`."""
     if facts.returns_nothing or facts.returns_arg is not None:
         return Outcome()
     if isinstance(result, torch.Tensor):
@@ -82,21 +103,21 @@ def outcome_of(result: Any, facts: OpFacts) -> Outcome:
     else:
         return Outcome(runs_now="returns no tensor")
     for tensor in results:
-        if tensor is not None and not is_recordable(tensor):
+        if tensor is not None and not is_recordable(tensor, allow_meta=device is not None):
             return Outcome(runs_now="gives a tensor that is not dense")
-    outs = tuple(None if t is None else meta_of(t) for t in results)
+    outs = tuple(None if t is None else (*meta_of(t)[:4], device or t.device) for t in results)
     return Outcome(
         outs=outs, is_single=is_single, container=list if isinstance(result, list) else tuple
     )
 
 
-def is_recordable(tensor: Any) -> bool:
+def is_recordable(tensor: Any, *, allow_meta: bool = False) -> bool:
     """Whether a tensor is of the kind that traces hold: strided, with memory, not quantized."""
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not tensor.is_meta
+        and (allow_meta or not tensor.is_meta)
         and not tensor.is_nested
     )
 

@@ -35,7 +35,8 @@ class Request:
         self.in_mode = not isinstance(owner, type)
         self.tensors: list[torch.Tensor] = []
         for argument in args:
-            _collect(argument, self.tensors)
+            if type(argument) not in FIXED:
+                _collect(argument, self.tensors)
         for argument in kwargs.values():
             _collect(argument, self.tensors)
 
@@ -70,16 +71,23 @@ class Request:
         self, on_tensor: Callable[[torch.Tensor], Any], on_number: Callable[[Any], Any] | None
     ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
         """The arguments with tensors replaced, and numbers in arithmetic too if `on_number`."""
-        numeric = self.facts.number_args if on_number else frozenset()
-        args = tuple(
-            _mapped(a, on_tensor, on_number if i in numeric else None)
-            for i, a in enumerate(self.args)
-        )
-        kwargs = tuple(
-            (name, _mapped(a, on_tensor, on_number if name in numeric else None))
-            for name, a in self.kwargs.items()
-        )
-        return args, kwargs
+        numeric = self.facts.number_args if on_number else NOTHING
+        args: list[Any] = []
+        for i, argument in enumerate(self.args):
+            if type(argument) in FIXED:
+                args.append(argument)
+            else:
+                args.append(_mapped(argument, on_tensor, on_number if i in numeric else None))
+        kwargs = [
+            (name, _mapped(argument, on_tensor, on_number if name in numeric else None))
+            for name, argument in self.kwargs.items()
+        ]
+        return tuple(args), tuple(kwargs)
+
+
+NOTHING: frozenset[int | str] = frozenset()
+FIXED = frozenset({bool, str, type(None), torch.dtype, torch.device, torch.memory_format})
+"""Types of arguments that are neither tensors nor numbers in arithmetic, nor hold any."""
 
 
 def _collect(argument: Any, found: list[torch.Tensor]) -> None:
@@ -95,12 +103,15 @@ def _mapped(
     on_tensor: Callable[[torch.Tensor], Any],
     on_number: Callable[[Any], Any] | None,
 ) -> Any:
+    kind = type(argument)
+    if kind is int or kind is float or kind is complex:
+        return argument if on_number is None else on_number(argument)
+    if kind in FIXED:
+        return argument
     if isinstance(argument, torch.Tensor):
         return on_tensor(argument)
     if isinstance(argument, (list, tuple)):
-        return tuple(_mapped(item, on_tensor, on_number) for item in argument)
-    if on_number is not None and type(argument) in (float, int, complex):
-        return on_number(argument)
+        return tuple([_mapped(item, on_tensor, on_number) for item in argument])
     return argument
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, torch_private
+from lazy_tensor.dispatch import host, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
@@ -19,6 +19,7 @@ from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
+from lazy_tensor.dispatch.where import user_line
 
 PLAIN_RESULT = frozenset({
     "all arguments are computed 0-dim CPU tensors",
@@ -27,9 +28,22 @@ PLAIN_RESULT = frozenset({
 """Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
 
 
+EXPECTED = frozenset({
+    "all arguments are computed 0-dim CPU tensors",
+    "runs now by rule",
+    "debug",
+})  # fmt: skip
+"""Reasons that are no fallback: the op needs values by what it is, or is best run at once."""
+
+
 def run(trace: Trace, request: Request, reason: str) -> Any:
     """The call's result, computed now. `reason` is counted and shown."""
     STATS.fallbacks[request.op, reason] += 1
+    if reason not in EXPECTED and "fallback" in settings.current().forbid:
+        raise RuntimeError(
+            f"{request.op} at {user_line()} can't be recorded ({reason}), and forbid has "
+            "'fallback'; move it out of the block"
+        )
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
     if not all(is_plain(tensor) for tensor in request.tensors):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lazy_tensor.kernels.backend import backend_of
+
 _CHOICES = {
     "compile": ("background", "blocking", "off"),
     "flush_policy": ("auto", "at_once", "at_materialization"),
@@ -114,6 +116,11 @@ def updated(settings: Settings, options: dict[str, Any], caller: str) -> Setting
             values[name] = _CONVERT.get(types[name], str)(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{caller}: {name}={value!r}: {error}") from None
+    if values.get("backend", "auto") != "auto":
+        try:
+            backend_of(values["backend"])
+        except ValueError as error:
+            raise ValueError(f"{caller}: {error}") from None
     return dataclasses.replace(settings, **values)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
@@ -75,35 +75,57 @@ def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
+Specs = Sequence[tuple[Any, ...]]
+"""`(size, stride, offset, dtype, device)` of each tensor."""
+
 _fake_mode: FakeTensorMode | None = None
 
 
-def fake_call(
-    op: OpOverload, specs: Sequence[tuple[Any, ...]], call: Callable[[list[torch.Tensor]], Any]
-) -> Any:
-    """What `call` gives for fake tensors of these `(size, stride, offset, dtype, device)` specs.
+def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
+    """What `call` gives for fake tensors of these specs.
 
     Raises whatever the op's meta function raises, NotImplementedError where there is none.
     """
     global _fake_mode
     if _fake_mode is None:
         _fake_mode = FakeTensorMode(allow_fallback_kernels=False)
-    with _disable_current_modes(), torch.no_grad(), _fake_mode:
-        fakes = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device)
-            for size, stride, _, dtype, device in specs
+        _fake_mode.cache_enabled = False  # answers are cached by their caller
+    with _disable_current_modes(), torch.no_grad():
+        fakes: list[torch.Tensor] = [
+            FakeTensor(_fake_mode, on_meta, spec[4])
+            for on_meta, spec in zip(_on_meta(specs), specs, strict=True)
         ]
-        for i, (size, stride, offset, _, _) in enumerate(specs):
-            if offset:
-                whole = fakes[i].new_empty(_extent(size, stride) + offset)
-                fakes[i] = whole.as_strided(size, stride, offset)
-        return call(fakes)
+        with _fake_mode:
+            return call(fakes)
+
+
+def meta_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
+    """What `call` gives for tensors on the device "meta"."""
+    with _disable_current_modes(), torch._C._AutoDispatchBelowADInplaceOrView():
+        return call(_on_meta(specs))
+
+
+def _on_meta(specs: Specs) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
+    for size, stride, offset, dtype, _ in specs:
+        if offset:
+            whole = torch.empty(_extent(size, stride) + offset, dtype=dtype, device="meta")
+            tensors.append(whole.as_strided(size, stride, offset))
+        else:
+            tensors.append(torch.empty_strided(size, stride, dtype=dtype, device="meta"))
+    return tensors
 
 
 def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in size:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
+def has_cpp_meta_kernel(op: OpOverload) -> bool:
+    """Whether the op's kernel for "meta" is compiled with torch, and not replaced in Python."""
+    registered = torch._C._dispatch_dump(op.name()).splitlines()
+    return any(line.startswith("Meta:") and "RegisterMeta" in line for line in registered)
 
 
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:

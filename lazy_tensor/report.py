@@ -9,7 +9,6 @@ from lazy_tensor.dispatch import flush, settings
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
-from lazy_tensor.kernels.backend import backend_of
 
 
 def configure(**options: Any) -> None:
@@ -18,8 +17,6 @@ def configure(**options: Any) -> None:
     TypeError for an unknown name, naming the nearest; ValueError for a value out of its range.
     """
     new = settings.updated(settings.current(), options, "configure()")
-    if new.backend != "auto":
-        backend_of(new.backend)
     flush.flush(local.trace, "configure()", quiet=True)
     settings.put(new)
     restart_empty_traces()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lazy_tensor import LazyTensor, is_pending, lazy_mode, materialize, stats
+from lazy_tensor import LazyTensor, configure, is_pending, lazy_mode, materialize, stats
 from lazy_tensor.dispatch import settings
 
 
@@ -34,6 +34,57 @@ def test_options_hold_for_the_block():
 def test_unknown_option_names_the_nearest():
     with pytest.raises(TypeError, match="unknown option 'backened'; did you mean 'backend'"):
         lazy_mode(backened="aten")
+
+
+def test_unknown_backend_names_those_there_are():
+    with pytest.raises(ValueError, match=r"configure\(\): backend='nvfuzer' is not one of 'auto'"):
+        configure(backend="nvfuzer")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compile": "lazy"}, "compile='lazy' is not one of 'background', 'blocking', 'off'"),
+        ({"max_segment_ops": 0}, "max_segment_ops=0 must be at least 1"),
+        ({"verify_every": -1}, "verify_every=-1 must be at least 0"),
+        ({"forbid": "flushes"}, "forbid='flushes' is not one of 'flush', 'compile'"),
+    ],
+)
+def test_bad_values_name_the_option_and_what_it_takes(options, message):
+    before = settings.current()
+    with pytest.raises(ValueError, match=message):
+        configure(**options)
+    assert settings.current() == before
+
+
+def test_options_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("LAZY_TENSOR_COMPILE", "off")
+    monkeypatch.setenv("LAZY_TENSOR_FORBID", "flush,compile")
+    monkeypatch.setenv("LAZY_TENSOR_DEBUG", "1")
+    found = settings.from_environment()
+    assert found.compile == "off"
+    assert found.forbid == {"flush", "compile"}
+    assert found.debug
+
+
+def test_forbidden_compile_computes_all_the_same():
+    x = torch.randn(3)
+
+    def program():
+        with lazy_mode(backend="inductor", compile="background", forbid={"compile"}):
+            return x.sin().cos()
+
+    program()  # at first sight there is no plan
+    with pytest.raises(RuntimeError, match="a segment without a kernel .*aten.sin.default"):
+        program()
+
+
+def test_forbidden_fallback_names_op_and_reason():
+    x = torch.ones(2, 2)
+    with lazy_mode(forbid={"fallback"}):
+        y = x + 1
+        with pytest.raises(RuntimeError, match="can't be recorded .*forbid has 'fallback'"):
+            y.to_sparse()
 
 
 def test_inplace_on_plain_tensor_is_seen_after_the_block():
