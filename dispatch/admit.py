@@ -16,6 +16,9 @@ from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claim
 from lazy_tensor.kernels.segment import TensorSpec
 
+LEAF_S = 5e-6
+"""What a new state for a leaf takes."""
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -146,8 +149,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
         state = State(trace.state, key, Leaf(trace.state.n_slots, spec, shares))
         state.n_slots += 1
         trace.state[key] = state
-        trace.credit -= 1
-        trace.n_misses += 1
+        trace.budget.pay(LEAF_S)
     slot = trace.slot_at(state.n_slots - 1)
     trace.state = state
     trace.storages.setdefault(storage, slot.index)

@@ -69,7 +69,6 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
             "move it out of the block, or call lazy_tensor.flush() first"
         )
     pending = trace.take()
-    _earn_credit(trace, pending)
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
         return
@@ -77,8 +76,10 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
     shown = _run(trace, pending, alive, live)
+    seconds = perf_counter() - start
+    trace.budget.earn(pending.state.n_ops, seconds)
     trace.remember(pending.state)
-    _account(pending, cause, where, perf_counter() - start, shown)
+    _account(pending, cause, where, seconds, shown)
     if shown is not None and "compile" in settings.current().forbid:
         _refuse_compiling(shown, where)
 
@@ -207,21 +208,6 @@ def closes_segment(node: Node) -> bool:
         return False
     call = Call(node.facts.op, node.args, node.kwargs, node.specs)
     return chosen_backend(device).refuses(call) is not None
-
-
-def _earn_credit(trace: Trace, pending: Pending) -> None:
-    hits = pending.state.n_ops - trace.n_misses
-    trace.n_misses = 0
-    trace.credit = min(trace.credit + max(hits, 0), Trace.CREDIT)
-    if hits > 0 and trace.credit >= Trace.CREDIT // 2:
-        trace.next_cold = Trace.COLD_OPS
-    if trace.credit < 0:
-        trace.cold = trace.next_cold
-        trace.next_cold = min(trace.next_cold * 2, MAX_COLD_OPS)
-        trace.credit = 0
-
-
-MAX_COLD_OPS = 1 << 17
 
 
 def _fail(pending: Pending, alive: list[Value], error: BaseException, plan: Plan | None) -> None:

@@ -7,6 +7,7 @@ the schema cache for metadata; decides which numbers become run-time inputs.
 from __future__ import annotations
 
 import math
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,15 +31,16 @@ from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Node, Sta
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.segment import Ref, TensorSpec
 
-PROPAGATION_COST = 8  # in units of a state made: 60 us against 8
-
 
 def cut_if_full(trace: Trace) -> None:
-    """Flush a trace that reached a bound (`max_segment_ops`, ...), or has no credit left."""
+    """Flush a trace that reached a bound (`max_segment_ops`, ...) or spent its budget."""
     limits = settings.current()
     state = trace.state
-    if trace.credit < 0:
+    if trace.budget.is_spent:
         flush(trace, "nothing repeats", quiet=True)
+        if trace.budget.is_spent:
+            trace.budget.go_cold()
+            STATS.counts["went_cold"] += 1
     if state.n_ops >= limits.max_segment_ops:
         flush(trace, "max_segment_ops", quiet=True)
     elif state.n_bytes >= limits.max_pending_bytes:
@@ -53,8 +55,10 @@ def grow(
     numbers: list[complex],
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
+    start = perf_counter()
     outcome = _outcome(trace, request)
     if outcome.runs_now is not None:
+        trace.budget.pay(perf_counter() - start)
         return outcome.runs_now
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, generic_key)
@@ -71,6 +75,7 @@ def grow(
         trace.scalars += numbers
     else:
         parent[key] = state
+    trace.budget.pay(perf_counter() - start)
     return state
 
 
@@ -94,8 +99,6 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
     args, kwargs = request.mapped(numbered, Numbering())
     key = (request.op._op, args, kwargs, tuple(metas), trace.environment)
     known = known_outcome(key)
-    trace.credit -= 1
-    trace.n_misses += 1
     if known is not None:
         return known
     STATS.counts["schema_misses"] += 1
@@ -103,7 +106,6 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
     args, kwargs = request.mapped(numbered, None)
     outcome = closed_form(request.facts, args, kwargs, metas)
     if outcome is None:
-        trace.credit -= PROPAGATION_COST
         outcome = propagate(request.facts, args, kwargs, metas)
     return learn(key, outcome)
 

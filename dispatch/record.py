@@ -39,12 +39,14 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         trace.busy = True
         if trace.claimed:
             traces.wait_until_released(trace)
-        if trace.cold and not types and not isinstance(owner, type):
-            # nothing is pending and no argument is lazy: run it, at the price of the mode alone
-            trace.cold -= 1
-            trace.busy = False
-            return func(*args, **kwargs) if kwargs else func(*args)
         try:
+            if trace.budget.cold:
+                if trace.budget.cold > 1 and not types and not isinstance(owner, type):
+                    # nothing is pending and no argument lazy: run it, at the price of the mode
+                    trace.budget.cold -= 1
+                    trace.busy = False
+                    return func(*args, **kwargs) if kwargs else func(*args)
+                return miss(owner, trace, func, args, kwargs or {})
             if len(args) == 2 and not kwargs:
                 first, second = args
                 if type(first) is tensor_class:
@@ -146,13 +148,15 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
         if state is not None:
             return follow(trace, state, args)
-        if not kwargs and admit.is_tiny(trace, args):
+        is_cold = trace.budget.cold
+        if not (is_cold or kwargs) and admit.is_tiny(trace, args):
             return func(*args)
         request = Request(owner, func, args, kwargs)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)
-        grow.cut_if_full(trace)
-        if trace.cold:
+        if not is_cold:
+            grow.cut_if_full(trace)
+        if trace.budget.cold:
             return run_now.run_cold(trace, request)
         if settings.current().debug:
             return run_now.run(trace, request, "debug")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import host, settings, torch_private
@@ -16,6 +17,7 @@ from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.rules import Rule, rule_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
@@ -62,10 +64,11 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
 
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
-    trace.cold -= 1
-    if trace.cold == 0:
-        trace.credit = Trace.CREDIT // 10
-    STATS.counts["ops_run_cold"] += 1
+    budget = trace.budget
+    if budget.cold > 1:
+        budget.cold -= 1
+    elif isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.NOW:
+        budget.try_again()
     if trace.state is not trace.root and sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):

@@ -78,7 +78,9 @@ def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
 Specs = Sequence[tuple[Any, ...]]
 """`(size, stride, offset, dtype, device)` of each tensor."""
 
-_fake_mode: FakeTensorMode | None = None
+# Made when the package is imported, not at the first op: this imports torch._dynamo (0.7 s).
+_fake_mode = FakeTensorMode(allow_fallback_kernels=False)
+_fake_mode.cache_enabled = False  # answers are cached by their caller
 
 
 def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
@@ -86,10 +88,6 @@ def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
 
     Raises whatever the op's meta function raises, NotImplementedError where there is none.
     """
-    global _fake_mode
-    if _fake_mode is None:
-        _fake_mode = FakeTensorMode(allow_fallback_kernels=False)
-        _fake_mode.cache_enabled = False  # answers are cached by their caller
     with _disable_current_modes(), torch.no_grad():
         fakes: list[torch.Tensor] = [
             FakeTensor(_fake_mode, on_meta, spec[4])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.segment import TensorSpec
@@ -135,23 +136,13 @@ class Pending:
 
 
 class Trace:
-    """What one thread has recorded and not yet run, and the trie of what it recorded before.
-
-    `credit` is what misses may still cost before the trace goes `cold` (ops run at once,
-    unrecorded, for that many ops): a program that never repeats itself must not pay for tracing.
-    """
-
-    CREDIT = 6000
-    COLD_OPS = 2000
+    """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
         self.roots: dict[tuple[object, ...], State] = {}
         self.varying: set[tuple[Any, ...]] = set()
-        self.credit = self.CREDIT
-        self.cold = 0
-        self.next_cold = self.COLD_OPS
-        self.n_misses = 0
+        self.budget = Budget()
         self.is_flushing = False
         self.claimed = False
         self.busy = False
@@ -210,7 +201,7 @@ class Trace:
         self.roots.clear()
         self.varying.clear()
         self.finals.clear()
-        self.credit, self.cold, self.next_cold = self.CREDIT, 0, self.COLD_OPS
+        self.budget.reset()
         self.reset()
 
     def slot_at(self, index: int) -> Slot:

@@ -79,6 +79,7 @@ class lazy_mode:
         if depth == 0:
             flush_here("enter", quiet=True)
             _leaks.stop()
+            local.trace.budget.try_again()
             mode = _Recording()  # type: ignore[no-untyped-call]
             mode.__enter__()  # type: ignore[no-untyped-call]
         settings.put(after)

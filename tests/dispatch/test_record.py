@@ -116,20 +116,37 @@ def test_tiny_cpu_arithmetic_runs_at_once():
 
 
 def test_a_program_that_never_repeats_goes_cold_and_stays_right():
-    x = torch.randn(3000)
-    before = local.trace.cold
+    x = torch.randn(6000)
     with lazy_mode():
-        for n in range(1, 1500):
+        for n in range(1, 6000):
             y = x[:n] * 2
-    assert before == 0
-    assert stats()["ops_run_cold"] > 0
-    assert torch.equal(materialize(y), x[:1499] * 2)
+        assert local.trace.budget.cold
+    assert stats()["went_cold"] >= 1
+    assert torch.equal(materialize(y), x[:5999] * 2)
+
+
+def test_a_cold_trace_records_again_in_the_next_block():
+    x = torch.randn(4)
+    local.trace.budget.go_cold()
+    with lazy_mode():
+        assert is_pending(x + 1)
+
+
+def test_a_cold_trace_records_again_after_an_op_that_needs_a_value():
+    x = torch.randn(4)
+    with lazy_mode():
+        local.trace.budget.go_cold()
+        local.trace.budget.cold = 3
+        for _ in range(5):
+            assert not is_pending(x + 1)
+        x.sum().item()
+        assert is_pending(x + 1)
 
 
 def test_trie_is_bounded():
     x = torch.randn(64)
     for n in range(1, 60):
-        local.trace.credit = local.trace.CREDIT
+        local.trace.budget.reset()
         with lazy_mode(segment_cache_size=8):
             y = x[:n] + n
             y.sum()
