@@ -14,6 +14,8 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
@@ -35,6 +37,7 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 
 __all__ = [
     "TorchDispatchMode",
+    "allow_foreach",
     "become",
     "below_autograd",
     "disabled_torch_function",
@@ -131,12 +134,14 @@ def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     torch._C.TensorBase.data.__set__(tensor, twin)  # type: ignore[attr-defined]
 
 
-def foreach_types() -> tuple[Any, Any]:
-    """The lists of tensor types that `torch.optim` and gradient clipping give to foreach ops."""
-    from torch.optim import optimizer
-    from torch.utils import _foreach_utils
-
-    return optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
+def allow_foreach(tensor_class: type[torch.Tensor]) -> None:
+    """Let `torch.optim` and gradient clipping give such tensors to foreach ops, as plain ones."""
+    lists: tuple[list[Any], ...] = (
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    )
+    for types in lists:
+        types.append(tensor_class)
 
 
 ENVIRONMENT_SETTERS = tuple(

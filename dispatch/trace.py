@@ -143,10 +143,8 @@ class Trace:
         self.roots: dict[tuple[object, ...], State] = {}
         self.varying: set[tuple[Any, ...]] = set()
         self.budget = Budget()
-        self.is_flushing = False
         self.claimed = False
         self.busy = False
-        self.owner = threading.get_ident()
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
         self.reset()
 
@@ -252,7 +250,6 @@ def _adopt() -> Trace:
         for i, (thread, trace) in enumerate(_all):
             if not thread.is_alive() and trace.state is trace.root:
                 _all[i] = (threading.current_thread(), trace)
-                trace.owner = threading.get_ident()
                 return trace
         trace = Trace()
         _all.append((threading.current_thread(), trace))

@@ -134,6 +134,7 @@ class LazyTensor(host.ValueTensor):
 
 
 host.install(LazyTensor)
+torch_private.allow_foreach(LazyTensor)
 record = recorder(LazyTensor)
 LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, wrap
+from lazy_tensor.dispatch.trace import Node, local
 
 
 class Block(nn.Module):
@@ -143,3 +144,12 @@ def test_double_backward():
     with lazy_mode():
         got = run()
     assert torch.equal(materialize(got), expected)
+
+
+def test_wrapped_parameters_take_foreach_ops():
+    model = wrap(torch.nn.Linear(3, 2))
+    model(torch.ones(1, 3)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1, foreach=True).step()
+    steps = local.trace.state.steps()
+    ops = [step.facts.op for step in steps if isinstance(step, Node)]
+    assert torch.ops.aten._foreach_add_.List in ops
