@@ -17,9 +17,10 @@ import torch
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.graph import graph_of, without_repeats
-from lazy_tensor.dispatch.interpret import interpret
+from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
 from lazy_tensor.dispatch.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan import Plan, Planner
+from lazy_tensor.dispatch.rules import run_at_once
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, live_values
 from lazy_tensor.dispatch.where import user_line
@@ -80,6 +81,8 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     trace.budget.earn(pending.state.n_ops, seconds)
     trace.remember(pending.state)
     _account(pending, cause, where, seconds, shown)
+    if MISJUDGED:
+        _distrust(trace)
     if shown is not None and "compile" in settings.current().forbid:
         _refuse_compiling(shown, where)
 
@@ -145,6 +148,15 @@ def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
     state.plans[key] = plan
     STATS.counts["plans_built"] += 1
     return plan
+
+
+def _distrust(trace: Trace) -> None:
+    """Run ops whose meta functions were wrong at once from now on, and forget what was recorded."""
+    for op in MISJUDGED:
+        STATS.fallbacks[op, "its meta function was wrong"] += 1
+        run_at_once(op)
+    MISJUDGED.clear()
+    trace.forget()
 
 
 def _refuse_compiling(plan: Plan, where: str) -> None:

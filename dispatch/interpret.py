@@ -1,7 +1,7 @@
 """Runs a graph call by call without building a plan: for traces seen once.
 
 In: a graph, its leaves and scalars. Out: the live values. Checks on the way that each op gave the
-metadata it was recorded with, which plans then rely on.
+metadata it was recorded with, which plans then rely on; notes the ops that did not.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def _checked(tensor: torch.Tensor, node: Node, i: int) -> torch.Tensor:
     spec: TensorSpec | None = node.specs[i]
     assert spec is not None
     if tensor.shape != spec.size or tensor.dtype != spec.dtype:
-        raise RuntimeError(
-            f"{node.facts.op}: recorded as {spec.size} {spec.dtype}, gave {tuple(tensor.shape)} "
-            f"{tensor.dtype}; its meta function is wrong: give the op a right one"
-        )
+        MISJUDGED.add(node.facts.op)
+        return tensor
     if node.view_of is None and not _has_stride(tensor, spec):
         OWN_STRIDES.add(node.facts.op)
         return restrided(tensor, spec.stride)
     return tensor
 
 
+MISJUDGED: set[OpOverload] = set()
+"""Ops seen to give another shape or dtype than their meta function says; `flush` sees to them."""
 OWN_STRIDES: set[OpOverload] = set()
 """Ops seen to lay out their result otherwise than their meta function says; plans restride them."""
 

@@ -42,6 +42,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_dropout.default: Rule.DROPOUT,
     # Their shape depends on values, which their tags don't say.
     aten._pack_padded_sequence.default: Rule.NOW,
+    aten.mkldnn_rnn_layer.default: Rule.NOW,
     aten._embedding_bag.default: Rule.NOW,
     aten._embedding_bag_forward_only.default: Rule.NOW,
     # A wrapper can't carry the conjugate or negative bit that these only set.
@@ -99,3 +100,9 @@ def rule_of(op: OpOverload) -> Rule:
         composite = torch_private.is_composite(op)
         found = Rule.DECOMPOSE if composite else rule_from_schema(facts_of(op))
     return found
+
+
+def run_at_once(op: OpOverload) -> None:
+    """Make `Rule.NOW` the rule for `op`."""
+    RULES[op] = Rule.NOW
+    rule_of.cache_clear()

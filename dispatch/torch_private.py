@@ -7,7 +7,8 @@ that begins with an underscore (an `OpOverload`'s `_op` and `_schema` excepted).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ __all__ = [
     "make_wrapper",
     "no_dispatch",
     "no_modes",
+    "without_weak_references",
 ]
 
 
@@ -142,6 +144,19 @@ def allow_foreach(tensor_class: type[torch.Tensor]) -> None:
     )
     for types in lists:
         types.append(tensor_class)
+
+
+@contextmanager
+def without_weak_references(module: torch.nn.Module) -> Iterator[None]:
+    """Let RNNs drop the weak references they hold to their weights, and take them anew after."""
+    rnns: list[Any] = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
+    for rnn in rnns:
+        rnn._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for rnn in rnns:
+            rnn._init_flat_weights()
 
 
 ENVIRONMENT_SETTERS = tuple(

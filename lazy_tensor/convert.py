@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import host
-from lazy_tensor.dispatch.torch_private import no_modes
+from lazy_tensor.dispatch.torch_private import no_modes, without_weak_references
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_copy
 
@@ -56,9 +56,10 @@ def wrap(x: Any) -> Any:
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
     if isinstance(x, torch.nn.Module):
-        for tensor in _tensors_of(x):
-            if not isinstance(tensor, LazyTensor):
-                _swap_in_place(tensor, _lazy_twin)
+        with without_weak_references(x):
+            for tensor in _tensors_of(x):
+                if not isinstance(tensor, LazyTensor):
+                    _swap_in_place(tensor, _lazy_twin)
         return x
     if isinstance(x, LazyTensor):
         return x
@@ -73,9 +74,10 @@ def unwrap(x: Any) -> Any:
     Runs what is pending. Objects stay the same objects, and memory is shared, not copied.
     """
     if isinstance(x, torch.nn.Module):
-        for tensor in _tensors_of(x):
-            if isinstance(tensor, LazyTensor):
-                _swap_in_place(tensor, _plain_twin)
+        with without_weak_references(x):
+            for tensor in _tensors_of(x):
+                if isinstance(tensor, LazyTensor):
+                    _swap_in_place(tensor, _plain_twin)
         return x
     if isinstance(x, LazyTensor):
         return _plain_twin(x)

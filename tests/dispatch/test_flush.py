@@ -132,6 +132,22 @@ def test_at_once_policy_hands_over_at_each_non_fusible_op():
     assert stats()["flush_causes"]["segment closed"] == 1
 
 
+def test_wrong_meta_function_costs_laziness_only():
+    with torch.library._scoped_library("lazy_tensor_test", "FRAGMENT") as library:
+        library.define("doubled_rows(Tensor x) -> Tensor")
+        library.impl("doubled_rows", lambda x: torch.cat([x, x]), "CPU")
+        library.impl("doubled_rows", lambda x: x.new_empty(x.shape), "Meta")
+        op = torch.ops.lazy_tensor_test.doubled_rows
+        x = torch.randn(2, 3)
+        with lazy_mode():
+            total = op(x).sum()
+        assert torch.equal(materialize(total), torch.cat([x, x]).sum())
+        with lazy_mode():
+            rows = op(x)
+            assert rows.shape == (4, 3)
+            assert not is_pending(rows)
+
+
 def test_broken_planner_costs_a_warning_only(monkeypatch):
     x = torch.randn(3)
 

@@ -52,6 +52,14 @@ def test_wrap_refuses_a_parameter_with_a_weak_reference():
     assert reference() is model.weight
 
 
+def test_wraps_recurrent_modules_which_hold_weak_references():
+    x = torch.randn(2, 3, 4)
+    model = torch.nn.LSTM(4, 5, batch_first=True)
+    expected = model(x)[0].detach()
+    assert torch.equal(materialize(wrap(model)(x)[0].detach()), expected)
+    assert torch.equal(unwrap(model)(x)[0].detach(), expected)
+
+
 def test_materialized_copy_does_not_follow_later_writes():
     x = wrap(torch.ones(3))
     copied = materialize(x)

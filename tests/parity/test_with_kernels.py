@@ -1,0 +1,59 @@
+"""Training with compiled kernels: close to eager, and no kernel is compiled twice."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lazy_tensor import lazy_mode, materialize, reset_stats, stats
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("kernels"))
+
+
+def train(n_steps):
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, 8), nn.GELU(),
+        nn.LayerNorm(8), nn.Linear(8, 3),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    x, y = torch.randn(16, 6), torch.randint(0, 3, (16,))
+    losses = []
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses, [materialize(p.detach()) for p in model.parameters()]
+
+
+def test_losses_and_weights_are_close_and_a_settled_loop_compiles_nothing(cache_dir):
+    expected_losses, expected_weights = train(12)
+    with lazy_mode(backend="inductor", compile="blocking", cache_dir=cache_dir):
+        losses, weights = train(12)
+        compiled = stats()["compiled"]
+        assert compiled > 0
+        reset_stats()
+        train(12)
+        assert (stats()["compiled"], stats()["loaded"]) == (0, 0)
+    assert stats()["failed"] == 0
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-5, atol=0)
+    for got, expected in zip(weights, expected_weights, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_background_never_waits_for_the_compiler(cache_dir):
+    with lazy_mode(backend="inductor", compile="background", cache_dir=cache_dir + "-empty"):
+        expected, _ = train(3)
+        losses, _ = train(3)
+        # worker processes take seconds to start: these steps ran before any kernel was there
+        assert stats()["compiled"] == 0
+        assert stats()["segments"] > 0
+    assert losses == expected
