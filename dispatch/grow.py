@@ -79,11 +79,16 @@ def grow(
     return state
 
 
+MOST_VARYING = 10_000
+
+
 def _varies(trace: Trace, parent: State, request: Request, key: tuple[Any, ...]) -> bool:
     """Whether this place saw the same call with other numbers, or such calls varied elsewhere."""
     signature = (request.op, request.mapped(lambda _: None, Numbering()))
     parent.seen = parent.seen or set()
     if key in parent.seen:
+        if len(trace.varying) >= MOST_VARYING:
+            trace.varying.clear()
         trace.varying.add(signature)
     parent.seen.add(key)
     return signature in trace.varying

@@ -6,7 +6,9 @@ scalars) to the live values. Called by `flush`, which keeps plans in the trie's 
 
 from __future__ import annotations
 
+import itertools
 import linecache
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,10 @@ class Step:
     nodes: tuple[Node, ...]
 
 
-@dataclass(slots=True)
+_plan_numbers = itertools.count()
+
+
+@dataclass(slots=True, weakref_slot=True)
 class Plan:
     """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`."""
 
@@ -142,15 +147,17 @@ class Planner:
     def _compiled(self) -> Plan:
         leaves = self.graph.leaves
         taken = "".join(f"v{leaf.slot}, " for leaf in leaves)
-        filename = f"<lazy_tensor plan {id(self):x}>"
+        filename = f"<lazy_tensor plan {next(_plan_numbers)}>"
         lines = ["def plan(L, S):", f" {taken}= L" if taken else " pass", " L.clear()"]
         lines += [f" {code}" for code in self._lines_with_deletions()]
         lines.append(f" return ({''.join(f'v{slot}, ' for slot in self.graph.live)})")
         source = "\n".join(lines)
         exec(compile(source, filename, "exec"), self.names)
+        plan = Plan(self.names["plan"], self.steps, tuple(self.fusions), self.graph.live, filename)
+        # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        function = self.names["plan"]
-        return Plan(function, self.steps, tuple(self.fusions), self.graph.live, filename)
+        weakref.finalize(plan, linecache.cache.pop, filename, None)
+        return plan
 
     def _lines_with_deletions(self) -> list[str]:
         """The steps' code, each value deleted after its last use: memory goes back as in eager."""

@@ -97,8 +97,14 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         return out
 
     def follow(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
-        """Take the step to `state`, whatever its kind."""
+        """Take the step to `state`, whatever its kind; flush if it closes a segment."""
         trace.state = state
+        result = outputs(trace, state, args)
+        if state.closes:
+            flush(trace, "segment closed", quiet=True)
+        return result
+
+    def outputs(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
         kind = state.kind & KIND_MASK
         if kind == ONE:
             return fresh(trace, state.meta, state.slot, state.rebase)
@@ -179,10 +185,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if isinstance(grown, str):
                 return run_now.run(trace, request, grown)
             state = grown
-        result = follow(trace, state, args)
-        if state.closes:
-            flush(trace, "segment closed", quiet=True)
-        return result
+        return follow(trace, state, args)
 
     return record
 

@@ -131,9 +131,13 @@ def has_cpp_meta_kernel(op: OpOverload) -> bool:
     return any(line.startswith("Meta:") and "RegisterMeta" in line for line in registered)
 
 
+tensor_data: Any = torch._C.TensorBase.data
+"""The descriptor behind `Tensor.data`."""
+
+
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     """Give a wrapper another wrapper's size, strides and dtype; it stays the same object."""
-    torch._C.TensorBase.data.__set__(tensor, twin)  # type: ignore[attr-defined]
+    tensor_data.__set__(tensor, twin)
 
 
 def allow_foreach(tensor_class: type[torch.Tensor]) -> None:

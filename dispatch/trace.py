@@ -231,6 +231,7 @@ def _prune(_: int, state: State) -> None:
         for children in (parent, parent.generic or {}):
             if children.get(current.key) is current:
                 del children[current.key]
+        parent.seen = None  # it may hold the keys of children long gone
         current = parent
 
 

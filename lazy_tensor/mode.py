@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, no_modes
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, record
@@ -157,7 +157,7 @@ def _flushing(name: str, method: Any) -> Any:
 
 def _data_property() -> property:
     """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
-    own: Any = torch._C.TensorBase.data
+    own = torch_private.tensor_data
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
         if isinstance(new, LazyTensor) and not isinstance(self, LazyTensor):

@@ -1,9 +1,10 @@
 import gc
+import linecache
 
 import pytest
 import torch
 
-from lazy_tensor import explain, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor import cache_clear, explain, is_pending, lazy_mode, materialize, stats, wrap
 from lazy_tensor.dispatch import flush
 from lazy_tensor.dispatch.host import value_in
 from lazy_tensor.dispatch.plan import Plan
@@ -122,14 +123,15 @@ def test_live_set_is_what_is_held():
 
 def test_at_once_policy_hands_over_at_each_non_fusible_op():
     x = torch.randn(4, 4)
-    with lazy_mode(flush_policy="at_once", backend="inductor", compile="off"):
-        y = x + 1
-        assert is_pending(y)
-        z = y @ y
-        assert not is_pending(z)
-        w = z + 1
-        assert is_pending(w)
-    assert stats()["flush_causes"]["segment closed"] == 1
+    for n_passes in (1, 2, 3):
+        with lazy_mode(flush_policy="at_once", backend="inductor", compile="off"):
+            y = x + 1
+            assert is_pending(y)
+            z = y @ y
+            assert not is_pending(z)
+            w = z + 1
+            assert is_pending(w)
+        assert stats()["flush_causes"]["segment closed"] == n_passes
 
 
 def test_wrong_meta_function_costs_laziness_only():
@@ -146,6 +148,18 @@ def test_wrong_meta_function_costs_laziness_only():
             rows = op(x)
             assert rows.shape == (4, 3)
             assert not is_pending(rows)
+
+
+def test_a_dropped_plan_leaves_nothing_behind():
+    x = torch.randn(3)
+    before = set(linecache.cache)
+    for _ in range(3):
+        with lazy_mode():
+            (x + 1).exp()
+    assert len(set(linecache.cache) - before) == 1
+    cache_clear()
+    gc.collect()
+    assert set(linecache.cache) - before == set()
 
 
 def test_broken_planner_costs_a_warning_only(monkeypatch):

@@ -1,0 +1,73 @@
+"""The arrows between the folders, and where private names of torch may stand."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT = {
+    "kernels": {"kernels"},
+    "dispatch": {"dispatch", "kernels"},
+    "lazy_tensor": {"lazy_tensor", "dispatch", "kernels"},
+    "sharding": {"sharding", "lazy_tensor", "dispatch", "kernels"},
+}
+ADAPTERS = {"dispatch/torch_private.py", "kernels/torch_inductor.py"}
+# What torch's own documentation, or other libraries, use under these names.
+PUBLIC_IN_ALL_BUT_NAME = {
+    "torch._inductor",  # its `config`
+    "torch._ops",  # OpOverload
+    "torch._prims_common",  # Python's type promotion
+    "torch._subclasses",  # FakeTensorMode
+    "torch.utils._pytree",
+}
+SOURCES = sorted(
+    path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py") if path.is_file()
+)
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, []
+
+
+def layer_of(module, names):
+    """The folders of ours that an import reaches."""
+    parts = module.split(".")
+    if parts[0] != "lazy_tensor":
+        return set()
+    if len(parts) == 1:
+        return {name if name in MAY_IMPORT else "lazy_tensor" for name in names}
+    return {parts[1] if parts[1] in MAY_IMPORT else "lazy_tensor"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    layer = path.relative_to(ROOT).parts[0]
+    for module, names in imports_of(path):
+        assert layer_of(module, names) <= MAY_IMPORT[layer], f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_torch_names_stand_in_adapters(path):
+    if str(path.relative_to(ROOT)) in ADAPTERS:
+        return
+    tree = ast.parse(path.read_text())
+    for module, names in imports_of(path):
+        if module in PUBLIC_IN_ALL_BUT_NAME or not module.startswith("torch"):
+            continue
+        private = [part for part in (*module.split("."), *names) if part.startswith("_")]
+        allowed = module == "torch.utils" and private == ["_pytree"]
+        assert not private or allowed or module == "torch._C", f"{path.name} imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            is_private = (
+                node.value.id == "torch"
+                and node.attr.startswith("_")
+                and not node.attr.startswith("__")
+            )
+            assert not is_private, f"{path.name}:{node.lineno} uses torch.{node.attr}"
