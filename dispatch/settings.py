@@ -117,11 +117,22 @@ def updated(settings: Settings, options: dict[str, Any], caller: str) -> Setting
         except (TypeError, ValueError) as error:
             raise type(error)(f"{caller}: {name}={value!r}: {error}") from None
     if values.get("backend", "auto") != "auto":
-        try:
-            backend_of(values["backend"])
-        except ValueError as error:
-            raise ValueError(f"{caller}: {error}") from None
+        _check_backend(values["backend"], caller)
     return dataclasses.replace(settings, **values)
+
+
+def _check_backend(name: str, caller: str) -> None:
+    """ValueError if there is no such backend, RuntimeError if it can run on no device here."""
+    try:
+        backend = backend_of(name)
+    except ValueError as error:
+        raise ValueError(f"{caller}: {error}") from None
+    reasons = [backend.unavailable(device_type) for device_type in ("cpu", "cuda")]
+    if None not in reasons:
+        raise RuntimeError(
+            f"{caller}: backend {name!r} asked for, but {reasons[0]}; "
+            "backend='auto' takes one that can run"
+        )
 
 
 def from_environment() -> Settings:
