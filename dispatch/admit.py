@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import flush, host, torch_private
+from lazy_tensor.dispatch import flush, host, memory, torch_private
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claim
@@ -94,15 +94,9 @@ def admit(trace: Trace, request: Request) -> str | None:
     if not request.in_mode and any(is_plain(t) for t in request.written()):
         return "a plain tensor is written outside lazy_mode"
     for tensor in newcomers:
-        if slot_of(trace, tensor) is None or _is_outdated(trace, tensor):
+        if slot_of(trace, tensor) is None or (is_plain(tensor) and not request.in_mode):
             enter(trace, tensor, request.in_mode)
     return None
-
-
-def _is_outdated(trace: Trace, tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor was written since its snapshot, outside of what we see."""
-    version = trace.snapshot_versions.get(id(tensor))
-    return version is not None and (tensor.is_inference() or tensor._version != version)
 
 
 def _reason_against_lazy(trace: Trace, tensor: torch.Tensor) -> str | None:
@@ -111,7 +105,8 @@ def _reason_against_lazy(trace: Trace, tensor: torch.Tensor) -> str | None:
     value = host.value_in(tensor)
     if value.failure is not None:
         raise value.failure
-    return "memory of an argument was handed out" if value.exposed else None
+    is_exposed = value.data is not None and memory.is_exposed(value.data)
+    return "memory of an argument was handed out" if is_exposed else None
 
 
 def _reason_against_plain(tensor: torch.Tensor, in_mode: bool) -> str | None:
@@ -162,22 +157,13 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
             # Later writes to it won't pass through here; what is pending must read it as it is now.
             trace.kept.append(tensor)
             trace.snapshot_slots[id(tensor)] = slot
-            trace.snapshot_versions[id(tensor)] = 0 if tensor.is_inference() else tensor._version
-            data = _snapshot(tensor)
+            data = torch_private.snapshot(tensor)
     else:
         value = host.value_in(tensor)
         value.slot = slot
         trace.leaf_values.append(value)
     trace.leaves.append(data)
     return slot
-
-
-def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as it is now: copy-on-write, or a copy if an array or a file shares its memory."""
-    with torch_private.no_dispatch(), torch_private.below_autograd():
-        if torch_private.is_resizable(tensor):
-            return torch_private.lazy_clone(tensor)
-        return tensor.clone()
 
 
 def value_of(trace: Trace, tensor: torch.Tensor) -> Value:

@@ -40,7 +40,7 @@ def _keeps_dtype(op: OpOverload) -> bool:
 
 def _is_plain_argument(argument: Any) -> bool:
     """Whether an argument can't change dtype, layout or device of the result."""
-    return not isinstance(argument, (torch.dtype, torch.layout, torch.device, complex))
+    return not isinstance(argument, (torch.dtype, torch.layout, torch.device, complex, str))
 
 
 def _asks_for_layout(argument: Any) -> bool:
@@ -169,6 +169,8 @@ def closed_form(
         return _of_other(facts.op, args, metas)
     if not metas or not _keeps_dtype(facts.op):
         return None
+    if len(args) == 1 and facts.op.overloadpacket is aten.clamp:
+        return None  # it asks for a bound
     if not all(_is_plain_argument(a) for a in (*args, *(a for _, a in kwargs))):
         return None
     _, _, _, dtype, device = metas[0]

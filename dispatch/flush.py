@@ -55,6 +55,15 @@ settings.on_change(_follow_settings)
 
 
 def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
+    """Run all that `trace` has recorded, for `cause`; wait if another thread is doing so.
+
+    See `_flush` for the rest.
+    """
+    with trace.lock:
+        _flush(trace, cause, quiet)
+
+
+def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     """Run all that `trace` has recorded, for `cause`.
 
     `quiet` flushes are nobody's surprise (a bound, leaving the mode): `forbid` lets them pass.
@@ -72,6 +81,7 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     pending = trace.take()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
+        trace.remember(pending.state)
         return
     start = perf_counter()
     alive = live_values(pending.values)
@@ -111,9 +121,9 @@ def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ..
 def _settle(pending: Pending, alive: list[Value], results: Any) -> None:
     for value, data in zip(alive, results, strict=True):
         value.data = data
-        value.slot = None
+        value.slot = value.leaf = None
     for value in pending.leaf_values:
-        value.slot = None
+        value.slot = value.leaf = None
 
 
 def _config() -> tuple[str, str]:
@@ -126,6 +136,8 @@ def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
     state, config = pending.state, _config()
     key = (live, config)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
+    if plan is NO_PLAN:
+        return None
     if plan is not None:
         STATS.counts["plans_reused"] += 1
         return plan
@@ -144,6 +156,7 @@ def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
             "please report it",
             stacklevel=2,
         )
+        state.plans[key] = NO_PLAN
         return None
     state.plans[key] = plan
     STATS.counts["plans_built"] += 1
@@ -170,6 +183,8 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
             )
 
 
+NO_PLAN: Any = object()
+"""Stands for a plan that could not be built."""
 MAX_PLANS_OF_A_STATE = 8
 """Sets of live values, times settings, for which one state keeps plans."""
 

@@ -36,6 +36,11 @@ class Graph:
         return node is not None and node.view_of is not None
 
 
+def has_effect(node: Node) -> bool:
+    """Whether a call may do more than its schema says: custom ops may print, count, communicate."""
+    return node.facts.op.namespace not in ("aten", "prims")
+
+
 def refs_in(node: Node) -> Iterator[int]:
     """The slots a node names, in order, repeats included."""
     for argument in node.args:
@@ -57,17 +62,22 @@ def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
     leaves = tuple(step for step in steps if isinstance(step, Leaf))
     nodes = [step for step in steps if isinstance(step, Node)]
     graph = Graph(leaves, nodes, live, {}, {}, {})
-    for leaf in leaves:
+    _find_owners(graph)
+    graph.nodes = _needed(graph)
+    return graph
+
+
+def _find_owners(graph: Graph) -> None:
+    """Fill in `root`, `spec` and `producer`."""
+    for leaf in graph.leaves:
         graph.root[leaf.slot] = leaf.slot if leaf.shares is None else graph.root[leaf.shares]
         graph.spec[leaf.slot] = leaf.spec
-    for node in nodes:
+    for node in graph.nodes:
         for slot, spec in zip(node.outs, node.specs, strict=True):
             if slot is not None and spec is not None:
                 graph.root[slot] = slot if node.view_of is None else graph.root[node.view_of]
                 graph.spec[slot] = spec
                 graph.producer[slot] = node
-    graph.nodes = _needed(graph)
-    return graph
 
 
 def _needed(graph: Graph) -> list[Node]:
@@ -86,7 +96,7 @@ def _needed(graph: Graph) -> list[Node]:
             is_needed = (
                 any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
                 or any(graph.root[slot] in wanted for slot in node.writes)
-                or node.facts.op.namespace not in ("aten", "prims")
+                or has_effect(node)
             )
         if is_needed:
             kept.append(node)
@@ -118,12 +128,12 @@ def without_repeats(graph: Graph) -> Graph:
     for position, original in enumerate(graph.nodes):
         node = _renamed(original, renamed) if renamed else original
         reads = tuple((slot, version[graph.root[slot]]) for slot in refs_in(node))
-        key = (node.facts.op, node.args, _kinds(node.args), node.kwargs, reads)
+        key = (node.facts.op, repr(node.args), repr(node.kwargs), reads)
         first = seen.get(key)
         roots = {graph.root[slot] for slot in node.outs if slot is not None}
         can_merge = (
             bool(node.outs)
-            and not node.writes
+            and not (node.writes or has_effect(node))
             and not (
                 roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
             )
@@ -141,13 +151,9 @@ def without_repeats(graph: Graph) -> Graph:
         for slot in node.writes:
             version[graph.root[slot]] += 1
         nodes.append(node)
-    producer = {slot: node for node in nodes for slot in node.outs if slot is not None}
-    return Graph(graph.leaves, nodes, graph.live, graph.root, graph.spec, producer)
-
-
-def _kinds(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What tells `1`, `1.0` and `True`, or `0.0` and `-0.0`, apart in a key."""
-    return tuple(repr(a) if isinstance(a, (int, float)) else type(a) for a in args)
+    merged = Graph(graph.leaves, nodes, graph.live, {}, graph.spec, {})
+    _find_owners(merged)
+    return merged
 
 
 def _last_uses(graph: Graph) -> list[int]:

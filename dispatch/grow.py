@@ -35,6 +35,8 @@ from lazy_tensor.kernels.segment import Ref, TensorSpec
 def cut_if_full(trace: Trace) -> None:
     """Flush a trace that reached a bound (`max_segment_ops`, ...) or spent its budget."""
     limits = settings.current()
+    if trace.is_outdated and trace.state is trace.root:
+        trace.reset()
     state = trace.state
     if trace.budget.is_spent:
         flush(trace, "nothing repeats", quiet=True)
@@ -138,7 +140,7 @@ def _new_state(
         where=user_line(),
     )
     if viewed is not None:
-        state.rebase = _rebase(trace, viewed)
+        state.rebase = _rebase(trace, request, viewed)
     else:
         state.n_bytes += sum(_n_bytes(spec) for spec in node.specs if spec is not None)
     _set_kind(trace, state, node, outcome)
@@ -200,10 +202,12 @@ def _full_arguments(meta: Meta) -> tuple[Any, ...]:
     return (size, stride, offset, None, dtype, torch.strided, device)
 
 
-def _rebase(trace: Trace, viewed: torch.Tensor) -> tuple[int, int] | None:
+def _rebase(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
     """For a view of a leaf with a storage offset: the leaf and the offset it has this time."""
     slot = slot_of(trace, viewed)
     assert slot is not None
+    if request.op is torch.ops.aten.as_strided.default and request.argument("storage_offset"):
+        return None  # an absolute offset
     leaf = slot.index if slot.index in trace.leaf_offsets else None
     if leaf is None:
         leaf = getattr(getattr(viewed, "_value", None), "leaf", None)

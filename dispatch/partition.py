@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.graph import Graph, has_effect, refs_in
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.segment import Call, ScalarRef
 
@@ -118,12 +118,17 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
 
 
 def _dependencies(graph: Graph, nodes: list[Node]) -> list[set[int]]:
-    """For each node those it must follow: producers, and reads and writes of the same memory."""
+    """For each node those it must follow: producers, uses of the same memory, earlier effects."""
     depends: list[set[int]] = []
     last_write: dict[int, int] = {}
     readers: dict[int, set[int]] = defaultdict(set)
+    last_effect: int | None = None
     for i, node in enumerate(nodes):
         before: set[int] = set()
+        if has_effect(node):
+            if last_effect is not None:
+                before.add(last_effect)
+            last_effect = i
         written = {graph.root[slot] for slot in node.writes}
         read = {graph.root[slot] for slot in refs_in(node)}
         for root in read | written:

@@ -98,7 +98,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
 
     def follow(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
         """Take the step to `state`, whatever its kind; flush if it closes a segment."""
-        trace.state = state
+        if state.kind != ALIAS:  # an alias is no step: any number of them leaves the trace as it is
+            trace.state = state
         result = outputs(trace, state, args)
         if state.closes:
             flush(trace, "segment closed", quiet=True)

@@ -69,7 +69,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
         budget.cold -= 1
     elif isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.NOW:
         budget.try_again()
-    if trace.state is not trace.root and sees_pending(trace, request.tensors):
+    if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
         return request.op(*request.args, **request.kwargs)
@@ -99,6 +99,8 @@ def sees_pending(trace: Trace, tensors: list[torch.Tensor]) -> bool:
                     return True
                 flush_foreign(trace, slot.trace)
         elif not is_recordable(tensor):
+            if trace.state is not trace.root:
+                return True  # a sparse tensor's parts may be pending
             continue
         if trace.storages and storage_id(_data(tensor)) in trace.storages:
             return True

@@ -73,17 +73,17 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
     state = State(trace.state, key, None)
     state.kind, state.meta = ALIAS, meta
     trace.state[key] = state
-    trace.state = state
 
 
 RESOLVED = {
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
+    aten._efficientzerotensor.default: aten.zeros.default,
 }
 
 
 def _resolved(trace: Trace, request: Request) -> Handled:
-    return True, record_again(request, RESOLVED[request.op], *request.args)
+    return True, record_again(request, RESOLVED[request.op], *request.args, **request.kwargs)
 
 
 def _blank(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,13 +132,13 @@ def _if_no_dropout(trace: Trace, request: Request) -> Handled:
     return _now(trace, request) if request.argument("dropout_p", 0.0) else RECORD_IT
 
 
-def record_again(request: Request, op: Any, *args: Any) -> Any:
+def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Record another op in a call's place."""
     recorder = type(request.owner) if request.in_mode else request.owner
     function = recorder.__torch_dispatch__
     if request.in_mode:
-        return function(request.owner, op, (), args, {})
-    return function(op, (), args, {})
+        return function(request.owner, op, (), args, kwargs)
+    return function(op, (), args, kwargs)
 
 
 HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {

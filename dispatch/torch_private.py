@@ -7,11 +7,13 @@ that begins with an underscore (an `OpOverload`'s `_op` and `_schema` excepted).
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._dynamo.trace_rules
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -51,18 +53,24 @@ __all__ = [
 
 
 # The method itself: `lazy_mode` replaces `Tensor.untyped_storage` by one that flushes.
-_storage: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 
 
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that two tensors share while they live if they share a storage."""
-    number: int = _storage(tensor)._cdata
+    number: int = storage_of(tensor)._cdata
     return number
+
+
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as it is now: copy-on-write, or a copy if an array or a file shares its memory."""
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+        return lazy_clone(tensor) if is_resizable(tensor) else tensor.clone()
 
 
 def is_resizable(tensor: torch.Tensor) -> bool:
     """Whether torch alone owns the tensor's memory: not an array, a file or another process."""
-    return _storage(tensor).resizable()
+    return storage_of(tensor).resizable()
 
 
 def is_composite(op: OpOverload) -> bool:
@@ -86,6 +94,7 @@ Specs = Sequence[tuple[Any, ...]]
 # Made when the package is imported, not at the first op: this imports torch._dynamo (0.7 s).
 _fake_mode = FakeTensorMode(allow_fallback_kernels=False)
 _fake_mode.cache_enabled = False  # answers are cached by their caller
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
@@ -93,6 +102,15 @@ def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
 
     Raises whatever the op's meta function raises, NotImplementedError where there is none.
     """
+    # it logs what it raises, and the caller expects errors: eager words them
+    _fake_log.disabled = True
+    try:
+        return _fake_call(specs, call)
+    finally:
+        _fake_log.disabled = False
+
+
+def _fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
     with _disable_current_modes(), torch.no_grad():
         fakes: list[torch.Tensor] = [
             FakeTensor(_fake_mode, on_meta, spec[4])
@@ -138,6 +156,12 @@ tensor_data: Any = torch._C.TensorBase.data
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     """Give a wrapper another wrapper's size, strides and dtype; it stays the same object."""
     tensor_data.__set__(tensor, twin)
+
+
+def hide_from_dynamo(packages: Sequence[str]) -> None:
+    """Keep `torch.compile` from tracing these packages' frames when it runs inside the mode."""
+    for package in packages:
+        torch._dynamo.trace_rules.add(package)
 
 
 def allow_foreach(tensor_class: type[torch.Tensor]) -> None:

@@ -54,7 +54,6 @@ class Value:
     data: torch.Tensor | None = None
     failure: BaseException | None = None
     leaf: int | None = None  # the leaf with a storage offset that this is a view of
-    exposed: bool = False  # memory was handed out (`numpy()`), so it can change unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,9 @@ class Trace:
         self.varying: set[tuple[Any, ...]] = set()
         self.budget = Budget()
         self.claimed = False
+        self.is_outdated = False
         self.busy = False
+        self.lock = threading.RLock()  # held while the trace is flushed
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
         self.reset()
 
@@ -158,13 +159,13 @@ class Trace:
         if root is None:
             root = self.roots[environment] = State(None, (), None)
         self.root = self.state = root
+        self.is_outdated = False
         self.values: list[Value] = []
         self.leaf_values: list[Value] = []
         self.leaves: list[torch.Tensor] = []
         self.leaf_slots: dict[int, Slot] = {}
         self.leaf_offsets: dict[int, int] = {}
         self.snapshot_slots: dict[int, Slot] = {}
-        self.snapshot_versions: dict[int, int] = {}
         self.kept: list[torch.Tensor] = []  # plain tensors whose id() stands in a dict above
         self.storages: dict[int, int] = {}
         self.scalars: list[complex] = []
@@ -268,7 +269,9 @@ def all_traces() -> list[Trace]:
 def restart_empty_traces() -> None:
     """Let traces that hold nothing start from the root for the environment now in force."""
     for trace in all_traces():
-        if trace.state is trace.root:
+        if trace is not local.trace:
+            trace.is_outdated = True  # its own thread resets it, between two ops
+        elif trace.state is trace.root:
             trace.reset()
 
 

@@ -56,6 +56,7 @@ def wrap(x: Any) -> Any:
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
     if isinstance(x, torch.nn.Module):
+        flush_here("wrap()", quiet=True)  # what is pending holds the tensors that change now
         with without_weak_references(x):
             for tensor in _tensors_of(x):
                 if not isinstance(tensor, LazyTensor):

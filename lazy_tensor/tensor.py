@@ -8,11 +8,12 @@ Every method here that isn't torch's own hands out memory or text, which needs t
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import host, run_now, torch_private
+from lazy_tensor.dispatch import host, memory, run_now, torch_private
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
@@ -55,6 +56,22 @@ class LazyTensor(host.ValueTensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
+    # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`.
+    def __float__(self) -> float:
+        return float(computed(self))
+
+    def __int__(self) -> int:
+        return int(computed(self))
+
+    def __bool__(self) -> bool:
+        return bool(computed(self))
+
+    def __complex__(self) -> complex:
+        return complex(computed(self))
+
+    def __index__(self) -> int:
+        return int(operator.index(computed(self)))
+
     def tolist(self) -> Any:
         return computed(self).tolist()
 
@@ -93,7 +110,9 @@ class LazyTensor(host.ValueTensor):
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         if not isinstance(new, LazyTensor):
-            new = host.concrete(new.detach())
+            flush_here("Tensor.data", quiet=True)
+            with torch_private.no_modes():
+                new = host.concrete(new.detach())
         assert isinstance(new, LazyTensor)
         if (self.shape, self.stride(), self.dtype, self.device) != (
             new.shape, new.stride(), new.dtype, new.device
@@ -116,11 +135,20 @@ class LazyTensor(host.ValueTensor):
             new = self.detach().clone(memory_format=torch.preserve_format)
         new.requires_grad_(self.requires_grad)
         memo[id(self)] = new
+        if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__: the value alone
+            assert isinstance(new, LazyTensor)
+            new._is_param = True
+            return new
         attributes = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_value"}
         new.__dict__.update(attributes)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
         assert isinstance(new, LazyTensor)
+        return new
+
+    def __copy__(self) -> torch.Tensor:
+        new = self.detach().requires_grad_(self.requires_grad)
+        new.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_value"})
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -135,6 +163,7 @@ class LazyTensor(host.ValueTensor):
 
 host.install(LazyTensor)
 torch_private.allow_foreach(LazyTensor)
+torch_private.hide_from_dynamo(["lazy_tensor", "lazy_tensor.dispatch", "lazy_tensor.kernels"])
 record = recorder(LazyTensor)
 LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
 
@@ -156,14 +185,13 @@ def exposed(tensor: LazyTensor) -> torch.Tensor:
     What reads the tensor from now on runs at once: a write through that memory would not be seen.
     """
     data = computed(tensor)
-    tensor._value.exposed = True
+    memory.expose(data)
     return data
 
 
 def plain_copy(tensor: LazyTensor) -> torch.Tensor:
     """The value as a plain tensor of its own, copied only when either side is written."""
-    with torch_private.no_dispatch(), torch_private.below_autograd():
-        return torch_private.lazy_clone(computed(tensor))
+    return torch_private.snapshot(computed(tensor))
 
 
 def _text(tensor: LazyTensor) -> str:
