@@ -25,7 +25,8 @@ from lazy_tensor.kernels.workers import receive, send
 
 def main(build_dir: str | None = None) -> None:
     """Serve until the parent closes its end of the pipe; work in `build_dir`."""
-    os.nice(10)
+    # gentle, but not starved: on few cores a training run takes all that it is left
+    os.nice(3)
     if build_dir is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = build_dir
         _drop_stale(Path(build_dir))
