@@ -72,24 +72,24 @@ _NUMBERS = frozenset({int, float, bool})
 def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
     newcomers: list[torch.Tensor] = []
-    is_tiny = bool(request.tensors)
+    all_tiny = bool(request.tensors)
     for tensor in request.tensors:
         if type(tensor) is host.tensor_class:
             slot = tensor._value.slot
             if slot is not None and slot.trace is trace:
-                is_tiny = False
+                all_tiny = False
                 continue
             reason = _reason_against_lazy(trace, tensor)
         elif id(tensor) in trace.leaf_slots:
-            is_tiny = False
+            all_tiny = False
             continue
         else:
             reason = _reason_against_plain(tensor, request.in_mode)
         if reason is not None:
             return reason
         newcomers.append(tensor)
-        is_tiny = is_tiny and not tensor.dim() and tensor.is_cpu
-    if is_tiny:
+        all_tiny = all_tiny and not tensor.dim() and tensor.is_cpu
+    if all_tiny:
         return "all arguments are computed 0-dim CPU tensors"
     if not request.in_mode and any(is_plain(t) for t in request.written()):
         return "a plain tensor is written outside lazy_mode"

@@ -7,6 +7,7 @@ any). The only caller of plans, and the only place where a trace's content leave
 from __future__ import annotations
 
 import atexit
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -121,8 +122,12 @@ def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ..
 def _settle(pending: Pending, alive: list[Value], results: Any) -> None:
     for value, data in zip(alive, results, strict=True):
         value.data = data
-        value.slot = value.leaf = None
-    for value in pending.leaf_values:
+    _release(alive, pending.leaf_values)
+
+
+def _release(*values: list[Value]) -> None:
+    """Forget the values' places in the trace that was taken."""
+    for value in itertools.chain(*values):
         value.slot = value.leaf = None
 
 
@@ -259,9 +264,7 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, plan: Plan
         value.data = computed.get(value.slot.index)
         if value.data is None:
             value.failure = error
-        value.slot = None
-    for value in pending.leaf_values:
-        value.slot = None
+    _release(alive, pending.leaf_values)
 
 
 def _account(pending: Pending, cause: str, where: str, seconds: float, plan: Plan | None) -> None:

@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.meta import (
     meta_of,
     propagate,
 )
-from lazy_tensor.dispatch.request import Numbering, Request, scalar_refs
+from lazy_tensor.dispatch.request import Request, scalar_refs
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Node, State, Trace
 from lazy_tensor.dispatch.where import user_line
@@ -86,7 +86,7 @@ MOST_VARYING = 10_000
 
 def _varies(trace: Trace, parent: State, request: Request, key: tuple[Any, ...]) -> bool:
     """Whether this place saw the same call with other numbers, or such calls varied elsewhere."""
-    signature = (request.op, request.mapped(lambda _: None, Numbering()))
+    signature = (request.op, request.mapped(lambda _: None, type))
     parent.seen = parent.seen or set()
     if key in parent.seen:
         if len(trace.varying) >= MOST_VARYING:
@@ -103,7 +103,7 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
         metas.append(meta_of(tensor))
         return Ref(len(metas) - 1)
 
-    args, kwargs = request.mapped(numbered, Numbering())
+    args, kwargs = request.mapped(numbered, type)
     key = (request.op._op, args, kwargs, tuple(metas), trace.environment)
     known = known_outcome(key)
     if known is not None:
@@ -202,11 +202,14 @@ def _full_arguments(meta: Meta) -> tuple[Any, ...]:
     return (size, stride, offset, None, dtype, torch.strided, device)
 
 
+AS_STRIDED = torch.ops.aten.as_strided.default
+
+
 def _rebase(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
     """For a view of a leaf with a storage offset: the leaf and the offset it has this time."""
     slot = slot_of(trace, viewed)
     assert slot is not None
-    if request.op is torch.ops.aten.as_strided.default and request.argument("storage_offset"):
+    if request.op is AS_STRIDED and request.argument("storage_offset") is not None:
         return None  # an absolute offset
     leaf = slot.index if slot.index in trace.leaf_offsets else None
     if leaf is None:

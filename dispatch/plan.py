@@ -46,7 +46,6 @@ class Plan:
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
     steps: list[Step]
     fusions: tuple[Fusion, ...]
-    live: tuple[int, ...]
     filename: str
 
     FIRST_LINE = 4
@@ -153,7 +152,7 @@ class Planner:
         lines.append(f" return ({''.join(f'v{slot}, ' for slot in self.graph.live)})")
         source = "\n".join(lines)
         exec(compile(source, filename, "exec"), self.names)
-        plan = Plan(self.names["plan"], self.steps, tuple(self.fusions), self.graph.live, filename)
+        plan = Plan(self.names["plan"], self.steps, tuple(self.fusions), filename)
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         weakref.finalize(plan, linecache.cache.pop, filename, None)

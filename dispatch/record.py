@@ -189,6 +189,3 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         return follow(trace, state, args)
 
     return record
-
-
-__all__ = ["recorder"]

@@ -115,17 +115,6 @@ def _mapped(
     return argument
 
 
-class Numbering:
-    """Names numbers by their types and collects them: a generic key and its scalars."""
-
-    def __init__(self) -> None:
-        self.scalars: list[complex] = []
-
-    def __call__(self, number: complex) -> Any:
-        self.scalars.append(number)
-        return type(number)
-
-
 def scalar_refs(first: int) -> Callable[[Any], ScalarRef]:
     """Replaces numbers by consecutive `ScalarRef`s from `first` on."""
     count = first

@@ -20,7 +20,6 @@ class FlushRecord:
     n_steps: int
     segments: tuple[str, ...]
     seconds: float
-    ops: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """The private torch names that `dispatch` and `lazy_tensor` need, each behind a name of ours.
 
-Tested on torch 2.10 to 2.13. Nothing else in these folders touches `torch._C`, or a name of torch
-that begins with an underscore (an `OpOverload`'s `_op` and `_schema` excepted).
+Tested on torch 2.13; a torch that lacks one of these fails on import. Nothing else in these folders
+touches `torch._C`, or a name of torch that begins with an underscore (an `OpOverload`'s `_op` and
+`_schema` excepted).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
 """Context manager: ops go straight to the device's kernels, no graph, no version bump."""
@@ -37,20 +39,6 @@ lazy_clone: Callable[[torch.Tensor], torch.Tensor] = torch._lazy_clone
 """A copy that shares memory until either side is written (copy-on-write, 0.4 us)."""
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
-
-__all__ = [
-    "TorchDispatchMode",
-    "allow_foreach",
-    "become",
-    "below_autograd",
-    "disabled_torch_function",
-    "lazy_clone",
-    "make_wrapper",
-    "no_dispatch",
-    "no_modes",
-    "without_weak_references",
-]
-
 
 # The method itself: `lazy_mode` replaces `Tensor.untyped_storage` by one that flushes.
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage

@@ -98,6 +98,17 @@ def test_view_offset_of_an_earlier_trace_is_not_taken_for_this_ones():
         assert again.view(2, 1).tolist() == [[0.0], [1.0]]
 
 
+@pytest.mark.parametrize("offset", [0, 3])
+def test_an_absolute_offset_does_not_move_with_the_leaf(offset):
+    data = torch.arange(9.0)
+    for start in (1, 2, 3):
+        rows = data[start : start + 5]
+        with lazy_mode():
+            view = rows.as_strided((2,), (1,), offset)
+            assert view.storage_offset() == offset
+        assert view.tolist() == [offset, offset + 1]
+
+
 def test_numpy_of_a_view_exposes_the_whole_memory():
     x = wrap(torch.arange(4.0) + 0)
     array = x.detach()[1:].numpy()
