@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import flush, host, memory, torch_private
-from lazy_tensor.dispatch.meta import is_recordable, meta_of
+from lazy_tensor.dispatch.meta import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claim
 from lazy_tensor.kernels.segment import TensorSpec
@@ -79,7 +79,7 @@ def admit(trace: Trace, request: Request) -> str | None:
             if slot is not None and slot.trace is trace:
                 all_tiny = False
                 continue
-            reason = _reason_against_lazy(trace, tensor)
+            reason = _reason_against_lazy(trace, tensor, request)
         elif id(tensor) in trace.leaf_slots:
             all_tiny = False
             continue
@@ -99,18 +99,25 @@ def admit(trace: Trace, request: Request) -> str | None:
     return None
 
 
-def _reason_against_lazy(trace: Trace, tensor: torch.Tensor) -> str | None:
+def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, request: Request) -> str | None:
     """Why a computed lazy tensor can't enter; raises what kept it from being computed."""
     slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
     value = host.value_in(tensor)
     if value.failure is not None:
         raise value.failure
-    is_exposed = value.data is not None and memory.is_exposed(value.data)
-    return "memory of an argument was handed out" if is_exposed else None
+    assert value.data is not None, "what has no slot is computed"
+    if is_marked(value.data):
+        return "an argument is a conjugate or negative view of computed memory"
+    if memory.is_exposed(value.data):
+        return "memory of an argument was handed out"
+    aliases = request.facts.is_view or any(t is tensor for t in request.written())
+    if aliases and not request.in_mode and memory.is_shared(value.data):
+        return "a plain tensor shares memory with an argument"
+    return None
 
 
 def _reason_against_plain(tensor: torch.Tensor, in_mode: bool) -> str | None:
-    if not (is_plain(tensor) and is_recordable(tensor)):
+    if not (is_plain(tensor) and is_recordable(tensor)) or is_marked(tensor):
         return f"an argument is a {type(tensor).__name__} that traces don't hold"
     if not _is_private(tensor, in_mode):
         return "an argument's memory belongs to somebody else"
@@ -128,14 +135,36 @@ def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
 
 
 def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
-    """Make a concrete tensor a leaf of the trace."""
-    size, stride, offset, dtype, device = meta_of(tensor)
-    data = tensor
-    if not is_plain(tensor):
-        computed = host.value_in(tensor).data
-        assert computed is not None, "only computed values enter a trace"
-        data = computed
-    storage = torch_private.storage_id(data)
+    """Make a concrete tensor a leaf of the trace.
+
+    Outside the mode one that plain ops can write enters as it is now, for one call: later writes to
+    it won't pass through here.
+    """
+    plain = is_plain(tensor)
+    data = tensor if plain else host.value_in(tensor).data
+    assert data is not None, "only computed values enter a trace"
+    is_snapshot = not in_mode and (plain or memory.is_shared(data))
+    if is_snapshot:
+        data = torch_private.snapshot(data)
+    slot = _new_leaf(trace, meta_of(tensor), torch_private.storage_id(data))
+    if not plain:
+        value = host.value_in(tensor)
+        value.slot = slot
+        trace.leaf_values.append(value)
+        if is_snapshot:
+            trace.passing.append(value)
+    elif in_mode:
+        trace.leaf_slots[id(tensor)] = slot
+    else:
+        trace.kept.append(tensor)
+        trace.snapshot_slots[id(tensor)] = slot
+    trace.leaves.append(data)
+    return slot
+
+
+def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:
+    """The slot of one more leaf; the trace takes the step to the state for its metadata."""
+    size, stride, offset, dtype, device = meta
     shares = trace.storages.get(storage)
     key = ("leaf", size, stride, bool(offset), dtype, device, shares)
     state = trace.state.get(key)
@@ -150,20 +179,14 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
     trace.storages.setdefault(storage, slot.index)
     if offset:
         trace.leaf_offsets[slot.index] = offset
-    if is_plain(tensor):
-        if in_mode:
-            trace.leaf_slots[id(tensor)] = slot
-        else:
-            # Later writes to it won't pass through here; what is pending must read it as it is now.
-            trace.kept.append(tensor)
-            trace.snapshot_slots[id(tensor)] = slot
-            data = torch_private.snapshot(tensor)
-    else:
-        value = host.value_in(tensor)
-        value.slot = slot
-        trace.leaf_values.append(value)
-    trace.leaves.append(data)
     return slot
+
+
+def leave(trace: Trace) -> None:
+    """Take away the slots of lazy tensors that entered for one call."""
+    for value in trace.passing:
+        value.slot = None
+    trace.passing.clear()
 
 
 def value_of(trace: Trace, tensor: torch.Tensor) -> Value:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch.meta import Meta, Outcome, dense_stride
+from lazy_tensor.dispatch.meta import Meta, Outcome
 from lazy_tensor.dispatch.schema import OpFacts
+from lazy_tensor.dispatch.strides import dense_stride
 
 aten = torch.ops.aten
 
@@ -173,6 +174,8 @@ def closed_form(
         return None  # it asks for a bound
     if not all(_is_plain_argument(a) for a in (*args, *(a for _, a in kwargs))):
         return None
+    if any(type(a) is bool for i, a in enumerate(args) if i in facts.number_args):
+        return None  # not all take one
     _, _, _, dtype, device = metas[0]
     sizes = []
     for size, stride, _, its_dtype, its_device in metas:

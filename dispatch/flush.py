@@ -9,15 +9,13 @@ from __future__ import annotations
 import atexit
 import itertools
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from lazy_tensor.dispatch import settings, torch_private
-from lazy_tensor.dispatch.graph import graph_of, without_repeats
+from lazy_tensor.dispatch.failure import rescue
+from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
 from lazy_tensor.dispatch.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan import Plan, Planner
@@ -68,8 +66,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     """Run all that `trace` has recorded, for `cause`.
 
     `quiet` flushes are nobody's surprise (a bound, leaving the mode): `forbid` lets them pass.
-    Raises what an op raised, with a note that says where it was recorded; every value that was
-    computed before it keeps its data, the others are marked failed.
+    Raises what an op raised, with a note that says where it was recorded and which values it got;
+    what doesn't depend on it is computed, the rest marked failed (see `failure`).
     """
     if trace.state is trace.root:
         return
@@ -100,20 +98,20 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
     plan = _plan_of(pending, live)
-    run: Callable[..., Any]
-    if plan is None:
-        steps = pending.state.steps()
-        graph = graph_of(steps, live)
-
-        def run(leaves: list[torch.Tensor], scalars: list[complex]) -> Any:
-            return interpret(graph, leaves, scalars)
-    else:
-        run = plan.function
+    ran: Plan | Graph = plan or graph_of(pending.state.steps(), live)
     try:
-        with torch_private.below_autograd(), torch_private.no_dispatch():
-            results = run(pending.leaves, pending.scalars)
+        # a value may be computed in inference mode that was recorded outside
+        with (
+            torch_private.no_inference(),
+            torch_private.below_autograd(),
+            torch_private.no_dispatch(),
+        ):
+            if isinstance(ran, Plan):
+                results = ran.function(pending.leaves, pending.scalars)
+            else:
+                results = interpret(ran, pending.leaves, pending.scalars)
     except BaseException as error:
-        _fail(pending, alive, error, plan)
+        _fail(pending, alive, error, ran)
         raise
     _settle(pending, alive, results)
     return plan
@@ -242,23 +240,14 @@ def closes_segment(node: Node) -> bool:
     return chosen_backend(device).refuses(call) is not None
 
 
-def _fail(pending: Pending, alive: list[Value], error: BaseException, plan: Plan | None) -> None:
-    """Keep what was computed, mark the rest failed, note on `error` where the op was recorded."""
-    computed: dict[int, torch.Tensor] = {}
-    frames = error.__traceback__
-    while frames is not None:
-        code = frames.tb_frame.f_code
-        if plan is not None and code.co_filename == plan.filename:
-            variables = frames.tb_frame.f_locals
-            computed = {int(n[1:]): v for n, v in variables.items() if n[0] == "v"}
-            step = plan.step_at(frames.tb_lineno)
-            for node in step.nodes if step else ():
-                error.add_note(f"{node.facts.op} recorded at {node.where}")
-        elif code is interpret.__code__:
-            computed = dict(frames.tb_frame.f_locals["values"])
-            node = frames.tb_frame.f_locals["node"]
-            error.add_note(f"{node.facts.op} recorded at {node.where}")
-        frames = frames.tb_next
+def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan | Graph) -> None:
+    """Keep what can be computed, mark the rest failed."""
+    with (
+        torch_private.no_inference(),
+        torch_private.below_autograd(),
+        torch_private.no_dispatch(),
+    ):
+        computed = rescue(error, ran)
     for value in alive:
         assert value.slot is not None
         value.data = computed.get(value.slot.index)

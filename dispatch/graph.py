@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lazy_tensor.dispatch.fallible import may_raise
 from lazy_tensor.dispatch.trace import Leaf, Node
 from lazy_tensor.kernels.segment import Ref, TensorSpec
 
@@ -31,6 +32,13 @@ class Graph:
     spec: dict[int, TensorSpec]
     producer: dict[int, Node]
 
+    @property
+    def lasting(self) -> frozenset[int]:
+        """The owners of memory that outlives the flush."""
+        return frozenset(
+            self.root[slot] for slot in (*(leaf.slot for leaf in self.leaves), *self.live)
+        )
+
     def is_view(self, slot: int) -> bool:
         node = self.producer.get(slot)
         return node is not None and node.view_of is not None
@@ -39,6 +47,11 @@ class Graph:
 def has_effect(node: Node) -> bool:
     """Whether a call may do more than its schema says: custom ops may print, count, communicate."""
     return node.facts.op.namespace not in ("aten", "prims")
+
+
+def may_fail(graph: Graph, node: Node) -> bool:
+    """Whether the call may raise for the values that it gets."""
+    return may_raise(node.facts.op, [graph.spec[slot].dtype for slot in refs_in(node)])
 
 
 def refs_in(node: Node) -> Iterator[int]:
@@ -83,7 +96,8 @@ def _find_owners(graph: Graph) -> None:
 def _needed(graph: Graph) -> list[Node]:
     """The nodes whose values or effects somebody sees, by one walk from the end.
 
-    A storage counts as a whole: once something reads it, all earlier writes to it are needed.
+    A storage counts as a whole: once something reads it, all earlier writes to it are needed. Calls
+    that may raise are: eager would have raised.
     """
     wanted = {graph.root[slot] for slot in graph.live}
     wanted.update(graph.root[leaf.slot] for leaf in graph.leaves)
@@ -97,6 +111,7 @@ def _needed(graph: Graph) -> list[Node]:
                 any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
                 or any(graph.root[slot] in wanted for slot in node.writes)
                 or has_effect(node)
+                or may_fail(graph, node)
             )
         if is_needed:
             kept.append(node)

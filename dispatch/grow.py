@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.admit import slot_of
@@ -19,15 +20,17 @@ from lazy_tensor.dispatch.flush import closes_segment, flush
 from lazy_tensor.dispatch.meta import (
     Meta,
     Outcome,
-    dense_stride,
+    is_marked,
     known_outcome,
     learn,
     meta_of,
     propagate,
 )
+from lazy_tensor.dispatch.refusals import overlaps, refuses_dtypes
 from lazy_tensor.dispatch.request import Request, scalar_refs
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Node, State, Trace
+from lazy_tensor.dispatch.strides import dense_stride
+from lazy_tensor.dispatch.trace import MANY, MARKED, NOTHING, ONE, SELF, SLOW, Node, State, Trace
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.segment import Ref, TensorSpec
 
@@ -59,9 +62,14 @@ def grow(
     """The state after `request`, made and linked; a string says why the call must run now."""
     start = perf_counter()
     outcome = _outcome(trace, request)
-    if outcome.runs_now is not None:
+    reason = outcome.runs_now
+    if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
+        reason = "gives several conjugate or negative views"
+    if reason is None and request.facts.writes and overlaps(trace, request):
+        reason = "what is written overlaps"
+    if reason is not None:
         trace.budget.pay(perf_counter() - start)
-        return outcome.runs_now
+        return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, generic_key)
     state = _new_state(
@@ -103,7 +111,8 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
         metas.append(meta_of(tensor))
         return Ref(len(metas) - 1)
 
-    args, kwargs = request.mapped(numbered, type)
+    facts = request.facts
+    args, kwargs = request.mapped(numbered, None if facts.checks_numbers else type)
     key = (request.op._op, args, kwargs, tuple(metas), trace.environment)
     known = known_outcome(key)
     if known is not None:
@@ -111,9 +120,11 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
     STATS.counts["schema_misses"] += 1
     metas.clear()
     args, kwargs = request.mapped(numbered, None)
-    outcome = closed_form(request.facts, args, kwargs, metas)
+    outcome = closed_form(facts, args, kwargs, metas)
     if outcome is None:
-        outcome = propagate(request.facts, args, kwargs, metas)
+        outcome = propagate(facts, args, kwargs, metas)
+        if outcome.runs_now is None and refuses_dtypes(facts, args, kwargs, metas):
+            outcome = Outcome(runs_now="its kernels refuse these dtypes")
     return learn(key, outcome)
 
 
@@ -144,6 +155,10 @@ def _new_state(
     else:
         state.n_bytes += sum(_n_bytes(spec) for spec in node.specs if spec is not None)
     _set_kind(trace, state, node, outcome)
+    if viewed is not None and state.kind == ONE:
+        marks = _marks_after(request.op, viewed)
+        if any(marks):
+            state.kind, state.meta = MARKED, (state.meta, marks)
     state.closes = closes_segment(node)
     if (state.rebase or state.closes) and state.kind in (ONE, SELF):
         state.kind += SLOW
@@ -202,6 +217,12 @@ def _full_arguments(meta: Meta) -> tuple[Any, ...]:
     return (size, stride, offset, None, dtype, torch.strided, device)
 
 
+def _marks_after(op: OpOverload, viewed: torch.Tensor) -> tuple[bool, bool]:
+    """The conjugate and the negative bit of a view of `viewed`."""
+    return (viewed.is_conj() ^ (op is CONJ), viewed.is_neg() ^ (op is NEG_VIEW))
+
+
+CONJ, NEG_VIEW = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 AS_STRIDED = torch.ops.aten.as_strided.default
 
 

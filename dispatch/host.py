@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.torch_private import make_wrapper
+from lazy_tensor.dispatch.torch_private import make_wrapper, mark
 from lazy_tensor.dispatch.trace import Value
 
 
@@ -46,4 +46,4 @@ def concrete(data: torch.Tensor) -> torch.Tensor:
     value.data = data
     meta = (data.shape, data.stride(), data.storage_offset(), None, data.dtype, data.layout,
             data.device)  # fmt: skip
-    return new_tensor(value, meta)
+    return mark(new_tensor(value, meta), data.is_conj(), data.is_neg())

@@ -19,25 +19,28 @@ from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
 def interpret(
     graph: Graph, leaves: list[torch.Tensor], scalars: list[complex]
 ) -> tuple[torch.Tensor, ...]:
-    """The values of `graph.live`. On an exception its local `values` holds what was computed."""
+    """The values of `graph.live`. After an exception `failure` reads this function's variables."""
     values: dict[int, Any] = {
         leaf.slot: data for leaf, data in zip(graph.leaves, leaves, strict=True)
     }
     leaves.clear()
     dying = _dying(graph)
     for node, dead in zip(graph.nodes, dying, strict=True):
-        args = [_real(a, values, scalars) for a in node.args]
-        kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
-        result = node.facts.op._op(*args, **kwargs)
-        del args, kwargs
-        results = (result,) if node.is_single else result
-        for i, slot in enumerate(node.outs):
-            if slot is not None:
-                values[slot] = _checked(results[i], node, i)
-        del result, results
+        run_node(node, values, scalars)
         for slot in dead:
             del values[slot]
     return tuple(values[slot] for slot in graph.live)
+
+
+def run_node(node: Node, values: dict[int, Any], scalars: list[complex]) -> None:
+    """Run one call on `values`, by slot, and add what it gives."""
+    args = [_real(a, values, scalars) for a in node.args]
+    kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
+    result = node.facts.op._op(*args, **kwargs)
+    results = (result,) if node.is_single else result
+    for i, slot in enumerate(node.outs):
+        if slot is not None:
+            values[slot] = _checked(results[i], node, i)
 
 
 def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:

@@ -6,7 +6,6 @@ and stays close to the program's. Pure: no tensor data, no caches.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,7 +14,9 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.graph import Graph, has_effect, refs_in
+from lazy_tensor.dispatch.fallible import divides_integers
+from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.order import Marks, dependencies, in_order
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.segment import Call, ScalarRef
 
@@ -32,6 +33,8 @@ FUSIBLE_DTYPES = frozenset({
 
 # A view with an absolute offset means something else inside a kernel, whose inputs start at 0.
 NEVER_INSIDE = frozenset({torch.ops.aten.as_strided.default})
+MARKS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
+"""Views that only set a bit, which kernels don't know."""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,11 @@ class Fusibility:
         facts, spec = node.facts, self._graph.spec
         if facts.op in NEVER_INSIDE:
             return "a view with an absolute offset"
+        if facts.op in MARKS or any(self._is_marked(slot) for slot in refs_in(node)):
+            return "a conjugate or negative view"
         specs = [spec[slot] for slot in refs_in(node)]
+        if divides_integers(facts.op, [s.dtype for s in specs]):
+            return "it checks its divisor"
         if any(s.dtype not in FUSIBLE_DTYPES for s in specs):
             return "a dtype that kernels don't take"
         devices = {s.device for s in (*specs, *filter(None, node.specs)) if s.size}
@@ -72,6 +79,16 @@ class Fusibility:
         if not _takes_scalars(node):
             return "a changing number that only eager takes"
         return self._refuses(Call(facts.op, node.args, node.kwargs, node.specs))
+
+    def _is_marked(self, slot: int) -> bool:
+        """Whether `slot` is a conjugate or negative view, or a view of one."""
+        while self._graph.is_view(slot):
+            node = self._graph.producer[slot]
+            if node.facts.op in MARKS:
+                return True
+            assert node.view_of is not None
+            slot = node.view_of
+        return False
 
 
 def _takes_scalars(node: Node) -> bool:
@@ -102,8 +119,9 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
     if fusible is None:
         return [Unit([node], False) for node in nodes]
     takes = [fusible.reason_against(node) is None for node in nodes]
-    depends = _dependencies(graph, nodes)
-    groups = list(_Groups(graph, nodes, takes, depends).found())
+    marks = Marks(graph, nodes)
+    depends = dependencies(graph, nodes, marks)
+    groups = list(_Groups(graph, nodes, takes, depends, marks).found())
     units = [
         Unit([nodes[i] for i in part], takes[part[0]] and len(part) > 1)
         for group in groups
@@ -114,39 +132,7 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
         if unit.is_fused and not _aliasing_is_safe(graph, unit, fusible):
             unit.is_fused = False
         flat += [unit] if unit.is_fused else [Unit([node], False) for node in unit.nodes]
-    return _in_order(flat, nodes, depends)
-
-
-def _dependencies(graph: Graph, nodes: list[Node]) -> list[set[int]]:
-    """For each node those it must follow: producers, uses of the same memory, earlier effects."""
-    depends: list[set[int]] = []
-    last_write: dict[int, int] = {}
-    readers: dict[int, set[int]] = defaultdict(set)
-    last_effect: int | None = None
-    for i, node in enumerate(nodes):
-        before: set[int] = set()
-        if has_effect(node):
-            if last_effect is not None:
-                before.add(last_effect)
-            last_effect = i
-        written = {graph.root[slot] for slot in node.writes}
-        read = {graph.root[slot] for slot in refs_in(node)}
-        for root in read | written:
-            if root in last_write:
-                before.add(last_write[root])
-            if root in written:
-                before |= readers[root]
-        for root in read:
-            readers[root].add(i)
-        for root in written:
-            last_write[root] = i
-            readers[root] = set()
-        for slot in node.outs:
-            if slot is not None:
-                last_write[slot] = i
-        before.discard(i)
-        depends.append(before)
-    return depends
+    return [flat[u] for u in in_order([unit.nodes for unit in flat], nodes, depends)]
 
 
 class _Groups:
@@ -158,12 +144,18 @@ class _Groups:
     """
 
     def __init__(
-        self, graph: Graph, nodes: list[Node], takes: list[bool], depends: list[set[int]]
+        self,
+        graph: Graph,
+        nodes: list[Node],
+        takes: list[bool],
+        depends: list[set[int]],
+        marks: Marks,
     ) -> None:
         self.graph = graph
         self.nodes = nodes
         self.takes = takes
         self.depends = depends
+        self.marks = marks
         self.depth = [0] * len(nodes)
         self.parent = list(range(len(nodes)))
 
@@ -179,6 +171,7 @@ class _Groups:
         return (
             takes[i]
             and takes[j]
+            and not self.marks.keeps_apart(j, i)
             and not _is_boundary(nodes[j], nodes[i])
             and _device(self.graph, nodes[j]) == _device(self.graph, nodes[i])
         )
@@ -276,30 +269,3 @@ def entry_of(graph: Graph, slot: int, fusible: Fusibility) -> int:
         assert node.view_of is not None
         slot = node.view_of
     return slot
-
-
-def _in_order(units: list[Unit], nodes: list[Node], depends: list[set[int]]) -> list[Unit]:
-    """Units so that each follows what it depends on, else by the place of their last node."""
-    index = {id(node): i for i, node in enumerate(nodes)}
-    unit_of = {index[id(node)]: u for u, unit in enumerate(units) for node in unit.nodes}
-    place = [max(index[id(node)] for node in unit.nodes) for unit in units]
-    followers: list[set[int]] = [set() for _ in units]
-    n_before = [0] * len(units)
-    for i, before in enumerate(depends):
-        for j in before:
-            first, second = unit_of[j], unit_of[i]
-            if first != second and second not in followers[first]:
-                followers[first].add(second)
-                n_before[second] += 1
-    ready = [(place[u], u) for u in range(len(units)) if n_before[u] == 0]
-    heapq.heapify(ready)
-    ordered: list[Unit] = []
-    while ready:
-        _, u = heapq.heappop(ready)
-        ordered.append(units[u])
-        for follower in followers[u]:
-            n_before[follower] -= 1
-            if n_before[follower] == 0:
-                heapq.heappush(ready, (place[follower], follower))
-    assert len(ordered) == len(units), "units depend on each other in a circle"
-    return ordered

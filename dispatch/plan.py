@@ -41,18 +41,26 @@ _plan_numbers = itertools.count()
 
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
-    """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`."""
+    """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`.
+
+    `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
+    graph's.
+    """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
     steps: list[Step]
     fusions: tuple[Fusion, ...]
     filename: str
+    names: dict[str, Any]
+    root: dict[int, int]
+    lasting: frozenset[int]
 
     FIRST_LINE = 4
 
-    def step_at(self, line: int) -> Step | None:
-        i = line - self.FIRST_LINE
-        return self.steps[i] if 0 <= i < len(self.steps) else None
+    def number_at(self, line: int) -> int | None:
+        """The number of the step on a line of `function`."""
+        number = line - self.FIRST_LINE
+        return number if 0 <= number < len(self.steps) else None
 
 
 class Planner:
@@ -106,9 +114,8 @@ class Planner:
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
         assert self.fusible is not None
-        segment, inputs, scalars, outputs = Segmenter(self.graph, self.fusible, self.users).build(
-            unit.nodes, self.scalar_types
-        )
+        segmenter = Segmenter(self.graph, self.fusible, self.users)
+        segment, inputs, scalars, outputs = segmenter.build(unit.nodes, self.scalar_types)
         for slot in inputs:
             self._need(slot)
         fusion = fusion_of(segment)
@@ -118,7 +125,7 @@ class Planner:
         numbers = "".join(f"S[{i}], " for i in scalars)
         target = "".join(f"v{slot}, " for slot in outputs)
         code = f"{target}{'= ' if target else ''}{name}.run(({tensors}), ({numbers}))"
-        self._add(code, tuple(inputs), tuple(outputs), tuple(unit.nodes))
+        self._add(code, tuple(inputs), tuple(outputs), tuple(segmenter.inside))
 
     def _add(
         self, code: str, reads: Sequence[int], sets: Sequence[int | None], nodes: tuple[Node, ...]
@@ -152,7 +159,11 @@ class Planner:
         lines.append(f" return ({''.join(f'v{slot}, ' for slot in self.graph.live)})")
         source = "\n".join(lines)
         exec(compile(source, filename, "exec"), self.names)
-        plan = Plan(self.names["plan"], self.steps, tuple(self.fusions), filename)
+        graph = self.graph
+        plan = Plan(
+            self.names["plan"], self.steps, tuple(self.fusions), filename, self.names, graph.root,
+            graph.lasting,
+        )  # fmt: skip
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         weakref.finalize(plan, linecache.cache.pop, filename, None)

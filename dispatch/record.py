@@ -18,8 +18,18 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
-from lazy_tensor.dispatch.torch_private import make_wrapper
-from lazy_tensor.dispatch.trace import ALIAS, KIND_MASK, NOTHING, ONE, SELF, State, Trace, Value
+from lazy_tensor.dispatch.torch_private import make_wrapper, mark
+from lazy_tensor.dispatch.trace import (
+    ALIAS,
+    KIND_MASK,
+    MARKED,
+    NOTHING,
+    ONE,
+    SELF,
+    State,
+    Trace,
+    Value,
+)
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
@@ -115,6 +125,9 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             return wrapper(state.meta, admit.value_of(trace, args[0]))
         if kind == NOTHING:
             return None
+        if kind == MARKED:
+            meta, marks = state.meta
+            return mark(fresh(trace, meta, state.slot, state.rebase), *marks)
         container, metas = state.meta
         return container(
             None if slot is None else fresh(trace, meta, slot, state.rebase)
@@ -165,9 +178,9 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             grow.cut_if_full(trace)
         if trace.budget.cold:
             return run_now.run_cold(trace, request)
-        if settings.current().debug:
-            return run_now.run(trace, request, "debug")
         rule = rule_of(func)
+        if settings.current().debug and rule is not Rule.ZEROS:
+            return run_now.run(trace, request, "debug")
         if rule is not Rule.RECORD:
             handled, result = special.HANDLERS[rule](trace, request)
             if handled:
@@ -186,6 +199,9 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if isinstance(grown, str):
                 return run_now.run(trace, request, grown)
             state = grown
-        return follow(trace, state, args)
+        result = follow(trace, state, args)
+        if trace.passing:
+            admit.leave(trace)
+        return result
 
     return record

@@ -24,7 +24,7 @@ class Rule(Enum):
     ALIAS = "another handle on the same value"
     NOW = "flush, then run it"
     DECOMPOSE = "record what it is made of"
-    RESOLVED = "record the op that computes what this one only marks"
+    ZEROS = "record zeros, with memory"
     SAME = "hand the argument back"
     DRAW = "draw the random numbers now, into memory of the argument's shape"
     DRAW_INTO = "draw the random numbers now, record a copy into the argument"
@@ -37,7 +37,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.detach.default: Rule.ALIAS,
     aten.alias.default: Rule.ALIAS,
     aten.lift_fresh.default: Rule.SAME,
-    aten._efficientzerotensor.default: Rule.RESOLVED,  # it has no memory
+    aten._efficientzerotensor.default: Rule.ZEROS,  # it has no memory
     aten.index.Tensor: Rule.INDEX,
     aten._unsafe_index.Tensor: Rule.INDEX,
     aten.native_dropout.default: Rule.DROPOUT,
@@ -46,9 +46,6 @@ RULES: dict[OpOverload, Rule] = {
     aten.mkldnn_rnn_layer.default: Rule.NOW,
     aten._embedding_bag.default: Rule.NOW,
     aten._embedding_bag_forward_only.default: Rule.NOW,
-    # A wrapper can't carry the conjugate or negative bit that these only set.
-    aten._conj.default: Rule.RESOLVED,
-    aten._neg_view.default: Rule.RESOLVED,
     # They only reserve or describe memory.
     aten.pin_memory.default: Rule.NOW,
     aten._pin_memory.default: Rule.NOW,

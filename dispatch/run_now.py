@@ -135,7 +135,7 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
 
     args = [real(argument) for argument in request.args]
     kwargs = {name: real(argument) for name, argument in request.kwargs.items()}
-    with torch_private.below_autograd():
+    with torch_private.no_inference(), torch_private.below_autograd():
         result = request.op(*args, **kwargs)
     for tensor in request.written():
         _follow_data(tensor)

@@ -21,8 +21,9 @@ class OpFacts:
     `writes` are the arguments written, by position or by keyword name. `returns_arg` is the
     position of the written argument that comes back (`add_`); None if fresh values or nothing come
     back. `is_view`: the results share memory with an argument that is not written.
+    `is_elementwise`: kernels lay the result out as `at::TensorIterator` does.
     `number_args` are the positions and names of arguments that may be a Python number in
-    arithmetic.
+    arithmetic; `checks_numbers`: some of their values are refused.
     """
 
     op: OpOverload
@@ -31,10 +32,12 @@ class OpFacts:
     returns_nothing: bool
     returns_tensors: bool
     is_view: bool
+    is_elementwise: bool
     is_out: bool
     is_random: bool
     is_data_dependent: bool
     changes_metadata: bool
+    checks_numbers: bool
     number_args: frozenset[int | str]
 
 
@@ -46,9 +49,13 @@ UNMARKED_WRITES: dict[OpOverload, tuple[int, ...]] = {
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }
+OWN_LAYOUT = frozenset({aten.clone, aten.copy, aten._to_copy, aten.masked_fill})
+"""Elementwise ops that keep their first argument's layout, or take the one asked for."""
 UNMARKED_VIEWS = frozenset({aten._unsafe_view.default})
 NUMBERS_SET_SHAPE = frozenset({"aten::arange", "aten::range"})
 """Ops whose numbers decide the result's size, so that they can't be run-time inputs."""
+CHECK_NUMBERS = frozenset({"aten::pow", "aten::pow_"})
+"""Ops that refuse numbers by their value: an integer to a negative power."""
 
 
 def _is_written(argument: Argument) -> bool:
@@ -83,12 +90,14 @@ def facts_of(op: OpOverload) -> OpFacts:
         returns_tensors=all(str(r.type) in tensor_types for r in returns),
         is_view=op in UNMARKED_VIEWS
         or any(a.alias_info is not None and not a.alias_info.is_write for a in arguments),
+        is_elementwise=torch.Tag.pointwise in tags and op.overloadpacket not in OWN_LAYOUT,
         is_out=any(a.is_out for a in arguments),
         is_random=torch.Tag.nondeterministic_seeded in tags,
         is_data_dependent=(
             torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         ),
         changes_metadata=torch.Tag.inplace_view in tags,
+        checks_numbers=op._schema.name in CHECK_NUMBERS,
         number_args=frozenset(
             _label(i, a)
             for i, a in enumerate(arguments)

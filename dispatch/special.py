@@ -14,7 +14,7 @@ import torch
 from lazy_tensor.dispatch import host, run_now, torch_private
 from lazy_tensor.dispatch.admit import admit, is_plain, slot_of, value_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
-from lazy_tensor.dispatch.meta import is_recordable, meta_of
+from lazy_tensor.dispatch.meta import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_from_schema
 from lazy_tensor.dispatch.trace import ALIAS, State, Trace
@@ -52,6 +52,8 @@ def _decompose(trace: Trace, request: Request) -> Handled:
 def _alias(trace: Trace, request: Request) -> Handled:
     """`detach`, `alias`: another tensor on the same value. Computed ones stay out of the trace."""
     tensor = request.args[0]
+    if is_marked(tensor):
+        return RECORD_IT
     if not is_plain(tensor) and type(tensor) is host.tensor_class:
         meta = wrapper_arguments(meta_of(tensor))
         if tensor._value.slot is not None:
@@ -75,15 +77,8 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
     trace.state[key] = state
 
 
-RESOLVED = {
-    aten._conj.default: aten._conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-    aten._efficientzerotensor.default: aten.zeros.default,
-}
-
-
-def _resolved(trace: Trace, request: Request) -> Handled:
-    return True, record_again(request, RESOLVED[request.op], *request.args, **request.kwargs)
+def _zeros(trace: Trace, request: Request) -> Handled:
+    return True, record_again(request, aten.zeros.default, *request.args, **request.kwargs)
 
 
 def _blank(tensor: torch.Tensor) -> torch.Tensor:
@@ -147,7 +142,7 @@ HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
     Rule.SAME: _same,
     Rule.DECOMPOSE: _decompose,
     Rule.ALIAS: _alias,
-    Rule.RESOLVED: _resolved,
+    Rule.ZEROS: _zeros,
     Rule.DRAW: _draw,
     Rule.DRAW_INTO: _draw_into,
     Rule.DROPOUT: _dropout,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,8 +32,28 @@ no_modes: Callable[[], Any] = _disable_current_modes
 no_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
 """Context manager: neither modes nor tensor subclasses see what runs."""
 
+
+def no_inference() -> AbstractContextManager[Any]:
+    """Context manager: new tensors are ordinary ones, even if `torch.inference_mode()` is on."""
+    if not torch.is_inference_mode_enabled():
+        return _NOTHING
+    return torch.inference_mode(False)
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
 make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 """A tensor without storage: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
+
+
+def mark(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    """`tensor` with these conjugate and negative bits, by which C++ resolves it for most ops."""
+    if is_conj:
+        torch._C._set_conj(tensor, True)
+    if is_neg:
+        torch._C._set_neg(tensor, True)
+    return tensor
+
 
 lazy_clone: Callable[[torch.Tensor], torch.Tensor] = torch._lazy_clone
 """A copy that shares memory until either side is written (copy-on-write, 0.4 us)."""
@@ -48,6 +68,17 @@ def storage_id(tensor: torch.Tensor) -> int:
     """A number that two tensors share while they live if they share a storage."""
     number: int = storage_of(tensor)._cdata
     return number
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether the tensor stands for zeros and has no memory, as autograd makes for itself."""
+    return torch._C.TensorBase._is_zerotensor(tensor)
+
+
+def n_users(tensor: torch.Tensor) -> int:
+    """The tensors that have `tensor`'s storage, itself included."""
+    counted: int = torch._C._storage_Use_Count(storage_of(tensor)._cdata)
+    return counted - 1  # one is the storage's Python object
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
@@ -139,6 +170,11 @@ def has_cpp_meta_kernel(op: OpOverload) -> bool:
 
 tensor_data: Any = torch._C.TensorBase.data
 """The descriptor behind `Tensor.data`."""
+
+
+def print_width() -> int:
+    """Characters a line of a tensor's text may have (`torch.set_printoptions`)."""
+    return int(torch._tensor_str.PRINT_OPTS.linewidth)
 
 
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:

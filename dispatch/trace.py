@@ -20,8 +20,9 @@ from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.segment import TensorSpec
 
-ONE, SELF, MANY, ALIAS, NOTHING = range(5)
-"""What a call gives: one new tensor, the argument it wrote, several, another handle, None."""
+ONE, SELF, MANY, ALIAS, NOTHING, MARKED = range(6)
+"""What a call gives: one new tensor, the argument it wrote, several, another handle, None, a view
+with the conjugate or the negative bit."""
 
 
 SLOW = 16
@@ -166,9 +167,12 @@ class Trace:
         self.leaf_slots: dict[int, Slot] = {}
         self.leaf_offsets: dict[int, int] = {}
         self.snapshot_slots: dict[int, Slot] = {}
+        self.passing: list[Value] = []  # in the trace for one call
         self.kept: list[torch.Tensor] = []  # plain tensors whose id() stands in a dict above
         self.storages: dict[int, int] = {}
         self.scalars: list[complex] = []
+        self._rooted: State | None = None  # up to here `_roots` is filled in
+        self._roots: dict[int, int] = {}
 
     def take(self) -> Pending:
         """All that is pending, leaving the trace empty."""
@@ -183,17 +187,32 @@ class Trace:
         first = self.storages.get(torch_private.storage_id(value.data))
         if first is None:
             return False
-        root: dict[int, int] = {}
-        written: set[int] = set()
-        for step in self.state.steps():
+        root = self.root_of(first)
+        return any(
+            self.root_of(index) == root
+            for step in self.state.steps()
+            if isinstance(step, Node)
+            for index in step.writes
+        )
+
+    def root_of(self, index: int) -> int:
+        """The slot that owns the memory of slot `index`: a base, or the storage's first leaf."""
+        state: State | None = self.state
+        unknown: list[Node | Leaf] = []
+        while state is not None and state is not self._rooted:
+            if state.step is not None:
+                unknown.append(state.step)
+            state = state.parent
+        self._rooted = self.state
+        roots = self._roots
+        for step in reversed(unknown):
             if isinstance(step, Leaf):
-                root[step.slot] = step.slot if step.shares is None else root[step.shares]
+                roots[step.slot] = step.slot if step.shares is None else roots[step.shares]
                 continue
             for out in step.outs:
                 if out is not None:
-                    root[out] = out if step.view_of is None else root[step.view_of]
-            written.update(root[index] for index in step.writes)
-        return root[first] in written
+                    roots[out] = out if step.view_of is None else roots[step.view_of]
+        return roots[index]
 
     def forget(self) -> None:
         """Drop the trie (`cache_clear`); what is pending must have been flushed."""

@@ -7,6 +7,7 @@ measured and checked against it, and falls back to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 from lazy_tensor.kernels.backend import Kernel
@@ -32,26 +33,34 @@ def compile_aten(segment: Segment) -> Kernel:
     """The function that runs `segment`'s calls in order; tens of microseconds, compiles nothing."""
     constants: dict[str, Any] = {}
     source = source_of(segment, constants)
-    exec(compile(source, f"<aten segment {segment.digest[:12]}>", "exec"), constants)
+    exec(compile(source, f"{FILE}{segment.digest[:12]}>", "exec"), constants)
     kernel: Kernel = constants["kernel"]
     return kernel
 
 
+FILE = "<aten segment "
+FIRST_LINE = 3
+
+
+def call_at(code: CodeType, line: int) -> int | None:
+    """Which of its segment's calls stands on a line of a function of `compile_aten`'s."""
+    return line - FIRST_LINE if code.co_filename.startswith(FILE) else None
+
+
 def source_of(segment: Segment, constants: dict[str, Any]) -> str:
     """Python source of `kernel(tensors, scalars)`; the objects it names go into `constants`."""
-    lines = ["def kernel(tensors, scalars):"]
-    if segment.inputs:
-        lines.append(f" {_names(range(len(segment.inputs)))} = tensors")
-    if segment.scalars:
-        lines.append(f" {''.join(f's{i}, ' for i in range(len(segment.scalars)))} = scalars")
+    tensors = _names(range(len(segment.inputs)))
+    scalars = "".join(f"s{i}, " for i in range(len(segment.scalars)))
+    lines = ["def kernel(tensors, scalars):", f" ({tensors}), ({scalars}) = tensors, scalars"]
     dying = _last_uses(segment)
     n_values = len(segment.inputs)
     for position, call in enumerate(segment.calls):
-        lines.append(f" {_assignment(call, n_values)}{_invocation(call, position, constants)}")
+        code = f" {_assignment(call, n_values)}{_invocation(call, position, constants)}"
         n_values += len(call.outputs)
         if dying[position]:
             # a value that dies here gives its memory to the next op's output, as in eager
-            lines.append(f" del {_names(dying[position])}")
+            code += f"; del {_names(dying[position])}"
+        lines.append(code)  # one line a call: see `call_at`
     lines.append(f" return ({_names(segment.outputs)})")
     return "\n".join(lines)
 

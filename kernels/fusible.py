@@ -37,7 +37,7 @@ POINTWISE = _names(
 REDUCTIONS = _names(
     """all amax amin aminmax any argmax argmin linalg_vector_norm logsumexp max mean min
     mse_loss mse_loss_backward l1_loss smooth_l1_loss smooth_l1_loss_backward huber_loss
-    huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
+    huber_loss_backward binary_cross_entropy_backward
     binary_cross_entropy_with_logits norm prod std std_mean sum var var_mean _log_softmax
     _log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax"""
 )
@@ -74,6 +74,7 @@ _WHY_NOT = {
     "it adds to elements in an order of its own": """embedding_dense_backward index_add index_put
         scatter scatter_add scatter_reduce _index_put_impl _unsafe_index_put put""",
     "its order of elements is a library call": "argsort kthvalue median mode msort sort topk",
+    "it checks its values": "binary_cross_entropy",
     "a scan is a library call": "cummax cummin cumprod cumsum logcumsumexp",
 }
 _REASONS = {name: reason for reason, names in _WHY_NOT.items() for name in names.split()}

@@ -8,8 +8,9 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host
-from lazy_tensor.dispatch.torch_private import no_modes, without_weak_references
+from lazy_tensor.dispatch import host, memory
+from lazy_tensor.dispatch.meta import is_recordable
+from lazy_tensor.dispatch.torch_private import is_resizable, no_modes, without_weak_references
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_copy
 
@@ -65,6 +66,8 @@ def wrap(x: Any) -> Any:
     if isinstance(x, LazyTensor):
         return x
     if isinstance(x, torch.Tensor):
+        if is_recordable(x) and not is_resizable(x):
+            memory.expose(x)  # an array, a file or another process has its memory too
         return _lazy_twin(x)
     raise TypeError(f"wrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
 
@@ -97,11 +100,14 @@ def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy tensor on `tensor`'s memory, a parameter if it is one."""
     with no_modes():
         data = tensor.detach()
+    if is_recordable(data):
+        memory.share(data)
     return _like(tensor, host.concrete(data))
 
 
 def _plain_twin(tensor: LazyTensor) -> torch.Tensor:
     data = computed(tensor)
+    memory.share(data)
     with no_modes():
         data = data.detach()
     return _like(tensor, data)

@@ -105,7 +105,8 @@ class LazyTensor(host.ValueTensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return self.detach()
+        data: torch.Tensor = torch_private.tensor_data.__get__(self)  # a version counter of its own
+        return data
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
@@ -199,13 +200,24 @@ def _text(tensor: LazyTensor) -> str:
     with torch_private.no_dispatch(), torch_private.below_autograd():
         text = repr(computed(tensor))
     if tensor.grad_fn is not None:
-        suffix = f", grad_fn=<{type(tensor.grad_fn).__name__}>)"
+        text = _with_suffix(text, f"grad_fn=<{type(tensor.grad_fn).__name__}>")
     elif tensor.requires_grad:
-        suffix = ", requires_grad=True)"
-    else:
-        suffix = ")"
-    text = text[:-1] + suffix if text.endswith(")") else text
+        text = _with_suffix(text, "requires_grad=True")
     return f"Parameter containing:\n{text}" if getattr(tensor, "_is_param", False) else text
+
+
+def _with_suffix(text: str, suffix: str) -> str:
+    """`text` of a tensor with one more suffix, on a line of its own where torch would break it.
+
+    The rule of `torch._tensor_str._add_suffixes`.
+    """
+    text = text.removesuffix(")")
+    last = text.rsplit("\n", 1)[-1]
+    broken = last.strip()[:1].isalpha() and "\n" in text  # the last line is a suffix
+    width = len(last) + (0 if broken else 2) + len(suffix) + 2
+    indent = " " * len("tensor(")
+    between = f",\n{indent}" if width > torch_private.print_width() else ", "
+    return f"{text}{between}{suffix})"
 
 
 torch_private.around_environment_changes(

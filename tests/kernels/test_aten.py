@@ -60,12 +60,10 @@ def test_values_are_dropped_after_their_last_use(record):
     segment = record(lambda a: ((a + 1) * 2).exp(), [torch.ones(2)]).segment
     assert source_of(segment, {}).splitlines() == [
         "def kernel(tensors, scalars):",
-        " v0,  = tensors",
+        " (v0, ), () = tensors, scalars",
         " v1 = op0(v0, 1)",
-        " v2 = op1(v1, 2)",
-        " del v1, ",
-        " v3 = op2(v2)",
-        " del v2, ",
+        " v2 = op1(v1, 2); del v1, ",
+        " v3 = op2(v2); del v2, ",
         " return (v3, )",
     ]
 

@@ -1,0 +1,43 @@
+"""Ops whose kernels check values: only running them tells whether they raise.
+
+In: an op and the dtypes of its tensors. Out: whether its error could be the program's. Such calls
+run even if nobody uses their results, and no write to memory that outlives a flush moves across
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.kernels.fusible import base_name
+
+# fmt: off
+CHECK_VALUES = frozenset(
+    """binary_cross_entropy cholesky cholesky_inverse embedding fractional_max_pool2d gather
+    fractional_max_pool3d histc index index_add index_copy index_fill index_put
+    index_reduce index_select inverse linalg_cholesky_ex linalg_eig linalg_inv_ex
+    linalg_ldl_factor_ex linalg_lstsq linalg_lu_factor_ex max_unpool2d max_unpool3d
+    multi_margin_loss multilabel_margin_loss_forward nll_loss2d_forward nll_loss_forward put
+    scatter scatter_add
+    scatter_reduce searchsorted segment_reduce take _assert_async _ctc_loss _index_put_impl
+    _linalg_eigh _linalg_solve_ex _linalg_svd""".split()  # noqa: SIM905
+)
+# fmt: on
+"""Names, in-place forms without their `_`, of ops that raise for some values."""
+DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
+"""Ops that raise for integers only: `ZeroDivisionError`."""
+
+
+def divides_integers(op: OpOverload, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether the call is a division that raises if a divisor is 0."""
+    return base_name(op) in DIVISIONS and not any(
+        dtype.is_floating_point or dtype.is_complex for dtype in dtypes
+    )
+
+
+def may_raise(op: OpOverload, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether the call, whose shapes and dtypes are right, may raise for its values."""
+    return base_name(op) in CHECK_VALUES or divides_integers(op, dtypes)
