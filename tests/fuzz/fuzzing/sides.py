@@ -1,0 +1,201 @@
+"""The sides on which a program runs, and everything about it that a user could see.
+
+In: a `Program`. Out: None if lazy execution can't be told from eager, else the difference in words.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+
+import lazy_tensor
+from fuzzing.program import Program, eager_names
+
+
+@dataclass(frozen=True)
+class Side:
+    """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces."""
+
+    name: str
+    backend: str = "aten"
+    wraps: bool = False
+    rounds: int = 3
+    debug: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        return self.backend == "aten"
+
+    def around(self) -> AbstractContextManager[Any]:
+        if self.wraps:
+            return nullcontext()
+        return lazy_tensor.lazy_mode(debug=self.debug)
+
+    def names(self) -> dict[str, Any]:
+        names = eager_names() | {"flush": lazy_tensor.flush, "materialize": lazy_tensor.materialize}
+        if self.wraps:
+            names["wrap"] = lazy_tensor.wrap
+        return names
+
+
+MODE = Side("mode")
+WRAPPED = Side("wrapped", wraps=True)
+DEBUG = Side("debug", rounds=1, debug=True)
+INDUCTOR = Side("inductor", backend="inductor")
+INDUCTOR_WRAPPED = Side("inductor wrapped", backend="inductor", wraps=True)
+EXACT = (MODE, WRAPPED, DEBUG)
+COMPILED = (INDUCTOR, INDUCTOR_WRAPPED)
+
+
+def run(program: Program, names: dict[str, Any]) -> list[str | None]:
+    """Run the lines in `names`; for each what it raised, as text."""
+    torch.manual_seed(program.seed)
+    errors: list[str | None] = []
+    for line in program.lines:
+        try:
+            exec(line, names)
+            errors.append(None)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def difference(program: Program, side: Side) -> str | None:
+    """How `side` differs from eager on `program`; None if it doesn't."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager = eager_names()
+        expected = run(program, eager)
+        rng = torch.get_rng_state()
+        lazy_tensor.configure(backend=side.backend, compile="blocking")
+        for i in range(side.rounds):
+            names = side.names()
+            try:
+                with side.around():
+                    got = run(program, names)
+                lazy_tensor.flush()
+            except Exception as error:
+                return f"round {i}: the flush raised {type(error).__name__}: {error}"
+            for line, a, b in zip(program.lines, got, expected, strict=True):
+                if a != b:
+                    return f"round {i}: {line!r} raised {a!r}, eagerly {b!r}"
+            found = _seen(names, eager, side, _counts_versions(program, side))
+            if found is None and not torch.equal(torch.get_rng_state(), rng):
+                found = "the random number generator's state"
+            if found is not None:
+                return f"round {i}: {found}"
+    return None
+
+
+def _counts_versions(program: Program, side: Side) -> bool:
+    """Whether versions are the same on both sides.
+
+    Wrapped, a tensor and its plain twin each have their own; and autograd's engine adds gradients
+    up in place where it may, as do some kernels in inference mode.
+    """
+    text = str(program)
+    return not (side.wraps or "backward" in text or "grad(" in text or "inference" in text)
+
+
+def _seen(
+    names: dict[str, Any], eager: dict[str, Any], side: Side, counts_versions: bool
+) -> str | None:
+    for i, (a, b) in enumerate(zip(names["seen"], eager["seen"], strict=True)):
+        if not _same_python(a, b, side.is_exact):
+            return f"seen[{i}] is {a}, eagerly {b}"
+    tensors = {k: v for k, v in eager.items() if isinstance(v, torch.Tensor)}
+    for name, expected in tensors.items():
+        for fact, a, b in _facts(names[name], expected, side):
+            if a != b and not (fact == "version" and not counts_versions):
+                return f"{fact} of {name} is {a}, eagerly {b}"
+    for one, two in combinations(tensors, 2):
+        shares = _share_memory(names[one], names[two])
+        if tensors[one].numel() and shares != _share_memory(tensors[one], tensors[two]):
+            return f"{one} and {two} share memory: {shares}, eagerly {not shares}"
+    return None
+
+
+def _same_python(a: Any, b: Any, is_exact: bool) -> bool:
+    if isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(
+            _same_python(x, y, is_exact) for x, y in zip(a, b, strict=True)
+        )
+    if isinstance(b, str) and not is_exact:
+        return True  # a rounding error shows in the text
+    if isinstance(b, (float, complex)) and not is_exact:
+        return torch.allclose(torch.tensor(a), torch.tensor(b), 1e-3, 1e-3, equal_nan=True)
+    return bool(a == b or (a != a and b != b) or str(a) == str(b))
+
+
+def _facts(a: torch.Tensor, b: torch.Tensor, side: Side) -> Iterator[tuple[str, Any, Any]]:
+    """Everything about a tensor that a program can ask for: its name, `a`'s and `b`'s."""
+    shape, memory = b.shape, b.numel() > 0  # eager's own kernels disagree on empty strides
+
+    def has_gradient(t: torch.Tensor) -> bool:
+        return t.is_leaf and t.grad is not None
+
+    asked: dict[str, Callable[[torch.Tensor], Any]] = {
+        "shape": lambda t: t.shape,
+        "dtype": lambda t: t.dtype,
+        "stride": lambda t: memory and [n for n, m in zip(t.stride(), shape, strict=True) if m > 1],
+        "storage_offset": lambda t: memory and t.storage_offset(),
+        "requires_grad": lambda t: t.requires_grad,
+        "is_leaf": lambda t: t.is_leaf,
+        "is_conj": lambda t: (t.is_conj(), t.is_neg()),
+        "version": lambda t: t.is_inference() or t._version,
+        "grad_fn": lambda t: None if t.grad_fn is None else _backward_of(t, b),
+        "has a gradient": has_gradient,
+    }
+    for fact, ask in asked.items():
+        yield fact, _answer(ask, a), _answer(ask, b)
+    yield "value", *_values(a, b, side.is_exact)
+    if _answer(has_gradient, a) is _answer(has_gradient, b) is True:
+        yield "gradient", *_values(a.grad, b.grad, side.is_exact)
+
+
+def _answer(ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    try:
+        return ask(tensor)
+    except RuntimeError as error:  # autograd refuses, say, views of several that were written
+        return str(error)
+
+
+def _backward_of(tensor: torch.Tensor, eager: torch.Tensor) -> str:
+    """The name of `tensor.grad_fn`, where autograd has one way only.
+
+    For a view that was written, say, it replays the views of a tensor subclass, and takes one
+    `as_strided` for plain tensors.
+    """
+    assert eager.grad_fn is not None
+    assert tensor.grad_fn is not None
+    has_two = eager.grad_fn.name() in ("AsStridedBackward0", "IndexPutImplBackward0")
+    return eager.grad_fn.name() if has_two else str(tensor.grad_fn.name())
+
+
+def _values(a: torch.Tensor, b: torch.Tensor, is_exact: bool) -> tuple[str, str]:
+    """Texts of both that are equal if the values are: bit for bit, or within tolerance."""
+    plain, expected = lazy_tensor.materialize(a.detach()), b.detach()
+    rtol, atol = (0.0, 0.0) if is_exact else (1e-3, 1e-3)
+    if expected.dtype is torch.bfloat16 and not is_exact:
+        rtol = atol = 5e-2
+    try:
+        torch.testing.assert_close(plain, expected, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError:
+        return f"{plain}", f"{expected}"
+    return "equal", "equal"
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _address(a) == _address(b)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    if lazy_tensor.is_lazy(tensor):
+        tensor = lazy_tensor.unwrap(tensor.detach())
+    return tensor.detach().untyped_storage().data_ptr()
