@@ -15,12 +15,16 @@ STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo '$(TORCH)' '$(CUR
 DEMO_ARGS ?=
 TEST_ARGS ?= -n 2
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
 
-.PHONY: help demo test bench lint fmt venv clean
+.PHONY: help demo test conformance models fuzz bench lint fmt venv clean
 
 help:
 	@echo 'make demo   train a small GPT eagerly and lazily, side by side'
 	@echo 'make test   run the tests            make bench  run the benchmarks'
+	@echo 'make conformance   compare with eager by all of PyTorch'\''s own test databases'
+	@echo 'make models train models of other libraries, all of them, lazily and eagerly'
+	@echo 'make fuzz   run random programs lazily and eagerly until interrupted'
 	@echo 'make lint   ruff and mypy            make fmt    format the sources'
 	@echo 'make clean  remove what was built'
 
@@ -40,13 +44,24 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest $(TEST_ARGS)
 
+# A quarter of an hour, and about an hour more at first for its kernels, which build/conformance keeps.
+conformance: $(STAMP)
+	$(BIN)/pytest tests/conformance --full $(TEST_ARGS)
+
+# Half an hour, of which kernels for ten of the models take most.
+models: $(STAMP)
+	$(BIN)/pytest tests/models --full $(TEST_ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)
+
 bench: $(STAMP)
 	$(BIN)/pytest benches $(BENCH_ARGS)
 
 lint: $(STAMP) typing-tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd $(BUILD)/typing && MYPYPATH=benches '$(abspath $(BIN))/mypy' --config-file ../../pyproject.toml \
+	cd $(BUILD)/typing && MYPYPATH=benches:../../tests/fuzz '$(abspath $(BIN))/mypy' --config-file ../../pyproject.toml \
 		-p lazy_tensor -p tests $(patsubst benches/%.py,-m %,$(wildcard benches/*.py))
 
 # mypy can't follow setuptools' package-dir, so it is shown the tree as it installs.

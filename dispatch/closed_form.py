@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch.meta import Meta, Outcome
+from lazy_tensor.dispatch.meta import Meta, Outcome, dense_stride
 from lazy_tensor.dispatch.schema import OpFacts
-from lazy_tensor.dispatch.strides import dense_stride
 
 aten = torch.ops.aten
 

@@ -100,12 +100,8 @@ def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ..
     plan = _plan_of(pending, live)
     ran: Plan | Graph = plan or graph_of(pending.state.steps(), live)
     try:
-        # a value may be computed in inference mode that was recorded outside
-        with (
-            torch_private.no_inference(),
-            torch_private.below_autograd(),
-            torch_private.no_dispatch(),
-        ):
+        # what was recorded outside inference mode, or autocast, may be computed inside
+        with torch_private.kernels_only():
             if isinstance(ran, Plan):
                 results = ran.function(pending.leaves, pending.scalars)
             else:
@@ -242,11 +238,7 @@ def closes_segment(node: Node) -> bool:
 
 def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan | Graph) -> None:
     """Keep what can be computed, mark the rest failed."""
-    with (
-        torch_private.no_inference(),
-        torch_private.below_autograd(),
-        torch_private.no_dispatch(),
-    ):
+    with torch_private.kernels_only():
         computed = rescue(error, ran)
     for value in alive:
         assert value.slot is not None

@@ -7,7 +7,7 @@ the schema cache for metadata; decides which numbers become run-time inputs.
 from __future__ import annotations
 
 import math
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import torch
@@ -20,16 +20,17 @@ from lazy_tensor.dispatch.flush import closes_segment, flush
 from lazy_tensor.dispatch.meta import (
     Meta,
     Outcome,
+    dense_stride,
     is_marked,
     known_outcome,
     learn,
     meta_of,
     propagate,
 )
-from lazy_tensor.dispatch.refusals import overlaps, refuses_dtypes
+from lazy_tensor.dispatch.overlap import copies_onto_itself, overlaps
+from lazy_tensor.dispatch.probe import as_kernels_say
 from lazy_tensor.dispatch.request import Request, scalar_refs
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.strides import dense_stride
 from lazy_tensor.dispatch.trace import MANY, MARKED, NOTHING, ONE, SELF, SLOW, Node, State, Trace
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.segment import Ref, TensorSpec
@@ -60,7 +61,11 @@ def grow(
     numbers: list[complex],
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
-    start = perf_counter()
+    start = thread_time()
+    if copies_onto_itself(trace, request):
+        trace.state[key] = state = State(trace.state, key, None)
+        state.kind = SELF
+        return state
     outcome = _outcome(trace, request)
     reason = outcome.runs_now
     if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
@@ -68,7 +73,7 @@ def grow(
     if reason is None and request.facts.writes and overlaps(trace, request):
         reason = "what is written overlaps"
     if reason is not None:
-        trace.budget.pay(perf_counter() - start)
+        trace.budget.pay(thread_time() - start)
         return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, generic_key)
@@ -85,7 +90,7 @@ def grow(
         trace.scalars += numbers
     else:
         parent[key] = state
-    trace.budget.pay(perf_counter() - start)
+    trace.budget.pay(thread_time() - start)
     return state
 
 
@@ -123,8 +128,8 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
     outcome = closed_form(facts, args, kwargs, metas)
     if outcome is None:
         outcome = propagate(facts, args, kwargs, metas)
-        if outcome.runs_now is None and refuses_dtypes(facts, args, kwargs, metas):
-            outcome = Outcome(runs_now="its kernels refuse these dtypes")
+        if outcome.runs_now is None:
+            outcome = as_kernels_say(outcome, facts, args, kwargs, metas)
     return learn(key, outcome)
 
 
@@ -160,7 +165,8 @@ def _new_state(
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
     state.closes = closes_segment(node)
-    if (state.rebase or state.closes) and state.kind in (ONE, SELF):
+    is_slow = state.rebase or state.closes or torch.is_inference_mode_enabled()
+    if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW
     return state
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.torch_private import make_wrapper, mark
+from lazy_tensor.dispatch.torch_private import mark, new_wrapper
 from lazy_tensor.dispatch.trace import Value
 
 
@@ -35,7 +35,7 @@ def install(cls: type[ValueTensor]) -> None:
 
 def new_tensor(value: Value, meta: tuple[Any, ...]) -> torch.Tensor:
     """A tensor of the installed class on `value`; `meta` as `make_wrapper` takes it."""
-    out: ValueTensor = make_wrapper(tensor_class, *meta)  # type: ignore[assignment]
+    out: ValueTensor = new_wrapper(tensor_class, meta)
     out._value = value
     return out
 

@@ -6,7 +6,7 @@ A miss asks the op's meta function through fake tensors (50-100 us).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.schema import OpFacts
-from lazy_tensor.dispatch.strides import elementwise_stride
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.segment import Ref
 
@@ -34,6 +33,15 @@ class Outcome:
 
 _schema_cache: Cache[tuple[Any, ...], Outcome] = Cache("schema", 16384)
 settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
+
+
+def dense_stride(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this size."""
+    stride, step = [], 1
+    for n in reversed(size):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
@@ -70,17 +78,7 @@ def propagate(
     except Exception as error:
         # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
         return Outcome(runs_now=f"no metadata: {type(error).__name__}")
-    outcome = outcome_of(result, facts)
-    return _laid_out(outcome, metas) if facts.is_elementwise else outcome
-
-
-def _laid_out(outcome: Outcome, metas: list[Meta]) -> Outcome:
-    """The outcome of an elementwise op with the strides that kernels give."""
-    if len(outcome.outs) != 1 or outcome.outs[0] is None or not metas:
-        return outcome
-    size, _, offset, dtype, device = outcome.outs[0]
-    stride = elementwise_stride(tuple(size), [meta[:2] for meta in metas])
-    return replace(outcome, outs=((size, stride, offset, dtype, device),))
+    return outcome_of(result, facts)
 
 
 @cache

@@ -121,7 +121,8 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
     takes = [fusible.reason_against(node) is None for node in nodes]
     marks = Marks(graph, nodes)
     depends = dependencies(graph, nodes, marks)
-    groups = list(_Groups(graph, nodes, takes, depends, marks).found())
+    through = [_through_views(graph, node, fusible) for node in nodes]
+    groups = list(_Groups(graph, nodes, takes, depends, marks, through).found())
     units = [
         Unit([nodes[i] for i in part], takes[part[0]] and len(part) > 1)
         for group in groups
@@ -150,12 +151,14 @@ class _Groups:
         takes: list[bool],
         depends: list[set[int]],
         marks: Marks,
+        through: list[set[int]],
     ) -> None:
         self.graph = graph
         self.nodes = nodes
         self.takes = takes
         self.depends = depends
         self.marks = marks
+        self.through = through
         self.depth = [0] * len(nodes)
         self.parent = list(range(len(nodes)))
 
@@ -172,6 +175,7 @@ class _Groups:
             takes[i]
             and takes[j]
             and not self.marks.keeps_apart(j, i)
+            and not (self.through[i] and self.through[i] & _touched(self.graph, nodes[j]))
             and not _is_boundary(nodes[j], nodes[i])
             and _device(self.graph, nodes[j]) == _device(self.graph, nodes[i])
         )
@@ -219,6 +223,20 @@ class _Groups:
                     depth[j] = latest
                 for i in {i for _, i in outside}:
                     self._unite(i)
+
+
+def _through_views(graph: Graph, node: Node, fusible: Fusibility) -> set[int]:
+    """The memory that `node` reads through views which no kernel can make inside."""
+    return {
+        graph.root[slot]
+        for slot in refs_in(node)
+        if graph.is_view(slot) and graph.is_view(entry_of(graph, slot, fusible))
+    }
+
+
+def _touched(graph: Graph, node: Node) -> set[int]:
+    """The memory that `node` makes or writes."""
+    return {slot for slot in node.outs if slot is not None} | {graph.root[s] for s in node.writes}
 
 
 def _device(graph: Graph, node: Node) -> torch.device | None:

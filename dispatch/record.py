@@ -18,7 +18,7 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
-from lazy_tensor.dispatch.torch_private import make_wrapper, mark
+from lazy_tensor.dispatch.torch_private import make_wrapper, mark, new_wrapper
 from lazy_tensor.dispatch.trace import (
     ALIAS,
     KIND_MASK,
@@ -51,7 +51,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             traces.wait_until_released(trace)
         try:
             if trace.budget.cold:
-                if trace.budget.cold > 1 and not types and not isinstance(owner, type):
+                in_mode = not isinstance(owner, type)
+                if trace.budget.cold > 1 and not types and in_mode and not run_now.uses_conj(func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
                     trace.budget.cold -= 1
                     trace.busy = False
@@ -102,7 +103,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             trace.busy = False
 
     def wrapper(meta: tuple[Any, ...], value: Value) -> Any:
-        out: Any = make_wrapper(tensor_class, *meta)
+        out: Any = new_wrapper(tensor_class, meta)
         out._value = value
         return out
 

@@ -46,6 +46,9 @@ RULES: dict[OpOverload, Rule] = {
     aten.mkldnn_rnn_layer.default: Rule.NOW,
     aten._embedding_bag.default: Rule.NOW,
     aten._embedding_bag_forward_only.default: Rule.NOW,
+    # Their meta functions give another shape, or layout, than their kernels.
+    aten.multilabel_margin_loss_forward.default: Rule.NOW,
+    aten.max_unpool2d.default: Rule.NOW,
     # They only reserve or describe memory.
     aten.pin_memory.default: Rule.NOW,
     aten._pin_memory.default: Rule.NOW,

@@ -6,6 +6,7 @@ first if the call could see, or change, anything that is pending.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,8 +51,16 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         flush(trace, str(request.op))
     if not all(is_plain(tensor) for tensor in request.tensors):
         return _run(trace, request, wraps=True)
-    result = request.op(*request.args, **request.kwargs)
+    with torch_private.kernels_only(dispatches=True):
+        result = request.op(*request.args, **request.kwargs)
     return result if reason in PLAIN_RESULT else _returned(result, {}, True)
+
+
+@cache
+def uses_conj(op: OpOverload) -> bool:
+    """Whether the op's kernel may use `conj()` inside: those of linear algebra do."""
+    name = op._schema.name
+    return any(part in name for part in ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr"))
 
 
 def run_higher_order(trace: Trace, request: Request) -> Any:
@@ -72,7 +81,10 @@ def run_cold(trace: Trace, request: Request) -> Any:
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
-        return request.op(*request.args, **request.kwargs)
+        if not uses_conj(request.op):
+            return request.op(*request.args, **request.kwargs)
+        with torch_private.kernels_only(dispatches=True):
+            return request.op(*request.args, **request.kwargs)
     return _run(trace, request, wraps=not request.in_mode)
 
 
@@ -135,7 +147,7 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
 
     args = [real(argument) for argument in request.args]
     kwargs = {name: real(argument) for name, argument in request.kwargs.items()}
-    with torch_private.no_inference(), torch_private.below_autograd():
+    with torch_private.kernels_only(dispatches=True):
         result = request.op(*args, **kwargs)
     for tensor in request.written():
         _follow_data(tensor)

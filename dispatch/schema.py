@@ -21,7 +21,6 @@ class OpFacts:
     `writes` are the arguments written, by position or by keyword name. `returns_arg` is the
     position of the written argument that comes back (`add_`); None if fresh values or nothing come
     back. `is_view`: the results share memory with an argument that is not written.
-    `is_elementwise`: kernels lay the result out as `at::TensorIterator` does.
     `number_args` are the positions and names of arguments that may be a Python number in
     arithmetic; `checks_numbers`: some of their values are refused.
     """
@@ -32,7 +31,6 @@ class OpFacts:
     returns_nothing: bool
     returns_tensors: bool
     is_view: bool
-    is_elementwise: bool
     is_out: bool
     is_random: bool
     is_data_dependent: bool
@@ -49,9 +47,9 @@ UNMARKED_WRITES: dict[OpOverload, tuple[int, ...]] = {
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }
-OWN_LAYOUT = frozenset({aten.clone, aten.copy, aten._to_copy, aten.masked_fill})
-"""Elementwise ops that keep their first argument's layout, or take the one asked for."""
-UNMARKED_VIEWS = frozenset({aten._unsafe_view.default})
+UNMARKED_VIEWS = frozenset({
+    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default
+})  # fmt: skip
 NUMBERS_SET_SHAPE = frozenset({"aten::arange", "aten::range"})
 """Ops whose numbers decide the result's size, so that they can't be run-time inputs."""
 CHECK_NUMBERS = frozenset({"aten::pow", "aten::pow_"})
@@ -90,7 +88,6 @@ def facts_of(op: OpOverload) -> OpFacts:
         returns_tensors=all(str(r.type) in tensor_types for r in returns),
         is_view=op in UNMARKED_VIEWS
         or any(a.alias_info is not None and not a.alias_info.is_write for a in arguments),
-        is_elementwise=torch.Tag.pointwise in tags and op.overloadpacket not in OWN_LAYOUT,
         is_out=any(a.is_out for a in arguments),
         is_random=torch.Tag.nondeterministic_seeded in tags,
         is_data_dependent=(

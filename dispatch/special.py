@@ -40,10 +40,10 @@ def _decompose(trace: Trace, request: Request) -> Handled:
         return _now(trace, request)
     trace.busy = False
     if not request.in_mode:
-        result = request.op.decompose(*request.args, **request.kwargs)
+        result = torch_private.decompose(request.op, request.args, request.kwargs)
     else:
         with request.owner:
-            result = request.op.decompose(*request.args, **request.kwargs)
+            result = torch_private.decompose(request.op, request.args, request.kwargs)
     if result is NotImplemented:
         return _now(trace, request)
     return True, result

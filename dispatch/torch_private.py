@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -37,13 +38,57 @@ def no_inference() -> AbstractContextManager[Any]:
     """Context manager: new tensors are ordinary ones, even if `torch.inference_mode()` is on."""
     if not torch.is_inference_mode_enabled():
         return _NOTHING
-    return torch.inference_mode(False)
+    return torch._C._InferenceMode(False)
 
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 """A tensor without storage: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
+
+
+def new_wrapper(tensor_class: type[Any], meta: tuple[Any, ...]) -> Any:
+    """`make_wrapper(tensor_class, *meta)`, an ordinary tensor in inference mode too.
+
+    There a view of an ordinary tensor must be one, and autograd refuses one that isn't.
+    """
+    with no_inference():
+        return make_wrapper(tensor_class, *meta)
+
+
+def _key_sets() -> tuple[Any, ...]:
+    """The dispatch keys included, excluded below autograd and autocast, and below dispatch too.
+
+    Taken from a fresh thread, which nobody has set anything for.
+    """
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(torch._C._dispatch_tls_local_include_set())
+        with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowADInplaceOrView():
+            found.append(torch._C._dispatch_tls_local_exclude_set())
+            with torch._C._DisableTorchDispatch():
+                found.append(torch._C._dispatch_tls_local_exclude_set())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return tuple(found)
+
+
+_INCLUDED, _BELOW_AUTOGRAD, _KERNELS = _key_sets()
+
+
+@contextmanager
+def kernels_only(*, dispatches: bool = False) -> Iterator[None]:
+    """Ops go straight to kernels: no graph, no autocast; modes and subclasses if `dispatches`.
+
+    Kernels may use `conj()` inside, which works by dispatch keys that torch leaves out while a
+    tensor subclass or a mode handles an op.
+    """
+    excluded = _BELOW_AUTOGRAD if dispatches else _KERNELS
+    with no_inference(), torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded):
+        yield
 
 
 def mark(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
@@ -99,6 +144,22 @@ def is_composite(op: OpOverload) -> bool:
     `autograd_would_have_decomposed` in torch/utils/_python_dispatch.py.
     """
     return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+
+
+def decompose(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a composite op gives, taken apart as in eager: in C++ where it is written so.
+
+    Its views are marked as views, as they would be above dispatch: `matmul` looks whether one of a
+    parameter requires a gradient. A view that is handed back is marked by its caller.
+    """
+    key = DispatchKey.CompositeImplicitAutograd
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    if all(returned.alias_info is None for returned in op._schema.returns):
+        excluded = excluded.remove(DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+            return op._op_dk(key, *args, **kwargs)
+        return op.decompose(*args, **kwargs)
 
 
 def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
@@ -166,6 +227,12 @@ def has_cpp_meta_kernel(op: OpOverload) -> bool:
     """Whether the op's kernel for "meta" is compiled with torch, and not replaced in Python."""
     registered = torch._C._dispatch_dump(op.name()).splitlines()
     return any(line.startswith("Meta:") and "RegisterMeta" in line for line in registered)
+
+
+def is_structured(op: OpOverload) -> bool:
+    """Whether torch has a compiled shape function for the op, replaced in Python or not."""
+    registered = torch._C._dispatch_dump(op.name()).splitlines()
+    return any(line.startswith("Meta") and "RegisterMeta" in line for line in registered)
 
 
 tensor_data: Any = torch._C.TensorBase.data
@@ -238,6 +305,9 @@ def around_environment_changes(before: Callable[[], None], after: Callable[[], N
     """
     for name in ENVIRONMENT_SETTERS:
         setattr(torch._C, name, _surrounded(getattr(torch._C, name), before, after))
+    for name in ("__enter__", "__exit__"):
+        method = getattr(torch.inference_mode, name)
+        setattr(torch.inference_mode, name, _surrounded(method, before, after))
 
 
 def _surrounded(
@@ -263,4 +333,5 @@ def environment() -> tuple[object, ...]:
         torch._C._get_cublas_allow_tf32(),
         torch._C._get_cudnn_allow_tf32(),
         torch._C._get_mkldnn_enabled(),
+        torch.is_inference_mode_enabled(),
     )

@@ -51,7 +51,8 @@ def wrap(x: M) -> M: ...
 def wrap(x: Any) -> Any:
     """Make `x` lazy, so that what is computed with it is recorded, in no mode too.
 
-    A `Tensor` gives a `LazyTensor` that shares its memory. An `nn.Module` comes back itself, with
+    A `Tensor` gives a `LazyTensor` that shares its memory (a sparse, quantized, nested or "meta"
+    one comes back as it is, and runs eagerly). An `nn.Module` comes back itself, with
     its parameters, buffers and their gradients made lazy in place: the `Parameter` objects stay the
     same objects, so tied weights stay tied and an optimizer built before goes on working.
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
@@ -60,13 +61,15 @@ def wrap(x: Any) -> Any:
         flush_here("wrap()", quiet=True)  # what is pending holds the tensors that change now
         with without_weak_references(x):
             for tensor in _tensors_of(x):
-                if not isinstance(tensor, LazyTensor):
+                if not isinstance(tensor, LazyTensor) and _can_be_lazy(tensor):
                     _swap_in_place(tensor, _lazy_twin)
         return x
     if isinstance(x, LazyTensor):
         return x
     if isinstance(x, torch.Tensor):
-        if is_recordable(x) and not is_resizable(x):
+        if not _can_be_lazy(x):
+            return x
+        if not is_resizable(x):
             memory.expose(x)  # an array, a file or another process has its memory too
         return _lazy_twin(x)
     raise TypeError(f"wrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
@@ -96,12 +99,16 @@ def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
+def _can_be_lazy(tensor: torch.Tensor) -> bool:
+    """Whether traces hold such tensors: not sparse, quantized, nested, "meta" or uninitialized."""
+    return not torch.nn.parameter.is_lazy(tensor) and is_recordable(tensor)
+
+
 def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy tensor on `tensor`'s memory, a parameter if it is one."""
     with no_modes():
         data = tensor.detach()
-    if is_recordable(data):
-        memory.share(data)
+    memory.share(data)
     return _like(tensor, host.concrete(data))
 
 

@@ -104,7 +104,7 @@ class lazy_mode:
 
 
 class _Leaks:
-    """Plain-tensor methods that read memory without an op, made to flush while a mode is active.
+    """What reads memory without an op, made to flush while a mode is active.
 
     Replaced on `torch.Tensor` itself rather than by a `TorchFunctionMode`, which would add 0.8 us
     to every call of every op.
@@ -113,11 +113,14 @@ class _Leaks:
     METHODS = ("numpy", "tolist", "data_ptr", "__dlpack__", "__array__", "untyped_storage",
                "_typed_storage", "storage", "share_memory_", "__repr__", "__deepcopy__",
                "__reduce_ex__")  # fmt: skip
+    FUNCTIONS = ((torch, "load"), (torch.serialization, "load"), (torch, "set_rng_state"),
+                 (torch.random, "set_rng_state"))  # fmt: skip
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
         self._own: dict[str, Any] = {}
+        self._own_functions: dict[tuple[Any, str], Any] = {}
 
     def stop(self) -> None:
         with self._lock:
@@ -129,6 +132,9 @@ class _Leaks:
                 setattr(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
             self._own["data"] = torch.Tensor.__dict__.get("data")
             torch.Tensor.data = _data_property()  # type: ignore[assignment]
+            for owner, name in self.FUNCTIONS:
+                self._own_functions[owner, name] = getattr(owner, name)
+                setattr(owner, name, _on_plain_tensors(getattr(owner, name)))
 
     def resume(self) -> None:
         with self._lock:
@@ -140,6 +146,8 @@ class _Leaks:
                     delattr(torch.Tensor, name)  # it was inherited
                 else:
                     setattr(torch.Tensor, name, own)
+            for (owner, name), function in self._own_functions.items():
+                setattr(owner, name, function)
 
 
 def _flushing(name: str, method: Any) -> Any:
@@ -153,6 +161,21 @@ def _flushing(name: str, method: Any) -> Any:
         return method(self, *args, **kwargs)
 
     return flush_first
+
+
+def _on_plain_tensors(function: Any) -> Any:
+    """`function`, which C++ or files need memory for, outside the mode and on computed values."""
+
+    @functools.wraps(function)
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        if not _active_here():
+            return function(*args, **kwargs)
+        flush_here(f"torch.{function.__name__}")
+        plain = [computed(a) if isinstance(a, LazyTensor) else a for a in args]
+        with no_modes():
+            return function(*plain, **kwargs)
+
+    return without_mode
 
 
 def _data_property() -> property:

@@ -1,4 +1,7 @@
-"""What every test gets: fixed seeds, and a skip for `gpu` tests where there is no CUDA device."""
+"""What every test gets: fixed seeds, and a skip for `gpu` tests where there is no CUDA device.
+
+`--full` runs what is marked `full` too; without it a sample of each such suite is run.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import torch
 
 import lazy_tensor
 from lazy_tensor.dispatch import settings
+from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
+from tests.models import summary as model_summary
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +22,7 @@ def fixed_seeds():
     random.seed(0)
 
 
-CORE = {"dispatch", "lazy_tensor", "parity"}
+CORE = {"conformance", "dispatch", "invariants", "lazy_tensor", "models", "parity"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +40,21 @@ def op_by_op(request):
     settings.put(before)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run whole suites, not samples of them")
+    parser.addoption("--results", metavar="PATH", help="write the conformance table to PATH")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: runs with --full only")
+    config.pluginmanager.register(model_summary)
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--full"):
+        left_out = [item for item in items if item.get_closest_marker("full") is not None]
+        items[:] = [item for item in items if item.get_closest_marker("full") is None]
+        config.hook.pytest_deselected(items=left_out)
     if torch.cuda.is_available():
         return
     for item in items:

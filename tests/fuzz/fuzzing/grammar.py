@@ -123,6 +123,26 @@ def product(w: Writer) -> str | None:
     return f"{w.fresh()} = {left} @ {right}.t()"
 
 
+def smooth_unary(w: Writer) -> str | None:
+    name = w.pick(is_floating)
+    op = w.choose("sin()", "relu()", "sigmoid()", "tanh()", "cos()", "atan()", "abs()", "neg()")
+    return f"{w.fresh()} = {name}.{op}" if name else None
+
+
+def smooth_binary(w: Writer) -> str | None:
+    name = w.pick(is_floating)
+    how = ("{} + {}", "{} * {}", "{} - {}", "torch.maximum({}, {})",
+           "{0}.lerp({0} * 2, 0.25) + {1}", "torch.addcmul({0}, {0}, {0}, value=0.5) + {1}",
+           "({0} * {1}).sigmoid()")  # fmt: skip
+    return f"{w.fresh()} = " + w.choose(*how).format(name, other(w, name)) if name else None
+
+
+def smooth_reduction(w: Writer) -> str | None:
+    name = w.pick(lambda t: t.is_floating_point() and t.dim() >= 1)
+    how = ("sum(-1)", "mean(0)", "amax(-1)", "softmax(-1)", "sum(0, keepdim=True)", "mean()")
+    return f"{w.fresh()} = {name}.{w.choose(*how)}" if name else None
+
+
 def several(w: Writer) -> str | None:
     name = w.pick(lambda t: t.dim() >= 1)
     if name is None:
@@ -157,7 +177,7 @@ def view_of(w: Writer, name: str) -> str:
         options += [f"{name}.real", f"{name}.imag", f"{name}.conj()", f"torch.view_as_real({name})"]
     if t.dtype == torch.float32:
         options += [f"{name}.detach().view(torch.int32)"]
-    return str(w.choose(*options))
+    return w.choose(*options)
 
 
 def view(w: Writer) -> str | None:
@@ -291,13 +311,13 @@ def gradient(w: Writer) -> str | None:
     leaf = w.pick(lambda t: t.is_leaf and t.grad is not None)
     if leaf is None:
         return None
-    return str(w.choose(
+    return w.choose(
         f"with torch.no_grad(): {leaf}.sub_({leaf}.grad, alpha=0.1)", f"{leaf}.grad.zero_()",
         f"with torch.no_grad(): {leaf} -= 0.1 * {leaf}.grad", f"{leaf}.grad = None",
         f"{w.fresh()} = {leaf}.grad", f"{leaf}.data.add_({leaf}.grad)",
         f"torch.optim.SGD([{leaf}], 0.1, momentum=0.9).step()",
         f"torch.nn.utils.clip_grad_norm_([{leaf}], 0.5)", f"torch.optim.Adam([{leaf}], 0.1).step()",
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def forgotten(w: Writer) -> str | None:
@@ -358,5 +378,9 @@ PRODUCTIONS: dict[Production, int] = {
 }  # fmt: skip
 """Every kind of line and its weight."""
 
-ROUNDING = ("floor", "round", "ceil", "frac", "sign", "isnan", "logical_not")
-"""Unary ops where a rounding error can show as a whole number."""
+SMOOTH = PRODUCTIONS | {
+    unary: 0, smooth_unary: 8, binary: 0, smooth_binary: 10, reduction: 0, smooth_reduction: 4,
+    several: 0, indexed: 0, cast: 0, control_flow: 0, observed: 0, set_item: 2, inplace: 9,
+}  # fmt: skip
+"""Without what turns a rounding error into a whole number, or into another path: for kernels, which
+round otherwise than op-by-op execution."""

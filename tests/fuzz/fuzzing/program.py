@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 MAX_NUMEL = 512
 
 Draw = Callable[[Any], Any]
+T = TypeVar("T")
 
 
 def eager_names() -> dict[str, Any]:
@@ -55,8 +56,9 @@ class Writer:
     def tensors(self) -> dict[str, torch.Tensor]:
         return {k: v for k, v in self.names.items() if isinstance(v, torch.Tensor)}
 
-    def choose(self, *options: Any) -> Any:
-        return self.draw(st.sampled_from(options))
+    def choose(self, *options: T) -> T:
+        chosen: T = self.draw(st.sampled_from(options))
+        return chosen
 
     def integer(self, low: int, high: int) -> int:
         return int(self.draw(st.integers(low, high)))
@@ -74,7 +76,7 @@ class Writer:
                 return False
 
         found = [name for name, tensor in self.tensors.items() if is_liked(tensor)]
-        return self.draw(st.sampled_from(found[::-1])) if found else None
+        return self.choose(*found[::-1]) if found else None
 
     def fresh(self) -> str:
         self.count += 1

@@ -16,17 +16,23 @@ import torch
 
 import lazy_tensor
 from fuzzing.program import Program, eager_names
+from lazy_tensor.dispatch.trace import local
 
 
 @dataclass(frozen=True)
 class Side:
-    """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces."""
+    """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces.
+
+    Random programs hardly repeat, so that recording stops before long (see `dispatch.budget`),
+    unless the side `keeps_recording`.
+    """
 
     name: str
     backend: str = "aten"
     wraps: bool = False
     rounds: int = 3
     debug: bool = False
+    keeps_recording: bool = True
 
     @property
     def is_exact(self) -> bool:
@@ -46,10 +52,11 @@ class Side:
 
 MODE = Side("mode")
 WRAPPED = Side("wrapped", wraps=True)
+COLD = Side("cold", rounds=1, keeps_recording=False)
 DEBUG = Side("debug", rounds=1, debug=True)
 INDUCTOR = Side("inductor", backend="inductor")
 INDUCTOR_WRAPPED = Side("inductor wrapped", backend="inductor", wraps=True)
-EXACT = (MODE, WRAPPED, DEBUG)
+EXACT = (MODE, WRAPPED, COLD, DEBUG)
 COMPILED = (INDUCTOR, INDUCTOR_WRAPPED)
 
 
@@ -76,6 +83,8 @@ def difference(program: Program, side: Side) -> str | None:
         lazy_tensor.configure(backend=side.backend, compile="blocking")
         for i in range(side.rounds):
             names = side.names()
+            if side.keeps_recording:
+                local.trace.budget.reset()
             try:
                 with side.around():
                     got = run(program, names)
@@ -156,6 +165,8 @@ def _facts(a: torch.Tensor, b: torch.Tensor, side: Side) -> Iterator[tuple[str, 
         yield fact, _answer(ask, a), _answer(ask, b)
     yield "value", *_values(a, b, side.is_exact)
     if _answer(has_gradient, a) is _answer(has_gradient, b) is True:
+        assert a.grad is not None
+        assert b.grad is not None
         yield "gradient", *_values(a.grad, b.grad, side.is_exact)
 
 

@@ -1,0 +1,183 @@
+"""What an op's kernels say that its meta function doesn't: refused dtypes, the result's layout.
+
+In: an op, its inputs' metadata, the outcome by the meta function. Out: the outcome as kernels give
+it, asked of them once for each op, dtypes and layouts, with tensors of at most two elements a
+dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.meta import Meta, Outcome, dense_stride, substituted
+from lazy_tensor.dispatch.schema import OpFacts
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.fusible import base_name
+
+MAX_PROBED = 1 << 16
+"""Elements up to which an op is tried on tensors of its own shapes."""
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What kernels said: whether they refuse, else the order of each result's dimensions in memory,
+    fastest first (None where it is left open)."""
+
+    refuses: bool
+    orders: tuple[Order | None, ...] = ()
+
+
+_said: Cache[tuple[Any, ...], Said] = Cache("probes", 4096)
+
+
+def as_kernels_say(
+    outcome: Outcome,
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    metas: list[Meta],
+) -> Outcome:
+    """`outcome`, put right where the op's kernels refuse these inputs or lay results out otherwise.
+
+    Kernels check dtypes when they run, meta functions seldom do; meta functions in Python guess the
+    strides of mixed layouts. A probe takes 10-30 us.
+    """
+    if facts.is_view or not metas or not is_safe(facts):
+        return outcome
+    tiny = [_tiny(meta) for meta in metas]
+    key = (facts.op._op, args, kwargs, tuple(tiny))
+    said = _said.get(key)
+    if said is None:
+        said = _ask(facts, args, kwargs, tiny, metas)
+        _said.put(key, said)
+    if said.refuses:
+        return Outcome(runs_now="its kernels refuse these dtypes")
+    if len(said.orders) != len(outcome.outs):
+        return outcome
+    return replace(outcome, outs=tuple(map(_laid_out, outcome.outs, said.orders)))
+
+
+# fmt: off
+CHECKING = frozenset(
+    """hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss_backward masked_fill
+    mse_loss_backward native_batch_norm smooth_l1_loss_backward std std_mean var
+    var_mean""".split()  # noqa: SIM905
+)
+# fmt: on
+"""Other ops that check their inputs before they touch memory."""
+
+
+@cache
+def is_safe(facts: OpFacts) -> bool:
+    """Whether the op raises for shapes that don't go together, rather than read foreign memory.
+
+    Structured kernels do (those whose shape function C++ generates), and elementwise ones.
+    """
+    name = base_name(facts.op)
+    return name != "glu" and (  # it warns where its real input gives no reason to
+        torch.Tag.pointwise in facts.op.tags
+        or name in CHECKING
+        or torch_private.is_structured(facts.op)
+    )
+
+
+def _tiny(meta: Meta) -> Meta:
+    """The metadata of a small tensor laid out alike: repeats, order and gaps are kept."""
+    size, stride, _, dtype, device = meta
+    small = tuple(min(n, 2) for n in size)
+    if tuple(stride) == dense_stride(size):
+        return (small, dense_stride(small), 0, dtype, device)
+    steps, step, extent = [0] * len(size), 1, 1
+    for d in sorted(range(len(size)), key=lambda d: stride[d]):
+        if stride[d]:
+            step *= 2 if stride[d] > extent else 1
+            steps[d] = step
+            step, extent = step * small[d], stride[d] * size[d]
+    return (small, tuple(steps), 0, dtype, device)
+
+
+def _ask(
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    tiny: list[Meta],
+    metas: list[Meta],
+) -> Said:
+    def run(value: int, inputs: list[Meta]) -> Any:
+        """The op's result on such tensors, or its error as text: an exception would keep frames
+        alive, and with them results, which autograd then has to copy."""
+        tensors = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(value)
+            for size, stride, _, dtype, device in inputs
+        ]
+        plain_args = [substituted(a, tensors) for a in args]
+        try:
+            return facts.op(*plain_args, **{name: substituted(a, tensors) for name, a in kwargs})
+        except Exception as error:
+            unknown = isinstance(error, NotImplementedError)
+            return f"not implemented: {error}" if unknown else str(error)
+
+    with torch_private.kernels_only():
+        is_small = sum(math.prod(meta[0]) for meta in metas) <= MAX_PROBED
+        if is_small and any(0 in meta[0] for meta in metas):
+            # not all meta functions check for emptiness
+            return Said(refuses=isinstance(run(0, metas), str))
+        result = run(0, tiny)
+        if isinstance(result, str):
+            result = run(1, tiny)
+        if not isinstance(result, str):
+            mixed = any(meta[1] != dense_stride(meta[0]) for meta in tiny)
+            return Said(refuses=False, orders=_orders(result) if mixed else ())
+        if "not implemented" in result:
+            return Said(refuses=True)
+        odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
+        if not is_small or (all(meta[3].is_floating_point for meta in metas) and not odd):
+            return Said(refuses=False)  # it is the shapes: these dtypes go together
+        return Said(refuses=all(isinstance(run(value, metas), str) for value in (0, 1)))
+
+
+def _orders(result: Any) -> tuple[Order | None, ...]:
+    results = result if isinstance(result, (list, tuple)) else [result]
+    return tuple(_order(t) if isinstance(t, torch.Tensor) else None for t in results)
+
+
+def _order(tensor: torch.Tensor) -> Order | None:
+    """The dimensions of more than one element, fastest first; None unless they fill the memory."""
+    dims = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
+    dims.sort(key=tensor.stride)
+    expected = 1
+    for d in dims:
+        if tensor.stride(d) != expected:
+            return None
+        expected *= tensor.shape[d]
+    return tuple(dims)
+
+
+def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:
+    """`meta` with dense strides in this order, unless its strides have the order already."""
+    if meta is None or order is None:
+        return meta
+    size, stride = meta[:2]
+    own = _order_of(size, stride)
+    if order == own or set(order) != set(own):
+        return meta  # as it is, or the small result had dimensions of size 1 where this one has not
+    rest = [d for d in range(len(size)) if d not in order]
+    steps, step = [0] * len(size), 1
+    for d in (*order, *reversed(rest)):
+        steps[d] = step
+        step *= max(size[d], 1)
+    return (size, tuple(steps), *meta[2:])
+
+
+def _order_of(size: Sequence[int], stride: Sequence[int]) -> Order:
+    dims = [d for d in range(len(size)) if size[d] > 1]
+    return tuple(sorted(dims, key=lambda d: stride[d]))
