@@ -99,14 +99,16 @@ def _carry_on(
     spoiled = {root[slot] for node in later[0].nodes for slot in node.writes} if failed else set()
     if failed or spoiled or any(node.writes for node in later[0].nodes):
         later = later[1:]  # an interrupt comes after a call, whose writes are done
+    new: set[int] = set()  # memory that eager, which stopped, would not have made
     for part in later:
         written = {root[slot] for node in part.nodes for slot in node.writes}
         touched = {root[slot] for slot in part.reads} | written
-        if not (touched & spoiled or (failed and written & lasting)) and all(
+        if not (touched & spoiled or (failed and written & lasting - new)) and all(
             map(is_there, part.reads)
         ):
             try:
                 part.run()
+                new.update(s for node in part.nodes for s in node.outs if s is not None)
                 continue
             except Exception:
                 pass

@@ -62,12 +62,12 @@ def grow(
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
     start = thread_time()
-    if copies_onto_itself(trace, request):
+    outcome = _outcome(trace, request)
+    reason = outcome.runs_now
+    if reason is not None and copies_onto_itself(trace, request):
         trace.state[key] = state = State(trace.state, key, None)
         state.kind = SELF
         return state
-    outcome = _outcome(trace, request)
-    reason = outcome.runs_now
     if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
         reason = "gives several conjugate or negative views"
     if reason is None and request.facts.writes and overlaps(trace, request):

@@ -20,11 +20,22 @@ class Marks:
 
     def __init__(self, graph: Graph, nodes: list[Node]) -> None:
         lasting = graph.lasting
+        made = {slot: i for i, node in enumerate(nodes) for slot in node.outs if slot is not None}
         self.fails = [may_fail(graph, node) for node in nodes]
-        self.lasts = [any(graph.root[slot] in lasting for slot in node.writes) for node in nodes]
+        # for a node that writes lasting memory the node that made it, -1 where that is older
+        self.born = [
+            min(
+                (made.get(r, -1) for s in node.writes if (r := graph.root[s]) in lasting), default=i
+            )
+            for i, node in enumerate(nodes)
+        ]
+
+    def lasts(self, i: int) -> bool:
+        return self.born[i] < i
 
     def keeps_apart(self, j: int, i: int) -> bool:
-        return (self.fails[j] and self.lasts[i]) or (self.lasts[j] and self.fails[i])
+        """Whether `i` must follow `j`, though it may not use it, and never in one kernel."""
+        return (self.fails[j] and self.born[i] < j) or (self.lasts(j) and self.fails[i])
 
 
 def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]]:
@@ -41,12 +52,12 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
             if last_effect is not None:
                 before.add(last_effect)
             last_effect = i
-        if (marks.fails[i] or marks.lasts[i]) and last_failing is not None:
+        if last_failing is not None and (marks.fails[i] or marks.keeps_apart(last_failing, i)):
             before.add(last_failing)
         if marks.fails[i]:
             before |= writes_since
             last_failing, writes_since = i, set()
-        if marks.lasts[i]:
+        if marks.lasts(i):
             writes_since.add(i)
         written = {graph.root[slot] for slot in node.writes}
         read = {graph.root[slot] for slot in refs_in(node)}

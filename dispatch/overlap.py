@@ -38,9 +38,9 @@ def overlaps(trace: Trace, request: Request) -> bool:
 
 
 def copies_onto_itself(trace: Trace, request: Request) -> bool:
-    """Whether the call copies memory onto itself, element by element: `matmul(out=)` does.
+    """Whether a call that no meta function takes copies memory onto itself in another shape.
 
-    C++ leaves that out where it sees that the result is in `out` already; wrappers hide it.
+    `matmul(out=)` does, where it does not see, for wrappers hide it, that the result is in `out`.
     """
     if request.op is not torch.ops.aten.copy_.default or len(request.tensors) != 2:
         return False

@@ -57,9 +57,9 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
 
 
 @cache
-def uses_conj(op: OpOverload) -> bool:
+def uses_conj(op: Any) -> bool:
     """Whether the op's kernel may use `conj()` inside: those of linear algebra do."""
-    name = op._schema.name
+    name = op._schema.name if isinstance(op, OpOverload) else ""
     return any(part in name for part in ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr"))
 
 

@@ -24,7 +24,7 @@ from hypothesis.errors import FlakyFailure
 import lazy_tensor
 
 ROUND = 200
-COMPILED_EVERY, COMPILED_ROUND = 10, 10
+COMPILED_EVERY, COMPILED_ROUND = 20, 8
 
 
 class Count:

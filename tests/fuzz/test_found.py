@@ -35,7 +35,9 @@ v1 = wrap(torch.randn(4))
 v1.expand(2, 4).neg_()
 v1[1:].add_(v1[:-1])
 v1[torch.tensor([0, 3])] = v1[0]
-v1[2:].add_(v1[:2])""",
+v1[2:].add_(v1[:2])
+v2 = wrap(torch.randn(1, 1))
+v2[::2] = v2[0]""",
     "the maximum of nothing": """
 v1 = wrap(torch.randn(0, 5)).view(torch.int32)
 v2, v3 = v1.max(0)""",

@@ -354,7 +354,8 @@ def region(w: Writer) -> str | None:
         return None
     new = w.fresh()
     return w.choose(
-        f"with torch.inference_mode(): {new} = torch.tensor(({name} * 2 + 1).tolist())",
+        f"with torch.inference_mode(): numbers = ({name} * 2 + 1).tolist()\n"
+        f"{new} = torch.tensor(numbers)",
         f"with torch.autocast('cpu', torch.bfloat16): "
         f"{new} = {name}.reshape(1, -1) @ {name}.reshape(-1, 1)",
         f"from torch.utils.checkpoint import checkpoint; "

@@ -1,0 +1,61 @@
+"""What kernels are asked for: layouts of results, refused dtypes; and what is never tried."""
+
+import random
+
+import pytest
+import torch
+
+from lazy_tensor import cache_info, lazy_mode, materialize
+from lazy_tensor.dispatch.probe import is_safe
+from lazy_tensor.dispatch.schema import facts_of
+
+aten = torch.ops.aten
+OPS = {
+    "neg": (aten.neg.default, 1), "mul": (aten.mul.Tensor, 2), "sub": (aten.sub.Tensor, 2),
+    "maximum": (aten.maximum.default, 2), "eq": (aten.eq.Tensor, 2), "lerp": (aten.lerp.Tensor, 3),
+    "addcmul": (aten.addcmul.default, 3), "sigmoid_backward": (aten.sigmoid_backward.default, 2),
+    "silu_backward": (aten.silu_backward.default, 2), "clamp": (aten.clamp.Tensor, 3),
+}  # fmt: skip
+
+
+def laid_out_at_random(shape, dtype):
+    """A tensor that broadcasts to `shape`, its dimensions in any order, some with gaps."""
+    order = random.sample(range(len(shape)), len(shape))
+    tensor = torch.rand([random.choice((1, 1, 2)) * shape[d] for d in order]).to(dtype)
+    for dim in range(len(shape)):
+        tensor = tensor.narrow(dim, 0, random.choice((shape[order[dim]], shape[order[dim]], 1)))
+    tensor = tensor.permute([order.index(d) for d in range(len(shape))])
+    return tensor.expand(shape) if random.random() < 0.5 else tensor
+
+
+def strides_that_matter(tensor):
+    return [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_results_are_laid_out_as_by_the_kernel(name, dtype):
+    op, n_tensors = OPS[name]
+    for _ in range(60):
+        shape = [random.choice((1, 2, 3, 4)) for _ in range(random.randint(0, 4))]
+        tensors = [laid_out_at_random(shape, dtype) for _ in range(n_tensors)]
+        expected = op(*tensors)
+        with lazy_mode():
+            got = op(*tensors)
+        layouts = [(t.shape, t.stride()) for t in tensors]
+        assert strides_that_matter(got) == strides_that_matter(expected), layouts
+        assert torch.equal(materialize(got), expected)
+
+
+def test_an_op_is_tried_once_for_its_dtypes_and_layouts():
+    with lazy_mode():
+        for n in range(3, 9):
+            torch.ones(n, dtype=torch.int64).bitwise_and(torch.ones(n, dtype=torch.int64))
+    assert (cache_info()["probes"].misses, cache_info()["probes"].hits) == (1, 5)
+
+
+def test_kernels_that_trust_their_sizes_are_never_tried():
+    # native_group_norm_backward reads memory by the sizes that it is given as numbers
+    for op in (aten.native_group_norm_backward.default, aten._thnn_fused_lstm_cell.default):
+        assert not is_safe(facts_of(op))
+    assert is_safe(facts_of(aten.gt.Scalar))
