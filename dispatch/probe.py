@@ -68,9 +68,9 @@ def as_kernels_say(
 
 # fmt: off
 CHECKING = frozenset(
-    """hardsigmoid_backward hardswish_backward hardtanh_backward huber_loss_backward masked_fill
-    mse_loss_backward native_batch_norm smooth_l1_loss_backward std std_mean var
-    var_mean""".split()  # noqa: SIM905
+    """bucketize complex hardsigmoid_backward hardswish_backward hardtanh_backward
+    huber_loss_backward masked_fill masked_scatter mse_loss_backward native_batch_norm
+    smooth_l1_loss_backward std std_mean var var_mean""".split()  # noqa: SIM905
 )
 # fmt: on
 """Other ops that check their inputs before they touch memory."""
@@ -82,12 +82,14 @@ def is_safe(facts: OpFacts) -> bool:
 
     Structured kernels do (those whose shape function C++ generates), and elementwise ones.
     """
-    name = base_name(facts.op)
-    return name != "glu" and (  # it warns where its real input gives no reason to
-        torch.Tag.pointwise in facts.op.tags
-        or name in CHECKING
-        or torch_private.is_structured(facts.op)
-    )
+    if base_name(facts.op) == "glu":
+        return False  # it warns where its real input gives no reason to
+    return _has_no_sizes(facts) or torch_private.is_structured(facts.op)
+
+
+def _has_no_sizes(facts: OpFacts) -> bool:
+    """Whether no number among the op's arguments has to go with its tensors' shapes."""
+    return torch.Tag.pointwise in facts.op.tags or base_name(facts.op) in CHECKING
 
 
 def _tiny(meta: Meta) -> Meta:
@@ -137,7 +139,7 @@ def _ask(
         if not isinstance(result, str):
             mixed = any(meta[1] != dense_stride(meta[0]) for meta in tiny)
             return Said(refuses=False, orders=_orders(result) if mixed else ())
-        if "not implemented" in result:
+        if "not implemented" in result or _has_no_sizes(facts):
             return Said(refuses=True)
         odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
         if not is_small or (all(meta[3].is_floating_point for meta in metas) and not odd):

@@ -49,6 +49,7 @@ RULES: dict[OpOverload, Rule] = {
     # Their meta functions give another shape, or layout, than their kernels.
     aten.multilabel_margin_loss_forward.default: Rule.NOW,
     aten.max_unpool2d.default: Rule.NOW,
+    aten.as_strided_scatter.default: Rule.NOW,  # its kernel looks at the size of the memory
     # They only reserve or describe memory.
     aten.pin_memory.default: Rule.NOW,
     aten._pin_memory.default: Rule.NOW,

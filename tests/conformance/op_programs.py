@@ -75,7 +75,7 @@ def copy_of(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
             copy = tensor.detach().clone()
         else:
             storage = tensor.untyped_storage().clone()
-            copy = torch.empty(0, dtype=tensor.dtype).set_(
+            copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
                 storage, tensor.storage_offset(), tensor.size(), tensor.stride()
             )
     return copy.requires_grad_(requires_grad)
