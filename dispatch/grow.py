@@ -203,7 +203,7 @@ def _set_kind(trace: Trace, state: State, node: Node, outcome: Outcome) -> None:
     if node.facts.returns_arg == 0:
         state.kind = SELF
     elif node.facts.returns_nothing:
-        state.kind = NOTHING
+        state.kind, state.meta = NOTHING, node.facts.writes_list
     elif outcome.is_single:
         state.kind, state.slot, state.meta = ONE, slots[0], metas[0]
     else:

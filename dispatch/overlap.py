@@ -14,6 +14,8 @@ from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Trace
 
+COPY = torch.ops.aten.copy_.default
+
 
 def overlaps(trace: Trace, request: Request) -> bool:
     """Whether eager may refuse the call for what its writes overlap.
@@ -42,7 +44,7 @@ def copies_onto_itself(trace: Trace, request: Request) -> bool:
 
     `matmul(out=)` does, where it does not see, for wrappers hide it, that the result is in `out`.
     """
-    if request.op is not torch.ops.aten.copy_.default or len(request.tensors) != 2:
+    if request.op is not COPY or len(request.tensors) != 2:
         return False
     to, source = request.tensors
     return (
@@ -68,7 +70,7 @@ def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool
     first, last = written.storage_offset(), written.storage_offset() + written.numel()
     its_first, its_last = other.storage_offset(), other.storage_offset() + other.numel()
     if (first, last) == (its_first, its_last) and written.stride() == other.stride():
-        return torch.Tag.pointwise not in op.tags
+        return op is not COPY and torch.Tag.pointwise not in op.tags
     return first < its_last and its_first < last
 
 

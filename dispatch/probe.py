@@ -68,9 +68,9 @@ def as_kernels_say(
 
 # fmt: off
 CHECKING = frozenset(
-    """bucketize complex hardsigmoid_backward hardswish_backward hardtanh_backward
-    huber_loss_backward masked_fill masked_scatter mse_loss_backward native_batch_norm
-    smooth_l1_loss_backward std std_mean var var_mean""".split()  # noqa: SIM905
+    """bucketize complex dot hardsigmoid_backward hardswish_backward hardtanh_backward
+    huber_loss_backward masked_fill masked_scatter max median min mse_loss_backward mv
+    native_batch_norm smooth_l1_loss_backward std std_mean var var_mean vdot""".split()  # noqa: SIM905
 )
 # fmt: on
 """Other ops that check their inputs before they touch memory."""
@@ -142,7 +142,8 @@ def _ask(
         if "not implemented" in result or _has_no_sizes(facts):
             return Said(refuses=True)
         odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
-        if not is_small or (all(meta[3].is_floating_point for meta in metas) and not odd):
+        one_float = metas[0][3].is_floating_point and len({meta[3] for meta in metas}) == 1
+        if not is_small or (one_float and not odd):
             return Said(refuses=False)  # it is the shapes: these dtypes go together
         return Said(refuses=all(isinstance(run(value, metas), str) for value in (0, 1)))
 

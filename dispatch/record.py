@@ -18,7 +18,7 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
-from lazy_tensor.dispatch.torch_private import make_wrapper, mark, new_wrapper
+from lazy_tensor.dispatch.torch_private import count_writes, make_wrapper, mark, new_wrapper
 from lazy_tensor.dispatch.trace import (
     ALIAS,
     KIND_MASK,
@@ -52,7 +52,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         try:
             if trace.budget.cold:
                 in_mode = not isinstance(owner, type)
-                if trace.budget.cold > 1 and not types and in_mode and not run_now.uses_conj(func):
+                if trace.budget.cold > 1 and not types and in_mode and not run_now.needs_care(func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
                     trace.budget.cold -= 1
                     trace.busy = False
@@ -125,6 +125,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         if kind == ALIAS:
             return wrapper(state.meta, admit.value_of(trace, args[0]))
         if kind == NOTHING:
+            if state.meta:
+                count_writes(args[0])
             return None
         if kind == MARKED:
             meta, marks = state.meta

@@ -19,6 +19,7 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
+from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
@@ -51,16 +52,30 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         flush(trace, str(request.op))
     if not all(is_plain(tensor) for tensor in request.tensors):
         return _run(trace, request, wraps=True)
-    with torch_private.kernels_only(dispatches=True):
-        result = request.op(*request.args, **request.kwargs)
+    result = _careful(request, request.args, request.kwargs)
     return result if reason in PLAIN_RESULT else _returned(result, {}, True)
 
 
 @cache
-def uses_conj(op: Any) -> bool:
-    """Whether the op's kernel may use `conj()` inside: those of linear algebra do."""
-    name = op._schema.name if isinstance(op, OpOverload) else ""
-    return any(part in name for part in ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr"))
+def needs_care(op: Any) -> bool:
+    """Whether the op gives something else below dispatch than above it.
+
+    Kernels of linear algebra may use `conj()` inside (see `kernels_only`), and a foreach op in
+    place writes its tensors without their versions being counted.
+    """
+    if not isinstance(op, OpOverload):
+        return False
+    names = ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr")
+    return facts_of(op).writes_list or any(part in op._schema.name for part in names)
+
+
+def _careful(request: Request, args: Any, kwargs: Any) -> Any:
+    """The op's result on these arguments, tensors of its own among them as they are."""
+    with torch_private.kernels_only(dispatches=True):
+        result = request.op(*args, **kwargs)
+    if request.facts.writes_list:
+        torch_private.count_writes(request.args[0])
+    return result
 
 
 def run_higher_order(trace: Trace, request: Request) -> Any:
@@ -81,10 +96,9 @@ def run_cold(trace: Trace, request: Request) -> Any:
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
-        if not uses_conj(request.op):
-            return request.op(*request.args, **request.kwargs)
-        with torch_private.kernels_only(dispatches=True):
-            return request.op(*request.args, **request.kwargs)
+        if needs_care(request.op):
+            return _careful(request, request.args, request.kwargs)
+        return request.op(*request.args, **request.kwargs)
     return _run(trace, request, wraps=not request.in_mode)
 
 
@@ -147,8 +161,7 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
 
     args = [real(argument) for argument in request.args]
     kwargs = {name: real(argument) for name, argument in request.kwargs.items()}
-    with torch_private.kernels_only(dispatches=True):
-        result = request.op(*args, **kwargs)
+    result = _careful(request, args, kwargs)
     for tensor in request.written():
         _follow_data(tensor)
     return _returned(result, lazy_of, wraps)

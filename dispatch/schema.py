@@ -22,7 +22,8 @@ class OpFacts:
     position of the written argument that comes back (`add_`); None if fresh values or nothing come
     back. `is_view`: the results share memory with an argument that is not written.
     `number_args` are the positions and names of arguments that may be a Python number in
-    arithmetic; `checks_numbers`: some of their values are refused.
+    arithmetic; `writes_list`: a foreach op in place, whose writes autograd counts tensor by tensor;
+    `checks_numbers`: some of their values are refused.
     """
 
     op: OpOverload
@@ -35,6 +36,7 @@ class OpFacts:
     is_random: bool
     is_data_dependent: bool
     changes_metadata: bool
+    writes_list: bool
     checks_numbers: bool
     number_args: frozenset[int | str]
 
@@ -94,6 +96,7 @@ def facts_of(op: OpOverload) -> OpFacts:
             torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         ),
         changes_metadata=torch.Tag.inplace_view in tags,
+        writes_list=op._schema.name.startswith("aten::_foreach") and op._schema.name.endswith("_"),
         checks_numbers=op._schema.name in CHECK_NUMBERS,
         number_args=frozenset(
             _label(i, a)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch._dynamo.trace_rules
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -89,6 +90,11 @@ def kernels_only(*, dispatches: bool = False) -> Iterator[None]:
     excluded = _BELOW_AUTOGRAD if dispatches else _KERNELS
     with no_inference(), torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded):
         yield
+
+
+def count_writes(tensors: Iterable[torch.Tensor]) -> None:
+    """Count a write to each tensor, for autograd's check that nothing saved was written."""
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 def mark(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
@@ -237,6 +243,10 @@ def is_structured(op: OpOverload) -> bool:
 
 tensor_data: Any = torch._C.TensorBase.data
 """The descriptor behind `Tensor.data`."""
+
+
+MAKE_FX: tuple[Any, str] = (proxy_tensor._MakefxTracer, "trace")
+"""The method by which `make_fx` runs a function, below whatever mode is active."""
 
 
 def print_width() -> int:

@@ -113,8 +113,7 @@ class _Leaks:
     METHODS = ("numpy", "tolist", "data_ptr", "__dlpack__", "__array__", "untyped_storage",
                "_typed_storage", "storage", "share_memory_", "__repr__", "__deepcopy__",
                "__reduce_ex__")  # fmt: skip
-    FUNCTIONS = ((torch, "load"), (torch.serialization, "load"), (torch, "set_rng_state"),
-                 (torch.random, "set_rng_state"))  # fmt: skip
+    FUNCTIONS = ((torch, "load"), (torch.serialization, "load"), torch_private.MAKE_FX)
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -121,6 +121,14 @@ class LazyTensor(host.ValueTensor):
             torch_private.become(self, new)
         self._value = new._value
 
+    def as_subclass(self, cls: type[Any]) -> Any:
+        """A tensor of another subclass on this one's memory, which autograd sees as its alias."""
+        return _ToPlain.apply(self).as_subclass(cls)  # type: ignore[no-untyped-call]
+
+    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> Any:
+        """What AOTAutograd takes as a gradient where it traced with a plain tensor."""
+        return plain_copy(self) if expected_type is torch.Tensor else None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
         if id(self) in memo:
             found: LazyTensor = memo[id(self)]
@@ -154,7 +162,8 @@ class LazyTensor(host.ValueTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the plain tensor or parameter it stands for."""
-        plain = plain_copy(self)
+        with torch_private.no_modes():
+            plain = computed(self).detach()  # tensors that share memory are saved as such
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
@@ -167,6 +176,21 @@ torch_private.allow_foreach(LazyTensor)
 torch_private.hide_from_dynamo(["lazy_tensor", "lazy_tensor.dispatch", "lazy_tensor.kernels"])
 record = recorder(LazyTensor)
 LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
+
+
+class _ToPlain(torch.autograd.Function):
+    """The plain tensor behind a lazy one, as an op that autograd knows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LazyTensor) -> torch.Tensor:
+        data = computed(tensor)
+        memory.share(data)
+        with torch_private.no_modes():
+            return data.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
 
 
 def computed(tensor: LazyTensor) -> torch.Tensor:
@@ -228,3 +252,14 @@ torch_private.around_environment_changes(
 def flush_here(cause: str, *, quiet: bool = False) -> None:
     """Run what this thread has recorded."""
     flush(local.trace, cause, quiet=quiet)
+
+
+def _set_rng_state(new_state: torch.Tensor) -> None:
+    """`torch.set_rng_state`, for a lazy state too: C++ reads its memory."""
+    flush_here("torch.set_rng_state", quiet=True)
+    torch.default_generator.set_state(
+        computed(new_state) if isinstance(new_state, LazyTensor) else new_state
+    )
+
+
+torch.set_rng_state = torch.random.set_rng_state = _set_rng_state

@@ -1,0 +1,102 @@
+"""Views of complex tensors: written through, and their `conj` and `neg` bits."""
+
+import pytest
+import torch
+
+from tests.invariants.compare import WAYS, assert_agrees, lazily
+
+START = torch.tensor([1 + 2j, 3 - 4j, -5 + 6j])
+
+VIEWS = {
+    "conj": torch.conj,
+    "imag": lambda z: z.imag,
+    "real": lambda z: z.real,
+    "conj imag": lambda z: z.conj().imag,
+    "slice of conj": lambda z: z.conj()[1:],
+    "view_as_real": torch.view_as_real,
+    "neg view": lambda z: torch._neg_view(z),
+    "mH": lambda z: z.unsqueeze(0).mH,
+    "conj twice": lambda z: z.conj().conj(),
+}
+each_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+each_way = pytest.mark.parametrize("way", WAYS)
+both_times = pytest.mark.parametrize("flushed", [False, True], ids=["pending", "flushed"])
+
+
+@each_view
+@both_times
+@each_way
+def test_a_write_through_the_view_reaches_the_base(view, flushed, way):
+    def program(z):
+        base = z * 1
+        seen = base + 0
+        v = view(base)
+        if flushed:
+            v.sum().item()
+        v.mul_(3)
+        return seen, base + 0, v.sum()
+
+    assert_agrees(way, program, START)
+
+
+@each_view
+@each_way
+def test_a_write_through_the_view_reaches_an_input(view, way):
+    def program(z):
+        view(z).add_(1)
+        return z + 0
+
+    assert_agrees(way, program, START)
+
+
+@each_view
+@both_times
+@each_way
+def test_a_write_to_the_base_reaches_the_view(view, flushed, way):
+    def program(z):
+        base = z * 1
+        v = view(base)
+        if flushed:
+            v.sum().item()
+        base[0] = 9 + 9j
+        return v + 0
+
+    assert_agrees(way, program, START)
+
+
+@each_view
+@both_times
+@each_way
+def test_the_bits_are_eagers(view, flushed, way):
+    def program(z):
+        v = view(z * 1)
+        if flushed:
+            v.sum().item()
+        return v.is_conj(), v.is_neg(), v.dtype, v.stride(), v.storage_offset()
+
+    assert lazily(way, program, START.clone()) == program(START)
+
+
+@each_view
+@each_way
+def test_a_materialized_view_has_its_value(view, way):
+    assert_agrees(way, lambda z: view(z * 1).resolve_conj().resolve_neg(), START)
+
+
+@each_way
+def test_a_view_is_read_by_hosts_as_its_value(way):
+    def program(z):
+        v = (z * 1).conj()
+        return v.tolist(), v.resolve_conj().numpy().tolist(), v.imag.tolist(), str(v)
+
+    assert_agrees(way, program, START)
+
+
+@each_way
+def test_gradients_flow_through_conjugation(way):
+    def program(z):
+        z = z.detach().requires_grad_()
+        loss = (z.conj() * z).real.sum() + z.imag.pow(3).sum()
+        return torch.autograd.grad(loss, z)
+
+    assert_agrees(way, program, START)
