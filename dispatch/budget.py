@@ -8,7 +8,7 @@ from __future__ import annotations
 HIT_EARNS_S = 5e-6
 SHARE_OF_WORK = 0.25
 """Recording new paths may take this share of the time that running them takes."""
-START_S, PROBE_S, MOST_S = 0.06, 0.0005, 0.5
+START_S, PROBE_S, MOST_S = 0.2, 0.0005, 0.5
 FIRST_COLD_OPS, MOST_COLD_OPS = 2000, 1 << 17
 
 

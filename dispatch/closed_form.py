@@ -68,7 +68,7 @@ def _addmm(args: tuple[Any, ...], metas: list[Meta]) -> Meta | None:
     if len(metas) != 3 or metas[0][3:] != metas[1][3:]:
         return None
     result = _matmul(args, metas)
-    fits = result is not None and _broadcast([metas[0][0], result[0]]) == result[0]
+    fits = result is not None and broadcast([metas[0][0], result[0]]) == result[0]
     return result if fits else None
 
 
@@ -128,7 +128,7 @@ OTHERS: dict[OpOverload, Callable[[tuple[Any, ...], list[Meta]], Meta | list[Met
 """Ops of every model, not elementwise, whose result is dense if the inputs are."""
 
 
-def _broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+def broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The common shape; None if there is none."""
     ndim = max(len(size) for size in sizes)
     padded = [(1,) * (ndim - len(size)) + tuple(size) for size in sizes]
@@ -183,7 +183,7 @@ def closed_form(
         if tuple(stride) != dense_stride(size):
             return None
         sizes.append(tuple(size))
-    shape = _broadcast(sizes)
+    shape = broadcast(sizes)
     if dtype not in _FLOATING or shape is None:
         return None
     if facts.returns_arg == 0:

@@ -27,7 +27,7 @@ from lazy_tensor.dispatch.meta import (
     meta_of,
     propagate,
 )
-from lazy_tensor.dispatch.overlap import copies_onto_itself, overlaps
+from lazy_tensor.dispatch.overlap import overlaps
 from lazy_tensor.dispatch.probe import as_kernels_say
 from lazy_tensor.dispatch.request import Request, scalar_refs
 from lazy_tensor.dispatch.stats import STATS
@@ -64,10 +64,6 @@ def grow(
     start = thread_time()
     outcome = _outcome(trace, request)
     reason = outcome.runs_now
-    if reason is not None and copies_onto_itself(trace, request):
-        trace.state[key] = state = State(trace.state, key, None)
-        state.kind = SELF
-        return state
     if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
         reason = "gives several conjugate or negative views"
     if reason is None and request.facts.writes and overlaps(trace, request):

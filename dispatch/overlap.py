@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch.admit import slot_of
+from lazy_tensor.dispatch import host, torch_private
+from lazy_tensor.dispatch.admit import is_plain, slot_of
+from lazy_tensor.dispatch.closed_form import broadcast
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Trace
@@ -40,21 +42,33 @@ def overlaps(trace: Trace, request: Request) -> bool:
 
 
 def copies_onto_itself(trace: Trace, request: Request) -> bool:
-    """Whether a call that no meta function takes copies memory onto itself in another shape.
+    """Whether the call copies memory onto itself in a shape that nothing can be copied to.
 
     `matmul(out=)` does, where it does not see, for wrappers hide it, that the result is in `out`.
     """
-    if request.op is not COPY or len(request.tensors) != 2:
+    if len(request.tensors) != 2:
         return False
     to, source = request.tensors
     return (
         to.numel() == source.numel()
-        and to.dtype == source.dtype
+        and broadcast([tuple(to.shape), tuple(source.shape)]) != tuple(to.shape)
         and to.storage_offset() == source.storage_offset()
         and to.is_contiguous()
         and source.is_contiguous()
-        and trace.root_of(_index(trace, to)) == trace.root_of(_index(trace, source))
+        and _owner(trace, to) == _owner(trace, source)
     )
+
+
+def _owner(trace: Trace, tensor: torch.Tensor) -> object:
+    """What tells whose memory a tensor has: a slot of the trace, or the storage."""
+    slot = slot_of(trace, tensor)
+    if slot is not None:
+        return trace.root_of(slot.index)
+    data = tensor if is_plain(tensor) else host.value_in(tensor).data
+    assert data is not None, "what has no slot is computed"
+    storage = torch_private.storage_id(data)
+    first = trace.storages.get(storage)
+    return ("storage", storage) if first is None else trace.root_of(first)
 
 
 def _index(trace: Trace, tensor: torch.Tensor) -> int:

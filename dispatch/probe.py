@@ -69,7 +69,7 @@ def as_kernels_say(
 # fmt: off
 CHECKING = frozenset(
     """bucketize complex dot hardsigmoid_backward hardswish_backward hardtanh_backward
-    huber_loss_backward masked_fill masked_scatter max median min mse_loss_backward mv
+    huber_loss_backward index_put masked_fill masked_scatter max median min mse_loss_backward mv
     native_batch_norm smooth_l1_loss_backward std std_mean var var_mean vdot""".split()  # noqa: SIM905
 )
 # fmt: on
@@ -93,17 +93,18 @@ def _has_no_sizes(facts: OpFacts) -> bool:
 
 
 def _tiny(meta: Meta) -> Meta:
-    """The metadata of a small tensor laid out alike: repeats, order and gaps are kept."""
+    """The metadata of a small tensor laid out alike: repeats, order, ties and gaps are kept."""
     size, stride, _, dtype, device = meta
     small = tuple(min(n, 2) for n in size)
     if tuple(stride) == dense_stride(size):
         return (small, dense_stride(small), 0, dtype, device)
     steps, step, extent = [0] * len(size), 1, 1
-    for d in sorted(range(len(size)), key=lambda d: stride[d]):
-        if stride[d]:
-            step *= 2 if stride[d] > extent else 1
+    for given in sorted({n for n in stride if n}):
+        dims = [d for d in range(len(size)) if stride[d] == given]
+        step *= 2 if given > extent else 1
+        for d in dims:
             steps[d] = step
-            step, extent = step * small[d], stride[d] * size[d]
+        step, extent = step * max(small[d] for d in dims), given * max(size[d] for d in dims)
     return (small, tuple(steps), 0, dtype, device)
 
 
@@ -138,6 +139,7 @@ def _ask(
             result = run(1, tiny)
         if not isinstance(result, str):
             mixed = any(meta[1] != dense_stride(meta[0]) for meta in tiny)
+            mixed = mixed and not any(map(_overlaps_itself, metas))  # which no tiny tensor shows
             return Said(refuses=False, orders=_orders(result) if mixed else ())
         if "not implemented" in result or _has_no_sizes(facts):
             return Said(refuses=True)
@@ -146,6 +148,18 @@ def _ask(
         if not is_small or (one_float and not odd):
             return Said(refuses=False)  # it is the shapes: these dtypes go together
         return Said(refuses=all(isinstance(run(value, metas), str) for value in (0, 1)))
+
+
+def _overlaps_itself(meta: Meta) -> bool:
+    """Whether steps in two dimensions lead to the same element, as after `unfold`."""
+    size, stride, *_ = meta
+    extent = 1
+    for step, n in sorted(zip(stride, size, strict=True)):
+        if step and n > 1:
+            if step < extent:
+                return True
+            extent += step * (n - 1)
+    return False
 
 
 def _orders(result: Any) -> tuple[Order | None, ...]:

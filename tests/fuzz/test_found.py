@@ -29,7 +29,8 @@ v3 = torch.gt(v1.to(torch.complex64), 1)
 v4 = v1.std()
 v5 = v1.abs()
 v6 = wrap(torch.randn(3, 5))[:, 1:]
-with torch.no_grad(): v6.sub_(True)""",
+with torch.no_grad(): v6.sub_(True)
+v1[torch.tensor([0, 1])] = v1[0] * 2""",
     "overlapping writes were refused at the flush only": """
 v1 = wrap(torch.randn(4))
 v1.expand(2, 4).neg_()
@@ -37,7 +38,8 @@ v1[1:].add_(v1[:-1])
 v1[torch.tensor([0, 3])] = v1[0]
 v1[2:].add_(v1[:2])
 v2 = wrap(torch.randn(1, 1))
-v2[::2] = v2[0]""",
+v2[::2] = v2[0]
+v2.unsqueeze(0).copy_(v2)""",
     "the maximum of nothing": """
 v1 = wrap(torch.randn(0, 5)).view(torch.int32)
 v2, v3 = v1.max(0)""",

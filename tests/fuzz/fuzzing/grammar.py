@@ -93,7 +93,7 @@ def binary(w: Writer) -> str | None:
     return f"{w.fresh()} = " + w.choose(*BINARY).format(name, other(w, name))
 
 
-REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "std", "var", "argmax", "any", "all",
+REDUCTIONS = ("sum", "mean", "amax", "amin", "std", "var", "argmax", "any", "all",
               "logsumexp", "norm")  # fmt: skip
 
 
