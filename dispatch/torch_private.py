@@ -53,6 +53,8 @@ def new_wrapper(tensor_class: type[Any], meta: tuple[Any, ...]) -> Any:
 
     There a view of an ordinary tensor must be one, and autograd refuses one that isn't.
     """
+    if not torch.is_inference_mode_enabled():
+        return make_wrapper(tensor_class, *meta)
     with no_inference():
         return make_wrapper(tensor_class, *meta)
 

@@ -169,7 +169,7 @@ def _on_plain_tensors(function: Any) -> Any:
     def without_mode(*args: Any, **kwargs: Any) -> Any:
         if not _active_here():
             return function(*args, **kwargs)
-        flush_here(f"torch.{function.__name__}")
+        flush_here(f"torch.{function.__name__}", quiet=True)
         plain = [computed(a) if isinstance(a, LazyTensor) else a for a in args]
         with no_modes():
             return function(*plain, **kwargs)
