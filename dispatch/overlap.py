@@ -50,7 +50,9 @@ def copies_onto_itself(trace: Trace, request: Request) -> bool:
         return False
     to, source = request.tensors
     return (
-        to.numel() == source.numel()
+        source.dim() < to.dim()
+        and to.numel() == source.numel()
+        and to.dtype == source.dtype
         and broadcast([tuple(to.shape), tuple(source.shape)]) != tuple(to.shape)
         and to.storage_offset() == source.storage_offset()
         and to.is_contiguous()
@@ -81,11 +83,16 @@ def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool
     """Whether two tensors on one storage overlap in a way that kernels refuse."""
     if not all(is_dense(t.shape, t.stride()) for t in (written, other)):
         return False  # "too hard" to tell, says torch, and goes on
-    first, last = written.storage_offset(), written.storage_offset() + written.numel()
-    its_first, its_last = other.storage_offset(), other.storage_offset() + other.numel()
+    (first, last), (its_first, its_last) = _bytes(written), _bytes(other)
     if (first, last) == (its_first, its_last) and written.stride() == other.stride():
         return op is not COPY and torch.Tag.pointwise not in op.tags
     return first < its_last and its_first < last
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where in its storage a dense tensor begins and ends."""
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    return first, first + tensor.numel() * tensor.itemsize
 
 
 def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:

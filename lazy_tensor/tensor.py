@@ -224,7 +224,10 @@ def _text(tensor: LazyTensor) -> str:
     with torch_private.no_dispatch(), torch_private.below_autograd():
         text = repr(computed(tensor))
     if tensor.grad_fn is not None:
-        text = _with_suffix(text, f"grad_fn=<{type(tensor.grad_fn).__name__}>")
+        name = type(tensor.grad_fn).__name__
+        if name == "CppFunction":
+            name = tensor.grad_fn.name().rsplit("::", 1)[-1]
+        text = _with_suffix(text, f"grad_fn=<{name}>")
     elif tensor.requires_grad:
         text = _with_suffix(text, "requires_grad=True")
     return f"Parameter containing:\n{text}" if getattr(tensor, "_is_param", False) else text

@@ -39,7 +39,10 @@ v1[torch.tensor([0, 3])] = v1[0]
 v1[2:].add_(v1[:2])
 v2 = wrap(torch.randn(1, 1))
 v2[::2] = v2[0]
-v2.unsqueeze(0).copy_(v2)""",
+v2.unsqueeze(0).copy_(v2)
+v2.view(-1).copy_(v2)
+v3 = wrap(torch.randn((), dtype=torch.complex64))
+v3.real.copy_(v3)""",
     "the maximum of nothing": """
 v1 = wrap(torch.randn(0, 5)).view(torch.int32)
 v2, v3 = v1.max(0)""",
@@ -52,7 +55,9 @@ v4 = v2.view(-1)""",
     "a long tensor's text broke its lines elsewhere": """
 v1 = wrap((torch.arange(8, dtype=torch.float32) - 0.5).requires_grad_())
 seen.append(repr(v1))
-seen.append(repr(v1 * 1.25))""",
+seen.append(repr(v1 * 1.25))
+v2, v3 = torch._foreach_add([v1, v1], 1)
+seen.append(repr(v3))""",
     "in bfloat16 a product of mixed layouts was laid out otherwise": """
 v1 = wrap((torch.randn((3, 5, 2), dtype=torch.bfloat16)).requires_grad_())
 v2, = torch.autograd.grad(v1.movedim(0, -1).square().sum(), v1)""",

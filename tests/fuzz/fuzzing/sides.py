@@ -5,6 +5,7 @@ In: a `Program`. Out: None if lazy execution can't be told from eager, else the 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -69,7 +70,9 @@ def run(program: Program, names: dict[str, Any]) -> list[str | None]:
             exec(line, names)
             errors.append(None)
         except Exception as error:
-            errors.append(f"{type(error).__name__}: {error}")
+            # a view that was written has another node for tensor subclasses, see `_backward_of`
+            text = re.sub(r"which is output \d+ of \w+", "which is an output", str(error))
+            errors.append(f"{type(error).__name__}: {text}")
     return errors
 
 
