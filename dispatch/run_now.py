@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, settings, torch_private
+from lazy_tensor.dispatch import host, memory, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
@@ -162,6 +162,8 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
     args = [real(argument) for argument in request.args]
     kwargs = {name: real(argument) for name, argument in request.kwargs.items()}
     result = _careful(request, args, kwargs)
+    if request.facts.changes_metadata and any(map(is_plain, request.tensors)):
+        memory.share(_data(request.tensors[0]))  # `set_` from a lazy tensor, or from a plain one
     for tensor in request.written():
         _follow_data(tensor)
     return _returned(result, lazy_of, wraps)

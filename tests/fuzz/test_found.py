@@ -68,6 +68,14 @@ v1.add_(5)
 v4 = v2 + 1
 v2[1:].mul_(3)
 seen.append(v1.tolist())""",
+    "a plain tensor that was set to lazy memory was written": """
+v1 = wrap(torch.randn(3)).sin()
+v2 = torch.empty(0); v2.set_(v1.detach())
+v3 = v1.sin()
+v2[0] = 1
+v4 = torch.ones(3); v5 = wrap(torch.ones(3)); v5.set_(v4)
+v6 = v5 * 2
+v4.add_(1)""",
 }
 
 
