@@ -15,6 +15,7 @@ import torch
 
 from lazy_tensor.dispatch import host, memory, run_now, torch_private
 from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
 
@@ -115,9 +116,7 @@ class LazyTensor(host.ValueTensor):
             with torch_private.no_modes():
                 new = host.concrete(new.detach())
         assert isinstance(new, LazyTensor)
-        if (self.shape, self.stride(), self.dtype, self.device) != (
-            new.shape, new.stride(), new.dtype, new.device
-        ):  # fmt: skip
+        if meta_of(self) != meta_of(new):
             torch_private.become(self, new)
         self._value = new._value
 

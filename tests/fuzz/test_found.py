@@ -68,6 +68,11 @@ v1.add_(5)
 v4 = v2 + 1
 v2[1:].mul_(3)
 seen.append(v1.tolist())""",
+    "data replaced a view's and kept its offset": """
+v1 = wrap(torch.randn((2, 1)))
+v2, v3 = v1.chunk(2)
+v3.data = v3.data * 2
+v4 = v3[0]""",
     "a plain tensor that was set to lazy memory was written": """
 v1 = wrap(torch.randn(3)).sin()
 v2 = torch.empty(0); v2.set_(v1.detach())
