@@ -113,7 +113,7 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
         return Ref(len(metas) - 1)
 
     facts = request.facts
-    args, kwargs = request.mapped(numbered, None if facts.checks_numbers else type)
+    args, kwargs = request.mapped(numbered, _typed if facts.checks_numbers else type)
     key = (request.op._op, args, kwargs, tuple(metas), trace.environment)
     known = known_outcome(key)
     if known is not None:
@@ -127,6 +127,11 @@ def _outcome(trace: Trace, request: Request) -> Outcome:
         if outcome.runs_now is None:
             outcome = as_kernels_say(outcome, facts, args, kwargs, metas)
     return learn(key, outcome)
+
+
+def _typed(number: complex) -> tuple[type, complex]:
+    """A number in a key: 2 == 2.0, but results differ in dtype."""
+    return (type(number), number)
 
 
 def _new_state(

@@ -29,10 +29,10 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What kernels said: whether they refuse, else the order of each result's dimensions in memory,
-    fastest first (None where it is left open)."""
+    """What kernels said of tiny tensors: whether they refuse, None if the shapes may be why; else
+    the order of each result's dimensions in memory, fastest first (None where it is left open)."""
 
-    refuses: bool
+    refuses: bool | None
     orders: tuple[Order | None, ...] = ()
 
 
@@ -53,17 +53,28 @@ def as_kernels_say(
     """
     if facts.is_view or not metas or not is_safe(facts):
         return outcome
+
+    def refused(value: int) -> bool:
+        return isinstance(_run(facts, args, kwargs, metas, value), str)
+
+    is_small = sum(math.prod(meta[0]) for meta in metas) <= MAX_PROBED
+    if is_small and any(0 in meta[0] for meta in metas):
+        # not all meta functions check for emptiness
+        return REFUSED if refused(0) else outcome
     tiny = [_tiny(meta) for meta in metas]
-    key = (facts.op._op, args, kwargs, tuple(tiny))
+    key = (facts.op._op, repr(args), repr(kwargs), tuple(tiny))  # 1 == True, but kernels differ
     said = _said.get(key)
     if said is None:
-        said = _ask(facts, args, kwargs, tiny, metas)
+        said = _ask(facts, args, kwargs, tiny)
         _said.put(key, said)
-    if said.refuses:
-        return Outcome(runs_now="its kernels refuse these dtypes")
-    if len(said.orders) != len(outcome.outs):
-        return outcome
+    if said.refuses or (said.refuses is None and is_small and refused(0) and refused(1)):
+        return REFUSED
+    if len(said.orders) != len(outcome.outs) or any(map(_overlaps_itself, metas)):
+        return outcome  # no tiny tensor overlaps itself as these do
     return replace(outcome, outs=tuple(map(_laid_out, outcome.outs, said.orders)))
+
+
+REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
 
 
 # fmt: off
@@ -108,16 +119,16 @@ def _tiny(meta: Meta) -> Meta:
     return (small, tuple(steps), 0, dtype, device)
 
 
-def _ask(
+def _run(
     facts: OpFacts,
     args: tuple[Any, ...],
     kwargs: tuple[tuple[str, Any], ...],
-    tiny: list[Meta],
-    metas: list[Meta],
-) -> Said:
-    def run(value: int, inputs: list[Meta]) -> Any:
-        """The op's result on such tensors, or its error as text: an exception would keep frames
-        alive, and with them results, which autograd then has to copy."""
+    inputs: list[Meta],
+    value: int,
+) -> Any:
+    """The op's result on tensors full of `value`, or its error as text: an exception would keep
+    frames alive, and with them results, which autograd then has to copy."""
+    with torch_private.kernels_only():
         tensors = [
             torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(value)
             for size, stride, _, dtype, device in inputs
@@ -129,25 +140,24 @@ def _ask(
             unknown = isinstance(error, NotImplementedError)
             return f"not implemented: {error}" if unknown else str(error)
 
-    with torch_private.kernels_only():
-        is_small = sum(math.prod(meta[0]) for meta in metas) <= MAX_PROBED
-        if is_small and any(0 in meta[0] for meta in metas):
-            # not all meta functions check for emptiness
-            return Said(refuses=isinstance(run(0, metas), str))
-        result = run(0, tiny)
-        if isinstance(result, str):
-            result = run(1, tiny)
-        if not isinstance(result, str):
-            mixed = any(meta[1] != dense_stride(meta[0]) for meta in tiny)
-            mixed = mixed and not any(map(_overlaps_itself, metas))  # which no tiny tensor shows
-            return Said(refuses=False, orders=_orders(result) if mixed else ())
-        if "not implemented" in result or _has_no_sizes(facts):
-            return Said(refuses=True)
-        odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
-        one_float = metas[0][3].is_floating_point and len({meta[3] for meta in metas}) == 1
-        if not is_small or (one_float and not odd):
-            return Said(refuses=False)  # it is the shapes: these dtypes go together
-        return Said(refuses=all(isinstance(run(value, metas), str) for value in (0, 1)))
+
+def _ask(
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    tiny: list[Meta],
+) -> Said:
+    result = _run(facts, args, kwargs, tiny, 0)
+    if isinstance(result, str):
+        result = _run(facts, args, kwargs, tiny, 1)
+    if not isinstance(result, str):
+        mixed = any(meta[1] != dense_stride(meta[0]) for meta in tiny)
+        return Said(refuses=False, orders=_orders(result) if mixed else ())
+    if "not implemented" in result or _has_no_sizes(facts):
+        return Said(refuses=True)
+    odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
+    one_float = tiny[0][3].is_floating_point and len({meta[3] for meta in tiny}) == 1
+    return Said(refuses=False if one_float and not odd else None)  # floats of one kind go together
 
 
 def _overlaps_itself(meta: Meta) -> bool:

@@ -59,3 +59,30 @@ def test_kernels_that_trust_their_sizes_are_never_tried():
     for op in (aten.native_group_norm_backward.default, aten._thnn_fused_lstm_cell.default):
         assert not is_safe(facts_of(op))
     assert is_safe(facts_of(aten.gt.Scalar))
+
+
+@pytest.mark.parametrize("powers", [(2, 2.0), (2.0, 2)], ids=str)
+def test_equal_powers_of_other_types_are_told_apart(powers):
+    x = torch.arange(3)
+    for power in powers:
+        with lazy_mode():
+            y = (x + 0) ** power
+        assert (y.dtype, y.tolist()) == ((x**power).dtype, [0, 1, 4])
+
+
+def test_a_bool_is_refused_though_an_equal_int_was_taken():
+    with lazy_mode():
+        x = torch.randn(4, 3).t()
+        x.sub_(1)
+        with pytest.raises(RuntimeError, match="with a bool tensor is not supported"):
+            x.sub_(True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_tensor_that_overlaps_itself_is_laid_out_by_itself(transposed):
+    # what its equal strides give depends on its sizes, which a tensor of two by two hasn't
+    overlapping = torch.randn(10).unfold(0, 3, 1)
+    view = overlapping.t() if transposed else overlapping
+    with lazy_mode():
+        got = view.clone()
+    assert got.stride() == view.clone().stride()
