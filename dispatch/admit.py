@@ -37,6 +37,13 @@ def slot_of(trace: Trace, tensor: torch.Tensor) -> Slot | None:
     return slot
 
 
+def index_of(trace: Trace, tensor: torch.Tensor) -> int:
+    """The slot number of a tensor that was admitted."""
+    slot = slot_of(trace, tensor)
+    assert slot is not None, "tensors are admitted before the trie grows"
+    return slot.index
+
+
 def flush_foreign(trace: Trace, other: Trace) -> None:
     """Compute what another thread has recorded, with that thread kept out of its trace."""
     claim(other, trace)

@@ -57,19 +57,23 @@ class _Later:
     run: Callable[[], object]
 
 
+def _by_slot(names: Mapping[str, Any]) -> Values:
+    """The values among a plan's variables."""
+    return {int(name[1:]): value for name, value in names.items() if name[1:].isdigit()}
+
+
 def _rescue_from_plan(error: BaseException, plan: Plan, names: dict[str, Any], line: int) -> Values:
     number = plan.number_at(line)
     if number is None:
         return {}
-    failed = plan.steps[number]
     if isinstance(error, Exception):
-        _note_step(error, failed, names)
+        _note_step(error, plan.steps[number], _looked_up(_by_slot(names), names["S"]))
     later = [
         _Later(step.reads, step.nodes, partial(exec, step.code, plan.names, names))
         for step in plan.steps[number:]
     ]
     _carry_on(error, later, plan.root, plan.lasting, lambda slot: f"v{slot}" in names)
-    return {int(name[1:]): value for name, value in names.items() if name[1:].isdigit()}
+    return _by_slot(names)
 
 
 def _rescue_from_graph(error: BaseException, frame: FrameType) -> Values:
@@ -97,7 +101,7 @@ def _carry_on(
     """Run what does not depend on the failed first of `later`, and writes nothing that lasts."""
     failed = isinstance(error, Exception)
     spoiled = {root[slot] for node in later[0].nodes for slot in node.writes} if failed else set()
-    if failed or spoiled or any(node.writes for node in later[0].nodes):
+    if failed or any(node.writes for node in later[0].nodes):
         later = later[1:]  # an interrupt comes after a call, whose writes are done
     new: set[int] = set()  # memory that eager, which stopped, would not have made
     for part in later:
@@ -111,19 +115,19 @@ def _carry_on(
                 new.update(s for node in part.nodes for s in node.outs if s is not None)
                 continue
             except Exception:
-                pass
+                pass  # the first error is the one that is raised
         spoiled |= written
 
 
-def _note_step(error: BaseException, step: Step, names: dict[str, Any]) -> None:
+def _note_step(error: BaseException, step: Step, value_of: Callable[[Any], Any]) -> None:
     """Say which of a step's calls raised; inside a segment its op-by-op replay tells."""
     if len(step.nodes) == 1:
-        _note_call(error, step.nodes[0], _looked_up_by_name(names, "S"))
+        _note_call(error, step.nodes[0], value_of)
         return
     for frame, line in traceback.walk_tb(error.__traceback__):
         position = call_at(frame.f_code, line)
         if position is not None and position < len(step.nodes):
-            _note_call(error, step.nodes[position], _looked_up_by_name(names, "S"))
+            _note_call(error, step.nodes[position], value_of)
             return
     error.add_note("in one of " + "; ".join(f"{n.facts.op} {_recorded(n)}" for n in step.nodes))
 
@@ -141,13 +145,6 @@ def _recorded(node: Node) -> str:
 def _looked_up(values: Mapping[int, Any], scalars: list[complex]) -> Callable[[Any], Any]:
     def value_of(ref: Any) -> Any:
         return values.get(ref.index) if isinstance(ref, Ref) else scalars[ref.index]
-
-    return value_of
-
-
-def _looked_up_by_name(names: Mapping[str, Any], scalars: str) -> Callable[[Any], Any]:
-    def value_of(ref: Any) -> Any:
-        return names.get(f"v{ref.index}") if isinstance(ref, Ref) else names[scalars][ref.index]
 
     return value_of
 

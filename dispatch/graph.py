@@ -44,11 +44,6 @@ class Graph:
         return node is not None and node.view_of is not None
 
 
-def has_effect(node: Node) -> bool:
-    """Whether a call may do more than its schema says: custom ops may print, count, communicate."""
-    return node.facts.op.namespace not in ("aten", "prims")
-
-
 def may_fail(graph: Graph, node: Node) -> bool:
     """Whether the call may raise for the values that it gets."""
     return may_raise(node.facts.op, [graph.spec[slot].dtype for slot in refs_in(node)])
@@ -110,7 +105,6 @@ def _needed(graph: Graph) -> list[Node]:
             is_needed = (
                 any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
                 or any(graph.root[slot] in wanted for slot in node.writes)
-                or has_effect(node)
                 or may_fail(graph, node)
             )
         if is_needed:
@@ -148,7 +142,7 @@ def without_repeats(graph: Graph) -> Graph:
         roots = {graph.root[slot] for slot in node.outs if slot is not None}
         can_merge = (
             bool(node.outs)
-            and not (node.writes or has_effect(node))
+            and not node.writes
             and not (
                 roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
             )

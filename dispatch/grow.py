@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.admit import slot_of
+from lazy_tensor.dispatch.admit import index_of
 from lazy_tensor.dispatch.closed_form import closed_form
 from lazy_tensor.dispatch.flush import closes_segment, flush
 from lazy_tensor.dispatch.meta import (
@@ -140,7 +140,7 @@ def _new_state(
     """The state for a call with `n_numbers` run-time numbers (0: all are static)."""
     facts, parent = request.facts, trace.state
     refs = scalar_refs(parent.n_scalars) if n_numbers else None
-    args, kwargs = request.mapped(lambda tensor: Ref(_index(trace, tensor)), refs)
+    args, kwargs = request.mapped(lambda tensor: Ref(index_of(trace, tensor)), refs)
     state = State(parent, key, None)
     state.n_ops += 1
     state.n_scalars += n_numbers
@@ -152,8 +152,8 @@ def _new_state(
         outs=_new_slots(state, outcome),
         specs=tuple(_spec(meta) for meta in outcome.outs),
         is_single=outcome.is_single,
-        writes=tuple(_index(trace, tensor) for tensor in request.written()),
-        view_of=None if viewed is None else _index(trace, viewed),
+        writes=tuple(index_of(trace, tensor) for tensor in request.written()),
+        view_of=None if viewed is None else index_of(trace, viewed),
         where=user_line(),
     )
     if viewed is not None:
@@ -170,12 +170,6 @@ def _new_state(
     if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW
     return state
-
-
-def _index(trace: Trace, tensor: torch.Tensor) -> int:
-    slot = slot_of(trace, tensor)
-    assert slot is not None, "tensors are admitted before the trie grows"
-    return slot.index
 
 
 def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:
@@ -235,11 +229,9 @@ AS_STRIDED = torch.ops.aten.as_strided.default
 
 def _rebase(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
     """For a view of a leaf with a storage offset: the leaf and the offset it has this time."""
-    slot = slot_of(trace, viewed)
-    assert slot is not None
     if request.op is AS_STRIDED and request.argument("storage_offset") is not None:
         return None  # an absolute offset
-    leaf = slot.index if slot.index in trace.leaf_offsets else None
-    if leaf is None:
+    leaf: int | None = index_of(trace, viewed)
+    if leaf not in trace.leaf_offsets:
         leaf = getattr(getattr(viewed, "_value", None), "leaf", None)
     return None if leaf is None else (leaf, trace.leaf_offsets[leaf])

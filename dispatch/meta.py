@@ -6,6 +6,7 @@ A miss asks the op's meta function through fake tensors (50-100 us).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -42,6 +43,17 @@ def dense_stride(size: tuple[int, ...]) -> tuple[int, ...]:
         stride.append(step)
         step *= max(n, 1)
     return tuple(reversed(stride))
+
+
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill a stretch of memory, each place once."""
+    expected = 1
+    for step, n in sorted(zip(stride, size, strict=True)):
+        if n != 1:
+            if step != expected:
+                return False
+            expected *= n
+    return True
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:

@@ -10,7 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lazy_tensor.dispatch.graph import Graph, has_effect, may_fail, refs_in
+from lazy_tensor.dispatch.graph import Graph, may_fail, refs_in
 from lazy_tensor.dispatch.trace import Node
 
 
@@ -39,19 +39,14 @@ class Marks:
 
 
 def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]]:
-    """For each node those it must follow: producers, uses of the same memory, earlier effects."""
+    """For each node those it must follow: producers, uses of the same memory, what may raise."""
     depends: list[set[int]] = []
     last_failing: int | None = None
     writes_since: set[int] = set()
     last_write: dict[int, int] = {}
     readers: dict[int, set[int]] = defaultdict(set)
-    last_effect: int | None = None
     for i, node in enumerate(nodes):
         before: set[int] = set()
-        if has_effect(node):
-            if last_effect is not None:
-                before.add(last_effect)
-            last_effect = i
         if last_failing is not None and (marks.fails[i] or marks.keeps_apart(last_failing, i)):
             before.add(last_failing)
         if marks.fails[i]:

@@ -10,9 +10,9 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import host, torch_private
-from lazy_tensor.dispatch.admit import is_plain, slot_of
+from lazy_tensor.dispatch.admit import index_of, is_plain, slot_of
 from lazy_tensor.dispatch.closed_form import broadcast
-from lazy_tensor.dispatch.meta import meta_of
+from lazy_tensor.dispatch.meta import is_dense, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Trace
 
@@ -32,9 +32,9 @@ def overlaps(trace: Trace, request: Request) -> bool:
         others = list(request.tensors)
         del others[next(i for i, t in enumerate(others) if t is written)]
         if others and written.numel():
-            root = trace.root_of(_index(trace, written))
+            root = trace.root_of(index_of(trace, written))
             if any(
-                trace.root_of(_index(trace, t)) == root and _collide(written, t, request.op)
+                trace.root_of(index_of(trace, t)) == root and _collide(written, t, request.op)
                 for t in others
             ):
                 return True
@@ -73,12 +73,6 @@ def _owner(trace: Trace, tensor: torch.Tensor) -> object:
     return ("storage", storage) if first is None else trace.root_of(first)
 
 
-def _index(trace: Trace, tensor: torch.Tensor) -> int:
-    slot = slot_of(trace, tensor)
-    assert slot is not None, "tensors are admitted before the trie grows"
-    return slot.index
-
-
 def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool:
     """Whether two tensors on one storage overlap in a way that kernels refuse."""
     if not all(is_dense(t.shape, t.stride()) for t in (written, other)):
@@ -93,14 +87,3 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """Where in its storage a dense tensor begins and ends."""
     first = int(tensor.storage_offset()) * tensor.itemsize
     return first, first + tensor.numel() * tensor.itemsize
-
-
-def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements fill a stretch of memory, each place once."""
-    expected = 1
-    for step, n in sorted(zip(stride, size, strict=True)):
-        if n != 1:
-            if step != expected:
-                return False
-            expected *= n
-    return True

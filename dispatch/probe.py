@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.meta import Meta, Outcome, dense_stride, substituted
+from lazy_tensor.dispatch.meta import Meta, Outcome, dense_stride, is_dense, substituted
 from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.fusible import base_name
@@ -174,19 +174,12 @@ def _overlaps_itself(meta: Meta) -> bool:
 
 def _orders(result: Any) -> tuple[Order | None, ...]:
     results = result if isinstance(result, (list, tuple)) else [result]
-    return tuple(_order(t) if isinstance(t, torch.Tensor) else None for t in results)
-
-
-def _order(tensor: torch.Tensor) -> Order | None:
-    """The dimensions of more than one element, fastest first; None unless they fill the memory."""
-    dims = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
-    dims.sort(key=tensor.stride)
-    expected = 1
-    for d in dims:
-        if tensor.stride(d) != expected:
-            return None
-        expected *= tensor.shape[d]
-    return tuple(dims)
+    return tuple(
+        _order(t.shape, t.stride())
+        if isinstance(t, torch.Tensor) and is_dense(t.shape, t.stride())
+        else None
+        for t in results
+    )
 
 
 def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:
@@ -194,7 +187,7 @@ def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:
     if meta is None or order is None:
         return meta
     size, stride = meta[:2]
-    own = _order_of(size, stride)
+    own = _order(size, stride)
     if order == own or set(order) != set(own):
         return meta  # as it is, or the small result had dimensions of size 1 where this one has not
     rest = [d for d in range(len(size)) if d not in order]
@@ -205,6 +198,7 @@ def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:
     return (size, tuple(steps), *meta[2:])
 
 
-def _order_of(size: Sequence[int], stride: Sequence[int]) -> Order:
+def _order(size: Sequence[int], stride: Sequence[int]) -> Order:
+    """The dimensions of more than one element, fastest first."""
     dims = [d for d in range(len(size)) if size[d] > 1]
     return tuple(sorted(dims, key=lambda d: stride[d]))

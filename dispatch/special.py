@@ -7,6 +7,7 @@ all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,11 +41,8 @@ def _decompose(trace: Trace, request: Request) -> Handled:
     if request.facts.is_out or not all(is_recordable(t) for t in request.tensors):
         return _now(trace, request)
     trace.busy = False
-    if not request.in_mode:
+    with request.owner if request.in_mode else nullcontext():
         result = torch_private.decompose(request.op, request.args, request.kwargs)
-    else:
-        with request.owner:
-            result = torch_private.decompose(request.op, request.args, request.kwargs)
     if result is NotImplemented:
         return _now(trace, request)
     return True, result

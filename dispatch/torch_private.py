@@ -231,16 +231,20 @@ def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
+def _compiled_meta_kernels(op: OpOverload) -> list[str]:
+    """What the dispatcher says of the op's kernels for "meta" that are compiled with torch."""
+    registered = torch._C._dispatch_dump(op.name()).splitlines()
+    return [line for line in registered if line.startswith("Meta") and "RegisterMeta" in line]
+
+
 def has_cpp_meta_kernel(op: OpOverload) -> bool:
     """Whether the op's kernel for "meta" is compiled with torch, and not replaced in Python."""
-    registered = torch._C._dispatch_dump(op.name()).splitlines()
-    return any(line.startswith("Meta:") and "RegisterMeta" in line for line in registered)
+    return any(line.startswith("Meta:") for line in _compiled_meta_kernels(op))
 
 
 def is_structured(op: OpOverload) -> bool:
     """Whether torch has a compiled shape function for the op, replaced in Python or not."""
-    registered = torch._C._dispatch_dump(op.name()).splitlines()
-    return any(line.startswith("Meta") and "RegisterMeta" in line for line in registered)
+    return bool(_compiled_meta_kernels(op))
 
 
 tensor_data: Any = torch._C.TensorBase.data

@@ -8,6 +8,7 @@ Every method here that isn't torch's own hands out memory or text, which needs t
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from typing import Any
 
@@ -256,12 +257,13 @@ def flush_here(cause: str, *, quiet: bool = False) -> None:
     flush(local.trace, cause, quiet=quiet)
 
 
-def _set_rng_state(new_state: torch.Tensor) -> None:
-    """`torch.set_rng_state`, for a lazy state too: C++ reads its memory."""
-    flush_here("torch.set_rng_state", quiet=True)
-    torch.default_generator.set_state(
-        computed(new_state) if isinstance(new_state, LazyTensor) else new_state
-    )
+def _taking_lazy_states(set_rng_state: Any) -> Any:
+    @functools.wraps(set_rng_state)
+    def set_state(new_state: torch.Tensor) -> None:
+        flush_here("torch.set_rng_state", quiet=True)  # C++ reads the state's memory
+        set_rng_state(computed(new_state) if isinstance(new_state, LazyTensor) else new_state)
+
+    return set_state
 
 
-torch.set_rng_state = torch.random.set_rng_state = _set_rng_state
+torch.set_rng_state = torch.random.set_rng_state = _taking_lazy_states(torch.set_rng_state)
