@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -85,18 +86,24 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     start = perf_counter()
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
-    shown = _run(trace, pending, alive, live)
-    seconds = perf_counter() - start
-    trace.budget.earn(pending.state.n_ops, seconds)
-    trace.remember(pending.state)
-    _account(pending, cause, where, seconds, shown)
+    shown, raised = None, ""
+    try:
+        shown = _run(pending, alive, live)
+    except BaseException as error:
+        raised = type(error).__name__
+        raise
+    finally:
+        seconds = perf_counter() - start
+        trace.budget.earn(pending.state.n_ops, seconds)
+        trace.remember(pending.state)
+        _account(FlushRecord(cause, where, pending.state.n_ops, seconds, raised), shown)
     if MISJUDGED:
         _distrust(trace)
     if shown is not None and "compile" in settings.current().forbid:
         _refuse_compiling(shown, where)
 
 
-def _run(trace: Trace, pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
+def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
     plan = _plan_of(pending, live)
     ran: Plan | Graph = plan or graph_of(pending.state.steps(), live)
     try:
@@ -248,12 +255,13 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan 
     _release(alive, pending.leaf_values)
 
 
-def _account(pending: Pending, cause: str, where: str, seconds: float, plan: Plan | None) -> None:
-    STATS.counts["ops"] += pending.state.n_ops
+def _account(record: FlushRecord, plan: Plan | None) -> None:
+    STATS.counts["ops"] += record.n_ops
     STATS.counts["flushes"] += 1
-    STATS.counts["segments"] += len(plan.fusions) if plan else 0
-    STATS.causes[cause] += 1
-    STATS.flush_s += seconds
-    ran = tuple(f"{f.status}: {len(f.segment.calls)} ops" for f in plan.fusions) if plan else ()
-    n_steps = len(plan.steps) if plan else pending.state.n_ops
-    STATS.log.append(FlushRecord(cause, where, pending.state.n_ops, n_steps, ran, seconds))
+    STATS.causes[record.cause] += 1
+    STATS.flush_s += record.seconds
+    if plan:
+        STATS.counts["segments"] += len(plan.fusions)
+        ran = tuple(f"{f.status}: {len(f.segment.calls)} ops" for f in plan.fusions)
+        record = replace(record, n_steps=len(plan.steps), segments=ran)
+    STATS.log.append(record)

@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class FlushRecord:
-    """One flush: `cause` (an aten op, "exit", "flush()", ...), the user's `where`, what ran."""
+    """One flush: `cause` (an aten op, "exit", "flush()", ...), the user's `where`, what ran.
+
+    `raised` names the type of the error that ended it, if one did. `n_steps` and `segments` are
+    those of its plan; a trace that had none ran op by op.
+    """
 
     cause: str
     where: str
     n_ops: int
-    n_steps: int
-    segments: tuple[str, ...]
     seconds: float
+    raised: str = ""
+    n_steps: int = 0
+    segments: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -73,9 +73,11 @@ class Report:
             return "nothing was flushed yet"
         lines = [f"last {len(self.records)} flushes, newest last"]
         for record in self.records:
+            ran = f"in {record.n_steps} steps" if record.n_steps else "one by one"
+            ended = f", raised {record.raised}" if record.raised else ""
             lines.append(
-                f"{record.where}: {record.cause}: {record.n_ops} ops in {record.n_steps} steps, "
-                f"{record.seconds * 1e3:.2f} ms"
+                f"{record.where}: {record.cause}: {record.n_ops} ops {ran}, "
+                f"{record.seconds * 1e3:.2f} ms{ended}"
             )
             lines += [f"    segment {text}" for text in record.segments]
         return "\n".join(lines)

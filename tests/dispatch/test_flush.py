@@ -35,6 +35,18 @@ def test_explain_names_line_and_cause():
     assert record.n_ops == 2
 
 
+def test_explain_shows_a_flush_that_raised():
+    with lazy_mode():
+        bad = torch.ones(3)[torch.tensor([5])]
+        n_flushes = stats()["flushes"]
+        with pytest.raises(IndexError):
+            print(bad)
+    assert stats()["flushes"] == n_flushes + 1
+    record = explain().records[-1]
+    assert (record.raised, record.n_ops > 0) == ("IndexError", True)
+    assert "raised IndexError" in str(explain())
+
+
 def test_dead_values_are_not_computed():
     x = torch.randn(8, 8)
 
