@@ -285,7 +285,8 @@ def control_flow(w: Writer) -> str | None:
     return w.choose(
         f"{new} = {name} * 2 if {name}.sum() > 0 else {name} - 1",
         f"{new} = {name}\nfor _ in range({w.integer(1, 4)}): {new} = {new} * 0.5 + {name}",
-        f"{new} = {name} + 1\nwhile {new}.sum() > 1: {new} = {new} * 0.25 - 0.1",
+        # an infinite sum stays infinite
+        f"{new} = {name} + 1\nwhile 1 < {new}.sum() < 1e9: {new} = {new} * 0.25 - 0.1",
         f"{new} = [{name}, {name} * 2][int(({name}.sum() > 0).item())]",
         f"{new} = torch.zeros(3)\nfor i in range(3): {new}[i] = {name}.sum() * i",
     )
