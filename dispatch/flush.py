@@ -26,6 +26,7 @@ from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, live_values
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels import backend as backends
 from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.kernels.segment import Call
 
 _compiler: Compiler | None = None
@@ -108,7 +109,7 @@ def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | 
     ran: Plan | Graph = plan or graph_of(pending.state.steps(), live)
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
-        with torch_private.kernels_only():
+        with torch_private.kernels_only(), POOL.using():
             if isinstance(ran, Plan):
                 results = ran.function(pending.leaves, pending.scalars)
             else:
@@ -189,6 +190,8 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
             )
 
 
+POOLED_FROM_BYTES = 1 << 20
+"""Peak of a plan from which memory is worth keeping: below it, the C library does."""
 NO_PLAN: Any = object()
 """Stands for a plan that could not be built."""
 MAX_PLANS_OF_A_STATE = 8
@@ -214,7 +217,10 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
             verify_every=now.verify_every,
         )
 
-    return Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+    plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+    if plan.peak_bytes > POOLED_FROM_BYTES:
+        compiler().keep_memory(now.compile)
+    return plan
 
 
 def _device_type(pending: Pending) -> str:

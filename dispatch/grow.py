@@ -6,7 +6,6 @@ the schema cache for metadata; decides which numbers become run-time inputs.
 
 from __future__ import annotations
 
-import math
 from time import thread_time
 from typing import Any
 
@@ -33,7 +32,7 @@ from lazy_tensor.dispatch.request import Request, scalar_refs
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import MANY, MARKED, NOTHING, ONE, SELF, SLOW, Node, State, Trace
 from lazy_tensor.dispatch.where import user_line
-from lazy_tensor.kernels.segment import Ref, TensorSpec
+from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes
 
 
 def cut_if_full(trace: Trace) -> None:
@@ -159,7 +158,7 @@ def _new_state(
     if viewed is not None:
         state.rebase = _rebase(trace, request, viewed)
     else:
-        state.n_bytes += sum(_n_bytes(spec) for spec in node.specs if spec is not None)
+        state.n_bytes += sum(n_bytes(spec) for spec in node.specs if spec is not None)
     _set_kind(trace, state, node, outcome)
     if viewed is not None and state.kind == ONE:
         marks = _marks_after(request.op, viewed)
@@ -185,10 +184,6 @@ def _spec(meta: Meta | None) -> TensorSpec | None:
         return None
     size, stride, _, dtype, device = meta
     return TensorSpec(tuple(size), tuple(stride), dtype, device)
-
-
-def _n_bytes(spec: TensorSpec) -> int:
-    return math.prod(spec.size) * spec.dtype.itemsize
 
 
 def _set_kind(trace: Trace, state: State, node: Node, outcome: Outcome) -> None:

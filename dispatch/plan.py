@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.fusion import Fusion
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, n_bytes
 
 FusionOf = Callable[[Segment], Fusion]
 
@@ -44,7 +44,8 @@ class Plan:
     """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`.
 
     `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
-    graph's.
+    graph's. `peak_bytes` is the most memory that values made by the plan take at a time, those
+    inside a kernel left out.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -54,6 +55,7 @@ class Plan:
     names: dict[str, Any]
     root: dict[int, int]
     lasting: frozenset[int]
+    peak_bytes: int
 
     FIRST_LINE = 4
 
@@ -155,31 +157,47 @@ class Planner:
         taken = "".join(f"v{leaf.slot}, " for leaf in leaves)
         filename = f"<lazy_tensor plan {next(_plan_numbers)}>"
         lines = ["def plan(L, S):", f" {taken}= L" if taken else " pass", " L.clear()"]
-        lines += [f" {code}" for code in self._lines_with_deletions()]
+        dying = self._dying()
+        for step, dead in zip(self.steps, dying, strict=True):
+            deletion = f"; del {', '.join(f'v{slot}' for slot in dead)}" if dead else ""
+            lines.append(f" {step.code}{deletion}")
         lines.append(f" return ({''.join(f'v{slot}, ' for slot in self.graph.live)})")
         source = "\n".join(lines)
         exec(compile(source, filename, "exec"), self.names)
         graph = self.graph
         plan = Plan(
             self.names["plan"], self.steps, tuple(self.fusions), filename, self.names, graph.root,
-            graph.lasting,
+            graph.lasting, self._peak_bytes(dying),
         )  # fmt: skip
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         weakref.finalize(plan, linecache.cache.pop, filename, None)
         return plan
 
-    def _lines_with_deletions(self) -> list[str]:
-        """The steps' code, each value deleted after its last use: memory goes back as in eager."""
+    def _dying(self) -> list[list[int]]:
+        """For each step the values used last there: deleted then, memory goes back as in eager."""
         alive = set(self.graph.live)
-        lines: list[str] = []
+        dying: list[list[int]] = []
         for step in reversed(self.steps):
-            dying = [s for s in dict.fromkeys((*step.reads, *step.sets)) if s not in alive]
-            alive.update(dying)
-            deletion = f"; del {', '.join(f'v{s}' for s in dying)}" if dying else ""
-            lines.append(step.code + deletion)
-        lines.reverse()
-        return lines
+            dead = [s for s in dict.fromkeys((*step.reads, *step.sets)) if s not in alive]
+            alive.update(dead)
+            dying.append(dead)
+        dying.reverse()
+        return dying
+
+    def _peak_bytes(self, dying: list[list[int]]) -> int:
+        root = self.graph.root
+        own = {slot for step in self.steps for slot in step.sets}
+        users = Counter(root[slot] for slot in own)
+        now = peak = 0
+        for step, dead in zip(self.steps, dying, strict=True):
+            now += sum(n_bytes(self.graph.spec[slot]) for slot in step.sets if root[slot] == slot)
+            peak = max(peak, now)
+            for slot in dead:
+                users[root[slot]] -= 1
+                if users[root[slot]] == 0 and root[slot] in own:
+                    now -= n_bytes(self.graph.spec[root[slot]])
+        return peak
 
 
 def _target(node: Node) -> str:

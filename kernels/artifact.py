@@ -16,12 +16,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.torch_inductor import Compiled, Library, load_library
+
+T = TypeVar("T")
 
 SCALAR_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.int64}
 """What holds a run-time scalar on its way into a kernel."""
@@ -67,7 +69,7 @@ def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
     header = json.loads(artifact[8:start])
     libraries: list[Library] = []
     for n_bytes in header["library_bytes"]:
-        libraries.append(_loaded(artifact[start : start + n_bytes]))
+        libraries.append(loaded(artifact[start : start + n_bytes], load_library))
         start += n_bytes
     names: dict[str, Any] = {"_libraries": libraries}
     exec(compile(header["source"], "<inductor wrapper>", "exec"), names)
@@ -135,14 +137,15 @@ def _new_slots(scalars: Sequence[type]) -> tuple[Any, ...]:
 _serial = itertools.count()
 
 
-def _loaded(library: bytes) -> Library:
+def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
+    """What `load(path, name)` makes of a shared library that lies in memory."""
     # dlopen needs a file, and a path it has never seen; once it is mapped, the file may go
     name = f"lazy_tensor_kernel_{next(_serial)}"
     path = os.path.join(_library_dir(), f"{os.getpid()}_{name}.so")
     with open(path, "xb") as file:
         file.write(library)
     try:
-        return load_library(path, name)
+        return load(path, name)
     finally:
         os.unlink(path)
 

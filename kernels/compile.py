@@ -22,6 +22,7 @@ from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.disk import Disk, key_of
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.workers import BuildError, Workers, is_known_to_workers
 
@@ -93,6 +94,11 @@ class Compiler:
         elif is_new:
             fusion.count_runs(self._request)
         return fusion
+
+    def keep_memory(self, mode: Mode) -> None:
+        """Have plans reuse memory, as soon as what does it is compiled ("blocking": now)."""
+        if mode != "off" and not self._is_forked:
+            POOL.ask_for(self.disk, wait=mode == "blocking")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to load or build; False if that took more than `timeout_s`."""

@@ -8,6 +8,7 @@ for each entry of `Call.outputs`, undefined ones included.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,11 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.size)}{list(self.stride)}@{self.device}"
+
+
+def n_bytes(spec: TensorSpec) -> int:
+    """The bytes of the tensor's elements."""
+    return math.prod(spec.size) * spec.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

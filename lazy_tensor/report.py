@@ -9,6 +9,7 @@ from lazy_tensor.dispatch import flush, settings
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
+from lazy_tensor.kernels.pool import POOL
 
 
 def configure(**options: Any) -> None:
@@ -23,18 +24,25 @@ def configure(**options: Any) -> None:
 
 
 def cache_info() -> dict[str, CacheInfo]:
-    """`{name: CacheInfo(hits, misses, maxsize, currsize)}` for every cache there is."""
+    """`{name: CacheInfo(hits, misses, maxsize, currsize)}` for every cache there is.
+
+    Sizes are entries; of "memory", which plans reuse on the CPU, bytes.
+    """
     flush.compiler()
-    return cache.cache_info()
+    return {**cache.cache_info(), "memory": POOL.info()}
 
 
 def cache_clear() -> None:
-    """Empty every cache in memory; what is pending is run first. Kernels on disk stay."""
+    """Empty every cache in memory; what is pending is run first. Kernels on disk stay.
+
+    Memory that was kept for plans goes back to the system.
+    """
     flush.flush(local.trace, "cache_clear()", quiet=True)
     for trace in all_traces():
         if trace.state is trace.root:
             trace.forget()
     cache.clear_all()
+    POOL.clear()
 
 
 ALWAYS = ("ops", "flushes", "segments", "plans_built", "plans_reused", "schema_misses")

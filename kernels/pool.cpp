@@ -1,0 +1,247 @@
+// Memory that plans use again: a CPU allocator of torch's that keeps what a thread inside
+// `enter`/`leave` allocates when it is freed, instead of returning it to the system. The C library
+// returns large blocks at once, and then every step pays for touching fresh pages.
+//
+// Only blocks of `MIN_BYTES` or more are kept. What is kept and what is in use together never
+// exceed the most that was in use lately.
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace {
+
+constexpr size_t MIN_BYTES = 256 << 10;
+constexpr size_t PAGE = 4 << 10;
+constexpr size_t HUGE_PAGE = 2 << 20;
+// A kept block serves requests down to 7/8 of its size.
+constexpr size_t SLACK = 8;
+// After each run the bound falls by this share, unless the run needed as much again.
+constexpr size_t DECAY = 64;
+
+thread_local int depth = 0;
+
+size_t rounded(size_t n) {
+  const size_t unit = n >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+  return (n + unit - 1) / unit * unit;
+}
+
+void* map_pages(size_t size) {
+  const size_t extra = size >= HUGE_PAGE ? HUGE_PAGE : 0;
+  void* start = mmap(
+      nullptr, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED || !extra) {
+    return start == MAP_FAILED ? nullptr : start;
+  }
+  auto begin = reinterpret_cast<uintptr_t>(start);
+  const uintptr_t aligned = (begin + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+  if (aligned != begin) {
+    munmap(start, aligned - begin);
+  }
+  if (aligned + size != begin + size + extra) {
+    munmap(reinterpret_cast<void*>(aligned + size), begin + extra - aligned);
+  }
+  madvise(reinterpret_cast<void*>(aligned), size, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(aligned);
+}
+
+class Pool {
+ public:
+  void* take(size_t n) {
+    const size_t size = rounded(n);
+    std::lock_guard<std::mutex> guard(mutex_);
+    void* block = take_kept(size);
+    if (!block) {
+      drop_until(size < bound() ? bound() - size : 0);
+      block = map_pages(size);
+      if (!block) {
+        drop_until(0);
+        block = map_pages(size);
+      }
+      if (!block) {
+        return nullptr;
+      }
+      sizes_[block] = size;
+      ++n_mapped_;
+    } else {
+      ++n_reused_;
+    }
+    in_use_ += sizes_[block];
+    most_now_ = std::max(most_now_, in_use_);
+    return block;
+  }
+
+  // False if the block is not one of this pool's.
+  bool give_back(void* block) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = sizes_.find(block);
+    if (found == sizes_.end()) {
+      return false;
+    }
+    in_use_ -= found->second;
+    kept_bytes_ += found->second;
+    order_.push_back(block);
+    kept_.emplace(found->second, std::prev(order_.end()));
+    drop_until(bound());
+    return true;
+  }
+
+  void end_run() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    most_lately_ = std::max(most_lately_ - most_lately_ / DECAY, most_now_);
+    most_now_ = in_use_;
+    ++n_runs_;
+    offered_ = false;
+    drop_until(bound());
+  }
+
+  void clear() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    drop_until(0);
+    most_lately_ = most_now_ = in_use_;
+  }
+
+  // If no run has ended since the last call: lets the system take the pages of kept blocks when it
+  // runs short of memory.
+  void offer_if_quiet() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (n_runs_ == n_runs_seen_ && !offered_) {
+      for (void* block : order_) {
+        madvise(block, sizes_[block], MADV_FREE);
+      }
+      offered_ = true;
+    }
+    n_runs_seen_ = n_runs_;
+  }
+
+  void counts(uint64_t* out) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    out[0] = n_reused_;
+    out[1] = n_mapped_;
+    out[2] = bound();
+    out[3] = kept_bytes_;
+  }
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  using Order = std::list<void*>;
+
+  size_t bound() const { return std::max(most_lately_, most_now_); }
+
+  void* take_kept(size_t size) {
+    const auto found = kept_.lower_bound(size);
+    if (found == kept_.end() || found->first - size > found->first / SLACK) {
+      return nullptr;
+    }
+    void* block = *found->second;
+    kept_bytes_ -= found->first;
+    order_.erase(found->second);
+    kept_.erase(found);
+    return block;
+  }
+
+  // Returns the blocks longest unused to the system until all blocks together have `limit` bytes.
+  void drop_until(size_t limit) {
+    while (!order_.empty() && in_use_ + kept_bytes_ > limit) {
+      void* block = order_.front();
+      const size_t size = sizes_[block];
+      auto [first, last] = kept_.equal_range(size);
+      kept_.erase(std::find_if(first, last, [&](const auto& e) { return *e.second == block; }));
+      order_.pop_front();
+      sizes_.erase(block);
+      kept_bytes_ -= size;
+      munmap(block, size);
+    }
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<void*, size_t> sizes_;  // of all blocks
+  Order order_;                              // kept blocks, longest unused first
+  std::multimap<size_t, Order::iterator> kept_;
+  size_t in_use_ = 0, kept_bytes_ = 0, most_now_ = 0, most_lately_ = 0;
+  uint64_t n_mapped_ = 0, n_reused_ = 0, n_runs_ = 0, n_runs_seen_ = 0;
+  bool offered_ = false;
+};
+
+// Never destroyed: tensors may be freed while the process ends.
+Pool& pool() {
+  static Pool* the_pool = new Pool();
+  return *the_pool;
+}
+
+c10::Allocator* plain = nullptr;
+
+void free_pooled(void* block) {
+  c10::profiledCPUMemoryReporter().Delete(block);
+  pool().give_back(block);
+}
+
+void free_any(void* block) {
+  if (!pool().give_back(block)) {
+    plain->raw_deallocate(block);
+  }
+}
+
+class Allocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    if (depth == 0 || n < MIN_BYTES) {
+      return plain->allocate(n);
+    }
+    void* block = pool().take(n);
+    if (!block) {
+      return plain->allocate(n);
+    }
+    c10::profiledCPUMemoryReporter().New(block, n);
+    return {block, block, &free_pooled, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
+
+  void copy_data(void* dest, const void* src, size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+void lazy_tensor_pool_install() {
+  plain = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(new Allocator(), /*priority=*/1);
+  pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
+}
+
+void lazy_tensor_pool_enter() {
+  ++depth;
+}
+
+void lazy_tensor_pool_leave() {
+  if (--depth == 0) {
+    pool().end_run();
+  }
+}
+
+void lazy_tensor_pool_clear() {
+  pool().clear();
+}
+
+void lazy_tensor_pool_offer_if_quiet() {
+  pool().offer_if_quiet();
+}
+
+void lazy_tensor_pool_counts(uint64_t* out) {
+  pool().counts(out);
+}
+}

@@ -1,0 +1,184 @@
+"""Memory that plans use again: what is kept, for whom, and when it goes back."""
+
+import gc
+import os
+import resource
+import sys
+import threading
+
+import pytest
+import torch
+
+from lazy_tensor import cache_clear, cache_info, lazy_mode, materialize
+from lazy_tensor.kernels import pool as pools
+from lazy_tensor.kernels.disk import Disk
+from lazy_tensor.kernels.pool import POOL, Pool
+
+SIDE = 1024
+N_BYTES = 4 * SIDE * SIDE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pool is for Linux")
+
+
+@pytest.fixture(autouse=True)
+def pool(tmp_path_factory):
+    POOL.ask_for(Disk(tmp_path_factory.getbasetemp() / "pool"), wait=True)
+    assert POOL.status == "in use"
+    gc.collect()
+    POOL.clear()
+    return POOL
+
+
+def a_step(x):
+    with lazy_mode(backend="aten"):
+        return (x + 1).relu() * 2
+
+
+def kept_bytes():
+    return cache_info()["memory"].currsize
+
+
+def test_a_settled_step_maps_no_memory():
+    x = torch.randn(SIDE, SIDE)
+    for _ in range(4):
+        a_step(x)
+    before = cache_info()["memory"]
+    for _ in range(10):
+        a_step(x)
+    after = cache_info()["memory"]
+    assert after.misses == before.misses
+    assert after.hits >= before.hits + 20
+
+
+def test_a_settled_step_has_no_page_faults():
+    x = torch.randn(2 * SIDE, 2 * SIDE)
+    for _ in range(4):
+        a_step(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        a_step(x)
+    # 3 results of 4,096 pages a step; a few pages are Python's own
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 200
+
+
+def test_results_that_are_held_are_never_used_again():
+    x = torch.randn(SIDE, SIDE)
+    held = [materialize(a_step(x + i)) for i in range(6)]
+    views = [t[5:10] for t in held[3:]]
+    del held[3:]
+    for i in range(20):
+        a_step(x * i)
+    for i, t in enumerate(held):
+        assert torch.equal(t, ((x + i) + 1).relu() * 2)
+    for i, t in enumerate(views, start=3):
+        assert torch.equal(t, (((x + i) + 1).relu() * 2)[5:10])
+
+
+def test_no_more_is_kept_than_was_in_use():
+    x = torch.randn(SIDE, SIDE)
+    outs = [a_step(x) for _ in range(8)]
+    most = cache_info()["memory"].maxsize or 0
+    assert most <= (8 + 3) * N_BYTES
+    del outs
+    assert 8 * N_BYTES <= kept_bytes() <= most
+
+
+def test_what_is_no_longer_needed_goes_back():
+    big, small = torch.randn(4 * SIDE, SIDE), torch.randn(SIDE, SIDE)
+    for _ in range(3):
+        a_step(big)
+    assert kept_bytes() >= 2 * 4 * N_BYTES
+    for _ in range(200):
+        a_step(small)
+    assert kept_bytes() <= 3 * N_BYTES
+
+
+def test_cache_clear_gives_it_back():
+    a_step(torch.randn(SIDE, SIDE))
+    a_step(torch.randn(SIDE, SIDE))
+    cache_clear()
+    assert kept_bytes() == 0
+
+
+def test_small_and_eager_tensors_are_not_pooled():
+    x = torch.randn(64, 64)
+    for _ in range(3):
+        a_step(x)
+    torch.randn(SIDE, SIDE).add(1)
+    info = cache_info()["memory"]
+    assert (info.currsize, info.maxsize) == (0, 0)
+
+
+def test_a_result_freed_in_another_thread_goes_back():
+    results = [a_step(torch.randn(SIDE, SIDE)) for _ in range(3)]
+    gc.collect()
+    before = kept_bytes()
+    thread = threading.Thread(target=results.clear)
+    thread.start()
+    thread.join()
+    assert kept_bytes() == before + 3 * N_BYTES
+
+
+def test_storages_can_grow_shrink_and_be_shared():
+    y = materialize(a_step(torch.ones(SIDE, SIDE)))
+    y.untyped_storage().resize_(2 * N_BYTES)
+    assert y[3, 3] == 4
+    y.untyped_storage().resize_(0)
+    z = materialize(a_step(torch.ones(SIDE, SIDE)))
+    z.share_memory_()
+    assert z.is_shared()
+    assert z.sum() == 4 * SIDE * SIDE
+
+
+def test_a_forked_child_can_use_and_free_it():
+    held = a_step(torch.ones(SIDE, SIDE))
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)  # OpenMP's threads are the parent's
+            assert held.sum() == 4 * SIDE * SIDE
+            del held
+            assert a_step(torch.ones(SIDE, SIDE)).sum() == 4 * SIDE * SIDE
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert held.sum() == 4 * SIDE * SIDE
+
+
+def test_the_profiler_sees_its_memory():
+    x = torch.randn(SIDE, SIDE)
+    a_step(x)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        y = a_step(x)
+        del y
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages())
+    assert allocated >= N_BYTES
+
+
+def test_what_was_offered_to_the_system_can_be_used():
+    x = torch.randn(SIDE, SIDE)
+    for _ in range(3):
+        a_step(x)
+    assert kept_bytes() > 0
+    for _ in range(2):
+        POOL._library.lazy_tensor_pool_offer_if_quiet()
+    assert torch.equal(materialize(a_step(x)), (x + 1).relu() * 2)
+
+
+def test_it_is_compiled_once_and_then_taken_from_disk(tmp_path, monkeypatch):
+    disk = Disk(tmp_path)
+    library = pools._binary(disk)
+    monkeypatch.setattr(pools, "_compiled", lambda compiler: pytest.fail("compiled again"))
+    assert pools._binary(disk) == library
+
+
+def test_without_a_compiler_there_is_none(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    without = Pool()
+    without.ask_for(None, wait=True)
+    assert without.status == "it can't be compiled: there is no C++ compiler"
+    with without.using():
+        torch.ones(SIDE, SIDE)
+    without.clear()
+    assert without.info().currsize == 0
