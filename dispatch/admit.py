@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import flush, host, memory, torch_private
+from lazy_tensor.dispatch.keys import key_part
 from lazy_tensor.dispatch.meta import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claim
@@ -58,35 +60,113 @@ def is_tiny(trace: Trace, args: tuple[Any, ...]) -> bool:
 
     The short way for what optimizers do to every parameter's step count; `admit` covers all else.
     """
-    if not args or type(args[0]) is not torch.Tensor or args[0].dim() or not args[0].is_cpu:
-        return False
-    return all(
-        type(a) in _NUMBERS
-        or (
-            type(a) is torch.Tensor
-            and not a.dim()
-            and a.is_cpu
-            and is_recordable(a)
-            and (not trace.storages or torch_private.storage_id(a) not in trace.storages)
-        )
-        for a in args
-    )
+    found = False
+    for argument in args:
+        if type(argument) is torch.Tensor:
+            if argument.dim() or not argument.is_cpu or not is_recordable(argument):
+                return False
+            if trace.storages and torch_private.storage_id(argument) in trace.storages:
+                return False
+            found = True
+        elif type(argument) not in _NUMBERS:
+            return False
+    return found
 
 
 _NUMBERS = frozenset({int, float, bool})
+
+
+def retrace(
+    trace: Trace, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], in_mode: bool
+) -> list[Any] | None:
+    """The call's key, its tensors let in where the same leaves followed before.
+
+    The short way into a trace, which every parameter takes at every step. None if a tensor must be
+    looked at by `admit`; those before it may be in by then.
+    """
+    all_tiny = True
+
+    def part(argument: Any) -> Any:
+        nonlocal all_tiny
+        kind = type(argument)
+        if kind is host.tensor_class:
+            value = argument._value
+            if value.slot is not None:
+                all_tiny = False
+                if value.slot.trace is not trace:
+                    raise _NeedsALook
+                return value.slot
+            data = value.data
+            if data is None or memory.is_exposed(data) or memory.is_shared(data):
+                raise _NeedsALook
+            slot = _known_leaf(trace, data, in_mode)
+            value.slot = slot
+            trace.leaf_values.append(value)
+        elif kind is torch.Tensor or kind is torch.nn.Parameter:
+            slot = trace.leaf_slots.get(id(argument))
+            if slot is not None:
+                all_tiny = False
+                return slot
+            if not in_mode:
+                raise _NeedsALook
+            data = argument
+            slot = trace.leaf_slots[id(argument)] = _known_leaf(trace, data, in_mode)
+        elif kind is list or kind is tuple:
+            return tuple([part(item) for item in argument])
+        else:
+            return key_part(trace.leaf_slots, host.tensor_class, argument)
+        trace.leaves.append(data)
+        all_tiny = all_tiny and not data.dim() and data.is_cpu
+        return slot
+
+    key: list[Any] = [op._op]
+    try:
+        for argument in args:
+            key.append(part(argument))
+        for name, argument in kwargs.items():
+            key += (name, part(argument))
+    except _NeedsALook:
+        return None
+    return None if all_tiny else key
+
+
+class _NeedsALook(Exception):
+    """A tensor of the call can't take the short way in."""
+
+
+def _known_leaf(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
+    """The slot of one more leaf, of metadata that came here before."""
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_nested
+        or torch_private.is_zero_tensor(tensor)
+        or tensor.is_neg()
+        or tensor.is_conj()
+        or not _is_private(tensor, in_mode)
+    ):
+        raise _NeedsALook
+    storage, offset = torch_private.storage_id(tensor), tensor.storage_offset()
+    key = ("leaf", tensor.shape, tensor.stride(), bool(offset), tensor.dtype, tensor.device,
+           trace.storages.get(storage))  # fmt: skip
+    state = trace.state.get(key)
+    if state is None:
+        raise _NeedsALook
+    return _step_to_leaf(trace, state, storage, offset)
 
 
 def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
     newcomers: list[torch.Tensor] = []
     all_tiny = bool(request.tensors)
+    written = {id(t) for t in request.written()}
     for tensor in request.tensors:
         if type(tensor) is host.tensor_class:
             slot = tensor._value.slot
             if slot is not None and slot.trace is trace:
                 all_tiny = False
                 continue
-            reason = _reason_against_lazy(trace, tensor, request)
+            aliases = request.facts.is_view or id(tensor) in written
+            reason = _reason_against_lazy(trace, tensor, aliases and not request.in_mode)
         elif id(tensor) in trace.leaf_slots:
             all_tiny = False
             continue
@@ -106,8 +186,11 @@ def admit(trace: Trace, request: Request) -> str | None:
     return None
 
 
-def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, request: Request) -> str | None:
-    """Why a computed lazy tensor can't enter; raises what kept it from being computed."""
+def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, aliases: bool) -> str | None:
+    """Why a computed lazy tensor can't enter; raises what kept it from being computed.
+
+    `aliases`: outside the mode, the call writes the tensor or makes a view of it.
+    """
     slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
     value = host.value_in(tensor)
     if value.failure is not None:
@@ -117,8 +200,7 @@ def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, request: Request) -
         return "an argument is a conjugate or negative view of computed memory"
     if memory.is_exposed(value.data):
         return "memory of an argument was handed out"
-    aliases = request.facts.is_view or any(t is tensor for t in request.written())
-    if aliases and not request.in_mode and memory.is_shared(value.data):
+    if aliases and memory.is_shared(value.data):
         return "a plain tensor shares memory with an argument"
     return None
 
@@ -179,8 +261,15 @@ def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:
         spec = TensorSpec(tuple(size), tuple(stride), dtype, device)
         state = State(trace.state, key, Leaf(trace.state.n_slots, spec, shares))
         state.n_slots += 1
+        twin = trace.twin_of(trace.state)
+        found = None if twin is None else twin.get(key)
+        trace.twin = None if found is None else (state, found)
         trace.state[key] = state
         trace.budget.pay(LEAF_S)
+    return _step_to_leaf(trace, state, storage, offset)
+
+
+def _step_to_leaf(trace: Trace, state: State, storage: int, offset: int) -> Slot:
     slot = trace.slot_at(state.n_slots - 1)
     trace.state = state
     trace.storages.setdefault(storage, slot.index)

@@ -87,7 +87,7 @@ def _softmax(args: tuple[Any, ...], metas: list[Meta]) -> Meta | None:
     same = all(meta == metas[0] for meta in metas)
     takes = same and -len(metas[0][0]) <= args[len(metas)] < len(metas[0][0])
     to_other_dtype = args[-1] is True or (len(metas) == 2 and args[-1] is not metas[0][3])
-    return metas[0] if takes and not to_other_dtype else None
+    return _dense(metas[0][0], metas[0]) if takes and not to_other_dtype else None
 
 
 def _reduced_loss(args: tuple[Any, ...], metas: list[Meta]) -> list[Meta] | None:
@@ -100,7 +100,7 @@ def _reduced_loss(args: tuple[Any, ...], metas: list[Meta]) -> list[Meta] | None
 def _loss_backward(args: tuple[Any, ...], metas: list[Meta]) -> Meta | None:
     if args[4] == 0 or len(metas) != 4 or not _is_loss_of(*metas[1:3]):
         return None
-    return metas[1]
+    return _dense(metas[1][0], metas[1])
 
 
 def _is_loss_of(scores: Meta, targets: Meta) -> bool:

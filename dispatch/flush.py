@@ -16,6 +16,7 @@ from typing import Any
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.failure import rescue
+from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
 from lazy_tensor.dispatch.partition import Fusibility, units_of
@@ -200,11 +201,13 @@ MAX_PLANS_OF_A_STATE = 8
 
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     now = settings.current()
-    graph = without_repeats(graph_of(pending.state.steps(), live))
+    graph = graph_of(pending.state.steps(), live)
     backend = chosen_backend(_device_type(pending))
     if now.compile == "off" or backend.name == "aten":
+        graph = without_repeats(graph)
         fusible, units = None, units_of(graph, None)
     else:
+        graph = without_repeats(taken_apart(graph))
         fusible = Fusibility(graph, backend.refuses)
         units = units_of(graph, fusible)
 

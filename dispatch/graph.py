@@ -75,6 +75,13 @@ def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
     return graph
 
 
+def with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
+    """The graph with other nodes, that make and write the same slots or fewer."""
+    changed = Graph(graph.leaves, nodes, graph.live, {}, graph.spec, {})
+    _find_owners(changed)
+    return changed
+
+
 def _find_owners(graph: Graph) -> None:
     """Fill in `root`, `spec` and `producer`."""
     for leaf in graph.leaves:
@@ -160,9 +167,7 @@ def without_repeats(graph: Graph) -> Graph:
         for slot in node.writes:
             version[graph.root[slot]] += 1
         nodes.append(node)
-    merged = Graph(graph.leaves, nodes, graph.live, {}, graph.spec, {})
-    _find_owners(merged)
-    return merged
+    return with_nodes(graph, nodes)
 
 
 def _last_uses(graph: Graph) -> list[int]:

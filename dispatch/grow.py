@@ -71,7 +71,7 @@ def grow(
         trace.budget.pay(thread_time() - start)
         return reason
     parent = trace.state
-    is_generic = bool(numbers) and _varies(trace, parent, request, generic_key)
+    is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
     state = _new_state(
         trace,
         request,
@@ -79,12 +79,21 @@ def grow(
         generic_key if is_generic else key,
         len(numbers) if is_generic else 0,
     )
+    twin = trace.twin_of(parent)
+    trace.twin = None
+    for known in (parent, twin):
+        if known is not None and (found := _like(known, key, generic_key)) is not None:
+            trace.twin = (state, found)
+            break
     if is_generic:
         parent.generic = parent.generic or {}
         parent.generic[generic_key] = state
         trace.scalars += numbers
     else:
         parent[key] = state
+        if numbers:
+            parent.seen = parent.seen or {}
+            parent.seen[generic_key] = state
     trace.budget.pay(thread_time() - start)
     return state
 
@@ -92,16 +101,28 @@ def grow(
 MOST_VARYING = 10_000
 
 
-def _varies(trace: Trace, parent: State, request: Request, key: tuple[Any, ...]) -> bool:
-    """Whether this place saw the same call with other numbers, or such calls varied elsewhere."""
+def _varies(
+    trace: Trace, parent: State, request: Request, key: tuple[Any, ...], generic: tuple[Any, ...]
+) -> bool:
+    """Whether the call came with other numbers before: here, at this place's twin, or elsewhere
+    where such calls varied."""
     signature = (request.op, request.mapped(lambda _: None, type))
-    parent.seen = parent.seen or set()
-    if key in parent.seen:
+    twin = trace.twin_of(parent)
+    if generic in (parent.seen or ()) or (
+        twin is not None and key not in twin and generic in (twin.seen or ())
+    ):
         if len(trace.varying) >= MOST_VARYING:
             trace.varying.clear()
         trace.varying.add(signature)
-    parent.seen.add(key)
     return signature in trace.varying
+
+
+def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> State | None:
+    """Where `state` led by the same call, whatever its numbers; by the same numbers at best."""
+    for children, name in ((state, key), (state.seen, generic_key), (state.generic, generic_key)):
+        if children and name in children:
+            return children[name]
+    return None
 
 
 def _outcome(trace: Trace, request: Request) -> Outcome:

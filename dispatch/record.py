@@ -164,16 +164,34 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             trace.scalars += numbers
         return state
 
+    def known(
+        owner: Any, trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> State | None:
+        """The next state if the call was seen here before, on leaves that have to come in."""
+        if trace.is_outdated or not isinstance(func, OpOverload):
+            return None
+        if rule_of(func) is not Rule.RECORD or settings.current().debug:
+            return None
+        key = admit.retrace(trace, func, args, kwargs, not isinstance(owner, type))
+        if key is None:
+            return None
+        state = trace.state.get(tuple(key))
+        if state is None:
+            state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
+        return state
+
     def miss(
         owner: Any, trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
-        state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
-        if state is not None:
-            return follow(trace, state, args)
         is_cold = trace.budget.cold
         if not (is_cold or kwargs) and admit.is_tiny(trace, args):
-            return func(*args)
+            return func._op(*args)
+        state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
+        if state is None and not is_cold:
+            state = known(owner, trace, func, args, kwargs)
+        if state is not None:
+            return follow(trace, state, args)
         request = Request(owner, func, args, kwargs)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)

@@ -85,8 +85,8 @@ class State(dict[tuple[Any, ...], "State"]):
     """A point in the trie of programs: the calls that followed, and what led here.
 
     `meta` holds `make_wrapper`'s arguments for each output. `generic` maps keys in which numbers
-    are replaced by their types, for places that have seen several; `seen` are such keys with one
-    child.
+    are replaced by their types, for places that have seen several; `seen` has the last child under
+    each such key, for places that may have.
     """
 
     __slots__ = ("closes", "generic", "key", "kind", "meta", "n_bytes", "n_ops", "n_scalars",
@@ -108,7 +108,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.n_bytes: int = parent.n_bytes if parent is not None else 0
         self.plans: dict[tuple[Any, ...], Any] | None = None
         self.generic: dict[tuple[Any, ...], State] | None = None
-        self.seen: set[tuple[Any, ...]] | None = None
+        self.seen: dict[tuple[Any, ...], State] | None = None
         self.rebase: tuple[int, int] | None = None
         self.closes = False
 
@@ -171,6 +171,7 @@ class Trace:
         self.kept: list[torch.Tensor] = []  # plain tensors whose id() stands in a dict above
         self.storages: dict[int, int] = {}
         self.scalars: list[complex] = []
+        self.twin: tuple[State, State] | None = None
         self._rooted: State | None = None  # up to here `_roots` is filled in
         self._roots: dict[int, int] = {}
 
@@ -194,6 +195,10 @@ class Trace:
             if isinstance(step, Node)
             for index in step.writes
         )
+
+    def twin_of(self, state: State) -> State | None:
+        """Where the calls that led to a new state led before, with other numbers among them."""
+        return self.twin[1] if self.twin is not None and self.twin[0] is state else None
 
     def root_of(self, index: int) -> int:
         """The slot that owns the memory of slot `index`: a base, or the storage's first leaf."""
@@ -251,7 +256,7 @@ def _prune(_: int, state: State) -> None:
         for children in (parent, parent.generic or {}):
             if children.get(current.key) is current:
                 del children[current.key]
-        parent.seen = None  # it may hold the keys of children long gone
+        parent.seen = None  # it may hold children long gone
         current = parent
 
 

@@ -12,7 +12,9 @@ import torch
 
 import lazy_tensor
 from lazy_tensor.dispatch import settings
+from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
+from tests.counting import Counting
 from tests.models import summary as model_summary
 
 
@@ -38,6 +40,16 @@ def op_by_op(request):
     yield
     lazy_tensor.flush()
     settings.put(before)
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """The backend in force: it counts what is compiled, and blocks until it is."""
+    monkeypatch.setattr(backend, "_backends", dict(backend._backends))
+    registered = Counting()
+    backend.register_backend("counting", registered)
+    lazy_tensor.configure(backend="counting", compile="blocking")
+    return registered
 
 
 def pytest_addoption(parser):

@@ -8,7 +8,6 @@ import torch
 
 from tests.models.run import Outcome
 
-
 LEAST_SCALE = 0.1
 """What is zero but for rounding (the gradient of a key's bias in attention) has no relative error:
 1e-4 of this is 1e-5, `torch.testing.assert_close`'s own `atol` for float32."""
