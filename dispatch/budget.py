@@ -5,10 +5,12 @@ In: the time that growth took, each flush. Out: whether to go on recording. Hits
 
 from __future__ import annotations
 
+from time import thread_time
+
 HIT_EARNS_S = 5e-6
 SHARE_OF_WORK = 0.25
 """Recording new paths may take this share of the time that running them takes."""
-START_S, PROBE_S, MOST_S = 0.2, 0.0005, 0.5
+START_S, PROBE_S, MOST_S = 0.03, 0.0005, 0.5
 FIRST_COLD_OPS, MOST_COLD_OPS = 2000, 1 << 17
 
 
@@ -20,7 +22,7 @@ class Budget:
     program does. It stays cold twice as long each time in a row that recording does not pay.
     """
 
-    __slots__ = ("cold", "left_s", "n_misses", "next_cold")
+    __slots__ = ("cold", "cold_since_s", "left_s", "n_misses", "next_cold")
 
     def __init__(self) -> None:
         self.reset()
@@ -30,6 +32,7 @@ class Budget:
         self.cold = 0
         self.next_cold = FIRST_COLD_OPS
         self.n_misses = 0
+        self.cold_since_s = 0.0
 
     def pay(self, seconds: float) -> None:
         """Account for a state made in this time."""
@@ -50,9 +53,13 @@ class Budget:
 
     def go_cold(self) -> None:
         self.cold = self.next_cold
+        self.cold_since_s = thread_time()
         self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
 
     def try_again(self) -> None:
         """Record a little: more follows if it turns out to repeat."""
+        if self.cold:
+            worked_s = thread_time() - self.cold_since_s
+            self.left_s = min(self.left_s + SHARE_OF_WORK * worked_s, MOST_S)
         self.cold = 0
         self.left_s = max(self.left_s, PROBE_S)

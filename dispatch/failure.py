@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan import Plan, Step
 from lazy_tensor.dispatch.trace import Node
@@ -84,8 +84,7 @@ def _rescue_from_graph(error: BaseException, frame: FrameType) -> Values:
         _note_call(error, node, _looked_up(values, scalars))
     first = next(i for i, other in enumerate(graph.nodes) if other is node)
     later = [
-        _Later(tuple(refs_in(n)), (n,), partial(run_node, n, values, scalars))
-        for n in graph.nodes[first:]
+        _Later(n.reads, (n,), partial(run_node, n, values, scalars)) for n in graph.nodes[first:]
     ]
     _carry_on(error, later, graph.root, graph.lasting, lambda slot: slot in values)
     return dict(values)

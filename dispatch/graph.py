@@ -7,7 +7,7 @@ code and repeated expressions. Pure: no tensor data, no caches.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,23 +46,7 @@ class Graph:
 
 def may_fail(graph: Graph, node: Node) -> bool:
     """Whether the call may raise for the values that it gets."""
-    return may_raise(node.facts.op, [graph.spec[slot].dtype for slot in refs_in(node)])
-
-
-def refs_in(node: Node) -> Iterator[int]:
-    """The slots a node names, in order, repeats included."""
-    for argument in node.args:
-        yield from _refs(argument)
-    for _, argument in node.kwargs:
-        yield from _refs(argument)
-
-
-def _refs(argument: Any) -> Iterator[int]:
-    if isinstance(argument, Ref):
-        yield argument.index
-    elif type(argument) is tuple:
-        for item in argument:
-            yield from _refs(item)
+    return may_raise(node.facts.op, [graph.spec[slot].dtype for slot in node.reads])
 
 
 def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
@@ -116,7 +100,7 @@ def _needed(graph: Graph) -> list[Node]:
             )
         if is_needed:
             kept.append(node)
-            for slot in refs_in(node):
+            for slot in node.reads:
                 wanted.add(graph.root[slot])
                 wanted_views.add(slot)
     kept.reverse()
@@ -143,7 +127,7 @@ def without_repeats(graph: Graph) -> Graph:
     nodes: list[Node] = []
     for position, original in enumerate(graph.nodes):
         node = _renamed(original, renamed) if renamed else original
-        reads = tuple((slot, version[graph.root[slot]]) for slot in refs_in(node))
+        reads = tuple((slot, version[graph.root[slot]]) for slot in node.reads)
         key = (node.facts.op, repr(node.args), repr(node.kwargs), reads)
         first = seen.get(key)
         roots = {graph.root[slot] for slot in node.outs if slot is not None}
@@ -174,7 +158,7 @@ def _last_uses(graph: Graph) -> list[int]:
     """For each node the position of the last one that uses its value, through views too."""
     last_by_root: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
-        for slot in refs_in(node):
+        for slot in node.reads:
             last_by_root[graph.root[slot]] = position
     for slot in graph.live:
         last_by_root[graph.root[slot]] = len(graph.nodes)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
 
@@ -93,7 +93,7 @@ def _dying(graph: Graph) -> list[list[int]]:
     alive = set(graph.live)
     dying: list[list[int]] = []
     for node in reversed(graph.nodes):
-        named = [*refs_in(node), *(slot for slot in node.outs if slot is not None)]
+        named = [*node.reads, *(slot for slot in node.outs if slot is not None)]
         dead = [slot for slot in dict.fromkeys(named) if slot not in alive]
         alive.update(dead)
         dying.append(dead)

@@ -10,7 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lazy_tensor.dispatch.graph import Graph, may_fail, refs_in
+from lazy_tensor.dispatch.graph import Graph, may_fail
 from lazy_tensor.dispatch.trace import Node
 
 
@@ -55,7 +55,7 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
         if marks.lasts(i):
             writes_since.add(i)
         written = {graph.root[slot] for slot in node.writes}
-        read = {graph.root[slot] for slot in refs_in(node)}
+        read = {graph.root[slot] for slot in node.reads}
         for root in read | written:
             if root in last_write:
                 before.add(last_write[root])

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import host, torch_private
 from lazy_tensor.dispatch.admit import index_of, is_plain, slot_of
-from lazy_tensor.dispatch.closed_form import broadcast
+from lazy_tensor.dispatch.closed_others import broadcast
 from lazy_tensor.dispatch.meta import is_dense, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Trace

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch.fallible import divides_integers
-from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.order import Marks, dependencies, in_order
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.segment import Call, ScalarRef
@@ -64,9 +64,9 @@ class Fusibility:
         facts, spec = node.facts, self._graph.spec
         if facts.op in NEVER_INSIDE:
             return "a view with an absolute offset"
-        if facts.op in MARKS or any(self._is_marked(slot) for slot in refs_in(node)):
+        if facts.op in MARKS or any(self._is_marked(slot) for slot in node.reads):
             return "a conjugate or negative view"
-        specs = [spec[slot] for slot in refs_in(node)]
+        specs = [spec[slot] for slot in node.reads]
         if divides_integers(facts.op, [s.dtype for s in specs]):
             return "it checks its divisor"
         if any(s.dtype not in FUSIBLE_DTYPES for s in specs):
@@ -229,7 +229,7 @@ def _through_views(graph: Graph, node: Node, fusible: Fusibility) -> set[int]:
     """The memory that `node` reads through views which no kernel can make inside."""
     return {
         graph.root[slot]
-        for slot in refs_in(node)
+        for slot in node.reads
         if graph.is_view(slot) and graph.is_view(entry_of(graph, slot, fusible))
     }
 
@@ -240,7 +240,7 @@ def _touched(graph: Graph, node: Node) -> set[int]:
 
 
 def _device(graph: Graph, node: Node) -> torch.device | None:
-    specs = [*node.specs, *(graph.spec[slot] for slot in refs_in(node))]
+    specs = [*node.specs, *(graph.spec[slot] for slot in node.reads)]
     return next((spec.device for spec in specs if spec is not None and spec.size), None)
 
 
@@ -271,7 +271,7 @@ def _aliasing_is_safe(graph: Graph, unit: Unit, fusible: Fusibility) -> bool:
     written = {graph.root[slot] for node in unit.nodes for slot in node.writes} - own
     entries: dict[int, set[int]] = defaultdict(set)
     for node in unit.nodes:
-        for slot in refs_in(node):
+        for slot in node.reads:
             root = graph.root[slot]
             if root in written:
                 entries[root].add(entry_of(graph, slot, fusible))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.graph import Graph, refs_in
+from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
@@ -99,7 +99,7 @@ class Planner:
         self._add_call(node)
 
     def _add_call(self, node: Node) -> None:
-        reads = tuple(refs_in(node))
+        reads = node.reads
         for slot in reads:
             self._need(slot)
         name = self._named("op", node.facts.op._op)
@@ -214,7 +214,7 @@ def _users(graph: Graph) -> dict[int, set[int]]:
     users: dict[int, set[int]] = defaultdict(set)
     for node in graph.nodes:
         if node.view_of is None:
-            for slot in refs_in(node):
+            for slot in node.reads:
                 users[graph.root[slot]].add(id(node))
     return users
 
@@ -263,7 +263,7 @@ class Segmenter:
         return segment, self.inputs, self.scalars, outputs
 
     def _take(self, node: Node) -> None:
-        for slot in refs_in(node):
+        for slot in node.reads:
             self._bring_in(slot)
         self.inside.append(node)
         self.made.update(slot for slot in node.outs if slot is not None)

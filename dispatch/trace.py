@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.kernels.cache import Cache
-from lazy_tensor.kernels.segment import TensorSpec
+from lazy_tensor.kernels.segment import Ref, TensorSpec
 
 ONE, SELF, MANY, ALIAS, NOTHING, MARKED = range(6)
 """What a call gives: one new tensor, the argument it wrote, several, another handle, None, a view
@@ -59,7 +59,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One recorded call. `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`."""
+    """One recorded call. `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`.
+
+    `reads` are the slots they name, in order, repeats included.
+    """
 
     facts: OpFacts
     args: tuple[Any, ...]
@@ -70,6 +73,22 @@ class Node:
     writes: tuple[int, ...]
     view_of: int | None
     where: str
+    reads: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found: list[int] = []
+        _collect_refs(self.args, found)
+        for _, argument in self.kwargs:
+            _collect_refs((argument,), found)
+        object.__setattr__(self, "reads", tuple(found))
+
+
+def _collect_refs(arguments: tuple[Any, ...], found: list[int]) -> None:
+    for argument in arguments:
+        if type(argument) is Ref:
+            found.append(argument.index)
+        elif type(argument) is tuple:
+            _collect_refs(argument, found)
 
 
 @dataclass(frozen=True, slots=True)

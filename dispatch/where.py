@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 
+@cache
 def _is_users(module: str) -> bool:
     if module.startswith("lazy_tensor."):
         return module.startswith("lazy_tensor.cli")

@@ -1,14 +1,31 @@
 """The closed forms say what the ops themselves do."""
 
+from itertools import chain, product, repeat
+
 import pytest
 import torch
 
-from lazy_tensor.dispatch.closed_form import KEEP_DTYPE, OTHERS, closed_form
+from lazy_tensor.dispatch.closed_form import KEEP_DTYPE, closed_form
+from lazy_tensor.dispatch.closed_others import OTHERS
+from lazy_tensor.dispatch.closed_views import VIEWS
 from lazy_tensor.dispatch.meta import meta_of, outcome_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.kernels.segment import Ref
 
 aten = torch.ops.aten
+LAYOUTS = {
+    "backwards": lambda t: (
+        torch.empty_permuted(t.shape, tuple(reversed(range(t.dim())))).to(t.dtype).copy_(t)
+    ),
+    "first and last swapped": lambda t: (
+        t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() else t
+    ),
+    "spread": lambda t: torch.stack([t, t], -1)[..., 1],
+    "later rows": lambda t: torch.stack([t, t])[1],
+    "expanded": lambda t: t[:1].expand(t.shape) if t.dim() else t,
+    "turned": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0) if t.dim() else t,
+}
+"""The same shapes, otherwise in memory."""
 SHAPES = [((2, 3), (2, 3), (2, 3)), ((4, 1, 3), (2, 1), (3,)), ((), (5,), (1, 1)), ((3,), (), ())]
 
 
@@ -61,43 +78,128 @@ def test_elementwise_op_agrees_with_its_run(name):
             args = arguments(op, shapes)
             if args is None:
                 continue
-            try:
-                op(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
-            except (RuntimeError, TypeError, NotImplementedError, IndexError):
-                continue  # not for such arguments: eager says so too
-            n_checked += check(op, args)
+            n_checked += check_if_taken(op, args)
+            for first, second in product(LAYOUTS.values(), LAYOUTS.values()):
+                layouts = chain([first, second], repeat(first))
+                check_if_taken(
+                    op, [next(layouts)(a) if isinstance(a, torch.Tensor) else a for a in args]
+                )
     assert n_checked
 
 
-def test_other_ops_agree_with_their_run():
-    x, w, b = torch.rand(4, 3), torch.rand(3, 5), torch.rand(5)
-    batch = torch.rand(2, 4, 3)
-    targets = torch.tensor([0, 2, 1, 1])
-    soft = x.softmax(1)
-    loss = (x, targets, None, 1, -100)
-    one = torch.tensor(1.0)
-    calls = {
-        aten.mm.default: (x, w),
-        aten.bmm.default: (batch, batch.transpose(1, 2)),
-        aten.addmm.default: (b, x, w),
-        aten.embedding.default: (w, targets),
-        aten.linalg_vector_norm.default: (x,),
-        aten._softmax.default: (x, 1, False),
-        aten._log_softmax.default: (x, -1, False),
-        aten._softmax_backward_data.default: (x, soft, 1, torch.float32),
-        aten._log_softmax_backward_data.default: (x, soft, 1, torch.float32),
-        aten.nll_loss_forward.default: loss,
-        aten.nll_loss_backward.default: (one, *loss, one),
-    }
-    assert set(calls) == set(OTHERS)
-    for op, args in calls.items():
-        assert check(op, list(args)), op
-        assert check(op, [moved(a) if isinstance(a, torch.Tensor) else a for a in args]), op
+def check_if_taken(op, args):
+    try:
+        op(*[copied(a) if isinstance(a, torch.Tensor) else a for a in args])
+    except (RuntimeError, TypeError, NotImplementedError, IndexError):
+        return False  # not for such arguments: eager says so too
+    return check(op, args)
 
 
-def moved(tensor):
-    """The same values, somewhere within a larger storage."""
-    return torch.stack([tensor, tensor])[1]
+def copied(tensor):
+    """As it is in memory, if that allows writing to it."""
+    return tensor if 0 in tensor.stride() else tensor.clone(memory_format=torch.preserve_format)
+
+
+X, W, B = torch.rand(4, 3), torch.rand(3, 5), torch.rand(5)
+BATCH, TARGETS, ONE = torch.rand(2, 4, 3), torch.tensor([0, 2, 1, 1]), torch.tensor(1.0)
+Q, K, V = torch.rand(2, 3, 4, 8), torch.rand(2, 3, 5, 8), torch.rand(2, 3, 5, 8)
+NORMED = (BATCH, [3], torch.rand(3), torch.rand(3), 1e-5)
+STATISTICS = aten.native_layer_norm.default(*NORMED)[1:]
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+LOSS = (X, TARGETS, None, 1, -100)
+CALLS = {
+    aten.mm.default: [(X, W), (X, torch.rand(5, 3).t())],
+    aten.bmm.default: [(BATCH, BATCH.transpose(1, 2))],
+    aten.addmm.default: [(B, X, W)],
+    aten.embedding.default: [(W, TARGETS)],
+    aten.linalg_vector_norm.default: [(X,), (X, 1)],
+    aten._softmax.default: [(X, 1, False)],
+    aten._log_softmax.default: [(X, -1, False)],
+    aten._softmax_backward_data.default: [(X, X.softmax(1), 1, torch.float32)],
+    aten._log_softmax_backward_data.default: [(X, X.softmax(1), 1, torch.float32)],
+    aten.nll_loss_forward.default: [LOSS],
+    aten.nll_loss_backward.default: [(ONE, *LOSS, ONE)],
+    aten.sum.default: [(BATCH,)],
+    aten.sum.dim_IntList: [(BATCH, [1]), (BATCH, [0, -1], True), (BATCH, [])],
+    aten.mean.default: [(BATCH,)],
+    aten.mean.dim: [(BATCH, [-2], True), (BATCH, [0, 1, 2])],
+    aten.clone.default: [(BATCH,), (BATCH.transpose(0, 1),)],
+    aten.native_layer_norm.default: [
+        NORMED, (BATCH, [4, 3], None, None, 1e-5), (BATCH, [3], None, torch.rand(3), 1e-5),
+    ],
+    aten.native_layer_norm_backward.default: [
+        (BATCH, BATCH, [3], *STATISTICS, NORMED[2], NORMED[3], [True, True, True]),
+        (BATCH, BATCH, [3], *STATISTICS, NORMED[2], NORMED[3], [False, True, False]),
+    ],
+    aten.select_backward.default: [(X, [4, 2, 3], 1, 0)],
+    aten.slice_backward.default: [(X, [4, 7], 1, 2, 5, 1)],
+    ATTENTION: [(Q, K, V), (Q, K, V, 0.0, True)],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: [
+        (Q, Q, K, V, *ATTENTION(Q, K, V), 0.0, False)
+    ],
+}  # fmt: skip
+
+
+def test_each_form_has_calls():
+    assert set(CALLS) == set(OTHERS)
+
+
+@pytest.mark.parametrize("op", CALLS, ids=str)
+def test_other_op_agrees_with_its_run(op):
+    for args in CALLS[op]:
+        assert check(op, list(args)), args
+        for layout in LAYOUTS.values():
+            check_if_taken(op, [layout(a) if isinstance(a, torch.Tensor) else a for a in args])
+
+
+def test_a_layout_asked_for_by_name_is_the_results():
+    x = torch.rand(2, 3, 4).transpose(0, 2)
+    kwargs = {"memory_format": torch.contiguous_format}
+    op = aten.clone.default
+    foretold = closed_form(facts_of(op), (Ref(0),), tuple(kwargs.items()), [meta_of(x)])
+    assert foretold == outcome_of(op(x, **kwargs), facts_of(op))
+
+
+VIEWED = {
+    aten.permute.default: [([2, 0, 1],), ([-1, 1, 0],), ([0, 0, 1],), ([0, 1],)],
+    aten.transpose.int: [(0, 1), (-1, 0), (1, 1), (0, 3)],
+    aten.t.default: [()],
+    aten.unsqueeze.default: [(0,), (2,), (3,), (-1,), (-4,), (4,)],
+    aten.squeeze.dim: [(0,), (1,), (-1,), (3,)],
+    aten.select.int: [(0, 1), (-1, -1), (1, 0), (0, 9), (5, 0)],
+    aten.slice.Tensor: [
+        (), (0, 1), (1, -1), (2, 1, 100), (0, 0, 2, 2), (2, 2, 1), (-1, -2, 2**62), (0, 0, 1, 0),
+    ],
+    aten.expand.default: [
+        ([2, 3, 4],), ([5, 2, 3, 4],), ([-1, 3, -1],), ([1, 2, -1, 4],), ([6, 3, 4],), ([-1],),
+    ],
+    aten.view.default: [([6, 4],), ([-1],), ([2, -1, 2],), ([1, 24, 1],), ([5, -1],), ([-1, -1],)],
+    aten._unsafe_view.default: [([4, 6],), ([24],)],
+}  # fmt: skip
+
+
+def test_each_view_has_calls():
+    assert set(VIEWED) == set(VIEWS)
+
+
+@pytest.mark.parametrize("op", VIEWED, ids=str)
+def test_view_agrees_with_its_run(op):
+    n_checked = 0
+    x = torch.rand(2, 3, 4)
+    tensors = [x, x[:, :1], x[:1], x[0], x[0, 0], x[0, 0, 0], *(f(x) for f in LAYOUTS.values())]
+    for tensor, args in product(tensors, VIEWED[op]):
+        n_checked += check_if_taken(op, [tensor, *args])
+    assert n_checked
+
+
+def test_views_that_eager_refuses_are_left_to_it():
+    x = torch.rand(2, 3, 4)
+    for op, calls in VIEWED.items():
+        for args in calls:
+            try:
+                op(x, *args)
+            except (RuntimeError, IndexError):
+                assert not closed_form(facts_of(op), (Ref(0), *args), (), [meta_of(x)]), (op, args)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +209,6 @@ def moved(tensor):
         (aten.add.Tensor, (torch.rand(2, 3), torch.rand(4))),
         (aten.add_.Tensor, (torch.rand(3), torch.rand(2, 3))),
         (aten.add.Tensor, (torch.rand(2, 3), torch.ones(3, dtype=torch.int64))),
-        (aten.add.Tensor, (torch.rand(2, 3).t(), torch.rand(3, 2))),
         (aten.mul.Tensor, (torch.rand(2), 1j)),
         (aten.exp.default, (torch.arange(3),)),
         (aten._softmax.default, (torch.rand(2, 3), 7, False)),

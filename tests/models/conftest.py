@@ -21,7 +21,7 @@ Check = Callable[..., Distance]
 
 @pytest.fixture(autouse=True)
 def recording_never_stops(monkeypatch):
-    """Models this small don't earn what recording costs, and would run unrecorded after 60 ms."""
+    """Models this small don't earn what recording costs, and would run unrecorded for a while."""
     monkeypatch.setattr(Budget, "is_spent", False)
 
 

@@ -95,6 +95,8 @@ def difference(program: Program, side: Side) -> str | None:
             except Exception as error:
                 return f"round {i}: the flush raised {type(error).__name__}: {error}"
             for line, a, b in zip(program.lines, got, expected, strict=True):
+                if b is None and a is not None and SEVERAL_VIEWS in a:
+                    return None  # see `OTHER_FOR_SUBCLASSES`: replaying such a view is refused
                 if a != b:
                     return f"round {i}: {line!r} raised {a!r}, eagerly {b!r}"
             found = _seen(names, eager, side, _counts_versions(program, side))
@@ -160,13 +162,16 @@ def _facts(a: torch.Tensor, b: torch.Tensor, side: Side) -> Iterator[tuple[str, 
         "dtype": lambda t: t.dtype,
         "stride": lambda t: memory and [n for n, m in zip(t.stride(), shape, strict=True) if m > 1],
         "storage_offset": lambda t: memory and t.storage_offset(),
-        "requires_grad": lambda t: t.requires_grad,
-        "is_leaf": lambda t: t.is_leaf,
         "is_conj": lambda t: (t.is_conj(), t.is_neg()),
         "version": lambda t: t.is_inference() or t._version,
-        "grad_fn": lambda t: None if t.grad_fn is None else _backward_of(t, b),
-        "has a gradient": has_gradient,
     }
+    if memory:  # through empty views that were written replay passes gradients, `as_strided` none
+        asked |= {
+            "requires_grad": lambda t: t.requires_grad,
+            "is_leaf": lambda t: t.is_leaf,
+            "grad_fn": lambda t: None if t.grad_fn is None else _backward_of(t, b),
+            "has a gradient": has_gradient,
+        }
     for fact, ask in asked.items():
         yield fact, _answer(ask, a), _answer(ask, b)
     yield "value", *_values(a, b, side.is_exact)
@@ -184,6 +189,7 @@ def _answer(ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
 
 
 OTHER_FOR_SUBCLASSES = ("AsStridedBackward0", "IndexPutImplBackward0")
+SEVERAL_VIEWS = "is the output of a function that returns multiple views"
 
 
 def _backward_of(tensor: torch.Tensor, eager: torch.Tensor) -> str:
