@@ -1,0 +1,70 @@
+"""A residual stack of 10 x 10 products, in a process of its own: what compiling costs by depth.
+
+`python benches/residual.py SIDE DEPTH` prints a JSON object: the loss, seconds of the first step
+and of a settled one, kernels compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import lazy_tensor
+
+N_STEPS = 40
+
+
+def loss_of(x: Tensor, weights: list[Tensor]) -> Tensor:
+    for weight in weights:
+        x = x + weight @ torch.tanh(x)
+    return x.square().mean()
+
+
+def step_with(
+    loss_of: Callable[[Tensor, list[Tensor]], Tensor], x: Tensor, weights: list[Tensor]
+) -> Tensor:
+    """Forward and backward; the loss."""
+    for tensor in (x, *weights):
+        tensor.grad = None
+    loss = loss_of(x, weights)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def steps_of(side: str) -> Callable[[Tensor, list[Tensor]], Tensor]:
+    """The step as "eager", "lazy", "lazy, blocking" or "compile" runs it."""
+    if side == "compile":
+        compiled = torch.compile(loss_of)
+        return lambda x, weights: step_with(compiled, x, weights)
+    if side == "eager":
+        return lambda x, weights: step_with(loss_of, x, weights)
+    mode = "blocking" if side.endswith("blocking") else "background"
+    in_mode = lazy_tensor.lazy_mode(compile=mode)
+    return in_mode(lambda x, weights: step_with(loss_of, x, weights))
+
+
+def main(side: str, depth: int) -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(10, 10).div(10).requires_grad_() for _ in range(depth)]
+    x, step = torch.randn(10, 10).requires_grad_(), steps_of(side)
+    seconds: list[float] = []
+    for _ in range(N_STEPS):
+        start = time.perf_counter()
+        loss = step(x, weights).item()
+        seconds.append(time.perf_counter() - start)
+    print(json.dumps({
+        "loss": loss,
+        "first_s": seconds[0],
+        "settled_s": statistics.median(seconds[N_STEPS // 2 :]),
+        "compiled": lazy_tensor.stats()["compiled"],
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
