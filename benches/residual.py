@@ -33,7 +33,7 @@ def step_with(
     for tensor in (x, *weights):
         tensor.grad = None
     loss = loss_of(x, weights)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 

@@ -103,10 +103,10 @@ def retrace(
             value.slot = slot
             trace.leaf_values.append(value)
         elif kind is torch.Tensor or kind is torch.nn.Parameter:
-            slot = trace.leaf_slots.get(id(argument))
-            if slot is not None:
+            known = trace.leaf_slots.get(id(argument))
+            if known is not None:
                 all_tiny = False
-                return slot
+                return known
             if not in_mode:
                 raise _NeedsALook
             data = argument
@@ -145,7 +145,7 @@ def _known_leaf(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
         or not _is_private(tensor, in_mode)
     ):
         raise _NeedsALook
-    storage, offset = torch_private.storage_id(tensor), tensor.storage_offset()
+    storage, offset = torch_private.storage_id(tensor), int(tensor.storage_offset())
     key = ("leaf", tensor.shape, tensor.stride(), bool(offset), tensor.dtype, tensor.device,
            trace.storages.get(storage))  # fmt: skip
     state = trace.state.get(key)

@@ -59,8 +59,9 @@ def _of_other(
     result = OTHERS[op]({**named, **dict(kwargs)}, metas)
     if result is None:
         return None
-    is_single = not isinstance(result, list)
-    return Outcome(outs=(result,) if is_single else tuple(result), is_single=is_single)
+    if isinstance(result, list):
+        return Outcome(outs=tuple(result), is_single=False)
+    return Outcome(outs=(result,))
 
 
 def _keeps_dtype(op: OpOverload) -> bool:

@@ -32,14 +32,10 @@ def _with(meta: Meta, size: Sequence[int], stride: Sequence[int], moved: int = 0
 
 def _permute(args: tuple[Any, ...], meta: Meta) -> Meta | None:
     size, stride = meta[:2]
-    dims = [_place(dim, len(size)) for dim in args[1]]
-    if None in dims or sorted(filter(_is_int, dims)) != list(range(len(size))):
+    dims = [d for d in (_place(dim, len(size)) for dim in args[1]) if d is not None]
+    if len(dims) != len(args[1]) or sorted(dims) != list(range(len(size))):
         return None
-    return _with(meta, [size[d] for d in dims], [stride[d] for d in dims])  # type: ignore[misc]
-
-
-def _is_int(dim: int | None) -> bool:
-    return dim is not None
+    return _with(meta, [size[d] for d in dims], [stride[d] for d in dims])
 
 
 def _transpose(args: tuple[Any, ...], meta: Meta) -> Meta | None:
@@ -87,19 +83,18 @@ def _select(args: tuple[Any, ...], meta: Meta) -> Meta | None:
 
 
 def _slice(args: tuple[Any, ...], meta: Meta) -> Meta | None:
-    _, dim, start, end, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
     size, stride = meta[:2]
-    dim = _place(dim, len(size))
+    given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+    dim, (start, end, step) = _place(given[0], len(size)), given[1:]
     if dim is None or type(step) is not int or step < 1:
         return None
     if type(start) not in (int, type(None)) or type(end) not in (int, type(None)):
         return None
     n = size[dim]
-    start, end, _ = slice(start, end).indices(n)
-    length = max(-(-(end - start) // step), 0)
+    taken = range(n)[slice(start, end, step)]
     sizes, strides = list(size), list(stride)
-    sizes[dim], strides[dim] = length, stride[dim] * step
-    return _with(meta, sizes, strides, moved=start * stride[dim])
+    sizes[dim], strides[dim] = len(taken), stride[dim] * step
+    return _with(meta, sizes, strides, moved=taken.start * stride[dim])
 
 
 def _expand(args: tuple[Any, ...], meta: Meta) -> Meta | None:
@@ -112,9 +107,11 @@ def _expand(args: tuple[Any, ...], meta: Meta) -> Meta | None:
         return None if any(n < 0 for n in wanted) else _with(meta, wanted, [0] * len(wanted))
     sizes, strides = list(wanted), [0] * len(wanted)
     for i in reversed(range(len(wanted))):
-        n, step = (size[i - n_new], stride[i - n_new]) if i >= n_new else (
-            1, sizes[i + 1] * strides[i + 1]
-        )  # fmt: skip
+        n, step = 1, 0
+        if i >= n_new:
+            n, step = size[i - n_new], stride[i - n_new]
+        else:
+            step = sizes[i + 1] * strides[i + 1]
         if wanted[i] == -1 and i >= n_new:
             sizes[i] = n
         elif wanted[i] != n:

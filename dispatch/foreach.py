@@ -7,6 +7,7 @@ knows. On the CPU torch computes foreach ops by these very calls.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -77,12 +78,11 @@ def _parts(graph: Graph, node: Node) -> list[Node]:
 
 
 def _part(node: Node, op: OpOverload, i: int) -> Node:
-    args = tuple(a[i] if type(a) is tuple else a for a in node.args)
+    args: tuple[Any, ...] = tuple(a[i] if type(a) is tuple else a for a in node.args)
     kwargs = node.kwargs
     if op is NORM:
-        tensor, *rest = args
-        order, dtype = (rest + [2, None][len(rest) :])[:2]
-        args, kwargs = (tensor, order, None, False), (("dtype", dtype), *kwargs)
+        order, dtype = [*args[1:], *(2, None)[len(args) - 1 :]]
+        args, kwargs = (args[0], order, None, False), (("dtype", dtype), *kwargs)
     elif len(args) == 4:  # addcdiv, addcmul
         args, kwargs = args[:3], (("value", args[3]),)
     is_new = bool(node.outs)

@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import itertools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -58,15 +59,30 @@ def packed(compiled: Compiled, outputs: Outputs) -> bytes:
         "library_bytes": [len(library) for library in compiled.libraries],
         "outputs": [astuple(o) if isinstance(o, View) else o for o in outputs.outputs],
         "has_check": outputs.has_check,
+        "symbols": compiled.symbols,
+        "conditions": compiled.conditions,
     }
     text = json.dumps(header).encode()
     return b"".join((len(text).to_bytes(8, "little"), text, *compiled.libraries))
 
 
+def _header(artifact: bytes) -> tuple[dict[str, Any], int]:
+    """The header, and where the libraries begin."""
+    start = 8 + int.from_bytes(artifact[:8], "little")
+    header: dict[str, Any] = json.loads(artifact[8:start])
+    return header, start
+
+
+def holds_for(artifact: bytes, values: Sequence[int]) -> bool:
+    """Whether what was compiled with symbolic sizes is right for these."""
+    header, _ = _header(artifact)
+    names = {"math": math, **dict(zip(header["symbols"], values, strict=True))}
+    return all(eval(condition, names) for condition in header["conditions"])
+
+
 def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
     """The kernel that `artifact` holds, for run-time scalars of the given Python types."""
-    start = 8 + int.from_bytes(artifact[:8], "little")
-    header = json.loads(artifact[8:start])
+    header, start = _header(artifact)
     libraries: list[Library] = []
     for n_bytes in header["library_bytes"]:
         libraries.append(loaded(artifact[start : start + n_bytes], load_library))

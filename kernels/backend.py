@@ -55,6 +55,14 @@ class PortableBackend(Backend, Protocol):
         """The kernel from what `build` made, in milliseconds; raises if that is unusable."""
 
 
+@runtime_checkable
+class GenericBackend(PortableBackend, Protocol):
+    """A portable backend whose `build` and `load` take a `Generic` segment too."""
+
+    def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
+        """Whether the artifact of a generic segment is right for these values of its symbols."""
+
+
 _backends: dict[str, Backend] = {}
 
 

@@ -16,10 +16,11 @@ import torch
 
 from lazy_tensor.kernels import fork
 from lazy_tensor.kernels.aten import AtenBackend
-from lazy_tensor.kernels.backend import Backend, Kernel, PortableBackend
+from lazy_tensor.kernels.backend import Backend, GenericBackend, Kernel, PortableBackend
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.families import Families, Member, OtherSizes
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
 from lazy_tensor.kernels.pool import POOL
@@ -52,6 +53,7 @@ class Compiler:
         self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
         self.disk = Disk(cache_dir, max_disk_bytes) if cache_dir is not None else None
         self._creating = threading.Lock()
+        self._families = Families(maxsize)
         self._fusions: WeakSet[Fusion] = WeakSet()
         self._workers = Workers(n_workers, self._build_dir())
         self._to_load = Jobs(self._load, n_threads=1)
@@ -85,9 +87,12 @@ class Compiler:
             is_timed = mode == "background" and segment.device.type == "cpu"
             fusion.measure = is_timed if measure is None else measure
             fusion.threshold = threshold
+            self._join_family(fusion)
         if mode == "blocking" and fusion.status in ("aten", "queued", "compiling"):
             self._to_load.take_back(fusion)
             self._to_build.run_now(fusion)
+        elif fusion.status != "aten":
+            pass  # on its way, or there
         elif is_new and self._artifact_key(fusion) is not None:
             fusion.count_runs()
             self._to_load.add(fusion)
@@ -146,9 +151,26 @@ class Compiler:
             fusion.status = "queued"
         self._to_build.add(fusion)
 
+    def _join_family(self, fusion: Fusion) -> None:
+        """Find out whether its family's kernel is for the fusion; take it if it is there."""
+        try:
+            fusion.member = self._families.member(fusion.segment, fusion.backend)
+            if fusion.member is None:
+                return
+            family = fusion.member.family
+            fusion.n_runs = family.n_members - 1  # each of the others ran
+            if family.kernel is not None:
+                fusion.adopt(self._generic_kernel(fusion, fusion.member), "of other sizes")
+        except OtherSizes as reason:
+            fusion.give_up(str(reason))
+
     def _load(self, fusion: Fusion) -> None:
         """Take the kernel from disk; if there is none, wait for the fusion to be used enough."""
-        kernel = self._kernel_on_disk(fusion)
+        try:
+            kernel = self._kernel_on_disk(fusion)
+        except OtherSizes as reason:
+            fusion.give_up(str(reason))
+            return
         if kernel is not None:
             fusion.adopt(kernel, "from disk")
         else:
@@ -162,6 +184,8 @@ class Compiler:
             origin = "from disk"
             if kernel is None:
                 kernel, origin = self._built(fusion), "compiled"
+        except OtherSizes as reason:
+            fusion.give_up(str(reason))
         except Exception as error:
             if self._is_closed:
                 fusion.run_op_by_op("the compile service was closed")
@@ -175,7 +199,7 @@ class Compiler:
         backend = fusion.backend
         if self.disk is None or self.disk.is_off or not _is_portable(backend, fusion.segment):
             return None
-        return key_of(fusion.segment.digest, backend.name, backend.fingerprint())
+        return key_of(fusion.source.digest, backend.name, backend.fingerprint())
 
     def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
         key = self._artifact_key(fusion)
@@ -185,20 +209,58 @@ class Compiler:
         if artifact is None:
             return None
         try:
-            kernel = cast(PortableBackend, fusion.backend).load(fusion.segment, artifact)
+            kernel = self._loaded(fusion, artifact)
+        except OtherSizes:
+            raise
         except Exception:
             return None  # `load` says that it is unusable: it is built anew and replaced
         self.counters.add("loaded")
         return kernel
 
+    def _loaded(self, fusion: Fusion, artifact: bytes) -> Kernel:
+        backend, member = cast(PortableBackend, fusion.backend), fusion.member
+        if member is None:
+            return backend.load(fusion.segment, artifact)
+        with member.family.building:
+            if member.family.kernel is None:
+                member.family.kernel = backend.load(fusion.source, artifact)
+                member.family.artifact = artifact
+        return self._generic_kernel(fusion, member)
+
+    def _generic_kernel(self, fusion: Fusion, member: Member) -> Kernel:
+        """The kernel of the fusion's family; OtherSizes if it isn't right for its sizes."""
+        family = member.family
+        assert family.kernel is not None
+        assert family.artifact is not None
+        if not cast(GenericBackend, fusion.backend).fits(family.artifact, member.values):
+            raise OtherSizes("the kernel for its structure is not right for these sizes")
+        return family.kernel
+
     def _built(self, fusion: Fusion) -> Kernel:
-        backend, segment = fusion.backend, fusion.segment
+        member = fusion.member
+        if member is None:
+            return self._built_from(fusion)
+        with member.family.building:
+            if member.family.kernel is not None:
+                return self._generic_kernel(fusion, member)
+            try:
+                return self._built_from(fusion)
+            except OtherSizes:
+                raise
+            except Exception:
+                # no kernel serves all sizes: each has its own
+                member.family.is_apart = True
+                fusion.member = None
+        return self._built_from(fusion)
+
+    def _built_from(self, fusion: Fusion) -> Kernel:
+        backend, source = fusion.backend, fusion.source
         start = perf_counter()
         try:
-            if not _is_portable(backend, segment):
-                kernel = backend.compile(segment)
+            if not _is_portable(backend, fusion.segment):
+                kernel = backend.compile(source)
             else:
-                kernel = backend.load(segment, self._artifact(fusion, backend))
+                kernel = self._loaded(fusion, self._artifact(fusion, backend))
         finally:
             self.counters.add("compile_s", perf_counter() - start)
         self.counters.add("compiled")
@@ -207,9 +269,9 @@ class Compiler:
     def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:
         """Built in a worker if that knows the backend, and kept on disk."""
         if is_known_to_workers(backend):
-            artifact = self._workers.build(backend, fusion.segment)
+            artifact = self._workers.build(backend, fusion.source)
         else:
-            artifact = backend.build(fusion.segment)
+            artifact = backend.build(fusion.source)
         key = self._artifact_key(fusion)
         if key is not None and self.disk is not None:
             self.disk.put(key, artifact)

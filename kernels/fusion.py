@@ -17,11 +17,14 @@ import torch
 from lazy_tensor.kernels.aten import compile_aten
 from lazy_tensor.kernels.backend import Backend, Kernel
 from lazy_tensor.kernels.counters import Counters
+from lazy_tensor.kernels.families import Member
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.trial import Trial
 from lazy_tensor.kernels.verify import Verified
 
-Status = Literal["aten", "queued", "compiling", "measuring", "ready", "slower", "failed"]
+Status = Literal[
+    "aten", "queued", "compiling", "measuring", "ready", "slower", "declined", "failed"
+]
 Tensors = Sequence[torch.Tensor]
 Scalars = Sequence[float]
 
@@ -34,8 +37,8 @@ class Fusion:
 
     `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
     is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
-    run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay) or 'failed'; `reason`
-    says more.
+    run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
+    kernel is for it) or 'failed'; `reason` says more.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Fusion:
         self.status: Status = "aten"
         self.reason = ""
         self.n_runs = 0
+        self.member: Member | None = None
         self.threshold = 0
         self.measure = False
         self._counters = counters
@@ -56,6 +60,12 @@ class Fusion:
     def aten(self) -> Kernel:
         """Op-by-op replay of the segment."""
         return compile_aten(self.segment)
+
+    @property
+    def source(self) -> Segment:
+        """What is compiled for the fusion: its segment, or a generic one that serves others too."""
+        generic = None if self.member is None else self.member.family.generic
+        return self.segment if generic is None else generic
 
     def run_op_by_op(self, reason: str = "") -> None:
         """Settle on replay for good."""
@@ -88,6 +98,11 @@ class Fusion:
         else:
             self.status = "ready"
             self.run = self._guarded(kernel)
+
+    def give_up(self, reason: str) -> None:
+        """Run op by op for good, which is no failure."""
+        self.run_op_by_op(reason)
+        self.status = "declined"
 
     def fail(self, reason: str) -> None:
         """Run op by op for good; the next run warns, in the thread of whoever runs it."""

@@ -12,13 +12,14 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from lazy_tensor.kernels import fusible
-from lazy_tensor.kernels.artifact import kernel_of, packed, unpacked
+from lazy_tensor.kernels.artifact import holds_for, kernel_of, packed, unpacked
 from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.segment import Call, Segment
 
@@ -61,12 +62,15 @@ class InductorBackend:
         from lazy_tensor.kernels import lower, torch_inductor
 
         lowered = lower.lower(segment, torch_inductor.decompositions())
-        compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs)
+        compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
         lowered.check_strides(compiled.strides)
         return packed(compiled, lowered.outputs)
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
         return unpacked(artifact, segment.scalars)
+
+    def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
+        return holds_for(artifact, values)
 
 
 def _compiler() -> str | None:
@@ -75,11 +79,22 @@ def _compiler() -> str | None:
     )
 
 
+SOURCES = ("artifact", "generic", "index_checks", "lower", "scalar_rules", "torch_inductor")
+"""The modules that decide what an artifact is."""
+
+
 @cache
 def _fingerprint() -> str:
     """What an artifact depends on: our lowering, torch, Python's binary interface, the CPU."""
     sources = hashlib.sha256()
-    for module in ("artifact", "index_checks", "lower", "scalar_rules", "torch_inductor"):
+    for module in (
+        "artifact",
+        "generic",
+        "index_checks",
+        "lower",
+        "scalar_rules",
+        "torch_inductor",
+    ):
         sources.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     parts = (
         sources.hexdigest()[:16],

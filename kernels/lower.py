@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazy_tensor.kernels import index_checks, scalar_rules
 from lazy_tensor.kernels.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.generic import Generic, strides_like
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
+from lazy_tensor.kernels.torch_inductor import SymbolicSizes
 
 aten = torch.ops.aten
 
@@ -27,7 +30,7 @@ class Lowered:
     """`graph(*inputs)`, what is to be compiled, and how its results make up the segment's outputs.
 
     The example `inputs` are the segment's inputs, then its scalars as 0-dim tensors. `strides` are
-    those that eager execution gives each result.
+    those that eager execution gives each result. `symbols` are those of a generic segment.
     """
 
     graph: fx.GraphModule
@@ -35,6 +38,7 @@ class Lowered:
     strides: tuple[tuple[int, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
     outputs: Outputs
+    symbols: SymbolicSizes | None
 
     def check_strides(self, compiled: Sequence[tuple[int, ...] | None]) -> None:
         """RuntimeError if the compiled function returns other strides where they matter."""
@@ -44,23 +48,57 @@ class Lowered:
 
 
 def lower(segment: Segment, decompositions: dict[Any, Callable[..., Any]]) -> Lowered:
-    """The graph of `segment` in the ops that `decompositions` leave."""
+    """The graph of `segment` in the ops that `decompositions` leave.
+
+    Of a generic segment the sizes in it are symbolic; RuntimeError if it can't be.
+    """
     with FakeTensorMode():
         values, roots = _shadow(segment)
         kept, outputs = _kept(segment, values, roots)
-        inputs = [_empty(spec) for spec in segment.inputs]
+        strides, sizes = _promised(segment, kept)
+    symbols: SymbolicSizes | None = None
+    calls: Sequence[Call] = segment.calls
+    given: list[tuple[Any, ...]] = [spec.size for spec in segment.inputs]
+    layouts: list[Layout] = [partial(_as_promised, stride) for stride in strides]
+    if isinstance(segment, Generic):
+        if any(isinstance(output, View) for output in outputs):
+            raise RuntimeError("outputs share memory, at places that depend on sizes")
+        symbols = SymbolicSizes(segment.own_values)
+        given, calls = segment.with_symbols(symbols.values)
+        specs = _specs(segment)
+        layouts = [partial(_in_order, specs[number]) for number in kept]
+    checks_index = segment.device.type == "cpu" and index_checks.has_any(segment)
+    with symbols.fake_mode if symbols is not None else FakeTensorMode():
+        inputs = [_input(*pair, symbols) for pair in zip(segment.inputs, given, strict=True)]
         # on the CPU wherever the segment runs: Inductor passes these by value
         inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
-        checks_index = segment.device.type == "cpu" and index_checks.has_any(segment)
-        strides, sizes = _promised(segment, kept)
-        program = _program(segment, dict(zip(kept, strides, strict=True)), checks_index)
+        results = dict(zip(kept, layouts, strict=True))
+        program = _program(calls, segment.scalars, len(segment.inputs), results, checks_index)
         functional = torch.func.functionalize(program, remove="mutations")
         graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
     if checks_index:
         strides, sizes = (*strides, ()), (*sizes, ())
     # Inductor keeps the strides of results that users see
     graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
-    return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index))
+    return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index), symbols)
+
+
+Layout = Callable[[torch.Tensor], Sequence[int]]
+"""The strides that a result must have, by the tensor that it is so far."""
+
+
+def _as_promised(stride: tuple[int, ...], tensor: torch.Tensor) -> Sequence[int]:
+    return stride
+
+
+def _in_order(spec: TensorSpec, tensor: torch.Tensor) -> Sequence[int]:
+    return strides_like(spec, tensor.size())
+
+
+def _input(spec: TensorSpec, size: Sequence[int], symbols: SymbolicSizes | None) -> torch.Tensor:
+    if symbols is None:
+        return _empty(spec)
+    return torch.empty_strided(size, strides_like(spec, size), dtype=spec.dtype, device=spec.device)
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:
@@ -139,34 +177,36 @@ def _promised(
     segment: Segment, kept: Sequence[int]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
     """Strides and sizes of the `kept` values as the calls promise them."""
+    specs = _specs(segment)
+    return tuple(specs[n].stride for n in kept), tuple(specs[n].size for n in kept)
+
+
+def _specs(segment: Segment) -> dict[int, TensorSpec]:
+    """What is promised of each value."""
     specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
-    promised = [specs[number] for number in kept]
-    return (
-        tuple(spec.stride for spec in promised if spec is not None),
-        tuple(spec.size for spec in promised if spec is not None),
-    )
+    return {number: spec for number, spec in enumerate(specs) if spec is not None}
 
 
 def _program(
-    segment: Segment, kept: dict[int, tuple[int, ...]], checks_index: bool
+    calls: Sequence[Call],
+    scalar_kinds: Sequence[type],
+    n_inputs: int,
+    kept: dict[int, Layout],
+    checks_index: bool,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """`segment` as a function of inputs and scalars, all tensors, to the `kept` values.
-
-    `kept` maps a value's number to the strides it must have.
-    """
-    n_inputs = len(segment.inputs)
+    """`calls` as a function of inputs and scalars, all tensors, to the `kept` values."""
 
     def program(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values: list[Any] = list(arguments[:n_inputs])
         scalars = arguments[n_inputs:]
         bad: list[torch.Tensor] = []
-        for call in segment.calls:
+        for call in calls:
             if scalar_rules.has_scalars(call):
-                returned = _with_scalars(call, values, scalars, segment.scalars)
+                returned = _with_scalars(call, values, scalars, scalar_kinds)
             else:
                 returned = _called(call, values, bad if checks_index else None)
             values += _created(call, returned)
-        results = [_laid_out(values[number], stride) for number, stride in kept.items()]
+        results = [_laid_out(values[n], layout(values[n])) for n, layout in kept.items()]
         if checks_index:
             results.append(torch.stack(bad).any())
         return tuple(results)
@@ -199,7 +239,7 @@ def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:
     return aten._native_batch_norm_legit.default, args
 
 
-def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """`tensor` with its dimensions in the order of memory that `stride` says."""
     if not _differs(tensor.size(), tensor.stride(), stride):
         return tensor

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
 
 VERSIONS_CHECKED = ("2.13",)
 
@@ -33,12 +34,15 @@ class Compiled:
     """What Inductor made of a graph, fit to be loaded into another process.
 
     `source` defines `call(list_of_tensors) -> results`, which empties its argument, and calls
-    `_libraries[i]` for the extension module in `libraries[i]`.
+    `_libraries[i]` for the extension module in `libraries[i]`. It is right where the `conditions`
+    hold, expressions in the `symbols`: none where no size was symbolic.
     """
 
     source: str
     libraries: tuple[bytes, ...]
     strides: tuple[tuple[int, ...] | None, ...]
+    symbols: tuple[str, ...]
+    conditions: tuple[str, ...]
 
 
 def private(module: str, name: str) -> Any:
@@ -58,6 +62,44 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         "torch._inductor.decomposition", "select_decomp_table"
     )()
     return table
+
+
+class SymbolicSizes:
+    """Sizes that are symbols while a graph is traced and compiled; `own` are those of the segment.
+
+    `values` stand for them within `fake_mode`, `own` are the numbers by the symbols' names.
+    """
+
+    def __init__(self, own: Sequence[int]) -> None:
+        shapes = "torch.fx.experimental.symbolic_shapes"
+        dynamic = private(shapes, "DimDynamic.DYNAMIC")
+        source_of = private("torch._dynamo.source", "ConstantSource")
+        self._env = private(shapes, "ShapeEnv")(duck_shape=False)
+        self.fake_mode = FakeTensorMode(shape_env=self._env)
+        self.values: list[Any] = []
+        self.own: dict[str, int] = {}
+        hints: set[int] = set()
+        for i, n in enumerate(own):
+            hint = n
+            while hint in hints:  # sizes equal by chance must not look as if they had to be
+                hint *= 2
+            hints.add(hint)
+            source = source_of(f"size_{i}")
+            symbol = self._env.create_symbol(hint, source, dynamic, constraint_dim=None)
+            self.values.append(self._env.create_symintnode(symbol, hint=hint, source=source))
+            self.own[str(symbol)] = n
+
+    def conditions(self) -> list[str]:
+        """What was taken for granted of the sizes so far, as Python expressions in their names.
+
+        RuntimeError if something of it can only be known at run time.
+        """
+        if self._env.deferred_runtime_asserts:
+            raise RuntimeError("it depends on sizes that only data tell")
+        text = private("torch.utils._sympy.printers", "PythonPrinter")().doprint
+        found = [text(guard.expr) for guard in self._env.guards]
+        fixed = self._env.replacements.items()
+        return [*found, *(f"{symbol} == {text(value)}" for symbol, value in fixed)]
 
 
 def compile_in_process(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
@@ -84,7 +126,9 @@ _SETTINGS = {
 }
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
+def compile_graph(
+    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: SymbolicSizes | None = None
+) -> Compiled:
     """Compile `graph` for the CPU; NotPortable if the result can't leave this process."""
     compiled = compile_in_process(graph, inputs)
     call = compiled.current_callable
@@ -93,11 +137,14 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Comp
     names = call.__func__.__globals__
     source, kernels = portable_source(compiled.source_code)
     libraries = tuple(_library_bytes(names[kernel]) for kernel in kernels)
+    conditions = symbols.conditions() if symbols is not None else []
+    own = symbols.own if symbols is not None else {}
+    # strides come as the text of expressions in the symbols
     strides = tuple(
-        None if stride is None else tuple(int(s) for s in stride)
+        None if stride is None else tuple(int(eval(str(s), {}, own)) for s in stride)
         for stride in compiled.output_strides
     )
-    return Compiled(source, libraries, strides)
+    return Compiled(source, libraries, strides, tuple(own), tuple(conditions))
 
 
 def _library_bytes(kernel: Any) -> bytes:

@@ -1,6 +1,7 @@
 """The closed forms say what the ops themselves do."""
 
 from itertools import chain, product, repeat
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ NORMED = (BATCH, [3], torch.rand(3), torch.rand(3), 1e-5)
 STATISTICS = aten.native_layer_norm.default(*NORMED)[1:]
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 LOSS = (X, TARGETS, None, 1, -100)
-CALLS = {
+CALLS: dict[Any, list[Any]] = {
     aten.mm.default: [(X, W), (X, torch.rand(5, 3).t())],
     aten.bmm.default: [(BATCH, BATCH.transpose(1, 2))],
     aten.addmm.default: [(B, X, W)],
@@ -160,7 +161,7 @@ def test_a_layout_asked_for_by_name_is_the_results():
     assert foretold == outcome_of(op(x, **kwargs), facts_of(op))
 
 
-VIEWED = {
+VIEWED: dict[Any, list[Any]] = {
     aten.permute.default: [([2, 0, 1],), ([-1, 1, 0],), ([0, 0, 1],), ([0, 1],)],
     aten.transpose.int: [(0, 1), (-1, 0), (1, 1), (0, 3)],
     aten.t.default: [()],

@@ -13,9 +13,9 @@ CASTS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 COUNTED = ("aten::convolution", "aten::convolution_backward")
 
 
-def train(x, weight, bias, dtype):
+def train(tensors, dtype):
     """The output, and the gradients of input, weight and bias."""
-    x, weight, bias = (t.detach().requires_grad_() for t in (x, weight, bias))
+    x, weight, bias = (t.detach().requires_grad_() for t in tensors)
     with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
         y = F.conv2d(x, weight, bias, padding=1)
     y.float().square().mean().backward()
@@ -30,15 +30,15 @@ def inputs(dtype=torch.float32):
 
 def recorded(way, dtype):
     if way == "wrap":
-        return train(*map(wrap, inputs()), dtype)
+        return train([wrap(t) for t in inputs()], dtype)
     with lazy_mode():
-        return train(*inputs(), dtype)
+        return train(inputs(), dtype)
 
 
 def largest_errors(got):
     return [
         (a.double() - b).abs().max().item()
-        for a, b in zip(got, train(*inputs(torch.float64), None), strict=True)
+        for a, b in zip(got, train(inputs(torch.float64), None), strict=True)
     ]
 
 
@@ -48,8 +48,7 @@ def test_forward_and_backward_run_one_convolution_each(dtype, backend, request):
     if backend == "counting":
         request.getfixturevalue("counting")
     for _ in range(3):
-        tensors = [wrap(t) for t in inputs()]
-        results = train(*tensors, dtype)
+        results = train([wrap(t) for t in inputs()], dtype)
         # recording an op is an event for the profiler too: what runs is what runs in the flush
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             materialize(results)
@@ -60,7 +59,7 @@ def test_forward_and_backward_run_one_convolution_each(dtype, backend, request):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", CASTS.values(), ids=CASTS)
 def test_the_error_is_no_larger_than_eagers(way, dtype, counting):
-    of_eager = largest_errors(train(*inputs(), dtype))
+    of_eager = largest_errors(train(inputs(), dtype))
     for _ in range(3):
         of_lazy = largest_errors(materialize(recorded(way, dtype)))
         assert all(mine <= theirs for mine, theirs in zip(of_lazy, of_eager, strict=True))

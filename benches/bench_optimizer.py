@@ -1,0 +1,101 @@
+"""A step of Adam on the parameters of a transformer, tensor by tensor and foreach.
+
+Gradients are given: the step alone is timed. `fused` is eager's own kernel, which reads and writes
+each element once: the floor. Page faults are a settled step's. Writes `results/optimizer.md`.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from results_table import page
+from timing import interleaved
+
+import lazy_tensor
+
+Step = Callable[[], object]
+COLUMNS = ("Adam", "parameters", "side", "first step", "settled step", "/ eager", "/ compile",
+           "/ fused", "page faults")  # fmt: skip
+
+
+def optimizer(smoke: bool, **options: bool) -> torch.optim.Optimizer:
+    torch.manual_seed(0)
+    width, depth = (32, 1) if smoke else (256, 12)
+    layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) / 100
+    return torch.optim.Adam(parameters, lr=1e-3, **options)
+
+
+def parameters_of(adam: torch.optim.Optimizer) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = adam.param_groups[0]["params"]
+    return found
+
+
+def page_faults(step: Step) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.fixture(scope="module")
+def rows(results_dir: Path) -> Iterator[list[list[str]]]:
+    collected: list[list[str]] = []
+    yield collected
+    if len({row[0] for row in collected}) == 2:
+        title = "A step of Adam on the parameters of a 12-layer, 256-wide transformer"
+        (results_dir / "optimizer.md").write_text(page(title, COLUMNS, collected))
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["tensor by tensor", "foreach"])
+def bench_adam(
+    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], foreach: bool
+) -> None:
+    optimizers = {name: optimizer(smoke, foreach=foreach) for name in ("eager", "lazy", "compile")}
+    optimizers["fused"] = optimizer(smoke, fused=True)
+    mode = lazy_tensor.lazy_mode(compile="off" if smoke else "background")
+    steps: dict[str, Step] = {
+        "eager": optimizers["eager"].step,
+        "lazy": mode(optimizers["lazy"].step),
+        "fused": optimizers["fused"].step,
+    }
+    if not smoke:
+        steps["compile"] = torch.compile(optimizers["compile"].step)
+    first_s = {name: _timed(step) for name, step in steps.items()}
+    if not smoke:
+        steps["lazy"] = lazy_tensor.lazy_mode(compile="blocking")(optimizers["lazy"].step)
+    rounds = 2 if smoke else 40
+    timings = benchmark.pedantic(interleaved, args=(steps, rounds, 10), rounds=1, iterations=1)
+    for mine, theirs in zip(
+        parameters_of(optimizers["lazy"]), parameters_of(optimizers["eager"]), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+    for name, step in steps.items():
+        against = [
+            f"{timings.ratio(name, other):.2f}×" if other in steps else "-"
+            for other in ("eager", "compile", "fused")
+        ]
+        rows.append([
+            "foreach" if foreach else "tensor by tensor",
+            str(len(parameters_of(optimizers[name]))),
+            name,
+            f"{first_s[name] * 1e3:.0f} ms",
+            f"{timings.spread(name).median_s * 1e3:.2f} ms",
+            *against,
+            f"{statistics.median(page_faults(step) for _ in range(5)):.0f}",
+        ])  # fmt: skip
+
+
+def _timed(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start

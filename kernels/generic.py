@@ -1,0 +1,261 @@
+"""Kernels for all sizes: what two segments that differ in sizes only have in common.
+
+In: a segment. Out: its structure, which segments of other sizes share, and its sizes; from two of
+one structure a `Generic`: a segment whose sizes are symbols, compiled once for all that fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from torch._ops import OpOverload
+
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
+
+Sizes = tuple[int, ...]
+
+LEAST, MOST = 2, 1 << 31
+"""Sizes that can be symbols; others (0, 1, -1, "to the end") are part of the structure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size as a function of the symbols: `factor * product(symbols) + offset`."""
+
+    factor: int
+    symbols: tuple[int, ...]
+    offset: int
+
+    def at(self, values: Sequence[Any]) -> Any:
+        """Its value for these values of the symbols, numbers or symbolic ones."""
+        result: Any = self.factor
+        for i in self.symbols:
+            result = result * values[i]
+        return result + self.offset if self.offset else result
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A segment without its sizes. `text` is equal for segments that differ in sizes only.
+
+    `of_inputs` are the sizes of the inputs' dimensions, `of_calls` those among the calls'
+    arguments, in order.
+    """
+
+    text: str
+    of_inputs: Sizes
+    of_calls: Sizes
+
+
+def structure_of(segment: Segment) -> Structure | None:
+    """The structure of `segment`; None if an input's or an output's strides are not dense."""
+    text: list[str] = []
+    of_inputs: list[int] = []
+    of_calls: list[int] = []
+    for spec in segment.inputs:
+        order = order_of(spec)
+        if order is None:
+            return None
+        size = [_taken(n, of_inputs) for n in spec.size]
+        text.append(f"{spec.dtype} {size} {order} {spec.device}")
+    text.append(repr([kind.__name__ for kind in segment.scalars]))
+    specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
+    for call in segment.calls:
+        args, kwargs = _mapped(call, lambda n: _taken(n, of_calls))
+        kinds = [None if s is None else (s.dtype, s.device, len(s.size)) for s in call.outputs]
+        text.append(f"{call.op}{args!r}{kwargs!r}->{kinds!r}")
+    for number in segment.outputs:
+        promised = specs[number]
+        order = None if promised is None else order_of(promised)
+        if order is None:
+            return None
+        text.append(f"{number} {order}")
+    return Structure("\n".join(text), tuple(of_inputs), tuple(of_calls))
+
+
+def order_of(spec: TensorSpec) -> tuple[int, ...] | None:
+    """The dimensions from outermost to innermost in memory; None if they don't fill it.
+
+    Dimensions of one element stand where a contiguous tensor has them.
+    """
+    moving = [d for d in range(len(spec.size)) if spec.size[d] != 1]
+    inner = sorted(moving, key=lambda d: -spec.stride[d])
+    expected = 1
+    for dim in reversed(inner):
+        if spec.stride[dim] != expected:
+            return None
+        expected *= spec.size[dim]
+    places = iter(inner)
+    return tuple(d if spec.size[d] == 1 else next(places) for d in range(len(spec.size)))
+
+
+def strides_like(spec: TensorSpec, size: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a tensor of another size, its dimensions in the order that `spec` has."""
+    order = order_of(spec)
+    assert order is not None, "a generic segment's inputs and outputs are dense"
+    strides: list[Any] = [1] * len(size)
+    step: Any = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * size[dim]
+    return tuple(strides)
+
+
+class _Hole:
+    """Stands for a size in a structure's text."""
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+_HOLE = _Hole()
+
+
+def _taken(n: Any, taken: list[int]) -> Any:
+    if type(n) is not int or not LEAST <= n < MOST:
+        return n
+    taken.append(n)
+    return _HOLE
+
+
+def _mapped(
+    call: Call, replace: Callable[[int], Any]
+) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    """The arguments of `call`, the sizes among them replaced."""
+    sized = _sized(call.op)
+
+    def map_one(name: str, value: Any) -> Any:
+        return _mapped_size(value, replace) if name in sized else value
+
+    names = [argument.name for argument in call.op._schema.arguments]
+    args = tuple(map_one(name, value) for name, value in zip(names, call.args, strict=False))
+    return args, tuple((name, map_one(name, value)) for name, value in call.kwargs)
+
+
+@cache
+def _sized(op: OpOverload) -> frozenset[str]:
+    """The names of arguments that are sizes: only the schema's text says "SymInt"."""
+    return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\ (\w+)", str(op._schema)))
+
+
+def _mapped_size(value: Any, replace: Callable[[int], Any]) -> Any:
+    if type(value) is tuple:
+        return tuple(_mapped_size(item, replace) for item in value)
+    return replace(value) if type(value) is int else value
+
+
+@dataclass(frozen=True, eq=False)
+class Generic(Segment):
+    """A segment (`sizes` gives it its own) whose kernel fits every segment that `values_of` takes.
+
+    The symbols are numbered; `of_inputs` says which symbol each dimension of an input is, and
+    `of_calls` what each size among the calls' arguments is.
+    """
+
+    structure: Structure = field(kw_only=True)
+    of_inputs: tuple[int, ...] = field(kw_only=True)
+    of_calls: tuple[Size, ...] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lines = ("generic", self.structure.text, repr(self.of_inputs), repr(self.of_calls))
+        object.__setattr__(self, "_text", "\n".join(lines))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = (self.inputs, self.scalars, self.calls, self.outputs)
+        return _generic, (*own, self.structure, self.of_inputs, self.of_calls)
+
+    @property
+    def own_values(self) -> Sizes:
+        """The symbols' values for the sizes that the segment itself has."""
+        values = self.values_of(self.structure)
+        assert values is not None
+        return values
+
+    def values_of(self, structure: Structure) -> Sizes | None:
+        """The symbols' values for a segment of this structure; None if its sizes don't fit."""
+        values: dict[int, int] = {}
+        for symbol, n in zip(self.of_inputs, structure.of_inputs, strict=True):
+            if values.setdefault(symbol, n) != n:
+                return None
+        found = tuple(values[i] for i in range(len(values)))
+        for size, n in zip(self.of_calls, structure.of_calls, strict=True):
+            if size.at(found) != n:
+                return None
+        return found
+
+    def with_symbols(self, values: Sequence[Any]) -> tuple[list[tuple[Any, ...]], list[Call]]:
+        """The inputs' sizes and the calls, with these values for the symbols."""
+        symbols = iter(self.of_inputs)
+        sizes = [
+            tuple(n if n == 1 else values[next(symbols)] for n in spec.size) for spec in self.inputs
+        ]
+        given = iter(self.of_calls)
+
+        def replaced(n: int) -> Any:
+            return next(given).at(values) if LEAST <= n < MOST else n
+
+        calls = [Call(call.op, *_mapped(call, replaced), call.outputs) for call in self.calls]
+        return sizes, calls
+
+
+def _generic(*parts: Any) -> Generic:
+    *own, structure, of_inputs, of_calls = parts
+    return Generic(*own, structure=structure, of_inputs=of_inputs, of_calls=of_calls)
+
+
+def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | None:
+    """What serves two segments of one structure, the latter of which is `segment`, and more.
+
+    Dimensions of equal place (counted from the last) and size in both are one symbol. None if the
+    sizes among the calls' arguments don't follow from those of the inputs.
+    """
+    assert one.text == other.text
+    symbols: dict[tuple[int, tuple[int, int]], int] = {}
+    places = [
+        dim - len(spec.size) for spec in segment.inputs for dim, n in enumerate(spec.size) if n != 1
+    ]
+    pairs = zip(one.of_inputs, other.of_inputs, strict=True)
+    of_inputs = tuple(
+        symbols.setdefault(placed, len(symbols)) for placed in zip(places, pairs, strict=True)
+    )
+    of_calls: list[Size] = []
+    for pair in zip(one.of_calls, other.of_calls, strict=True):
+        size = _size_of(pair, [pair for _, pair in symbols])
+        if size is None:
+            return None
+        of_calls.append(size)
+    return Generic(
+        segment.inputs, segment.scalars, segment.calls, segment.outputs,
+        structure=other, of_inputs=of_inputs, of_calls=tuple(of_calls),
+    )  # fmt: skip
+
+
+MOST_FACTORS = 4
+
+
+def _size_of(pair: tuple[int, int], symbols: list[tuple[int, int]]) -> Size | None:
+    """`pair` as a function of the symbols, whose values in both segments are given."""
+    if pair in symbols:
+        return Size(1, (symbols.index(pair),), 0)
+    if pair[0] == pair[1]:
+        return Size(pair[0], (), 0)
+    scaled: Size | None = None
+    for n in range(1, MOST_FACTORS + 1):
+        for chosen in itertools.combinations_with_replacement(range(len(symbols)), n):
+            products = [math.prod(symbols[i][side] for i in chosen) for side in (0, 1)]
+            if pair == (products[0], products[1]):
+                return Size(1, chosen, 0)
+            factor = pair[0] // products[0]
+            if scaled is None and pair == (factor * products[0], factor * products[1]):
+                scaled = Size(factor, chosen, 0)
+    for i, values in enumerate(symbols):
+        if scaled is None and pair[0] - values[0] == pair[1] - values[1]:
+            scaled = Size(1, (i,), pair[0] - values[0])
+    return scaled
