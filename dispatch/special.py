@@ -58,8 +58,9 @@ def _alias(trace: Trace, request: Request) -> Handled:
         if tensor._value.slot is not None:
             _link_alias(trace, request, meta)
         return True, host.new_tensor(tensor._value, meta)
-    if not request.in_mode or admit(trace, request) is not None:
-        return True, run_now.run(trace, request, "an alias of a tensor that traces don't hold")
+    reason = admit(trace, request) if request.in_mode else "a plain tensor outside lazy_mode"
+    if reason is not None:
+        return True, run_now.run(trace, request, reason)
     meta = wrapper_arguments(meta_of(tensor))
     _link_alias(trace, request, meta)
     return True, host.new_tensor(value_of(trace, tensor), meta)

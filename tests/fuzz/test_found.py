@@ -5,6 +5,16 @@ from fuzzing.program import Program
 from fuzzing.sides import EXACT, difference
 
 FOUND = {
+    "a detached array's tensor was written later than its memory was read": """
+v1 = wrap(torch.ones(1))
+v2 = torch.from_numpy(v1.detach().numpy())
+v3 = v2.detach()
+v3.unsqueeze(0).add_(3)
+v4 = v1.sin()""",
+    "softmax had the storage offset of its input": """
+v1 = wrap(torch.randn(2, 1))
+v2 = F.softmax(v1[1:], 0)
+v3 = v2.log_softmax(1)""",
     "a conjugate view was computed, and writes to it lost": """
 v1 = wrap(torch.randn(3, dtype=torch.complex64))
 v2 = v1.conj()
