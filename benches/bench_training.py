@@ -1,7 +1,7 @@
-"""The demo's training step: eager, lazy and torch.compile side by side.
+"""The demo's training step, small and medium: eager, lazy and torch.compile side by side.
 
 Step time is taken in this process, in turns; first step and peak memory in a process of each side's
-own, with caches of its own. Writes `results/training.md`.
+own, with caches of its own. Writes `results/training.md` and `results/training_medium.md`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ MAX_RELATIVE_DIFFERENCE = 1e-3
 N_ROWS = 6
 
 
-@pytest.fixture(scope="module")
-def recipe(smoke: bool) -> Recipe:
-    return Recipe(size="tiny", batch=2, steps=4) if smoke else Recipe(steps=40)
+@pytest.fixture(scope="module", params=["small", "medium"])
+def recipe(smoke: bool, request: pytest.FixtureRequest) -> Recipe:
+    if smoke:
+        return Recipe(size="tiny", batch=2, steps=4)
+    return Recipe(size=request.param, steps=40 if request.param == "small" else 12)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,8 @@ def rows(results_dir: Path, names: list[str], recipe: Recipe) -> Iterator[list[l
         config = recipe.model_config
         model = f"{config.n_layers} layers, {config.width} wide"
         title = f"Training step of a GPT: {model}, batch {recipe.batch} of {config.context} bytes"
-        (results_dir / "training.md").write_text(page(title, ["", *names], collected))
+        name = "training.md" if recipe.size == "small" else f"training_{recipe.size}.md"
+        (results_dir / name).write_text(page(title, ["", *names], collected))
 
 
 def bench_step_time(

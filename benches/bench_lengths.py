@@ -1,0 +1,78 @@
+"""Sequence lengths that vary: twenty of them through a small transformer, pass by pass.
+
+Writes `results/lengths.md`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from results_table import page
+from torch import Tensor
+
+import lazy_tensor
+
+N_LENGTHS, N_PASSES = 20, 8
+
+
+def model_of(width: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def step_of(model: torch.nn.Module) -> Callable[[Tensor], float]:
+    """Forward and backward; the loss."""
+
+    def step(x: Tensor) -> float:
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.item()
+
+    return step
+
+
+def bench_lengths(benchmark: BenchmarkFixture, smoke: bool, results_dir: Path) -> None:
+    width, n_passes = (16, 2) if smoke else (128, N_PASSES)
+    batches = [torch.randn(4, 8 + 3 * i, width) for i in range(N_LENGTHS)]
+    mode = lazy_tensor.lazy_mode(compile="off" if smoke else "background")
+    sides: dict[str, Callable[[Tensor], float]] = {
+        "eager": step_of(model_of(width)),
+        "lazy": mode(step_of(model_of(width))),
+    }
+    if not smoke:
+        sides["compile"] = step_of(torch.compile(model_of(width)))
+    sides["eager"](batches[0])  # what a process does once is nobody's
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+
+    def run() -> None:
+        for _ in range(n_passes):
+            losses: dict[str, list[float]] = {}
+            for name, step in sides.items():
+                start = time.perf_counter()
+                losses[name] = [step(x) for x in batches]
+                seconds[name].append(time.perf_counter() - start)
+                torch.testing.assert_close(losses[name], losses["eager"], rtol=1e-4, atol=1e-5)
+
+    lazy_tensor.reset_stats()
+    benchmark.pedantic(run, rounds=1, iterations=1)
+    columns = ("pass", *sides, *(f"{name} / eager" for name in sides if name != "eager"))
+    rows = [
+        [
+            str(i + 1),
+            *(f"{seconds[name][i] * 1e3:.0f} ms" for name in sides),
+            *(f"{seconds[n][i] / seconds['eager'][i]:.2f}×" for n in sides if n != "eager"),
+        ]
+        for i in range(n_passes)
+    ]
+    counts = lazy_tensor.stats()
+    title = (
+        f"{N_LENGTHS} sequence lengths, 2 layers, {width} wide, training; "
+        f"{counts['compiled']} kernels compiled"
+    )
+    (results_dir / "lengths.md").write_text(page(title, columns, rows))
