@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ COLUMNS = ("Adam", "parameters", "side", "first step", "settled step", "/ eager"
            "/ fused", "page faults")  # fmt: skip
 
 
-def optimizer(smoke: bool, **options: bool) -> torch.optim.Optimizer:
+def optimizer(smoke: bool, **options: Any) -> torch.optim.Optimizer:
     torch.manual_seed(0)
     width, depth = (32, 1) if smoke else (256, 12)
     layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)

@@ -78,17 +78,18 @@ def _parts(graph: Graph, node: Node) -> list[Node]:
 
 
 def _part(node: Node, op: OpOverload, i: int) -> Node:
-    args: tuple[Any, ...] = tuple(a[i] if type(a) is tuple else a for a in node.args)
+    args: list[Any] = [a[i] if type(a) is tuple else a for a in node.args]
     kwargs = node.kwargs
     if op is NORM:
-        order, dtype = [*args[1:], *(2, None)[len(args) - 1 :]]
-        args, kwargs = (args[0], order, None, False), (("dtype", dtype), *kwargs)
+        order = args[1] if len(args) > 1 else 2
+        dtype = args[2] if len(args) > 2 else None
+        args, kwargs = [args[0], order, None, False], (("dtype", dtype), *kwargs)
     elif len(args) == 4:  # addcdiv, addcmul
-        args, kwargs = args[:3], (("value", args[3]),)
+        kwargs = (("value", args.pop()),)
     is_new = bool(node.outs)
     return Node(
         facts=facts_of(op),
-        args=args,
+        args=tuple(args),
         kwargs=kwargs,
         outs=(node.outs[i],) if is_new else (),
         specs=(node.specs[i],) if is_new else (),

@@ -52,14 +52,20 @@ def update(*size, order=None):
     )
 
 
+def structure(segment):
+    found = structure_of(segment)
+    assert found is not None
+    return found
+
+
 def generic(one, other):
-    found = generic_of(structure_of(one), structure_of(other), other)
+    found = generic_of(structure(one), structure(other), other)
     assert found is not None
     return found
 
 
 def test_sizes_are_no_part_of_a_structure():
-    one, other = structure_of(norm(4, 6, 64)), structure_of(norm(2, 9, 32))
+    one, other = structure(norm(4, 6, 64)), structure(norm(2, 9, 32))
     assert one.text == other.text
     assert one.of_inputs == (4, 6, 64, 64, 64)
     assert one.of_calls == (64, 24, 64)
@@ -69,7 +75,7 @@ def test_sizes_are_no_part_of_a_structure():
     "other", [update(4, 1), update(4, 5, 6), update(4, 5, order=(1, 0)), norm(4, 5, 6)]
 )
 def test_ranks_single_elements_and_layouts_are_part_of_a_structure(other):
-    assert structure_of(update(4, 5)).text != structure_of(other).text
+    assert structure(update(4, 5)).text != structure(other).text
 
 
 def test_strides_with_gaps_have_no_structure():
@@ -80,7 +86,7 @@ def test_strides_with_gaps_have_no_structure():
 
 def test_the_sizes_of_a_third_follow_from_those_of_two():
     found = generic(norm(4, 6, 64), norm(4, 9, 64))
-    assert found.values_of(structure_of(norm(2, 17, 32))) == (2, 17, 32)
+    assert found.values_of(structure(norm(2, 17, 32))) == (2, 17, 32)
     assert found.own_values == (4, 9, 64)
     assert pickle.loads(pickle.dumps(found)) == found
 
@@ -89,7 +95,7 @@ def test_sizes_that_do_not_follow_do_not_fit():
     found = generic(norm(4, 6, 64), norm(4, 9, 64))
     other = norm(2, 17, 32)
     shrunk = Segment((other.inputs[0], spec(16), spec(16)), other.scalars, other.calls, (4, 7, 9))
-    assert found.values_of(structure_of(shrunk)) is None
+    assert found.values_of(structure(shrunk)) is None
 
 
 def test_the_name_on_disk_does_not_depend_on_which_sizes_came_first():
