@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch import budget, settings
 from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
 from tests.counting import Counting
@@ -28,12 +28,16 @@ CORE = {"conformance", "dispatch", "invariants", "lazy_tensor", "models", "parit
 
 
 @pytest.fixture(autouse=True)
-def op_by_op(request):
-    """Tests of the core start without caches and run op by op, bit-equal to eager."""
+def op_by_op(request, monkeypatch):
+    """Tests of the core start without caches and run op by op, bit-equal to eager.
+
+    What they do repeats too little to earn its recording: they may spend more on it than programs.
+    """
     if request.path.parent.name not in CORE:
         yield
         return
     before = settings.current()
+    monkeypatch.setattr(budget, "START_S", budget.MOST_S)
     lazy_tensor.configure(backend="aten", compile="off")
     lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
