@@ -55,7 +55,7 @@ class Structure:
 
 def structure_of(segment: Segment) -> Structure | None:
     """The structure of `segment`; None if an input's or an output's strides are not dense."""
-    text: list[str] = []
+    text = [f"default {segment.default_dtype}"]
     of_inputs: list[int] = []
     of_calls: list[int] = []
     for spec in segment.inputs:
@@ -168,7 +168,7 @@ class Generic(Segment):
         object.__setattr__(self, "_text", "\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = (self.inputs, self.scalars, self.calls, self.outputs)
+        own = (self.inputs, self.scalars, self.calls, self.outputs, self.default_dtype)
         return _generic, (*own, self.structure, self.of_inputs, self.of_calls)
 
     @property
@@ -232,7 +232,7 @@ def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | 
             return None
         of_calls.append(size)
     return Generic(
-        segment.inputs, segment.scalars, segment.calls, segment.outputs,
+        segment.inputs, segment.scalars, segment.calls, segment.outputs, segment.default_dtype,
         structure=other, of_inputs=of_inputs, of_calls=tuple(of_calls),
     )  # fmt: skip
 

@@ -12,7 +12,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +47,8 @@ class InductorBackend:
         # imported late: it imports Inductor
         from lazy_tensor.kernels import lower, torch_inductor
 
-        lowered = lower.lower(segment, torch_inductor.decompositions())
+        with _default_dtype(segment.default_dtype):
+            lowered = lower.lower(segment, torch_inductor.decompositions())
         call = torch_inductor.compile_in_process(lowered.graph, lowered.inputs)
         return kernel_of(call, lowered.outputs, segment.scalars)
 
@@ -61,7 +63,8 @@ class InductorBackend:
         # imported late: it imports Inductor
         from lazy_tensor.kernels import lower, torch_inductor
 
-        lowered = lower.lower(segment, torch_inductor.decompositions())
+        with _default_dtype(segment.default_dtype):
+            lowered = lower.lower(segment, torch_inductor.decompositions())
         compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
         lowered.check_strides(compiled.strides)
         return packed(compiled, lowered.outputs)
@@ -71,6 +74,20 @@ class InductorBackend:
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """The default dtype that was in force when a segment was recorded, in force again."""
+    before = torch.get_default_dtype()
+    if dtype is before:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _compiler() -> str | None:

@@ -56,6 +56,9 @@ def lower(segment: Segment, decompositions: dict[Any, Callable[..., Any]]) -> Lo
         values, roots = _shadow(segment)
         kept, outputs = _kept(segment, values, roots)
         strides, sizes = _promised(segment, kept)
+        specs = _specs(segment)
+        if any(values[number].dtype is not specs[number].dtype for number in kept):
+            raise RuntimeError("a result has another dtype than was promised")
     symbols: SymbolicSizes | None = None
     calls: Sequence[Call] = segment.calls
     given: list[tuple[Any, ...]] = [spec.size for spec in segment.inputs]
@@ -65,7 +68,6 @@ def lower(segment: Segment, decompositions: dict[Any, Callable[..., Any]]) -> Lo
             raise RuntimeError("outputs share memory, at places that depend on sizes")
         symbols = SymbolicSizes(segment.own_values)
         given, calls = segment.with_symbols(symbols.values)
-        specs = _specs(segment)
         layouts = [partial(_in_order, specs[number]) for number in kept]
     checks_index = segment.device.type == "cpu" and index_checks.has_any(segment)
     with symbols.fake_mode if symbols is not None else FakeTensorMode():

@@ -121,6 +121,7 @@ class Segment:
     Inputs that a call writes are written in place; the caller guarantees that no two inputs share
     memory if either is written. `scalars` are the Python types of the run-time scalars. `outputs`
     are the numbers of the values handed back, each created by a call and none a view of an input.
+    `default_dtype` is the one in force when the calls were recorded.
     Two outputs of a kernel share memory exactly if they do when the calls run one by one.
     """
 
@@ -128,12 +129,13 @@ class Segment:
     scalars: tuple[type, ...]
     calls: tuple[Call, ...]
     outputs: tuple[int, ...]
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     _text: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         # by text, as `0.0 == -0.0` and `1 == True` must not make two programs equal
         scalars = [kind.__name__ for kind in self.scalars]
-        lines = [f"inputs {self.inputs!r}", f"scalars {scalars!r}"]
+        lines = [f"default {self.default_dtype}", f"inputs {self.inputs!r}", f"scalars {scalars!r}"]
         lines += [call.text() for call in self.calls]
         lines.append(f"outputs {self.outputs!r}")
         object.__setattr__(self, "_text", "\n".join(lines))
@@ -145,7 +147,8 @@ class Segment:
         return hash(self._text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Segment, (self.inputs, self.scalars, self.calls, self.outputs)
+        own = (self.inputs, self.scalars, self.calls, self.outputs, self.default_dtype)
+        return Segment, own
 
     @cached_property
     def device(self) -> torch.device:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.segment import Call, Ref, Segment, TensorSpec
 from lazy_tensor.kernels.verify import difference
 
 aten = torch.ops.aten
@@ -199,3 +200,17 @@ def test_fingerprint_tells_thread_counts_apart():
     finally:
         torch.set_num_threads(before)
     assert INDUCTOR.fingerprint() == one
+
+
+def test_a_segment_keeps_the_default_dtype_it_was_recorded_under():
+    spec = TensorSpec((2,), (1,), torch.float64, torch.device("cpu"))
+    calls = (
+        Call(aten.ones.default, ((2,),), (("device", torch.device("cpu")),), (spec,)),
+        Call(aten.mul.Tensor, (Ref(0), 1.5), (), (spec,)),
+    )
+    segment = Segment((), (), calls, (1,), torch.float64)
+    assert segment != Segment((), (), calls, (1,), torch.float32)
+    backend = InductorBackend()
+    (result,) = backend.load(segment, backend.build(segment))([], [])
+    assert result.dtype is torch.float64
+    assert torch.get_default_dtype() is torch.float32

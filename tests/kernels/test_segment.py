@@ -45,6 +45,7 @@ def test_text_says_the_program_one_call_a_line():
         (SPEC,), (float,), (Call(aten.add_.Tensor, (Ref(0), ScalarRef(0)), (), ()),), ()
     )
     assert segment.text().splitlines() == [
+        "default torch.float32",
         "inputs (torch.float32[4][1]@cpu,)",
         "scalars ['float']",
         "aten.add_.Tensor(%0, $0)()->()",

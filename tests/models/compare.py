@@ -9,8 +9,8 @@ import torch
 from tests.models.run import Outcome
 
 LEAST_SCALE = 0.1
-"""What is zero but for rounding (the gradient of a key's bias in attention) has no relative error:
-1e-4 of this is 1e-5, `torch.testing.assert_close`'s own `atol` for float32."""
+"""What is zero but for rounding has no relative error: 1e-4 of this is 1e-5, the `atol` that
+`torch.testing.assert_close` has for float32."""
 
 
 class Distance(NamedTuple):

@@ -7,7 +7,9 @@ from lazy_tensor import stats
 from tests.models.run import outcome_of, training
 from tests.models.zoo import ZOO
 
-TOLERANCE = 1e-4
+TOLERANCE = 5e-4
+"""AdamW divides each gradient by its own size: one that is zero but for rounding (a key's bias in
+attention) moves its parameter by up to the learning rate, in a direction that rounding decides."""
 # A model takes a minute or two: sixty kernels, each compiled while the test waits.
 SAMPLE = {"resnet": "wrap"}
 MODELS = ("resnet", "unet", "vit", "llama", "gpt2", "mamba", "mixtral", "bert", "t5", "whisper")
