@@ -33,7 +33,7 @@ def step_of(model: Any) -> Callable[[Tensor], float]:
         model.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 

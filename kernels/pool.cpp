@@ -7,6 +7,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -22,6 +23,8 @@ namespace {
 constexpr size_t MIN_BYTES = 256 << 10;
 constexpr size_t PAGE = 4 << 10;
 constexpr size_t HUGE_PAGE = 2 << 20;
+// From here on blocks are made of huge pages: rounding up to them costs 1/8 at most.
+constexpr size_t HUGE_FROM_BYTES = 16 << 20;
 // A kept block serves requests down to 7/8 of its size.
 constexpr size_t SLACK = 8;
 // After each run the bound falls by this share, unless the run needed as much again.
@@ -30,12 +33,12 @@ constexpr size_t DECAY = 64;
 thread_local int depth = 0;
 
 size_t rounded(size_t n) {
-  const size_t unit = n >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+  const size_t unit = n >= HUGE_FROM_BYTES ? HUGE_PAGE : PAGE;
   return (n + unit - 1) / unit * unit;
 }
 
 void* map_pages(size_t size) {
-  const size_t extra = size >= HUGE_PAGE ? HUGE_PAGE : 0;
+  const size_t extra = size >= HUGE_FROM_BYTES ? HUGE_PAGE : 0;
   void* start = mmap(
       nullptr, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED || !extra) {
@@ -128,6 +131,11 @@ class Pool {
     out[1] = n_mapped_;
     out[2] = bound();
     out[3] = kept_bytes_;
+  }
+
+  bool has_run() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return n_runs_ > 0;
   }
 
   void lock() { mutex_.lock(); }
@@ -224,7 +232,9 @@ void lazy_tensor_pool_install() {
 }
 
 void lazy_tensor_pool_enter() {
-  ++depth;
+  if (++depth == 1 && !pool().has_run()) {
+    malloc_trim(0);  // what earlier runs freed would be held twice
+  }
 }
 
 void lazy_tensor_pool_leave() {
