@@ -145,13 +145,17 @@ def _known_leaf(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
         or not _is_private(tensor, in_mode)
     ):
         raise _NeedsALook
-    storage, offset = torch_private.storage_id(tensor), int(tensor.storage_offset())
-    key = ("leaf", tensor.shape, tensor.stride(), bool(offset), tensor.dtype, tensor.device,
-           trace.storages.get(storage))  # fmt: skip
-    state = trace.state.get(key)
+    meta, storage = meta_of(tensor), torch_private.storage_id(tensor)
+    state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
     if state is None:
         raise _NeedsALook
-    return _step_to_leaf(trace, state, storage, offset)
+    return _step_to_leaf(trace, state, storage, meta[2])
+
+
+def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
+    """What leads to the state of one more leaf; `shares` is the first on the same storage."""
+    size, stride, offset, dtype, device = meta
+    return ("leaf", size, stride, bool(offset), dtype, device, shares)
 
 
 def admit(trace: Trace, request: Request) -> str | None:
@@ -255,7 +259,7 @@ def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:
     """The slot of one more leaf; the trace takes the step to the state for its metadata."""
     size, stride, offset, dtype, device = meta
     shares = trace.storages.get(storage)
-    key = ("leaf", size, stride, bool(offset), dtype, device, shares)
+    key = _leaf_key(meta, shares)
     state = trace.state.get(key)
     if state is None:
         spec = TensorSpec(tuple(size), tuple(stride), dtype, device)

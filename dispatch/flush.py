@@ -203,13 +203,10 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     now = settings.current()
     graph = graph_of(pending.state.steps(), live)
     backend = chosen_backend(_device_type(pending))
-    if now.compile == "off" or backend.name == "aten":
-        graph = without_repeats(graph)
-        fusible, units = None, units_of(graph, None)
-    else:
-        graph = without_repeats(taken_apart(graph))
-        fusible = Fusibility(graph, backend.refuses)
-        units = units_of(graph, fusible)
+    fuses = now.compile != "off" and backend.name != "aten"
+    graph = without_repeats(taken_apart(graph) if fuses else graph)
+    fusible = Fusibility(graph, backend.refuses) if fuses else None
+    units = units_of(graph, fusible)
 
     def fusion_of(segment: Any) -> Any:
         return compiler().fusion_of(

@@ -104,14 +104,7 @@ SOURCES = ("artifact", "generic", "index_checks", "lower", "scalar_rules", "torc
 def _fingerprint() -> str:
     """What an artifact depends on: our lowering, torch, Python's binary interface, the CPU."""
     sources = hashlib.sha256()
-    for module in (
-        "artifact",
-        "generic",
-        "index_checks",
-        "lower",
-        "scalar_rules",
-        "torch_inductor",
-    ):
+    for module in SOURCES:
         sources.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     parts = (
         sources.hexdigest()[:16],

@@ -80,15 +80,21 @@ def test_a_write_to_an_input_is_seen_from_its_line_on(write, way):
     assert_agrees(way, program, torch.arange(4.0))
 
 
-@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-@pytest.mark.parametrize("side", ["plain given to wrap", "plain got from unwrap"])
-def test_a_write_to_the_plain_side_is_seen_from_its_line_on(write, side):
+def a_pair(side, write):
+    """A plain and a lazy tensor on one memory, and what `write` makes of their values."""
     plain = torch.arange(4.0)
     lazy = wrap(plain)
     if side == "plain got from unwrap":
         plain = unwrap(lazy)
     expected = plain.clone()
     write(expected)
+    return plain, lazy, expected
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("side", ["plain given to wrap", "plain got from unwrap"])
+def test_a_write_to_the_plain_side_is_seen_from_its_line_on(write, side):
+    plain, lazy, expected = a_pair(side, write)
     before = lazy * 2
     write(plain)
     after = lazy * 2
@@ -99,12 +105,7 @@ def test_a_write_to_the_plain_side_is_seen_from_its_line_on(write, side):
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("side", ["plain given to wrap", "plain got from unwrap"])
 def test_a_write_to_the_lazy_side_shows_in_the_plain_one_at_once(write, side):
-    plain = torch.arange(4.0)
-    lazy = wrap(plain)
-    if side == "plain got from unwrap":
-        plain = unwrap(lazy)
-    expected = plain.clone()
-    write(expected)
+    plain, lazy, expected = a_pair(side, write)
     before = lazy * 2
     write(lazy)
     assert plain.tolist() == expected.tolist()
