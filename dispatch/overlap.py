@@ -11,12 +11,14 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import host, torch_private
 from lazy_tensor.dispatch.admit import index_of, is_plain, slot_of
-from lazy_tensor.dispatch.closed_others import broadcast
 from lazy_tensor.dispatch.meta import is_dense, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import Trace
 
-COPY = torch.ops.aten.copy_.default
+aten = torch.ops.aten
+COPY = aten.copy_.default
+PRODUCTS = frozenset({aten.mm.out, aten.mm.out._op, aten.mv.out, aten.mv.out._op})
+"""What `matmul(out=)` calls with a view of `out`, see `Trace.last_op`."""
 
 
 def overlaps(trace: Trace, request: Request) -> bool:
@@ -41,22 +43,17 @@ def overlaps(trace: Trace, request: Request) -> bool:
     return False
 
 
-def copies_onto_itself(trace: Trace, request: Request) -> bool:
-    """Whether the call copies memory onto itself in a shape that nothing can be copied to.
+def is_there_already(trace: Trace, request: Request) -> bool:
+    """Whether a `copy_` copies a product that `matmul(out=)` already has where it belongs.
 
-    `matmul(out=)` does, where it does not see, for wrappers hide it, that the result is in `out`.
+    It copies, in another shape, unless `Tensor.is_alias_of` says no: storages, which wrappers hide.
     """
-    if len(request.tensors) != 2:
+    if trace.last_op() not in PRODUCTS or len(request.tensors) != 2:
         return False
     to, source = request.tensors
     return (
-        source.dim() < to.dim()
+        to.shape != source.shape
         and to.numel() == source.numel()
-        and to.dtype == source.dtype
-        and broadcast([tuple(to.shape), tuple(source.shape)]) != tuple(to.shape)
-        and to.storage_offset() == source.storage_offset()
-        and to.is_contiguous()
-        and source.is_contiguous()
         and _owner(trace, to) == _owner(trace, source)
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import admit, grow, run_now, settings, special
+from lazy_tensor.dispatch import admit, grow, overlap, run_now, settings, special
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
@@ -55,6 +55,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 if trace.budget.cold > 1 and not types and in_mode and not run_now.needs_care(func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
                     trace.budget.cold -= 1
+                    trace.ran = func, trace.state
                     trace.busy = False
                     return func(*args, **kwargs) if kwargs else func(*args)
                 return miss(owner, trace, func, args, kwargs or {})
@@ -195,6 +196,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         request = Request(owner, func, args, kwargs)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)
+        if func is overlap.COPY and overlap.is_there_already(trace, request):
+            return args[0]
         if not is_cold:
             grow.cut_if_full(trace)
         if trace.budget.cold:

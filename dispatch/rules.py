@@ -29,7 +29,6 @@ class Rule(Enum):
     DRAW = "draw the random numbers now, into memory of the argument's shape"
     DRAW_INTO = "draw the random numbers now, record a copy into the argument"
     DROPOUT = "draw the mask now, record its application"
-    COPY = "hand the argument back if it is copied onto itself, else record"
     INDEX = "run now if an index is a mask, else record"
     IF_NO_DROPOUT = "run now if it drops out, else record"
 
@@ -38,7 +37,6 @@ RULES: dict[OpOverload, Rule] = {
     aten.detach.default: Rule.ALIAS,
     aten.alias.default: Rule.ALIAS,
     aten.lift_fresh.default: Rule.SAME,
-    aten.copy_.default: Rule.COPY,
     aten._efficientzerotensor.default: Rule.ZEROS,  # it has no memory
     aten.index.Tensor: Rule.INDEX,
     aten._unsafe_index.Tensor: Rule.INDEX,

@@ -50,6 +50,7 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         )
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
+    trace.ran = request.op, trace.state
     if not all(is_plain(tensor) for tensor in request.tensors):
         return _run(trace, request, wraps=True)
     result = _careful(request, request.args, request.kwargs)
@@ -95,6 +96,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
         budget.try_again()
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
+    trace.ran = request.op, trace.state
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
         if needs_care(request.op):
             return _careful(request, request.args, request.kwargs)

@@ -16,7 +16,6 @@ from lazy_tensor.dispatch import host, run_now, torch_private
 from lazy_tensor.dispatch.admit import admit, is_plain, slot_of, value_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, is_recordable, meta_of
-from lazy_tensor.dispatch.overlap import copies_onto_itself
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_from_schema
 from lazy_tensor.dispatch.trace import ALIAS, State, Trace
@@ -75,10 +74,6 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
     state = State(trace.state, key, None)
     state.kind, state.meta = ALIAS, meta
     trace.state[key] = state
-
-
-def _copy(trace: Trace, request: Request) -> Handled:
-    return (True, request.args[0]) if copies_onto_itself(trace, request) else RECORD_IT
 
 
 def _zeros(trace: Trace, request: Request) -> Handled:
@@ -150,7 +145,6 @@ HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
     Rule.DRAW: _draw,
     Rule.DRAW_INTO: _draw_into,
     Rule.DROPOUT: _dropout,
-    Rule.COPY: _copy,
     Rule.INDEX: _index,
     Rule.IF_NO_DROPOUT: _if_no_dropout,
 }

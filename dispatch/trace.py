@@ -191,6 +191,7 @@ class Trace:
         self.storages: dict[int, int] = {}
         self.scalars: list[complex] = []
         self.twin: tuple[State, State] | None = None
+        self.ran: tuple[Any, State] | None = None  # the op that ran at once, last, and when
         self._rooted: State | None = None  # up to here `_roots` is filled in
         self._roots: dict[int, int] = {}
 
@@ -199,6 +200,12 @@ class Trace:
         taken = Pending(self.state, self.values, self.leaf_values, self.leaves, self.scalars)
         self.reset()
         return taken
+
+    def last_op(self) -> Any:
+        """What was called last: an op that ran at once, or the recorded op's builtin."""
+        if self.ran is not None and self.ran[1] is self.state:
+            return self.ran[0]
+        return self.state.key[0] if self.state.key else None
 
     def has_write_to(self, value: Value) -> bool:
         """Whether a pending call writes the memory of a computed value."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lazy_tensor import lazy_mode, materialize, wrap
+from lazy_tensor.dispatch.trace import local
 
 
 def base_and_view(x):
@@ -162,3 +163,22 @@ def test_version_counts_writes_when_they_are_recorded():
         x.add_(1)
         assert x._version == 1
     assert x._version == 1
+
+
+@pytest.mark.parametrize("right", [(4,), (4, 5), (2, 4, 5)], ids=str)
+@pytest.mark.parametrize("out_is_lazy", [False, True])
+@pytest.mark.parametrize("records", ["all", "debug", "cold"])
+def test_matmul_writes_its_out(right, out_is_lazy, records):
+    a, b = torch.rand(2, 3, 4), torch.rand(right)
+    expected = a @ b
+    for _ in range(3):
+        out = torch.empty_like(expected)
+        with lazy_mode(debug=records == "debug"):
+            if records == "cold":
+                local.trace.budget.go_cold()
+            target = wrap(out) if out_is_lazy else out
+            torch.matmul(a, b, out=target)
+            torch.matmul(wrap(a), b, out=target)
+        assert torch.equal(out, expected)
+        assert torch.equal(materialize(target), expected)
+    local.trace.budget.reset()

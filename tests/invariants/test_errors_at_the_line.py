@@ -47,6 +47,17 @@ def copy_from_own_neighbours_by_out(x):
     return torch.add(y[1:], 1, out=y[:-1])
 
 
+def copy_to_itself_with_a_dimension_more(x):
+    y = x + 1
+    return y.unsqueeze(-1).copy_(y)
+
+
+def copy_of_a_product_to_itself(x):
+    y = torch.empty(4)
+    torch.mv(x, x[0], out=y)
+    return y.unsqueeze(-1).copy_(y)
+
+
 def negative_integer_power(x):
     n = ints(x)
     n**2
@@ -156,6 +167,7 @@ def nan_to_int_power(x):
 PROGRAMS = [
     comparison_of_complex, bool_minus_bool, negated_bool, write_to_expanded,
     write_to_own_neighbours, write_from_own_transpose, copy_from_own_neighbours_by_out,
+    copy_to_itself_with_a_dimension_more, copy_of_a_product_to_itself,
     negative_integer_power, wrong_mm, wrong_bmm, mixed_dtypes_mm, wrong_broadcast, wrong_view,
     wrong_reshape, wrong_cat, wrong_dim, index_beyond, select_beyond, wrong_linear, wrong_conv,
     inplace_to_other_dtype, inplace_to_larger_shape, bitwise_of_floats, mean_of_ints, float_index,

@@ -175,14 +175,18 @@ def view_of(w: Writer, name: str) -> str:
                     f"{name}.flatten()", f"{name}[:, ::2]", f"{name}.movedim(0, -1)"]  # fmt: skip
     if t.is_complex():
         options += [f"{name}.real", f"{name}.imag", f"{name}.conj()", f"torch.view_as_real({name})"]
-    if t.dtype == torch.float32:
-        options += [f"{name}.detach().view(torch.int32)"]
     return w.choose(*options)
 
 
 def view(w: Writer) -> str | None:
     name = w.pick()
     return f"{w.fresh()} = {view_of(w, name)}" if name else None
+
+
+def bits(w: Writer) -> str | None:
+    """A view as another dtype, in which the sign of a zero shows."""
+    name = w.pick(lambda t: t.dtype == torch.float32)
+    return f"{w.fresh()} = {name}.detach().view(torch.int32)" if name else None
 
 
 INPLACE = ("add_({})", "mul_({})", "sub_({})", "copy_({})", "clamp_(-1, 1)", "zero_()", "relu_()",
@@ -374,15 +378,16 @@ def region(w: Writer) -> str | None:
 
 
 PRODUCTIONS: dict[Production, int] = {
-    unary: 4, binary: 8, reduction: 4, product: 2, several: 2, view: 7, inplace: 9, set_item: 4,
-    indexed: 3, cast: 2, random: 3, observed: 3, control_flow: 2, backward: 4, gradient: 4,
-    forgotten: 3, handed_out: 2, region: 2, new_tensor: 2, shared_tensor: 1,
+    unary: 4, binary: 8, reduction: 4, product: 2, several: 2, view: 7, bits: 1, inplace: 9,
+    set_item: 4, indexed: 3, cast: 2, random: 3, observed: 3, control_flow: 2, backward: 4,
+    gradient: 4, forgotten: 3, handed_out: 2, region: 2, new_tensor: 2, shared_tensor: 1,
 }  # fmt: skip
 """Every kind of line and its weight."""
 
 SMOOTH = PRODUCTIONS | {
     unary: 0, smooth_unary: 8, binary: 0, smooth_binary: 10, reduction: 0, smooth_reduction: 4,
-    several: 0, indexed: 0, cast: 0, control_flow: 0, observed: 0, set_item: 2, inplace: 9,
+    several: 0, indexed: 0, cast: 0, bits: 0, control_flow: 0, observed: 0, set_item: 2,
+    inplace: 9,
 }  # fmt: skip
 """Without what turns a rounding error into a whole number, or into another path: for kernels, which
 round otherwise than op-by-op execution."""
