@@ -21,6 +21,7 @@ from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
 from lazy_tensor.dispatch.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan import Plan, Planner
+from lazy_tensor.dispatch.remat import rematerialized
 from lazy_tensor.dispatch.rules import run_at_once
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, live_values
@@ -107,7 +108,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
     plan = _plan_of(pending, live)
-    ran: Plan | Graph = plan or graph_of(pending.state.steps(), live)
+    ran: Plan | Graph = plan or _with_remat(graph_of(pending.state.steps(), live))
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
         with torch_private.kernels_only(), POOL.using():
@@ -134,9 +135,14 @@ def _release(*values: list[Value]) -> None:
         value.slot = value.leaf = None
 
 
-def _config() -> tuple[str, str]:
+def _with_remat(graph: Graph) -> Graph:
+    interval = settings.current().remat_interval
+    return rematerialized(graph, interval) if interval else graph
+
+
+def _config() -> tuple[str, str, int]:
     now = settings.current()
-    return (now.backend, now.compile)
+    return (now.backend, now.compile, now.remat_interval)
 
 
 def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
@@ -204,7 +210,7 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     graph = graph_of(pending.state.steps(), live)
     backend = chosen_backend(_device_type(pending))
     fuses = now.compile != "off" and backend.name != "aten"
-    graph = without_repeats(taken_apart(graph) if fuses else graph)
+    graph = _with_remat(without_repeats(taken_apart(graph) if fuses else graph))
     fusible = Fusibility(graph, backend.refuses) if fuses else None
     units = units_of(graph, fusible)
 

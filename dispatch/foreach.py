@@ -97,4 +97,5 @@ def _part(node: Node, op: OpOverload, i: int) -> Node:
         writes=() if is_new else (node.writes[i],),
         view_of=None,
         where=node.where,
+        in_backward=node.in_backward,
     )

@@ -123,10 +123,10 @@ def without_repeats(graph: Graph) -> Graph:
     kept_apart = written | {graph.root[slot] for slot in graph.live}
     version: dict[int, int] = defaultdict(int)
     seen: dict[tuple[Any, ...], tuple[int, Node]] = {}
-    renamed: dict[int, int] = {}
+    names: dict[int, int] = {}
     nodes: list[Node] = []
     for position, original in enumerate(graph.nodes):
-        node = _renamed(original, renamed) if renamed else original
+        node = renamed(original, names) if names else original
         reads = tuple((slot, version[graph.root[slot]]) for slot in node.reads)
         key = (node.facts.op, repr(node.args), repr(node.kwargs), reads)
         first = seen.get(key)
@@ -139,7 +139,7 @@ def without_repeats(graph: Graph) -> Graph:
             )
         )
         if first and can_merge and last_use[first[0]] >= position - NEAR:
-            renamed.update(
+            names.update(
                 (new, old)
                 for new, old in zip(node.outs, first[1].outs, strict=True)
                 if new is not None and old is not None
@@ -168,7 +168,9 @@ def _last_uses(graph: Graph) -> list[int]:
     ]
 
 
-def _renamed(node: Node, names: dict[int, int]) -> Node:
+def renamed(node: Node, names: dict[int, int]) -> Node:
+    """`node` with other slots in its arguments."""
+
     def rename(argument: Any) -> Any:
         if isinstance(argument, Ref):
             return Ref(names.get(argument.index, argument.index))
@@ -177,13 +179,15 @@ def _renamed(node: Node, names: dict[int, int]) -> Node:
         return argument
 
     return Node(
-        node.facts,
-        rename(node.args),
-        tuple((name, rename(a)) for name, a in node.kwargs),
-        node.outs,
-        node.specs,
-        node.is_single,
-        tuple(names.get(slot, slot) for slot in node.writes),
-        None if node.view_of is None else names.get(node.view_of, node.view_of),
-        node.where,
+        facts=node.facts,
+        args=rename(node.args),
+        kwargs=tuple((name, rename(a)) for name, a in node.kwargs),
+        outs=node.outs,
+        specs=node.specs,
+        is_single=node.is_single,
+        writes=tuple(names.get(slot, slot) for slot in node.writes),
+        view_of=None if node.view_of is None else names.get(node.view_of, node.view_of),
+        where=node.where,
+        in_backward=node.in_backward,
+        after=node.after,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.admit import index_of
 from lazy_tensor.dispatch.closed_form import closed_form
 from lazy_tensor.dispatch.flush import closes_segment, flush
@@ -41,7 +41,7 @@ def cut_if_full(trace: Trace) -> None:
     if trace.is_outdated and trace.state is trace.root:
         trace.reset()
     state = trace.state
-    if trace.budget.is_spent:
+    if trace.budget.is_spent and not limits.remat_interval:  # it needs whole steps
         flush(trace, "nothing repeats", quiet=True)
         if trace.budget.is_spent:
             trace.budget.go_cold()
@@ -175,6 +175,7 @@ def _new_state(
         writes=tuple(index_of(trace, tensor) for tensor in request.written()),
         view_of=None if viewed is None else index_of(trace, viewed),
         where=user_line(),
+        in_backward=torch_private.in_backward(),
     )
     if viewed is not None:
         state.rebase = _rebase(trace, request, viewed)

@@ -61,6 +61,7 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
                 before.add(last_write[root])
             if root in written:
                 before |= readers[root]
+        before |= {last_write[graph.root[slot]] for slot in node.after}
         for root in read:
             readers[root].add(i)
         for root in written:

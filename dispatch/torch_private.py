@@ -48,6 +48,11 @@ make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 """A tensor without storage: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
 
 
+def in_backward() -> bool:
+    """Whether autograd's engine is at work in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def new_wrapper(tensor_class: type[Any], meta: tuple[Any, ...]) -> Any:
     """`make_wrapper(tensor_class, *meta)`, an ordinary tensor in inference mode too.
 

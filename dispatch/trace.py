@@ -61,7 +61,8 @@ class Value:
 class Node:
     """One recorded call. `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`.
 
-    `reads` are the slots they name, in order, repeats included.
+    `reads` are the slots they name, in order, repeats included; `after` are slots that must be made
+    first though they are not read.
     """
 
     facts: OpFacts
@@ -73,6 +74,8 @@ class Node:
     writes: tuple[int, ...]
     view_of: int | None
     where: str
+    in_backward: bool
+    after: tuple[int, ...] = ()
     reads: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:

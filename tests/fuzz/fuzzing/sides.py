@@ -17,6 +17,7 @@ import torch
 
 import lazy_tensor
 from fuzzing.program import Program, eager_names
+from lazy_tensor.dispatch import remat
 from lazy_tensor.dispatch.trace import local
 
 
@@ -34,6 +35,7 @@ class Side:
     rounds: int = 3
     debug: bool = False
     keeps_recording: bool = True
+    remat_interval: int = 0
 
     @property
     def is_exact(self) -> bool:
@@ -57,8 +59,12 @@ COLD = Side("cold", rounds=1, keeps_recording=False)
 DEBUG = Side("debug", rounds=1, debug=True)
 INDUCTOR = Side("inductor", backend="inductor")
 INDUCTOR_WRAPPED = Side("inductor wrapped", backend="inductor", wraps=True)
-EXACT = (MODE, WRAPPED, COLD, DEBUG)
+REMAT = Side("remat", remat_interval=2)
+EXACT = (MODE, WRAPPED, COLD, DEBUG, REMAT)
 COMPILED = (INDUCTOR, INDUCTOR_WRAPPED)
+
+
+remat.LEAST_BYTES = 1  # the programs' tensors are small
 
 
 def run(program: Program, names: dict[str, Any]) -> list[str | None]:
@@ -83,7 +89,9 @@ def difference(program: Program, side: Side) -> str | None:
         eager = eager_names()
         expected = run(program, eager)
         rng = torch.get_rng_state()
-        lazy_tensor.configure(backend=side.backend, compile="blocking")
+        lazy_tensor.configure(
+            backend=side.backend, compile="blocking", remat_interval=side.remat_interval
+        )
         for i in range(side.rounds):
             names = side.names()
             if side.keeps_recording:
