@@ -200,7 +200,7 @@ def _answer(ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
         return str(error)
 
 
-OTHER_FOR_SUBCLASSES = ("AsStridedBackward0", "IndexPutImplBackward0")
+OTHER_FOR_SUBCLASSES = ("AsStridedBackward0", "IndexPutImplBackward0", "ReshapeAliasBackward0")
 SEVERAL_VIEWS = "is the output of a function that returns multiple views"
 
 
