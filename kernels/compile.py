@@ -7,6 +7,7 @@ In: segments, a backend, and how long one may wait. Out: fusions that can be run
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, TypeGuard, cast
@@ -20,10 +21,11 @@ from lazy_tensor.kernels.backend import Backend, GenericBackend, Kernel, Portabl
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.disk import Disk, key_of
-from lazy_tensor.kernels.families import Families, Member, OtherSizes
+from lazy_tensor.kernels.families import Families, Member, Declined
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
 from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.workers import BuildError, Workers, is_known_to_workers
 
@@ -31,6 +33,9 @@ Mode = Literal["background", "blocking", "off"]
 _Key = tuple[Segment, Backend, int, int]
 
 _aten = AtenBackend()
+
+DROPPED = b"dropped: "
+"""Stands, with the reason, on disk in place of a kernel that disagreed with op-by-op execution."""
 
 
 class Compiler:
@@ -135,10 +140,30 @@ class Compiler:
             if fusion is not None:
                 self.counters.add("reused")
                 return fusion, False
-            fusion = Fusion(segment, backend, self.counters, verify_every)
+            fusion = Fusion(segment, backend, self.counters, verify_every, self._drop)
             self._fusions.add(fusion)
             self.cache.put(key, fusion)
             return fusion, True
+
+    def _drop(self, fusion: Fusion, inputs: tuple[Sequence[torch.Tensor], Sequence[float]]) -> str:
+        """See that no process uses the fusion's kernel again; say what shows why."""
+        key = self._artifact_key(fusion)
+        if key is None or self.disk is None:
+            return ""
+        self.disk.put(key, DROPPED + fusion.reason.encode())
+        first = None
+        if fusion.member is not None:
+            family = fusion.member.family
+            first, family.kernel, family.is_apart = family.first, None, True
+        path = write_script(
+            self.disk.directory / "disagreements",
+            fusion.backend.name,
+            fusion.segment,
+            first,
+            inputs,
+            fusion.reason,
+        )
+        return "" if path is None else f"; run {path} to see it"
 
     def _evicted(self, key: _Key, fusion: Fusion) -> None:
         if self._to_build.take_back(fusion) or self._to_load.take_back(fusion):
@@ -161,14 +186,14 @@ class Compiler:
             fusion.n_runs = family.n_members - 1  # each of the others ran
             if family.kernel is not None:
                 fusion.adopt(self._generic_kernel(fusion, fusion.member), "of other sizes")
-        except OtherSizes as reason:
+        except Declined as reason:
             fusion.give_up(str(reason))
 
     def _load(self, fusion: Fusion) -> None:
         """Take the kernel from disk; if there is none, wait for the fusion to be used enough."""
         try:
             kernel = self._kernel_on_disk(fusion)
-        except OtherSizes as reason:
+        except Declined as reason:
             fusion.give_up(str(reason))
             return
         if kernel is not None:
@@ -184,7 +209,7 @@ class Compiler:
             origin = "from disk"
             if kernel is None:
                 kernel, origin = self._built(fusion), "compiled"
-        except OtherSizes as reason:
+        except Declined as reason:
             fusion.give_up(str(reason))
         except Exception as error:
             if self._is_closed:
@@ -208,9 +233,13 @@ class Compiler:
         artifact = self.disk.get(key)
         if artifact is None:
             return None
+        if artifact.startswith(DROPPED):
+            raise Declined(
+                f"a kernel for it was dropped: {artifact.removeprefix(DROPPED).decode()}"
+            )
         try:
             kernel = self._loaded(fusion, artifact)
-        except OtherSizes:
+        except Declined:
             raise
         except Exception:
             return None  # `load` says that it is unusable: it is built anew and replaced
@@ -228,12 +257,12 @@ class Compiler:
         return self._generic_kernel(fusion, member)
 
     def _generic_kernel(self, fusion: Fusion, member: Member) -> Kernel:
-        """The kernel of the fusion's family; OtherSizes if it isn't right for its sizes."""
+        """The kernel of the fusion's family; Declined if it isn't right for its sizes."""
         family = member.family
         assert family.kernel is not None
         assert family.artifact is not None
         if not cast(GenericBackend, fusion.backend).fits(family.artifact, member.values):
-            raise OtherSizes("the kernel for its structure is not right for these sizes")
+            raise Declined("the kernel for its structure is not right for these sizes")
         return family.kernel
 
     def _built(self, fusion: Fusion) -> Kernel:
@@ -245,7 +274,7 @@ class Compiler:
                 return self._generic_kernel(fusion, member)
             try:
                 return self._built_from(fusion)
-            except OtherSizes:
+            except Declined:
                 raise
             except Exception:
                 # no kernel serves all sizes: each has its own

@@ -17,8 +17,8 @@ from lazy_tensor.kernels.generic import Generic, Structure, generic_of, structur
 from lazy_tensor.kernels.segment import Segment
 
 
-class OtherSizes(RuntimeError):
-    """A generic kernel turned out not to be right for a segment's sizes."""
+class Declined(RuntimeError):
+    """No kernel is for a segment, which is no failure: the message says why."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Families:
     def member(self, segment: Segment, backend: Backend) -> Member | None:
         """The place of `segment`, which was not seen before; None if it has a kernel of its own.
 
-        OtherSizes if its family has two kernels already, and neither is for its sizes.
+        Declined if its family has two kernels already, and neither is for its sizes.
         """
         if not (isinstance(backend, GenericBackend) and backend.can_build(segment)):
             return None
@@ -78,5 +78,5 @@ class Families:
             assert family.generic is not None
             values = family.generic.values_of(structure)
         if values is None:
-            raise OtherSizes("its structure has two kernels, and these sizes fit neither")
+            raise Declined("its structure has two kernels, and these sizes fit neither")
         return Member(family, values)

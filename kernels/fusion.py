@@ -27,6 +27,7 @@ Status = Literal[
 ]
 Tensors = Sequence[torch.Tensor]
 Scalars = Sequence[float]
+OnDisagreement = Callable[["Fusion", tuple[Tensors, Scalars]], str]
 
 RECHECK_EVERY = 10_000
 """Runs after which the kernel and op-by-op replay are timed against each other again."""
@@ -38,11 +39,17 @@ class Fusion:
     `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
     is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
     run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
-    kernel is for it) or 'failed'; `reason` says more.
+    kernel is for it) or 'failed'; `reason` says more. `on_disagreement` is told of a kernel that
+    disagrees with replay, and says what to add to the warning.
     """
 
     def __init__(
-        self, segment: Segment, backend: Backend, counters: Counters, verify_every: int = 0
+        self,
+        segment: Segment,
+        backend: Backend,
+        counters: Counters,
+        verify_every: int = 0,
+        on_disagreement: OnDisagreement | None = None,
     ) -> None:
         self.segment = segment
         self.backend = backend
@@ -54,6 +61,7 @@ class Fusion:
         self.measure = False
         self._counters = counters
         self._verify_every = verify_every
+        self._on_disagreement = on_disagreement
         self.run: Kernel = self._first_run
 
     @cached_property
@@ -150,16 +158,20 @@ class Fusion:
                     raise  # the kernel may have written already: replay would write twice
                 failure = error
             outputs = self.aten(tensors, scalars)
-            self._disagreed(f"it raised {failure!r}, op-by-op execution does not")
+            reason = f"it raised {failure!r}, op-by-op execution does not"
+            self._disagreed(reason, tensors, scalars)
             return outputs
 
         return run
 
-    def _disagreed(self, reason: str) -> None:
+    def _disagreed(self, reason: str, tensors: Tensors, scalars: Scalars) -> None:
         self.status, self.reason = "failed", reason
         self._counters.add("disagreed")
         self.run = self.aten
-        self._warn(f"disagreed with op-by-op execution and was dropped: {reason}")
+        advice = ""
+        if self._on_disagreement is not None:
+            advice = self._on_disagreement(self, (tensors, scalars))
+        self._warn(f"disagreed with op-by-op execution and was dropped: {reason}{advice}")
 
     def _warn_and_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
         self.run = self.aten

@@ -15,12 +15,16 @@ _RELATIVE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 _MAX_DIFFERING_SHARE = 1e-3
 """Of integers and booleans: a comparison of floats may fall to the other side."""
 
+Tensors = Sequence[torch.Tensor]
+Disagreed = Callable[[str, Tensors, Sequence[float]], None]
+"""Called with the reason and the inputs as they were."""
+
 
 class Verified:
     """`kernel`, of whose runs the first and then one in `every` is repeated by `aten` and compared.
 
     If they differ, the caller gets what `aten` computed, written inputs included, after
-    `disagreed(reason)` has been called.
+    `disagreed` has been called.
     """
 
     def __init__(
@@ -29,7 +33,7 @@ class Verified:
         aten: Kernel,
         segment: Segment,
         every: int,
-        disagreed: Callable[[str], None],
+        disagreed: Disagreed,
         counters: Counters,
     ) -> None:
         self._kernel = kernel
@@ -40,32 +44,51 @@ class Verified:
         self._counters = counters
         self._left = 1
 
-    def __call__(
-        self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
-    ) -> Sequence[torch.Tensor]:
+    def __call__(self, tensors: Tensors, scalars: Sequence[float]) -> Tensors:
         self._left -= 1
         if self._left > 0:
             return self._kernel(tensors, scalars)
         self._left = self._every
         self._counters.add("verified")
-        written = self._segment.written
-        expected_inputs = list(tensors)
-        for i in written:
-            expected_inputs[i] = _copy_of(tensors[i])
-        magnitude = max(map(_largest, tensors), default=0.0)
-        expected = self._aten(expected_inputs, scalars)
+        segment = self._segment
+        given, mine = _apart(tensors, segment), _apart(tensors, segment)
+        expected = self._aten(mine, scalars)
         actual = self._kernel(tensors, scalars)
-        reason = difference(
-            [*actual, *(tensors[i] for i in written)],
-            [*expected, *(expected_inputs[i] for i in written)],
-            magnitude,
-        )
+        reason = _disagreement(segment, given, (tensors, actual), (mine, expected))
         if reason is None:
             return actual
-        for i in written:
-            tensors[i].copy_(expected_inputs[i])
-        self._disagreed(reason)
+        for i in segment.written:
+            tensors[i].copy_(mine[i])
+        self._disagreed(reason, given, scalars)
         return expected
+
+
+def difference_of(
+    kernel: Kernel, aten: Kernel, segment: Segment, tensors: Tensors, scalars: Sequence[float]
+) -> str | None:
+    """How what `kernel` does differs from what `aten` does, if it does. Inputs stay as they are."""
+    one, other = _apart(tensors, segment), _apart(tensors, segment)
+    sides = (one, kernel(one, scalars)), (other, aten(other, scalars))
+    return _disagreement(segment, tensors, *sides)
+
+
+def _apart(tensors: Tensors, segment: Segment) -> list[torch.Tensor]:
+    """The inputs, copies in place of those that the segment writes."""
+    written = segment.written
+    return [_copy_of(tensor) if i in written else tensor for i, tensor in enumerate(tensors)]
+
+
+def _disagreement(
+    segment: Segment,
+    given: Tensors,
+    actual: tuple[Tensors, Tensors],
+    expected: tuple[Tensors, Tensors],
+) -> str | None:
+    """How two pairs of inputs and outputs after a run on `given` differ."""
+    one, other = (
+        [*outputs, *(inputs[i] for i in segment.written)] for inputs, outputs in (actual, expected)
+    )
+    return difference(one, other, max(map(_largest, given), default=0.0))
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,9 +98,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-def difference(
-    actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], magnitude: float = 0.0
-) -> str | None:
+def difference(actual: Tensors, expected: Tensors, magnitude: float = 0.0) -> str | None:
     """The first way in which `actual` is not `expected`, up to the rounding fusion brings; or None.
 
     `magnitude` is that of the largest operand: where results cancel, its rounding is what is left.

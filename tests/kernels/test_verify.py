@@ -37,7 +37,11 @@ def verified(segment, kernel, every):
     reasons: list[str] = []
     counters = Counters()
     aten = compile_aten(segment)
-    return Verified(kernel, aten, segment, every, reasons.append, counters), reasons, counters
+
+    def disagreed(reason, tensors, scalars):
+        reasons.append(reason)
+
+    return Verified(kernel, aten, segment, every, disagreed, counters), reasons, counters
 
 
 def test_first_run_and_then_one_in_n_is_compared(record):
