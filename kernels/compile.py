@@ -21,7 +21,7 @@ from lazy_tensor.kernels.backend import Backend, GenericBackend, Kernel, Portabl
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.disk import Disk, key_of
-from lazy_tensor.kernels.families import Families, Member, Declined
+from lazy_tensor.kernels.families import Declined, Families, Member
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
 from lazy_tensor.kernels.pool import POOL
