@@ -76,7 +76,8 @@ def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool
         return False  # "too hard" to tell, says torch, and goes on
     (first, last), (its_first, its_last) = _bytes(written), _bytes(other)
     if (first, last) == (its_first, its_last) and written.stride() == other.stride():
-        return op is not COPY and torch.Tag.pointwise not in op.tags
+        is_pointwise = torch.Tag.pointwise in op.tags or "_foreach_" in op._schema.name
+        return op is not COPY and not is_pointwise
     return first < its_last and its_first < last
 
 

@@ -206,9 +206,14 @@ class Trace:
 
     def last_op(self) -> Any:
         """What was called last: an op that ran at once, or the recorded op's builtin."""
-        if self.ran is not None and self.ran[1] is self.state:
-            return self.ran[0]
-        return self.state.key[0] if self.state.key else None
+        state: State | None = self.state
+        while state is not None:
+            if self.ran is not None and self.ran[1] is state:
+                return self.ran[0]
+            if not isinstance(state.step, Leaf):
+                return state.key[0] if state.key else None
+            state = state.parent
+        return None
 
     def has_write_to(self, value: Value) -> bool:
         """Whether a pending call writes the memory of a computed value."""

@@ -165,20 +165,24 @@ def test_version_counts_writes_when_they_are_recorded():
     assert x._version == 1
 
 
-@pytest.mark.parametrize("right", [(4,), (4, 5), (2, 4, 5)], ids=str)
-@pytest.mark.parametrize("out_is_lazy", [False, True])
+@pytest.mark.parametrize("target", ["plain", "wrapped", "computed"])
 @pytest.mark.parametrize("records", ["all", "debug", "cold"])
-def test_matmul_writes_its_out(right, out_is_lazy, records):
-    a, b = torch.rand(2, 3, 4), torch.rand(right)
-    expected = a @ b
-    for _ in range(3):
-        out = torch.empty_like(expected)
+def test_matmul_writes_its_out(target, records):
+    a = torch.rand(2, 3, 4)
+    for right in ((2, 4, 5), (4,), (4, 5), (1, 4, 5)) * 2:
+        b = torch.rand(right)
+        expected = a @ b
+        if target == "computed":
+            with lazy_mode():
+                out = torch.empty(expected.shape)
+        else:
+            out = torch.empty_like(expected)
         with lazy_mode(debug=records == "debug"):
             if records == "cold":
                 local.trace.budget.go_cold()
-            target = wrap(out) if out_is_lazy else out
-            torch.matmul(a, b, out=target)
-            torch.matmul(wrap(a), b, out=target)
-        assert torch.equal(out, expected)
-        assert torch.equal(materialize(target), expected)
-    local.trace.budget.reset()
+            lazy = wrap(out) if target == "wrapped" else out
+            torch.matmul(a, b, out=lazy)
+            torch.matmul(wrap(a), b, out=lazy)
+        assert torch.equal(materialize(out), expected)
+        assert torch.equal(materialize(lazy), expected)
+        local.trace.budget.reset()

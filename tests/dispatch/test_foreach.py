@@ -12,7 +12,7 @@ from torch.testing._internal.common_methods_invocations import (
     foreach_unary_op_db,
 )
 
-from lazy_tensor import lazy_mode, materialize
+from lazy_tensor import is_pending, lazy_mode, materialize
 from lazy_tensor.dispatch.foreach import op_of_each, taken_apart
 from lazy_tensor.dispatch.graph import graph_of
 from lazy_tensor.dispatch.interpret import interpret
@@ -121,3 +121,14 @@ def test_equal_parameters_share_one_kernel_whatever_the_learning_rate(foreach, c
     assert n_compiled[2:] == [n_compiled[1] + 2] * 6
     assert all(len(segment.calls) == 7 for segment in counting.segments[-2:])
     assert [p.data_ptr() for p in params] == memory
+
+
+def test_tensors_multiplied_by_themselves_stay_pending():
+    tensors = [torch.rand(3), torch.rand(4)]
+    expected = [t * t for t in tensors]
+    with lazy_mode():
+        mine = [t + 0 for t in tensors]
+        torch._foreach_mul_(mine, mine)
+        assert all(map(is_pending, mine))
+    for a, b in zip(mine, expected, strict=True):
+        assert torch.equal(materialize(a), b)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lazy_tensor import is_pending, lazy_mode, stats, wrap
+from lazy_tensor import flush, is_pending, lazy_mode, stats, wrap
 from lazy_tensor.dispatch.trace import Node, local
 from tests.invariants.compare import WAYS, assert_agrees
 
@@ -80,6 +80,11 @@ OPTIMIZERS = {
     "adamw in a loop": lambda p: torch.optim.AdamW(p, 0.1, foreach=False),
     "adamw fused": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, 0.1),
+    "rmsprop in a loop": lambda p: torch.optim.RMSprop(p, 0.1, foreach=False),
+}
+READS_NORMS = {  # once or twice a parameter, as Python numbers
+    "adafactor": lambda p: torch.optim.Adafactor(p),
+    "adafactor foreach": lambda p: torch.optim.Adafactor(p, foreach=True),
 }
 each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 
@@ -149,3 +154,42 @@ def test_a_parameter_read_by_a_view_taken_earlier_shows_the_update():
     assert before.tolist() == [2.0] * 3
     assert after.tolist() == [1.0] * 3
     assert view.tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    "make", [*OPTIMIZERS.values(), *READS_NORMS.values()], ids=[*OPTIMIZERS, *READS_NORMS]
+)
+@pytest.mark.parametrize("scales", [False, True], ids=["float32", "scaled"])
+def test_a_changing_step_compiles_nothing_and_copies_nothing(make, scales, counting):
+    def new_model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+
+    def train(model, n_steps=7):
+        optimizer = make(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", enabled=scales, init_scale=64.0)
+        n_compiled = []
+        for _ in range(n_steps):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=scales):
+                loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+            flush()
+            n_compiled.append(len(counting.segments))
+        return [p.detach() for p in model.parameters()], n_compiled
+
+    x, model = torch.rand(4, 8), new_model()
+    expected, _ = train(new_model())
+    with lazy_mode():
+        got, n_compiled = train(model)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert torch.equal(mine, theirs)
+    assert n_compiled[3] == n_compiled[-1] > 0
+    copies = [c for s in counting.segments for c in s.calls if str(c.op).startswith("aten.copy_")]
+    assert not copies
