@@ -39,9 +39,15 @@ def compiler() -> Compiler:
     global _compiler
     if _compiler is None:
         now = settings.current()
-        _compiler = Compiler(maxsize=now.segment_cache_size, cache_dir=Path(now.cache_dir))
+        _compiler = Compiler(
+            maxsize=now.segment_cache_size, cache_dir=Path(now.cache_dir), may_build=_works_long
+        )
         atexit.register(_compiler.close)
     return _compiler
+
+
+def _works_long() -> bool:
+    return STATS.all_flushes_s >= COMPILES_AFTER_S
 
 
 def _follow_settings(new: settings.Settings) -> None:
@@ -108,6 +114,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
     plan = _plan_of(pending, live)
+    if plan is not None and plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
+        _ask_for_pool()
     ran: Plan | Graph = plan or _with_remat(graph_of(pending.state.steps(), live))
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
@@ -121,6 +129,12 @@ def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | 
         raise
     _settle(pending, alive, results)
     return plan
+
+
+def _ask_for_pool() -> None:
+    mode = settings.current().compile
+    if mode == "blocking" or _works_long():
+        compiler().keep_memory(mode)
 
 
 def _settle(pending: Pending, alive: list[Value], results: Any) -> None:
@@ -197,6 +211,9 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
             )
 
 
+COMPILES_AFTER_S = 1.0
+"""Seconds of running traces after which kernels are built in the background: a program that ends
+before would only be slowed down."""
 POOLED_FROM_BYTES = 1 << 20
 """Peak of a plan from which memory is worth keeping: below it, the C library does."""
 NO_PLAN: Any = object()
@@ -223,10 +240,7 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
             verify_every=now.verify_every,
         )
 
-    plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
-    if plan.peak_bytes > POOLED_FROM_BYTES:
-        compiler().keep_memory(now.compile)
-    return plan
+    return Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
 
 
 def _device_type(pending: Pending) -> str:
@@ -272,6 +286,7 @@ def _account(record: FlushRecord, plan: Plan | None) -> None:
     STATS.counts["flushes"] += 1
     STATS.causes[record.cause] += 1
     STATS.flush_s += record.seconds
+    STATS.all_flushes_s += record.seconds
     if plan:
         STATS.counts["segments"] += len(plan.fusions)
         ran = tuple(f"{f.status}: {len(f.segment.calls)} ops" for f in plan.fusions)

@@ -93,6 +93,8 @@ class Fusibility:
 
 def _takes_scalars(node: Node) -> bool:
     """Whether run-time scalars stand only where the op does arithmetic (not as `eps: float`)."""
+    if not (any(map(_has_scalar, node.args)) or any(_has_scalar(a) for _, a in node.kwargs)):
+        return True
     schema = node.facts.op._schema.arguments
     by_name = {argument.name: argument for argument in schema}
     placed = [(schema[i], a) for i, a in enumerate(node.args)]

@@ -35,6 +35,7 @@ class Stats:
     causes: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[tuple[object, str]] = field(default_factory=Counter)
     flush_s: float = 0.0
+    all_flushes_s: float = 0.0  # since the process began
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 
     def reset(self) -> None:

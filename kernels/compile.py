@@ -7,7 +7,7 @@ In: segments, a backend, and how long one may wait. Out: fusions that can be run
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, TypeGuard, cast
@@ -42,7 +42,8 @@ class Compiler:
     """Turns segments into fusions, at most `maxsize` of them, and obtains their kernels.
 
     `cache_dir` keeps kernels beyond the process; None keeps them in memory only. `n_workers` is the
-    number of kernels built at a time: by default one core is left to the program.
+    number of kernels built at a time: by default one core is left to the program. In "background"
+    kernels that a segment has run often enough for are asked for once `may_build()` is true.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class Compiler:
         max_disk_bytes: int = 2 << 30,
         n_workers: int | None = None,
         counters: Counters | None = None,
+        may_build: Callable[[], bool] | None = None,
     ) -> None:
         self.counters = counters or Counters()
         self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
         self.disk = Disk(cache_dir, max_disk_bytes) if cache_dir is not None else None
+        self._may_build = may_build
         self._creating = threading.Lock()
         self._families = Families(maxsize)
         self._fusions: WeakSet[Fusion] = WeakSet()
@@ -170,6 +173,8 @@ class Compiler:
             fusion.run_op_by_op("evicted from the kernel cache before it was compiled")
 
     def _request(self, fusion: Fusion) -> None:
+        if fusion.threshold > 1 and self._may_build is not None and not self._may_build():
+            return  # it asks again at its next run
         with self._creating:
             if fusion.status != "aten":
                 return  # another thread ran the fusion at the same time

@@ -57,9 +57,13 @@ class Pool:
         self._library: Any = None
         self._using: AbstractContextManager[None] = nullcontext()
 
+    @property
+    def is_asked_for(self) -> bool:
+        return self.status != "not asked for"
+
     def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
         """Load or compile it: in a thread, or at once if `wait`. The first call counts."""
-        if self.status != "not asked for" and not (wait and self.status == "compiling"):
+        if self.is_asked_for and not (wait and self.status == "compiling"):
             return
         if wait:
             self._obtain(disk)
@@ -130,13 +134,19 @@ def _compiler() -> str:
     raise RuntimeError("there is no C++ compiler")
 
 
+def _gently() -> list[str]:
+    """Run the command that follows behind the program, as compile workers do."""
+    nice = shutil.which("nice")
+    return [nice, "-n", "3"] if nice else []
+
+
 def _compiled(compiler: str) -> bytes:
     """The shared library; RuntimeError with what the compiler said."""
     root = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory(prefix="lazy_tensor_") as directory:
         target = Path(directory) / "pool.so"
         answer = subprocess.run(
-            [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{root / 'include'}",
+            [*_gently(), compiler, "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{root / 'include'}",
              str(SOURCE), "-o", str(target), f"-L{root / 'lib'}", "-lc10"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip

@@ -6,7 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, reset_stats, stats
+from lazy_tensor.dispatch import flush
 from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.stats import STATS
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,7 @@ def test_losses_and_weights_are_close_and_a_settled_loop_compiles_nothing(cache_
 
 def test_background_never_waits_for_the_compiler(cache_dir, monkeypatch):
     monkeypatch.setattr(Budget, "is_spent", False)  # steps this small don't earn their recording
+    monkeypatch.setattr(STATS, "all_flushes_s", flush.COMPILES_AFTER_S)
     with lazy_mode(backend="inductor", compile="background", cache_dir=cache_dir + "-empty"):
         expected, _ = train(3)
         losses, _ = train(3)
@@ -59,3 +62,17 @@ def test_background_never_waits_for_the_compiler(cache_dir, monkeypatch):
         assert stats()["compiled"] == 0
         assert stats()["segments"] > 0
     assert losses == expected
+
+
+def test_nothing_is_built_in_the_background_for_a_program_that_may_end_soon(cache_dir, monkeypatch):
+    def statuses():
+        options = {"backend": "inductor", "compile": "background", "cache_dir": cache_dir + "-new"}
+        with lazy_mode(**options):
+            for _ in range(4):
+                torch.rand(64).sin().add(1).sum().item()
+            return [fusion.status for fusion in flush.compiler().cache.values()]
+
+    monkeypatch.setattr(STATS, "all_flushes_s", 0.0)
+    assert set(statuses()) == {"aten"}
+    monkeypatch.setattr(STATS, "all_flushes_s", flush.COMPILES_AFTER_S)
+    assert set(statuses()) != {"aten"}
