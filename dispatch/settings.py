@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ class Settings:
                 raise ValueError(f"forbid={what!r} is not one of {options}")
 
 
-NAMES = tuple(f.name for f in dataclasses.fields(Settings))
+_TYPES = {f.name: str(f.type) for f in dataclasses.fields(Settings)}
+NAMES = tuple(_TYPES)
 
 
 def _as_set(value: str | Iterable[str]) -> frozenset[str]:
@@ -105,15 +107,28 @@ def updated(settings: Settings, options: dict[str, Any], caller: str) -> Setting
     TypeError for an unknown name, naming the nearest; ValueError or TypeError for a bad value,
     naming the option.
     """
-    types = {f.name: str(f.type) for f in dataclasses.fields(Settings)}
+    if not options:
+        return settings
+    given = tuple(
+        (k, frozenset(v) if isinstance(v, (set, list)) else v) for k, v in options.items()
+    )
+    try:
+        hash(given)
+    except TypeError:
+        return _updated.__wrapped__(settings, given, caller)
+    return _updated(settings, given, caller)
+
+
+@functools.lru_cache(64, typed=True)  # a block in a loop asks each time
+def _updated(settings: Settings, options: tuple[tuple[str, Any], ...], caller: str) -> Settings:
     values: dict[str, Any] = {}
-    for name, value in options.items():
-        if name not in types:
+    for name, value in options:
+        if name not in _TYPES:
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(NAMES)}"
             raise TypeError(f"{caller}: unknown option {name!r}{hint}")
         try:
-            values[name] = _CONVERT.get(types[name], str)(value)
+            values[name] = _CONVERT.get(_TYPES[name], str)(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{caller}: {name}={value!r}: {error}") from None
     if values.get("backend", "auto") != "auto":
@@ -158,7 +173,7 @@ def put(settings: Settings) -> Settings:
     """Make `settings` the ones in force, tell the listeners, return the previous ones."""
     global _current
     previous, _current = _current, settings
-    if settings != previous:
+    if settings is not previous and settings != previous:
         for listener in _listeners:
             listener(settings)
     return previous

@@ -130,7 +130,7 @@ class _Leaks:
                 self._own[name] = torch.Tensor.__dict__.get(name)
                 setattr(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
             self._own["data"] = torch.Tensor.__dict__.get("data")
-            torch.Tensor.data = _data_property()  # type: ignore[assignment]
+            torch.Tensor.data = _DATA  # type: ignore[assignment]
             for owner, name in self.FUNCTIONS:
                 self._own_functions[owner, name] = getattr(owner, name)
                 setattr(owner, name, _on_plain_tensors(getattr(owner, name)))
@@ -149,6 +149,7 @@ class _Leaks:
                 setattr(owner, name, function)
 
 
+@functools.cache
 def _flushing(name: str, method: Any) -> Any:
     @functools.wraps(method)
     def flush_first(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -162,6 +163,7 @@ def _flushing(name: str, method: Any) -> Any:
     return flush_first
 
 
+@functools.cache
 def _on_plain_tensors(function: Any) -> Any:
     """`function`, which C++ or files need memory for, outside the mode and on computed values."""
 
@@ -191,4 +193,5 @@ def _data_property() -> property:
     return property(own.__get__, set_data)
 
 
+_DATA = _data_property()
 _leaks = _Leaks()
