@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -105,7 +104,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         seconds = perf_counter() - start
         trace.budget.earn(pending.state.n_ops, seconds)
         trace.remember(pending.state)
-        _account(FlushRecord(cause, where, pending.state.n_ops, seconds, raised), shown)
+        _account(cause, where, pending.state.n_ops, seconds, raised, shown)
     if MISJUDGED:
         _distrust(trace)
     if shown is not None and "compile" in settings.current().forbid:
@@ -281,14 +280,21 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan 
     _release(alive, pending.leaf_values)
 
 
-def _account(record: FlushRecord, plan: Plan | None) -> None:
-    STATS.counts["ops"] += record.n_ops
-    STATS.counts["flushes"] += 1
-    STATS.causes[record.cause] += 1
-    STATS.flush_s += record.seconds
-    STATS.all_flushes_s += record.seconds
-    if plan:
-        STATS.counts["segments"] += len(plan.fusions)
-        ran = tuple(f"{f.status}: {len(f.segment.calls)} ops" for f in plan.fusions)
-        record = replace(record, n_steps=len(plan.steps), segments=ran)
+def _account(
+    cause: str, where: str, n_ops: int, seconds: float, raised: str, plan: Plan | None
+) -> None:
+    counts = STATS.counts
+    counts["ops"] += n_ops
+    counts["flushes"] += 1
+    STATS.causes[cause] += 1
+    STATS.flush_s += seconds
+    STATS.all_flushes_s += seconds
+    record = FlushRecord(cause, where, n_ops, seconds, raised)
+    if plan is not None:
+        counts["segments"] += len(plan.fusions)
+        statuses = tuple([fusion.status for fusion in plan.fusions])
+        record = FlushRecord(
+            cause, where, n_ops, seconds, raised, len(plan.steps), plan.peak_bytes, plan.sizes,
+            statuses,
+        )  # fmt: skip
     STATS.log.append(record)

@@ -45,7 +45,7 @@ class Plan:
 
     `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
     graph's. `peak_bytes` is the most memory that values made by the plan take at a time, those
-    inside a kernel left out.
+    inside a kernel left out; `sizes` are the fusions' numbers of ops.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -56,6 +56,7 @@ class Plan:
     root: dict[int, int]
     lasting: frozenset[int]
     peak_bytes: int
+    sizes: tuple[int, ...]
 
     FIRST_LINE = 4
 
@@ -167,7 +168,7 @@ class Planner:
         graph = self.graph
         plan = Plan(
             self.names["plan"], self.steps, tuple(self.fusions), filename, self.names, graph.root,
-            graph.lasting, self._peak_bytes(dying),
+            graph.lasting, self._peak_bytes(dying), tuple(len(f.segment.calls) for f in self.fusions),
         )  # fmt: skip
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)

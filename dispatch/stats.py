@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 class FlushRecord:
     """One flush: `cause` (an aten op, "exit", "flush()", ...), the user's `where`, what ran.
 
-    `raised` names the type of the error that ended it, if one did. `n_steps` and `segments` are
-    those of its plan; a trace that had none ran op by op.
+    `raised` names the type of the error that ended it, if one did. The rest is of its plan, a trace
+    that had none ran op by op: `peak_bytes`, foretold, of what the plan makes (inside kernels and
+    before it left out), and for each segment its `sizes`, in ops, and what ran it.
     """
 
     cause: str
@@ -24,7 +25,9 @@ class FlushRecord:
     seconds: float
     raised: str = ""
     n_steps: int = 0
-    segments: tuple[str, ...] = ()
+    peak_bytes: int = 0
+    sizes: tuple[int, ...] = ()
+    statuses: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -82,17 +82,24 @@ class Report:
         lines = [f"last {len(self.records)} flushes, newest last"]
         for record in self.records:
             ran = f"in {record.n_steps} steps" if record.n_steps else "one by one"
+            peak = f", peak {record.peak_bytes / 2**20:.1f} MiB" if record.n_steps else ""
             ended = f", raised {record.raised}" if record.raised else ""
             lines.append(
                 f"{record.where}: {record.cause}: {record.n_ops} ops {ran}, "
-                f"{record.seconds * 1e3:.2f} ms{ended}"
+                f"{record.seconds * 1e3:.2f} ms{peak}{ended}"
             )
-            lines += [f"    segment {text}" for text in record.segments]
+            lines += [
+                f"    segment {status}: {size} ops"
+                for status, size in zip(record.statuses, record.sizes, strict=True)
+            ]
         return "\n".join(lines)
 
     __repr__ = __str__
 
 
 def explain() -> Report:
-    """A report on the last flushes: where, why, how many ops, which segments, how long."""
+    """A report on the last flushes: where, why, how many ops, which segments, how long.
+
+    The peak is of the memory that a planned flush makes, known before it runs.
+    """
     return Report(list(STATS.log))

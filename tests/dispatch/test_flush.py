@@ -35,6 +35,22 @@ def test_explain_names_line_and_cause():
     assert record.n_ops == 2
 
 
+def test_explain_foretells_the_peak_of_a_plan():
+    x = torch.rand(256, 1024)  # a MiB
+
+    def three_at_a_time():
+        with lazy_mode():
+            a = x + 1
+            b = a * 2
+            return a @ b.t(), a + b  # 0.25 MiB; then a dies where b does
+
+    for _ in range(3):
+        three_at_a_time()
+    record = explain().records[-1]
+    assert record.peak_bytes == 3.25 * 2**20
+    assert "peak 3.2 MiB" in str(explain()).splitlines()[-1]
+
+
 def test_explain_shows_a_flush_that_raised():
     with lazy_mode():
         bad = torch.ones(3)[torch.tensor([5])]
