@@ -99,6 +99,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if kind == SELF:
                 trace.state = state
                 return args[0]
+            if kind == ALIAS and type(args[0]) is tensor_class:
+                out = make_wrapper(tensor_class, *state.meta)
+                out._value = args[0]._value
+                return out
             return follow(trace, state, args)
         finally:
             trace.busy = False
@@ -110,7 +114,9 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
 
     def follow(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
         """Take the step to `state`, whatever its kind; flush if it closes a segment."""
-        if state.kind != ALIAS:  # an alias is no step: any number of them leaves the trace as it is
+        if (
+            state.kind & KIND_MASK != ALIAS
+        ):  # an alias is no step: any number of them leaves the trace as it is
             trace.state = state
         result = outputs(trace, state, args)
         if state.closes:

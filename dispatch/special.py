@@ -18,7 +18,7 @@ from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_from_schema
-from lazy_tensor.dispatch.trace import ALIAS, State, Trace
+from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
 
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
@@ -73,6 +73,8 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
         return
     state = State(trace.state, key, None)
     state.kind, state.meta = ALIAS, meta
+    if torch.is_inference_mode_enabled():
+        state.kind += SLOW
     trace.state[key] = state
 
 
