@@ -213,7 +213,7 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
 COMPILES_AFTER_S = 1.0
 """Seconds of running traces after which kernels are built in the background: a program that ends
 before would only be slowed down."""
-POOLED_FROM_BYTES = 1 << 20
+POOLED_FROM_BYTES = 4 << 20
 """Peak of a plan from which memory is worth keeping: below it, the C library does."""
 NO_PLAN: Any = object()
 """Stands for a plan that could not be built."""

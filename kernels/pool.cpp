@@ -2,8 +2,8 @@
 // `enter`/`leave` allocates when it is freed, instead of returning it to the system. The C library
 // returns large blocks at once, and then every step pays for touching fresh pages.
 //
-// Only blocks of `MIN_BYTES` or more are kept. What is kept and what is in use together never
-// exceed the most that was in use lately.
+// Only blocks of `MIN_BYTES` or more are kept: smaller ones the C library keeps itself, and fits
+// better. What is kept and what is in use together never exceed the most that was in use lately.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -20,9 +20,10 @@
 
 namespace {
 
-constexpr size_t MIN_BYTES = 256 << 10;
+constexpr size_t MIN_BYTES = 4 << 20;
 constexpr size_t PAGE = 4 << 10;
 constexpr size_t HUGE_PAGE = 2 << 20;
+constexpr size_t LINE = 64;
 // From here on blocks are made of huge pages: rounding up to them costs 1/8 at most.
 constexpr size_t HUGE_FROM_BYTES = 16 << 20;
 // A kept block serves requests down to 7/8 of its size.
@@ -37,11 +38,11 @@ size_t rounded(size_t n) {
   return (n + unit - 1) / unit * unit;
 }
 
-void* map_pages(size_t size) {
-  const size_t extra = size >= HUGE_FROM_BYTES ? HUGE_PAGE : 0;
+void* map_pages(size_t size, bool are_huge) {
+  const size_t extra = are_huge ? HUGE_PAGE : 0;
   void* start = mmap(
       nullptr, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED || !extra) {
+  if (start == MAP_FAILED || !are_huge) {
     return start == MAP_FAILED ? nullptr : start;
   }
   auto begin = reinterpret_cast<uintptr_t>(start);
@@ -56,6 +57,17 @@ void* map_pages(size_t size) {
   return reinterpret_cast<void*>(aligned);
 }
 
+// A block of `size` bytes that starts on line `color` of its first page. Were all to start alike,
+// equal places of all tensors that a kernel reads and writes would compete for one set of a cache.
+void* map_block(size_t size, size_t color) {
+  void* start = map_pages(size + PAGE, size >= HUGE_FROM_BYTES);
+  return start ? static_cast<char*>(start) + color * LINE % PAGE : nullptr;
+}
+
+void* pages_of(void* block) {
+  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block) / PAGE * PAGE);
+}
+
 class Pool {
  public:
   void* take(size_t n) {
@@ -64,10 +76,10 @@ class Pool {
     void* block = take_kept(size);
     if (!block) {
       drop_until(size < bound() ? bound() - size : 0);
-      block = map_pages(size);
+      block = map_block(size, n_mapped_);
       if (!block) {
         drop_until(0);
-        block = map_pages(size);
+        block = map_block(size, n_mapped_);
       }
       if (!block) {
         return nullptr;
@@ -118,7 +130,7 @@ class Pool {
     std::lock_guard<std::mutex> guard(mutex_);
     if (n_runs_ == n_runs_seen_ && !offered_) {
       for (void* block : order_) {
-        madvise(block, sizes_[block], MADV_FREE);
+        madvise(pages_of(block), sizes_[block] + PAGE, MADV_FREE);
       }
       offered_ = true;
     }
@@ -147,10 +159,12 @@ class Pool {
   size_t bound() const { return std::max(most_lately_, most_now_); }
 
   void* take_kept(size_t size) {
-    const auto found = kept_.lower_bound(size);
+    auto found = kept_.lower_bound(size);
     if (found == kept_.end() || found->first - size > found->first / SLACK) {
       return nullptr;
     }
+    // of equal ones the last that was freed: it may be in a cache still
+    found = std::prev(kept_.upper_bound(found->first));
     void* block = *found->second;
     kept_bytes_ -= found->first;
     order_.erase(found->second);
@@ -168,7 +182,7 @@ class Pool {
       order_.pop_front();
       sizes_.erase(block);
       kept_bytes_ -= size;
-      munmap(block, size);
+      munmap(pages_of(block), size + PAGE);
     }
   }
 
