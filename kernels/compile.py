@@ -148,24 +148,21 @@ class Compiler:
             self.cache.put(key, fusion)
             return fusion, True
 
-    def _drop(self, fusion: Fusion, inputs: tuple[Sequence[torch.Tensor], Sequence[float]]) -> str:
+    def _drop(
+        self, fusion: Fusion, reason: str, inputs: tuple[Sequence[torch.Tensor], Sequence[float]]
+    ) -> str:
         """See that no process uses the fusion's kernel again; say what shows why."""
-        key = self._artifact_key(fusion)
-        if key is None or self.disk is None:
+        if self.disk is None or self.disk.is_off:
             return ""
-        self.disk.put(key, DROPPED + fusion.reason.encode())
+        key = self._artifact_key(fusion)
+        if key is not None:
+            self.disk.put(key, DROPPED + reason.encode())
         first = None
         if fusion.member is not None:
             family = fusion.member.family
             first, family.kernel, family.is_apart = family.first, None, True
-        path = write_script(
-            self.disk.directory / "disagreements",
-            fusion.backend.name,
-            fusion.segment,
-            first,
-            inputs,
-            fusion.reason,
-        )
+        folder, backend = self.disk.directory / "disagreements", fusion.backend.name
+        path = write_script(folder, backend, fusion.segment, first, inputs, reason)
         return "" if path is None else f"; run {path} to see it"
 
     def _evicted(self, key: _Key, fusion: Fusion) -> None:

@@ -27,7 +27,7 @@ Status = Literal[
 ]
 Tensors = Sequence[torch.Tensor]
 Scalars = Sequence[float]
-OnDisagreement = Callable[["Fusion", tuple[Tensors, Scalars]], str]
+OnDisagreement = Callable[["Fusion", str, tuple[Tensors, Scalars]], str]
 
 RECHECK_EVERY = 10_000
 """Runs after which the kernel and op-by-op replay are timed against each other again."""
@@ -39,8 +39,8 @@ class Fusion:
     `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
     is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
     run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
-    kernel is for it) or 'failed'; `reason` says more. `on_disagreement` is told of a kernel that
-    disagrees with replay, and says what to add to the warning.
+    kernel is for it) or 'failed'; `reason` says more. `on_disagreement` is told of a kernel whose
+    results differ from replay's, and says what to add to the warning.
     """
 
     def __init__(
@@ -158,19 +158,20 @@ class Fusion:
                     raise  # the kernel may have written already: replay would write twice
                 failure = error
             outputs = self.aten(tensors, scalars)
-            reason = f"it raised {failure!r}, op-by-op execution does not"
-            self._disagreed(reason, tensors, scalars)
+            # it may be short of memory this once: no reason to keep others from the kernel
+            self._dropped(f"it raised {failure!r}, op-by-op execution does not")
             return outputs
 
         return run
 
     def _disagreed(self, reason: str, tensors: Tensors, scalars: Scalars) -> None:
+        told = self._on_disagreement
+        self._dropped(reason, "" if told is None else told(self, reason, (tensors, scalars)))
+
+    def _dropped(self, reason: str, advice: str = "") -> None:
         self.status, self.reason = "failed", reason
         self._counters.add("disagreed")
         self.run = self.aten
-        advice = ""
-        if self._on_disagreement is not None:
-            advice = self._on_disagreement(self, (tensors, scalars))
         self._warn(f"disagreed with op-by-op execution and was dropped: {reason}{advice}")
 
     def _warn_and_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
