@@ -1,4 +1,4 @@
-"""Whether a product gains if bias, GELU and residual run in its epilogue: Inductor, with and without.
+"""Whether products gain if bias, GELU and residual run in their epilogues, by Inductor.
 
 `autotuned` lets Inductor choose C++ templates of its own, which fuse epilogues, over the library's
 products; `frozen` makes weights constants as well, as only inference can, and packs them. What is

@@ -167,9 +167,16 @@ class Planner:
         exec(compile(source, filename, "exec"), self.names)
         graph = self.graph
         plan = Plan(
-            self.names["plan"], self.steps, tuple(self.fusions), filename, self.names, graph.root,
-            graph.lasting, self._peak_bytes(dying), tuple(len(f.segment.calls) for f in self.fusions),
-        )  # fmt: skip
+            function=self.names["plan"],
+            steps=self.steps,
+            fusions=tuple(self.fusions),
+            filename=filename,
+            names=self.names,
+            root=graph.root,
+            lasting=graph.lasting,
+            peak_bytes=self._peak_bytes(dying),
+            sizes=tuple(len(fusion.segment.calls) for fusion in self.fusions),
+        )
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         weakref.finalize(plan, linecache.cache.pop, filename, None)

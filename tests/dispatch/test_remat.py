@@ -7,6 +7,7 @@ from torch import nn
 
 from lazy_tensor import lazy_mode
 from lazy_tensor.dispatch import flush as flushes
+from lazy_tensor.dispatch import remat
 from lazy_tensor.dispatch.graph import graph_of
 from lazy_tensor.dispatch.remat import rematerialized
 from lazy_tensor.dispatch.trace import local
@@ -204,3 +205,20 @@ def test_the_first_step_of_a_deep_model_is_recorded_whole():
         loss.backward()
         assert local.trace.state.n_ops > 24 * 20
     assert not local.trace.budget.cold
+
+
+def test_running_statistics_are_updated_once(monkeypatch):
+    monkeypatch.setattr(remat, "LEAST_BYTES", 1)
+
+    def statistics():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 3))
+        for _ in range(3):
+            model(torch.randn(2, 2, 8, 8)).square().sum().backward()
+        return [*model.buffers(), *(p.grad for p in model.parameters())]
+
+    expected = statistics()
+    with lazy_mode(remat_interval=4):
+        got = statistics()
+    for mine, theirs in zip(got, expected, strict=True):
+        assert torch.equal(mine, theirs)
