@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -64,9 +65,6 @@ EXACT = (MODE, WRAPPED, COLD, DEBUG, REMAT)
 COMPILED = (INDUCTOR, INDUCTOR_WRAPPED)
 
 
-remat.LEAST_BYTES = 1  # the programs' tensors are small
-
-
 def run(program: Program, names: dict[str, Any]) -> list[str | None]:
     """Run the lines in `names`; for each what it raised, as text."""
     torch.manual_seed(program.seed)
@@ -84,7 +82,8 @@ def run(program: Program, names: dict[str, Any]) -> list[str | None]:
 
 def difference(program: Program, side: Side) -> str | None:
     """How `side` differs from eager on `program`; None if it doesn't."""
-    with warnings.catch_warnings():
+    small = patch.object(remat, "LEAST_BYTES", 1)  # the programs' tensors are small
+    with warnings.catch_warnings(), small:
         warnings.simplefilter("ignore")
         eager = eager_names()
         expected = run(program, eager)
