@@ -289,12 +289,9 @@ def _account(
     STATS.causes[cause] += 1
     STATS.flush_s += seconds
     STATS.all_flushes_s += seconds
-    record = FlushRecord(cause, where, n_ops, seconds, raised)
+    ran: tuple[Any, ...] = ()
     if plan is not None:
         counts["segments"] += len(plan.fusions)
         statuses = tuple([fusion.status for fusion in plan.fusions])
-        record = FlushRecord(
-            cause, where, n_ops, seconds, raised, len(plan.steps), plan.peak_bytes, plan.sizes,
-            statuses,
-        )  # fmt: skip
-    STATS.log.append(record)
+        ran = len(plan.steps), plan.peak_bytes, plan.sizes, statuses
+    STATS.log.append(FlushRecord(cause, where, n_ops, seconds, raised, *ran))

@@ -32,7 +32,7 @@ def rematerialized(graph: Graph, interval: int) -> Graph:
     """
     chains = _Chains(graph, interval)
     chains.decide()
-    return with_nodes(graph, _Rewrite(graph, chains.levels).nodes()) if chains.levels else graph
+    return with_nodes(graph, _Rewrite(chains).nodes()) if chains.levels else graph
 
 
 @dataclass(slots=True)
@@ -129,13 +129,13 @@ class _Chains:
 class _Rewrite:
     """Emits the graph's calls, each repeated one before the first in backward that needs it."""
 
-    def __init__(self, graph: Graph, repeated: dict[int, int]) -> None:
-        self.graph = graph
-        self.repeated = repeated
-        self.position = {id(node): i for i, node in enumerate(graph.nodes)}
+    def __init__(self, chains: _Chains) -> None:
+        self.graph = chains.graph
+        self.repeated = chains.levels.keys()
+        self.position = chains.position
         self.copies: dict[int, int] = {}
         self.emitted: list[Node] = []
-        self.n_slots = 1 + max(graph.spec)
+        self.n_slots = 1 + max(self.graph.spec)
         self.last_made: int | None = None
 
     def nodes(self) -> list[Node]:
@@ -167,8 +167,9 @@ class _Rewrite:
             ):
                 missing[self.position[id(maker)]] = maker
                 wanted += maker.reads
-        others = tuple(s for s in node.reads if not self._is_repeated(s))
-        others = tuple(s for s in others if self._is_of_backward(s))
+        others = tuple(
+            s for s in node.reads if not self._is_repeated(s) and self._is_of_backward(s)
+        )
         if not others and self.last_made is not None:
             others = (self.last_made,)
         for _, maker in sorted(missing.items()):

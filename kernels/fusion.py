@@ -20,12 +20,11 @@ from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.families import Member
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.trial import Trial
-from lazy_tensor.kernels.verify import Verified
+from lazy_tensor.kernels.verify import Tensors, Verified
 
 Status = Literal[
     "aten", "queued", "compiling", "measuring", "ready", "slower", "declined", "failed"
 ]
-Tensors = Sequence[torch.Tensor]
 Scalars = Sequence[float]
 OnDisagreement = Callable[["Fusion", str, tuple[Tensors, Scalars]], str]
 

@@ -71,6 +71,16 @@ def gradient_of(function, *inputs):
     return lambda: torch.autograd.grad(function(*leaves).sum(), leaves)
 
 
+def assert_is_eagers(run, interval):
+    """`run()` gives eager's tensors: when it is interpreted, planned, and planned already."""
+    expected = run()
+    for _ in range(3):
+        with lazy_mode(remat_interval=interval):
+            got = run()
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_training_is_the_same_bit_for_bit(interval):
     expected_losses, expected = train(3)
@@ -141,12 +151,7 @@ def test_no_value_is_repeated_from_memory_that_was_written():
         step(leaf, scale).sum().backward()
         return leaf.grad, scale
 
-    expected = run()
-    for _ in range(3):
-        with lazy_mode(remat_interval=4):
-            got = run()
-        for a, b in zip(got, expected, strict=True):
-            assert torch.equal(a, b)
+    assert_is_eagers(run, interval=4)
 
 
 def test_a_value_from_a_leaf_that_is_written_before_backward_is_kept():
@@ -173,12 +178,7 @@ def test_random_numbers_are_not_drawn_again():
         F.dropout(leaf.sin() * torch.rand_like(leaf), 0.5).cos().sum().backward()
         return leaf.grad, torch.rand(1)
 
-    expected = run()
-    for _ in range(3):
-        with lazy_mode(remat_interval=8):
-            got = run()
-        for a, b in zip(got, expected, strict=True):
-            assert torch.equal(a, b)
+    assert_is_eagers(run, interval=8)
 
 
 def test_deeper_models_compile_no_more_kernels(counting):
@@ -217,8 +217,4 @@ def test_running_statistics_are_updated_once(monkeypatch):
             model(torch.randn(2, 2, 8, 8)).square().sum().backward()
         return [*model.buffers(), *(p.grad for p in model.parameters())]
 
-    expected = statistics()
-    with lazy_mode(remat_interval=4):
-        got = statistics()
-    for mine, theirs in zip(got, expected, strict=True):
-        assert torch.equal(mine, theirs)
+    assert_is_eagers(statistics, interval=4)
