@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch.flush import compiler
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -18,6 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def smoke(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--smoke"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hits_below_python() -> None:
+    """Hits go the way they go in a program that has run for a while."""
+    hits.EXTENSION.ask_for(compiler().disk, wait=True)
+    hits.start_if_compiled()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch import hits, settings, torch_private
 from lazy_tensor.dispatch.failure import rescue
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
@@ -87,6 +87,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             "move it out of the block, or call lazy_tensor.flush() first"
         )
     pending = trace.take()
+    hits.start_if_compiled()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
         trace.remember(pending.state)
@@ -115,6 +116,8 @@ def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | 
     plan = _plan_of(pending, live)
     if plan is not None and plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
         _ask_for_pool()
+    if not hits.EXTENSION.is_asked_for:
+        _ask_for_hits()
     ran: Plan | Graph = plan or _with_remat(graph_of(pending.state.steps(), live))
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
@@ -134,6 +137,13 @@ def _ask_for_pool() -> None:
     mode = settings.current().compile
     if mode == "blocking" or _works_long():
         compiler().keep_memory(mode)
+
+
+def _ask_for_hits() -> None:
+    disk, mode = compiler().disk, settings.current().compile
+    hits.EXTENSION.ask_disk(disk)
+    if mode == "blocking" or (mode == "background" and _works_long()):
+        hits.EXTENSION.ask_for(disk, wait=mode == "blocking")
 
 
 def _settle(pending: Pending, alive: list[Value], results: Any) -> None:

@@ -27,19 +27,17 @@ def overlaps(trace: Trace, request: Request) -> bool:
     The rules of `at::assert_no_internal_overlap` and `at::assert_no_overlap`, see
     aten/src/ATen/MemoryOverlap.cpp.
     """
+    by_root: dict[int, list[torch.Tensor]] = {}
+    for tensor in request.tensors:
+        by_root.setdefault(trace.root_of(index_of(trace, tensor)), []).append(tensor)
     for written in request.written():
         size, stride, *_ = meta_of(written)
         if any(n > 1 and step == 0 for n, step in zip(size, stride, strict=True)):
             return True
-        others = list(request.tensors)
+        others = list(by_root[trace.root_of(index_of(trace, written))])
         del others[next(i for i, t in enumerate(others) if t is written)]
-        if others and written.numel():
-            root = trace.root_of(index_of(trace, written))
-            if any(
-                trace.root_of(index_of(trace, t)) == root and _collide(written, t, request.op)
-                for t in others
-            ):
-                return True
+        if written.numel() and any(_collide(written, t, request.op) for t in others):
+            return True
     return False
 
 

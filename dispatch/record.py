@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import admit, grow, overlap, run_now, settings, special
+from lazy_tensor.dispatch import admit, grow, hits, overlap, run_now, settings, special
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
-from lazy_tensor.dispatch.rules import Rule, rule_of
+from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.torch_private import count_writes, make_wrapper, mark, new_wrapper
 from lazy_tensor.dispatch.trace import (
     ALIAS,
@@ -52,7 +52,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         try:
             if trace.budget.cold:
                 in_mode = not isinstance(owner, type)
-                if trace.budget.cold > 1 and not types and in_mode and not run_now.needs_care(func):
+                if trace.budget.cold > 1 and not types and in_mode and not needs_care(func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
                     trace.budget.cold -= 1
                     trace.ran = func, trace.state
@@ -88,6 +88,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 state = trace.state.get(tuple(key))
             if state is None:
                 return miss(owner, trace, func, args, kwargs or {})
+            if hits.learn is not None:
+                hits.learn(trace, func, state)
             kind = state.kind
             if kind == ONE:
                 trace.state = state
@@ -103,7 +105,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 out = make_wrapper(tensor_class, *state.meta)
                 out._value = args[0]._value
                 return out
-            return follow(trace, state, args)
+            return step(trace, state, args)
         finally:
             trace.busy = False
 
@@ -112,7 +114,13 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         out._value = value
         return out
 
-    def follow(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
+    def follow(trace: Trace, func: Any, state: State, args: tuple[Any, ...]) -> Any:
+        """Take the step to `state`, and let it be a hit from now on."""
+        if hits.learn is not None:
+            hits.learn(trace, func, state)
+        return step(trace, state, args)
+
+    def step(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
         """Take the step to `state`, whatever its kind; flush if it closes a segment."""
         if (
             state.kind & KIND_MASK != ALIAS
@@ -198,7 +206,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         if state is None and not is_cold:
             state = known(owner, trace, func, args, kwargs)
         if state is not None:
-            return follow(trace, state, args)
+            return follow(trace, func, state, args)
         request = Request(owner, func, args, kwargs)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)
@@ -229,7 +237,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if isinstance(grown, str):
                 return run_now.run(trace, request, grown)
             state = grown
-        result = follow(trace, state, args)
+        result = follow(trace, func, state, args)
         if trace.passing:
             admit.leave(trace)
         return result

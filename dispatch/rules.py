@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -109,3 +110,16 @@ def run_at_once(op: OpOverload) -> None:
     """Make `Rule.NOW` the rule for `op`."""
     RULES[op] = Rule.NOW
     rule_of.cache_clear()
+
+
+@cache
+def needs_care(op: Any) -> bool:
+    """Whether the op gives something else below dispatch than above it.
+
+    Kernels of linear algebra may use `conj()` inside (see `kernels_only`), and a foreach op in
+    place writes its tensors without their versions being counted.
+    """
+    if not isinstance(op, OpOverload):
+        return False
+    names = ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr")
+    return facts_of(op).writes_list or any(part in op._schema.name for part in names)

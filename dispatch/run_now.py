@@ -6,7 +6,6 @@ first if the call could see, or change, anything that is pending.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
-from lazy_tensor.dispatch.rules import Rule, rule_of
-from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
@@ -55,19 +53,6 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         return _run(trace, request, wraps=True)
     result = _careful(request, request.args, request.kwargs)
     return result if reason in PLAIN_RESULT else _returned(result, {}, True)
-
-
-@cache
-def needs_care(op: Any) -> bool:
-    """Whether the op gives something else below dispatch than above it.
-
-    Kernels of linear algebra may use `conj()` inside (see `kernels_only`), and a foreach op in
-    place writes its tensors without their versions being counted.
-    """
-    if not isinstance(op, OpOverload):
-        return False
-    names = ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr")
-    return facts_of(op).writes_list or any(part in op._schema.name for part in names)
 
 
 def _careful(request: Request, args: Any, kwargs: Any) -> Any:

@@ -111,8 +111,9 @@ class State(dict[tuple[Any, ...], "State"]):
     each such key, for places that may have.
     """
 
-    __slots__ = ("closes", "generic", "key", "kind", "meta", "n_bytes", "n_ops", "n_scalars",
-                 "n_slots", "parent", "plans", "rebase", "seen", "slot", "step")  # fmt: skip
+    __slots__ = ("closes", "edges", "generic", "key", "kind", "meta", "n_bytes", "n_ops",
+                 "n_scalars", "n_slots", "parent", "plans", "rebase", "seen", "slot",
+                 "step")  # fmt: skip
 
     kind: int
     meta: Any
@@ -131,6 +132,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.plans: dict[tuple[Any, ...], Any] | None = None
         self.generic: dict[tuple[Any, ...], State] | None = None
         self.seen: dict[tuple[Any, ...], State] | None = None
+        self.edges: object | None = None  # what `hits` knows of the calls that followed
         self.rebase: tuple[int, int] | None = None
         self.closes = False
 
@@ -159,6 +161,12 @@ class Pending:
 
 class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
+
+    # not for size: `hits` finds what it needs by their offsets
+    __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "environment", "finals",
+                 "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values", "leaves",
+                 "lock", "passing", "ran", "root", "roots", "scalars", "slots", "snapshot_slots",
+                 "state", "storages", "twin", "values", "varying")  # fmt: skip
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -290,7 +298,7 @@ def _prune(_: int, state: State) -> None:
         for children in (parent, parent.generic or {}):
             if children.get(current.key) is current:
                 del children[current.key]
-        parent.seen = None  # it may hold children long gone
+        parent.seen = parent.edges = None  # they may hold children long gone
         current = parent
 
 

@@ -8,12 +8,6 @@ about a second, and kept on disk as kernels are.
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +15,9 @@ from functools import _CacheInfo as CacheInfo
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lazy_tensor.kernels.artifact import loaded
-from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.disk import Disk
+from lazy_tensor.kernels.extension import Extension
 
 SOURCE = Path(__file__).with_name("pool.cpp")
 QUIET_S = 1.0
@@ -46,31 +39,25 @@ class _Using:
 
 
 class Pool:
-    """The process's pool. Nothing is pooled until `ask_for` has brought it in.
-
-    `status` is "not asked for", "compiling", "in use", or why there is none.
-    """
+    """The process's pool. Nothing is pooled until `ask_for` has brought it in."""
 
     def __init__(self) -> None:
-        self.status = "not asked for"
-        self._lock = threading.Lock()
+        self._extension = Extension(SOURCE, ("c10",), self._use)
         self._library: Any = None
         self._using: AbstractContextManager[None] = nullcontext()
 
     @property
+    def status(self) -> str:
+        """As `Extension.status`."""
+        return self._extension.status
+
+    @property
     def is_asked_for(self) -> bool:
-        return self.status != "not asked for"
+        return self._extension.is_asked_for
 
     def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
         """Load or compile it: in a thread, or at once if `wait`. The first call counts."""
-        if self.is_asked_for and not (wait and self.status == "compiling"):
-            return
-        if wait:
-            self._obtain(disk)
-        else:
-            self.status = "compiling"
-            name = "lazy_tensor-pool"
-            threading.Thread(target=self._obtain, args=(disk,), daemon=True, name=name).start()
+        self._extension.ask_for(disk, wait=wait)
 
     def using(self) -> AbstractContextManager[None]:
         """A context in which this thread's large allocations are pooled, if the pool is there."""
@@ -89,19 +76,11 @@ class Pool:
         self._library.lazy_tensor_pool_counts(counts)
         return CacheInfo(*counts)
 
-    def _obtain(self, disk: Disk | None) -> None:
-        with self._lock:
-            if self._library is not None:
-                return
-            try:
-                library = loaded(_binary(disk), lambda path, _: ctypes.PyDLL(path))
-            except Exception as error:
-                self.status = f"it can't be compiled: {error}"
-                return
-            library.lazy_tensor_pool_install()
-            self._library, self._using, self.status = library, _Using(library), "in use"
-        watch = threading.Thread(target=_offer, args=(library,), daemon=True)
-        watch.start()
+    def _use(self, compiled: bytes) -> None:
+        library = loaded(compiled, lambda path, _: ctypes.PyDLL(path))
+        library.lazy_tensor_pool_install()
+        self._library, self._using = library, _Using(library)
+        threading.Thread(target=_offer, args=(library,), daemon=True).start()
 
 
 POOL = Pool()
@@ -111,45 +90,3 @@ def _offer(library: Any) -> None:
     while True:
         time.sleep(QUIET_S)
         library.lazy_tensor_pool_offer_if_quiet()
-
-
-def _binary(disk: Disk | None) -> bytes:
-    """`pool.cpp` compiled: from disk, or now."""
-    source, compiler = SOURCE.read_text(), _compiler()
-    key = key_of("pool", source, torch.__version__, platform.machine())
-    library = disk.get(key) if disk is not None else None
-    if library is None:
-        library = _compiled(compiler)
-        if disk is not None:
-            disk.put(key, library)
-    return library
-
-
-def _compiler() -> str:
-    if sys.platform != "linux":
-        raise RuntimeError("it is for Linux only")
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
-    raise RuntimeError("there is no C++ compiler")
-
-
-def _gently() -> list[str]:
-    """Run the command that follows behind the program, as compile workers do."""
-    nice = shutil.which("nice")
-    return [nice, "-n", "3"] if nice else []
-
-
-def _compiled(compiler: str) -> bytes:
-    """The shared library; RuntimeError with what the compiler said."""
-    root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(prefix="lazy_tensor_") as directory:
-        target = Path(directory) / "pool.so"
-        answer = subprocess.run(
-            [*_gently(), compiler, "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{root / 'include'}",
-             str(SOURCE), "-o", str(target), f"-L{root / 'lib'}", "-lc10"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if answer.returncode:
-            raise RuntimeError(answer.stderr.strip())
-        return target.read_bytes()

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 
 import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import budget, settings
+from lazy_tensor.dispatch import budget, hits, settings
+from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
 from tests.counting import Counting
@@ -22,6 +25,19 @@ from tests.models import summary as model_summary
 def fixed_seeds():
     torch.manual_seed(0)
     random.seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def hits_below_python():
+    """Hits go the way they go in a program that has run for a while.
+
+    With `LAZY_TENSOR_HITS=python` in the environment they go the way of one that has just begun, or
+    that finds no C++ compiler.
+    """
+    hits.EXTENSION.ask_for(compiler().disk, wait=True)
+    hits.start_if_compiled()
+    if shutil.which("g++") and os.environ.get("LAZY_TENSOR_HITS") != "python":
+        assert hits.EXTENSION.status == "in use"
 
 
 CORE = {"conformance", "dispatch", "invariants", "lazy_tensor", "models", "parity"}

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lazy_tensor import cache_clear, cache_info, lazy_mode, materialize
-from lazy_tensor.kernels import pool as pools
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.pool import POOL, Pool
 
@@ -166,18 +165,11 @@ def test_what_was_offered_to_the_system_can_be_used():
     assert torch.equal(materialize(a_step(x)), (x + 1).relu() * 2)
 
 
-def test_it_is_compiled_once_and_then_taken_from_disk(tmp_path, monkeypatch):
-    disk = Disk(tmp_path)
-    library = pools._binary(disk)
-    monkeypatch.setattr(pools, "_compiled", lambda compiler: pytest.fail("compiled again"))
-    assert pools._binary(disk) == library
-
-
 def test_without_a_compiler_there_is_none(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     without = Pool()
     without.ask_for(None, wait=True)
-    assert without.status == "it can't be compiled: there is no C++ compiler"
+    assert "there is no C++ compiler" in without.status
     with without.using():
         torch.ones(SIDE, SIDE)
     without.clear()

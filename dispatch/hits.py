@@ -1,0 +1,100 @@
+"""Recording a hit below Python: `hits.cpp`, and what it must know of this package.
+
+In: what `record` does for calls seen before. Out: such calls no longer reach `record`, and cost
+about what the op's dispatch costs in eager. Without a C++ compiler all goes on in Python.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import memory
+from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
+from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value
+from lazy_tensor.kernels.artifact import loaded
+from lazy_tensor.kernels.extension import Extension
+
+learn: Callable[[Trace, Any, State], None] | None = None
+"""Tells `hits.cpp` that the call of an op under way led to a state; None while it isn't loaded."""
+
+_compiled: bytes | None = None
+_known: tuple[Any, ...] = ()
+
+
+def use(
+    tensor_class: type[Any], mode_class: type[Any], close_segment: Callable[[Trace], None]
+) -> None:
+    """Name the classes whose `__torch_dispatch__` is `record`, and what a closed segment needs."""
+    global _known
+    classes = (tensor_class, mode_class, Value, Trace, State, Slot, Budget, Leaf)
+    _known = (classes, memory._exposed, memory._shared, _described, close_segment)
+
+
+def _keep(library: bytes) -> None:
+    global _compiled
+    _compiled = library
+
+
+EXTENSION = Extension(
+    Path(__file__).with_name("hits.cpp"), ("c10", "torch_cpu", "torch_python"), _keep
+)
+if os.environ.get("LAZY_TENSOR_HITS") == "python":
+    EXTENSION.status = "LAZY_TENSOR_HITS is python"
+
+
+def start_if_compiled() -> None:
+    """Take hits below Python from now on, if what does so has been compiled.
+
+    Called between ops: torch's tables are changed, which other threads must not read meanwhile.
+    """
+    global _compiled, learn
+    if _compiled is not None:
+        library, _compiled = _compiled, None
+        learn = loaded(library, _started)
+
+
+def _started(path: str, _: str) -> Callable[[Trace, Any, State], None]:
+    name = "lazy_tensor_hits"
+    spec = importlib.util.spec_from_loader(name, ExtensionFileLoader(name, path))
+    assert spec is not None, "a loader was given"
+    assert spec.loader is not None, "a loader was given"
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.install(*_known)
+    for namespace in ("aten", "profiler"):
+        module.listen(namespace)
+    start: Callable[[Trace, Any, State], None] = module.learn
+    return start
+
+
+def _described(name: str, overload: str) -> tuple[Any, ...] | None:
+    """What `OpInfo` in `hits.cpp` holds of an op; None if it has no Python object."""
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    op = getattr(packet, overload or "default", None)
+    if op is None:
+        return None
+    facts = facts_of(op)
+    numbers = [
+        i
+        for i, argument in enumerate(op._schema.arguments)
+        if i in facts.number_args or argument.name in facts.number_args
+    ]
+    return (
+        op,
+        rule_of(op) is Rule.ALIAS,
+        rule_of(op) is Rule.DECOMPOSE and not facts.is_out,
+        needs_care(op),
+        facts.changes_metadata or facts.is_out,
+        facts.writes_list,
+        tuple(numbers),
+    )

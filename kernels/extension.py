@@ -1,0 +1,134 @@
+"""C++ of this package, compiled at first use in seconds and kept on disk as kernels are.
+
+In: a source file. Out: the compiled file goes to who wants it, or `status` says why there is none.
+Whoever asks goes on without.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from lazy_tensor.kernels.disk import Disk, key_of
+
+
+class Extension:
+    """A source file, and what it is compiled to.
+
+    `use(library)` is called once, with the bytes of a shared library, in whatever thread has them.
+    `status` is "not asked for", "compiling", "in use", or why there is none.
+    """
+
+    def __init__(
+        self, source: Path, libraries: Sequence[str], use: Callable[[bytes], None]
+    ) -> None:
+        self.status = "not asked for"
+        self._source = source
+        self._libraries = libraries
+        self._use = use
+        self._lock = threading.Lock()
+
+    @property
+    def is_asked_for(self) -> bool:
+        return self.status != "not asked for"
+
+    def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
+        """Load or compile it: in a thread, or at once if `wait`. The first call counts."""
+        if self.is_asked_for and not (wait and self.status == "compiling"):
+            return
+        if wait:
+            self._obtain(disk)
+        else:
+            self.status = "compiling"
+            name = f"lazy_tensor-{self._source.stem}"
+            threading.Thread(target=self._obtain, args=(disk,), daemon=True, name=name).start()
+
+    def ask_disk(self, disk: Disk | None) -> None:
+        """Load it now if it was compiled before; else nothing happens."""
+        if not self.is_asked_for and disk is not None:
+            with self._lock:
+                library = disk.get(self._key())
+                if library is not None:
+                    self._use_if_it_loads(library)
+
+    def _obtain(self, disk: Disk | None) -> None:
+        with self._lock:
+            if self.status == "in use":
+                return
+            try:
+                library = self._binary(disk)
+            except Exception as error:
+                self.status = f"it can't be compiled: {error}"
+                return
+            self._use_if_it_loads(library)
+
+    def _use_if_it_loads(self, library: bytes) -> None:
+        try:
+            self._use(library)
+        except Exception as error:
+            self.status = f"it can't be loaded: {error}"
+        else:
+            self.status = "in use"
+
+    def _key(self) -> str:
+        return key_of(
+            self._source.name,
+            self._source.read_text(),
+            torch.__version__,
+            sys.version,
+            platform.machine(),
+        )
+
+    def _binary(self, disk: Disk | None) -> bytes:
+        """The source compiled: from disk, or now."""
+        compiler = _compiler()
+        library = disk.get(self._key()) if disk is not None else None
+        if library is None:
+            library = _compiled(compiler, self._source, self._libraries)
+            if disk is not None:
+                disk.put(self._key(), library)
+        return library
+
+
+def _compiler() -> str:
+    if sys.platform != "linux":
+        raise RuntimeError("it is for Linux only")
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise RuntimeError("there is no C++ compiler")
+
+
+def _gently() -> list[str]:
+    """Run the command that follows behind the program, as compile workers do."""
+    nice = shutil.which("nice")
+    return [nice, "-n", "3"] if nice else []
+
+
+def _compiled(compiler: str, source: Path, libraries: Sequence[str]) -> bytes:
+    """The shared library; RuntimeError with what the compiler said."""
+    root = Path(torch.__file__).parent
+    include = root / "include"
+    includes = (include, include / "torch" / "csrc" / "api" / "include",
+                sysconfig.get_paths()["include"])  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="lazy_tensor_") as directory:
+        target = Path(directory) / "extension.so"
+        answer = subprocess.run(
+            [*_gently(), compiler, "-std=c++20", "-O2", "-shared", "-fPIC",
+             *(f"-I{path}" for path in includes), str(source), "-o", str(target),
+             f"-L{root / 'lib'}", *(f"-l{library}" for library in libraries)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if answer.returncode:
+            raise RuntimeError(answer.stderr.strip())
+        return target.read_bytes()

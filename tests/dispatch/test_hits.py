@@ -1,0 +1,276 @@
+"""Hits taken below Python: what reaches `__torch_dispatch__`, and that nothing depends on it."""
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lazy_tensor
+from lazy_tensor import lazy_mode
+from lazy_tensor.dispatch import hits
+from lazy_tensor.mode import _Recording
+
+pytestmark = pytest.mark.skipif(hits.EXTENSION.status.startswith("LAZY"), reason="in Python only")
+
+
+@pytest.fixture(autouse=True)
+def loaded():
+    if hits.learn is None:
+        pytest.skip(hits.EXTENSION.status)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """The ops that reach `__torch_dispatch__`, by either way."""
+    seen = []
+
+    def noting(dispatch, position):
+        def noted(*args):
+            seen.append(str(args[position]))
+            return dispatch(*args)
+
+        return noted
+
+    monkeypatch.setattr(_Recording, "__torch_dispatch__", noting(_Recording.__torch_dispatch__, 1))
+    by_tensor: Any = lazy_tensor.LazyTensor.__torch_dispatch__
+    monkeypatch.setattr(
+        lazy_tensor.LazyTensor, "__torch_dispatch__", classmethod(noting(by_tensor.__func__, 1))
+    )
+    return seen
+
+
+def settle(step, n=4):
+    for _ in range(n):
+        step()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_settled_training_step_stays_below_python(in_python, optimizer, foreach):
+    model, twin = network(), network()
+    x, y = torch.randn(5, 8), torch.randn(5, 4)
+
+    def training(model):
+        optim = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, foreach=foreach)
+
+        def step():
+            optim.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optim.step()
+            return loss
+
+        return step
+
+    eager = training(twin)
+    step = lazy_mode()(training(model))
+    settle(step, 8)
+    in_python.clear()
+    settle(step, 3)
+    assert in_python == []
+    settle(eager, 11)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_wrapped_tensors_need_no_mode(in_python):
+    x, plain = lazy_tensor.wrap(torch.randn(4, 4)), torch.randn(4, 4)
+    other = lazy_tensor.wrap(plain.clone())
+
+    def step():
+        made = ((x @ other).relu() * 2.5).detach().sum(0)
+        lazy_tensor.flush()
+        return made
+
+    settle(step)
+    in_python.clear()
+    made = step()
+    assert in_python == []
+    expected = ((lazy_tensor.unwrap(x) @ plain).relu() * 2.5).sum(0)
+    assert torch.equal(lazy_tensor.materialize(made), expected)
+
+
+def test_numbers_that_change_are_hits(in_python):
+    x = torch.randn(4)
+    results = []
+
+    @lazy_mode()
+    def step(number):
+        return torch.add(x * number, x, alpha=number).clamp_(-number)
+
+    for i in range(6):
+        in_python.clear()
+        results.append((i + 1.5, step(i + 1.5)))
+    assert in_python == []
+    for number, result in results:
+        expected = torch.add(x * number, x, alpha=number).clamp_(-number)
+        assert torch.equal(lazy_tensor.materialize(result), expected)
+
+
+@pytest.mark.parametrize("number", [2, 2.0, True, 0.0, -0.0, float("nan"), 2j])
+def test_each_type_of_number_is_its_own_path(number):
+    x = torch.tensor([1, -1, 0])
+
+    def program():
+        return [x * number, torch.full((2,), number)]
+
+    with lazy_mode():
+        for other in (2, 2.0, True, 0.0, -0.0, 2j):
+            _ = [x * other, torch.full((2,), other)]
+        lazy_tensor.flush()
+        results = program()
+    for mine, theirs in zip(lazy_tensor.materialize(results), program(), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(torch.view_as_real(mine + 0j), torch.view_as_real(theirs + 0j)) or (
+            number != number
+        )
+
+
+def test_a_view_of_a_leaf_with_an_offset_is_a_hit(in_python):
+    whole = torch.randn(12, 4)
+
+    @lazy_mode()
+    def step(batch):
+        return [part * 2 for part in (batch.view(8), batch.t(), *batch.split(1))]
+
+    for i in range(6):
+        in_python.clear()
+        batch = whole[2 * i : 2 * i + 2]
+        parts = step(batch)
+        expected = [part * 2 for part in (batch.view(8), batch.t(), *batch.split(1))]
+        for mine, theirs in zip(lazy_tensor.materialize(parts), expected, strict=True):
+            assert torch.equal(mine, theirs)
+    assert not [op for op in in_python if op != "aten.slice.Tensor"]
+
+
+def test_inference_mode_is_a_hit(in_python):
+    model, x = network(), torch.randn(3, 8)
+
+    @lazy_mode()
+    @torch.inference_mode()
+    def infer():
+        return model(x)
+
+    settle(infer)
+    in_python.clear()
+    result = infer()
+    assert in_python == []
+    assert not result.is_inference()
+    assert torch.equal(lazy_tensor.materialize(result), model(x))
+
+
+def test_a_mode_on_top_sees_every_op():
+    class Count(TorchDispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.n += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(3)
+    for _ in range(4):
+        with lazy_mode(), Count() as count:
+            result = (x + x) * x
+        assert count.n == 2
+        assert torch.equal(lazy_tensor.materialize(result), (x + x) * x)
+
+
+def test_each_thread_has_its_own_trace(in_python):
+    x = torch.randn(4, 4)
+    wrong = []
+
+    def work():
+        for i in range(50):
+            with lazy_mode():
+                result = (x * (i + 0.5)).relu() @ x
+            if not torch.equal(lazy_tensor.materialize(result), (x * (i + 0.5)).relu() @ x):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_paths_that_were_dropped_are_learnt_again(in_python):
+    x = torch.randn(4)
+    lazy_tensor.configure(segment_cache_size=2)
+
+    @lazy_mode()
+    def step(n):
+        made = x
+        for _ in range(n):
+            made = made + x
+        return made
+
+    for n in (1, 2, 3, 4, 5, 6, 1):
+        settle(lambda n=n: step(n), 3)
+        in_python.clear()
+        assert torch.equal(lazy_tensor.materialize(step(n)), x + sum([x] * n))
+        assert in_python == []
+
+
+def test_a_finalizer_may_record(monkeypatch):
+    """Making a tensor may collect garbage, whose finalizers may call any op."""
+    import gc
+
+    x, made = torch.randn(4), []
+
+    class Cycle:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            made.append(x + 1)
+
+    with lazy_mode():
+        for _ in range(30):
+            before = gc.get_threshold()
+            y = x * 2
+            Cycle()
+            gc.set_threshold(1)
+            try:
+                for _ in range(20):
+                    y = y * 2 - x
+            finally:
+                gc.set_threshold(*before)
+            expected = lazy_tensor.materialize(x) * 2
+    with torch.no_grad():
+        expected = x * 2
+        for _ in range(20):
+            expected = expected * 2 - x
+    assert torch.equal(lazy_tensor.materialize(y), expected)
+    assert all(torch.equal(lazy_tensor.materialize(m), x + 1) for m in made)
+    assert made
+
+
+@pytest.mark.parametrize("way", ["python", "below"])
+def test_both_ways_give_the_same(way, tmp_path):
+    program = (
+        "import torch, lazy_tensor\n"
+        "from lazy_tensor.dispatch import hits\n"
+        "x = torch.arange(6.0)\n"
+        "for _ in range(5):\n"
+        "    with lazy_tensor.lazy_mode(compile='off'):\n"
+        "        y = (x * 2 + 1).relu().sum()\n"
+        "print(y.item(), hits.learn is not None)\n"
+    )
+    env = {**os.environ, "LAZY_TENSOR_HITS": way}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["36.0", str(way != "python")]

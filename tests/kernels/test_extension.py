@@ -1,0 +1,79 @@
+"""C++ of the package: compiled once, kept on disk, and done without where it can't be had."""
+
+import ctypes
+import shutil
+
+import pytest
+
+from lazy_tensor.kernels import extension
+from lazy_tensor.kernels.artifact import loaded
+from lazy_tensor.kernels.disk import Disk
+from lazy_tensor.kernels.extension import Extension
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "answer.cpp"
+    path.write_text('extern "C" int answer() { return 42; }')
+    return path
+
+
+@pytest.fixture
+def never_compiled(monkeypatch):
+    monkeypatch.setattr(extension, "_compiled", lambda *_: pytest.fail("compiled again"))
+
+
+def answer_of(library):
+    return loaded(library, lambda path, _: ctypes.CDLL(path)).answer()
+
+
+def test_it_is_compiled_once_and_then_taken_from_disk(tmp_path, source, request):
+    disk = Disk(tmp_path / "disk")
+    found: list[bytes] = []
+    Extension(source, (), found.append).ask_for(disk, wait=True)
+    request.getfixturevalue("never_compiled")
+    second = Extension(source, (), found.append)
+    second.ask_for(disk, wait=True)
+    assert [answer_of(library) for library in found] == [42, 42]
+    assert second.status == "in use"
+
+
+def test_disk_alone_is_asked_first(tmp_path, source, request):
+    disk = Disk(tmp_path / "disk")
+    found: list[bytes] = []
+    unknown = Extension(source, (), found.append)
+    unknown.ask_disk(disk)
+    assert not found
+    assert not unknown.is_asked_for
+    unknown.ask_for(disk, wait=True)
+    request.getfixturevalue("never_compiled")
+    Extension(source, (), found.append).ask_disk(disk)
+    assert len(found) == 2
+
+
+def test_another_source_is_compiled_anew(tmp_path, source):
+    disk = Disk(tmp_path / "disk")
+    found: list[bytes] = []
+    Extension(source, (), found.append).ask_for(disk, wait=True)
+    source.write_text('extern "C" int answer() { return 43; }')
+    Extension(source, (), found.append).ask_for(disk, wait=True)
+    assert [answer_of(library) for library in found] == [42, 43]
+
+
+def test_what_does_not_compile_says_so(source):
+    source.write_text("int answer( {")
+    broken = Extension(source, (), lambda library: None)
+    broken.ask_for(None, wait=True)
+    assert "it can't be compiled" in broken.status
+    assert "answer.cpp:1" in broken.status
+
+
+def test_what_does_not_load_says_so(source):
+    def refuse(library):
+        raise OSError("no room")
+
+    refused = Extension(source, (), refuse)
+    refused.ask_for(None, wait=True)
+    assert refused.status == "it can't be loaded: no room"
