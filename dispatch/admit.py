@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import flush, host, memory, torch_private
+from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.keys import key_part
 from lazy_tensor.dispatch.meta import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
@@ -198,7 +199,7 @@ def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, aliases: bool) -> s
     slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
     value = host.value_in(tensor)
     if value.failure is not None:
-        raise value.failure
+        raise without_frames(value.failure)
     assert value.data is not None, "what has no slot is computed"
     if is_marked(value.data):
         return "an argument is a conjugate or negative view of computed memory"

@@ -48,6 +48,17 @@ def rescue(error: BaseException, ran: Plan | Graph) -> Values:
     return {}
 
 
+def without_frames(error: BaseException) -> BaseException:
+    """An exception like `error`, notes included, that keeps no frames and so no tensors alive.
+
+    Values that failed keep one, and raise another each time they are read.
+    """
+    kind = type(error)
+    twin = kind.__new__(kind, *error.args)
+    twin.__dict__.update(error.__dict__)
+    return twin
+
+
 @dataclass(slots=True)
 class _Later:
     """A part of a flush not yet run: the slots that it reads, the calls in it, how to run it."""

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from lazy_tensor.dispatch import hits, settings, torch_private
-from lazy_tensor.dispatch.failure import rescue
+from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
@@ -282,11 +282,12 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan 
     """Keep what can be computed, mark the rest failed."""
     with torch_private.kernels_only():
         computed = rescue(error, ran)
+    failure = without_frames(error)
     for value in alive:
         assert value.slot is not None
         value.data = computed.get(value.slot.index)
         if value.data is None:
-            value.failure = error
+            value.failure = failure
     _release(alive, pending.leaf_values)
 
 

@@ -106,13 +106,192 @@ struct {
 Member cold_of_budget;
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
-PyObject *value_class, *exposed, *shared, *describe, *close_segment;
-PyObject *name_value, *name_slot, *name_data, *name_leaf;
+PyObject *exposed, *shared, *describe, *close_segment;
+PyObject *name_value, *name_slot, *name_data;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
 
 // The trace that this thread records into.
 thread_local PyObject* trace_here = nullptr;
+
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// Whether calls come to `record`; `in_mode` says by which way.
+bool is_ours(bool& in_mode) {
+  const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
+  if (n_modes == 0) return true;  // the tensors are looked at later
+  const auto& mode = c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1);
+  in_mode = Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
+  return in_mode;
+}
+
+// ---- Lazy tensors and their values ----
+
+Ref object_of(const at::Tensor& tensor) { return Ref(sure(THPVariable_Wrap(tensor))); }
+
+// As `trace.Value`, which Python makes, but unknown to garbage collections: a long trace would set
+// them off. What it holds they see as the tensor's that owns it.
+struct Value {
+  PyObject_HEAD
+  PyObject *slot, *leaf, *data, *failure;
+};
+
+void delete_value(PyObject* self) {
+  auto* value = reinterpret_cast<Value*>(self);
+  Py_CLEAR(value->slot);
+  Py_CLEAR(value->leaf);
+  Py_CLEAR(value->data);
+  Py_CLEAR(value->failure);
+  PyObject_Free(self);
+}
+
+template <PyObject* Value::*member>
+PyObject* get_member(PyObject* self, void*) {
+  PyObject* held = reinterpret_cast<Value*>(self)->*member;
+  return Ref::to(held == nullptr ? Py_None : held).release();
+}
+
+template <PyObject* Value::*member>
+int set_member(PyObject* self, PyObject* held, void*) {
+  const Ref before(std::exchange(reinterpret_cast<Value*>(self)->*member, Ref::to(held).release()));
+  return 0;
+}
+
+PyGetSetDef value_members[] = {
+    {"slot", get_member<&Value::slot>, set_member<&Value::slot>, nullptr, nullptr},
+    {"leaf", get_member<&Value::leaf>, set_member<&Value::leaf>, nullptr, nullptr},
+    {"data", get_member<&Value::data>, set_member<&Value::data>, nullptr, nullptr},
+    {"failure", get_member<&Value::failure>, set_member<&Value::failure>, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+PyTypeObject value_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+Ref new_value() {
+  auto* made = PyObject_New(Value, &value_type);
+  sure(reinterpret_cast<PyObject*>(made));
+  made->slot = made->leaf = made->data = made->failure = nullptr;
+  return Ref(reinterpret_cast<PyObject*>(made));
+}
+
+Ref in_value(PyObject* value, PyObject* Value::*member, PyObject* name) {
+  if (Py_TYPE(value) != &value_type) return Ref(sure(PyObject_GetAttr(value, name)));
+  PyObject* held = reinterpret_cast<Value*>(value)->*member;
+  return Ref::to(held == nullptr ? Py_None : held);
+}
+
+Ref slot_in(PyObject* value) { return in_value(value, &Value::slot, name_slot); }
+Ref data_in(PyObject* value) { return in_value(value, &Value::data, name_data); }
+
+// A lazy tensor that was made here: it has its value with it, where Python's has it among its
+// attributes. And autograd detaches what it saved by a method, not by an op that a kernel could take.
+class LazyImpl : public c10::TensorImpl {
+ public:
+  using TensorImpl::TensorImpl;
+  PyObject* value = nullptr;
+
+  ~LazyImpl() override { release_value(); }
+  void release_resources() override {
+    release_value();
+    TensorImpl::release_resources();
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version, bool allows_change) const override {
+    return detached(version, allows_change);
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version, bool allows_change) const override {
+    return detached(version, allows_change);
+  }
+
+ private:
+  void release_value() {
+    if (value != nullptr && Py_IsInitialized()) {
+      const WithGil gil;
+      Py_CLEAR(value);
+    }
+  }
+  c10::intrusive_ptr<TensorImpl> detached(const c10::VariableVersion& version, bool allows_change) const {
+    bool in_mode = false;
+    if (value == nullptr || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) || !is_ours(in_mode)) {
+      return TensorImpl::shallow_copy_and_detach(version, allows_change);
+    }
+    const WithGil gil;
+    auto made = c10::make_intrusive<LazyImpl>(c10::Storage(storage_), key_set_, data_type_);
+    copy_tensor_metadata(this, made.get(), version, allows_change);
+    made->set_python_dispatch(true);
+    made->value = Ref::to(value).release();
+    const Ref object(sure(THPVariable_Wrap(at::Tensor(made), tensor_class)));
+    return made;
+  }
+};
+
+LazyImpl* made_here(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  return typeid(*impl) == typeid(LazyImpl) ? static_cast<LazyImpl*>(impl) : nullptr;
+}
+
+// The value of a tensor if it is a lazy one; else none. `object` becomes the tensor's Python object
+// where that had to be looked at.
+Ref value_of(const at::Tensor& tensor, Ref& object) {
+  const LazyImpl* impl = made_here(tensor);
+  if (impl != nullptr && impl->value != nullptr) return Ref::to(impl->value);
+  object = object_of(tensor);
+  if (Py_TYPE(object.get()) != tensor_class) return Ref();
+  return Ref(sure(PyObject_GetAttr(object.get(), name_value)));
+}
+
+// `LazyTensor._value`
+PyObject* get_value(PyObject* self, void*) {
+  if (const LazyImpl* impl = made_here(THPVariable_Unpack(self)); impl != nullptr && impl->value != nullptr) {
+    return Ref::to(impl->value).release();
+  }
+  const Ref attributes(PyObject_GenericGetDict(self, nullptr));
+  if (attributes.get() == nullptr) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(attributes.get(), name_value);
+  if (found == nullptr && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name_value);
+  return Ref::to(found).release();
+}
+
+int set_value(PyObject* self, PyObject* value, void*) {
+  if (LazyImpl* impl = made_here(THPVariable_Unpack(self))) {
+    const Ref before(std::exchange(impl->value, Ref::to(value).release()));
+    return 0;
+  }
+  const Ref attributes(PyObject_GenericGetDict(self, nullptr));
+  if (attributes.get() == nullptr) return -1;
+  return value == nullptr ? PyDict_DelItem(attributes.get(), name_value)
+                          : PyDict_SetItem(attributes.get(), name_value, value);
+}
+
+PyGetSetDef value_of_tensor = {"_value", get_value, set_value, nullptr, nullptr};
+
+// What garbage collections see of a lazy tensor: what Python knows of it, and its value.
+traverseproc visit_attributes;
+
+int visit_tensor(PyObject* self, visitproc visit, void* arg) {
+  const at::Tensor& tensor = THPVariable_Unpack(self);
+  if (tensor.defined() && tensor.use_count() == 1) {
+    const LazyImpl* impl = made_here(tensor);
+    PyObject* value = impl == nullptr ? nullptr : impl->value;
+    if (value != nullptr && Py_TYPE(value) != &value_type) {
+      Py_VISIT(value);
+    } else if (value != nullptr && Py_REFCNT(value) == 1) {
+      Py_VISIT(reinterpret_cast<Value*>(value)->data);
+      Py_VISIT(reinterpret_cast<Value*>(value)->failure);
+    }
+  }
+  tensor_class->tp_traverse = visit_attributes;  // it looks for the first base that has another
+  const int status = visit_attributes(self, visit, arg);
+  tensor_class->tp_traverse = visit_tensor;
+  return status;
+}
 
 // ---- Keys ----
 
@@ -311,8 +490,6 @@ struct Newcomer {
   size_t place;              // of its word in the key
 };
 
-Ref object_of(const at::Tensor& tensor) { return Ref(sure(THPVariable_Wrap(tensor))); }
-
 int64_t index_of(PyObject* slot) { return PyLong_AsLongLong(of_slot.index.in(slot)); }
 
 class Call {
@@ -420,19 +597,18 @@ class Call {
       return true;
     }
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return put_number(tensor);
-    Ref object = object_of(tensor);
-    PyTypeObject* type = Py_TYPE(object.get());
-    if (type == tensor_class) {
+    Ref object;
+    Ref value = value_of(tensor, object);
+    if (value.get() != nullptr) {
       any_lazy_ = true;
-      Ref value(sure(PyObject_GetAttr(object.get(), name_value)));
-      Ref slot(sure(PyObject_GetAttr(value.get(), name_slot)));
+      const Ref slot = slot_in(value.get());
       if (slot.get() != Py_None) {
         if (of_slot.trace.in(slot.get()) != trace_) return false;
         put_slot(slot.get());
         return true;
       }
       if (!lets_in_) return false;
-      Ref data(sure(PyObject_GetAttr(value.get(), name_data)));
+      Ref data = data_in(value.get());
       if (data.get() == Py_None) return false;  // it failed
       for (const Newcomer& newcomer : newcomers_) {
         if (newcomer.value.get() == value.get()) return put_again(newcomer);
@@ -441,10 +617,7 @@ class Call {
       if (is_in(exposed, computed) || is_in(shared, computed)) return false;
       return put_new(computed, std::move(data), std::move(value));
     }
-    if (type != reinterpret_cast<PyTypeObject*>(THPVariableClass) &&
-        type != reinterpret_cast<PyTypeObject*>(ParameterClass)) {
-      return false;
-    }
+    if (!THPVariable_CheckExact(object.get())) return false;
     Ref id(sure(PyLong_FromVoidPtr(object.get())));
     if (PyObject* slot = PyDict_GetItemWithError(of_trace.leaf_slots.in(trace_), id.get())) {
       put_slot(slot);
@@ -561,35 +734,33 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
 
 // ---- Results ----
 
-at::Tensor wrapper(const Output& like, int64_t offset) {
+// A lazy tensor on `value`.
+at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), like.n_bytes, c10::DataPtr(nullptr, like.device),
       c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), like.keys, like.dtype);
-  auto* impl = made.unsafeGetTensorImpl();
+  auto impl = c10::make_intrusive<LazyImpl>(c10::Storage(std::move(storage)), like.keys, like.dtype);
   impl->set_sizes_and_strides(like.size, like.stride, offset);
   impl->set_python_dispatch(true);
-  return made;
-}
-
-at::Tensor lazy(at::Tensor made, PyObject* value) {
-  Ref object(sure(THPVariable_Wrap(made, tensor_class)));
-  sure(PyObject_SetAttr(object.get(), name_value, value));
+  impl->value = Ref::to(value).release();
+  at::Tensor made(std::move(impl));
+  const Ref object(sure(THPVariable_Wrap(made, tensor_class)));
   return made;
 }
 
 // A new lazy tensor; its value goes to `values`.
 at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, std::vector<Ref>& values) {
-  Ref value(sure(PyObject_CallNoArgs(value_class)));
-  sure(PyObject_SetAttr(value.get(), name_slot, like.slot.get()));
+  Ref value = new_value();
+  auto* held = reinterpret_cast<Value*>(value.get());
+  held->slot = Ref::to(like.slot.get()).release();
   int64_t offset = like.offset;
   if (step.rebase.has_value()) {
     Ref leaf(sure(PyLong_FromLongLong(step.rebase->first)));
-    sure(PyObject_SetAttr(value.get(), name_leaf, leaf.get()));
+    held->leaf = Ref::to(leaf.get()).release();
     PyObject* now = PyDict_GetItemWithError(of_trace.leaf_offsets.in(trace), leaf.get());
     offset += (now == nullptr ? 0 : PyLong_AsLongLong(now)) - step.rebase->second;
   }
-  at::Tensor made = lazy(wrapper(like, offset), value.get());
+  at::Tensor made = lazy(like, offset, value.get());
   values.push_back(std::move(value));
   return made;
 }
@@ -638,7 +809,7 @@ void count_writes(const IValue& tensors) {
   }
 }
 
-// A lazy tensor on `value`, of the size, strides and dtype of `tensor`.
+// A lazy tensor on `value`, of the metadata of `tensor`.
 at::Tensor another(const at::Tensor& tensor, PyObject* value) {
   const OrdinaryTensors ordinary;
   Output like;
@@ -648,7 +819,10 @@ at::Tensor another(const at::Tensor& tensor, PyObject* value) {
   like.keys = DispatchKeySet(tensor.options().computeDispatchKey());
   like.dtype = tensor.dtype();
   like.device = tensor.device();
-  return lazy(wrapper(like, tensor.storage_offset()), value);
+  at::Tensor made = lazy(like, tensor.storage_offset(), value);
+  if (tensor.is_conj()) made._set_conj(true);
+  if (tensor.is_neg()) made._set_neg(true);
+  return made;
 }
 
 // Take a step: the trace stands behind it, the stack holds what the call gives. False, and nothing
@@ -690,15 +864,6 @@ const DispatchKeySet ABOVE_PYTHON = (PYTHON_AND_ABOVE - DispatchKeySet(DispatchK
     .remove(DispatchKey::ZeroTensor)
     .remove(DispatchKey::Conjugate)
     .remove(DispatchKey::Negative);
-
-class WithGil {
- public:
-  WithGil() : state_(PyGILState_Ensure()) {}
-  ~WithGil() { PyGILState_Release(state_); }
-
- private:
-  PyGILState_STATE state_;
-};
 
 class WithoutGil {
  public:
@@ -769,15 +934,6 @@ class Kernel : public c10::OperatorKernel {
   OpInfo info_;
 
  private:
-  // Whether the call would come to `record`; `in_mode` says by which way.
-  static bool is_ours(bool& in_mode) {
-    const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
-    if (n_modes == 0) return true;  // the tensors are looked at later
-    const auto& mode = c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1);
-    in_mode = Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
-    return in_mode;
-  }
-
   // Ask Python about the op, once.
   bool is_described() {
     if (!info_.is_described) {
@@ -866,16 +1022,15 @@ class Kernel : public c10::OperatorKernel {
         return true;
       }
       if (!has_python(tensor) && (tensor.dim() != 0 || !tensor.is_cpu())) return false;
-      const Ref object = object_of(tensor);
-      if (Py_TYPE(object.get()) == reinterpret_cast<PyTypeObject*>(THPVariableClass)) {
-        tiny.arguments.push_back(value);
-      } else if (Py_TYPE(object.get()) == tensor_class) {
-        const Ref held(sure(PyObject_GetAttr(object.get(), name_value)));
-        const Ref data(sure(PyObject_GetAttr(held.get(), name_data)));
-        const Ref slot(sure(PyObject_GetAttr(held.get(), name_slot)));
-        if (data.get() == Py_None || slot.get() != Py_None) return false;
+      Ref object;
+      const Ref held = value_of(tensor, object);
+      if (held.get() != nullptr) {
+        const Ref data = data_in(held.get());
+        if (data.get() == Py_None || slot_in(held.get()).get() != Py_None) return false;
         tiny.arguments.emplace_back(THPVariable_Unpack(data.get()));
         tiny.any_lazy = true;
+      } else if (Py_TYPE(object.get()) == reinterpret_cast<PyTypeObject*>(THPVariableClass)) {
+        tiny.arguments.push_back(value);
       } else {
         return false;
       }
@@ -924,7 +1079,7 @@ class Kernel : public c10::OperatorKernel {
     if (data.isTensor() && result.is_same(data.toTensor())) {
       stack->back() = first;
     } else {
-      const Ref value(sure(PyObject_CallNoArgs(value_class)));
+      const Ref value = new_value();
       sure(PyObject_SetAttr(value.get(), name_data, object_of(result).get()));
       stack->back() = another(result, value.get());
     }
@@ -973,10 +1128,10 @@ class Kernel : public c10::OperatorKernel {
     if (!arguments[0].isTensor()) return false;
     const at::Tensor tensor = arguments[0].toTensor();
     if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) return false;
-    const Ref object = object_of(tensor);
-    if (Py_TYPE(object.get()) != tensor_class) return false;
-    const Ref value(sure(PyObject_GetAttr(object.get(), name_value)));
-    const Ref slot(sure(PyObject_GetAttr(value.get(), name_slot)));
+    Ref object;
+    const Ref value = value_of(tensor, object);
+    if (value.get() == nullptr) return false;
+    const Ref slot = slot_in(value.get());
     if (slot.get() != Py_None && of_slot.trace.in(slot.get()) != trace_here) return false;
     const at::Tensor made = another(tensor, value.get());
     replace_arguments(stack, 1, {made}, false);
@@ -1173,15 +1328,14 @@ PyObject* py_listen(PyObject*, PyObject* name) {
 // install(classes, exposed, shared, describe, close_segment)
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *tensor, *mode, *value, *trace, *state, *slot, *budget, *leaf;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOO", &tensor, &mode, &value, &trace, &state, &slot,
+  PyObject *tensor, *mode, *trace, *state, *slot, *budget, *leaf;
+  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOO", &tensor, &mode, &trace, &state, &slot,
                         &budget, &leaf, &exposed, &shared, &describe, &close_segment)) {
     return nullptr;
   }
-  for (PyObject* kept : {tensor, mode, value, leaf, exposed, shared, describe, close_segment}) Py_INCREF(kept);
+  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment}) Py_INCREF(kept);
   tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
   mode_class = reinterpret_cast<PyTypeObject*>(mode);
-  value_class = value;
   leaf_class = reinterpret_cast<PyTypeObject*>(leaf);
 #define FIND(group, cls, name) group.name.find(cls, #name)
   FIND(of_trace, trace, state); FIND(of_trace, trace, values); FIND(of_trace, trace, leaves);
@@ -1200,7 +1354,10 @@ PyObject* py_install(PyObject*, PyObject* args) {
   name_value = sure(PyUnicode_InternFromString("_value"));
   name_slot = sure(PyUnicode_InternFromString("slot"));
   name_data = sure(PyUnicode_InternFromString("data"));
-  name_leaf = sure(PyUnicode_InternFromString("leaf"));
+  visit_attributes = tensor_class->tp_traverse;
+  tensor_class->tp_traverse = visit_tensor;
+  const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));
+  sure(PyObject_SetAttrString(tensor, "_value", descriptor.get()));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -1222,6 +1379,11 @@ PyMODINIT_FUNC PyInit_lazy_tensor_hits() {
   edges_type.tp_traverse = visit_edges;
   edges_type.tp_clear = clear_edges;
   edges_type.tp_dealloc = delete_edges;
-  if (PyType_Ready(&edges_type) < 0) return nullptr;
+  value_type.tp_name = "lazy_tensor.dispatch.hits.Value";
+  value_type.tp_basicsize = sizeof(Value);
+  value_type.tp_flags = Py_TPFLAGS_DEFAULT;
+  value_type.tp_getset = value_members;
+  value_type.tp_dealloc = delete_value;
+  if (PyType_Ready(&edges_type) < 0 || PyType_Ready(&value_type) < 0) return nullptr;
   return PyModule_Create(&module);
 }

@@ -19,7 +19,7 @@ from lazy_tensor.dispatch import memory
 from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
-from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.extension import Extension
 
@@ -35,7 +35,7 @@ def use(
 ) -> None:
     """Name the classes whose `__torch_dispatch__` is `record`, and what a closed segment needs."""
     global _known
-    classes = (tensor_class, mode_class, Value, Trace, State, Slot, Budget, Leaf)
+    classes = (tensor_class, mode_class, Trace, State, Slot, Budget, Leaf)
     _known = (classes, memory._exposed, memory._shared, _described, close_segment)
 
 

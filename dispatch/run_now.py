@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import host, memory, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
+from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
@@ -126,7 +127,7 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     value = tensor._value
     if value.failure is not None:
-        raise value.failure
+        raise without_frames(value.failure)
     assert value.data is not None, "what is pending was flushed"
     return value.data
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import host, memory, run_now, torch_private
+from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.record import recorder
@@ -199,7 +200,7 @@ def computed(tensor: LazyTensor) -> torch.Tensor:
     if value.failure is None:
         run_now.compute(value)
     if value.failure is not None:
-        raise value.failure
+        raise without_frames(value.failure)
     assert value.data is not None
     return value.data
 

@@ -1,5 +1,6 @@
 """Hits taken below Python: what reaches `__torch_dispatch__`, and that nothing depends on it."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -226,8 +227,6 @@ def test_paths_that_were_dropped_are_learnt_again(in_python):
 
 def test_a_finalizer_may_record(monkeypatch):
     """Making a tensor may collect garbage, whose finalizers may call any op."""
-    import gc
-
     x, made = torch.randn(4), []
 
     class Cycle:
@@ -256,6 +255,48 @@ def test_a_finalizer_may_record(monkeypatch):
     assert torch.equal(lazy_tensor.materialize(y), expected)
     assert all(torch.equal(lazy_tensor.materialize(m), x + 1) for m in made)
     assert made
+
+
+def n_objects():
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def test_nothing_is_left_behind():
+    w = torch.randn(4, 4, requires_grad=True)
+
+    @lazy_mode()
+    def step():
+        for _ in range(10):
+            y = torch.tanh(w @ w).detach() + w
+            (torch.tanh(y * 2).split(2)[0] * 3).sum().backward()
+            w.grad = None
+
+    settle(step)
+    before = n_objects()
+    settle(step, 20)
+    assert n_objects() - before < 100
+
+
+def test_what_failed_is_collected_with_what_holds_it():
+    """An exception holds the frames it passed, and these the tensors that wait for a value."""
+    x, bad = torch.randn(4), torch.tensor([7])
+
+    def step():
+        with lazy_mode():
+            kept = (x * 2)[bad]
+            other = kept * 2
+            try:
+                lazy_tensor.flush()
+            except IndexError as error:
+                return error, other
+        return None
+
+    settle(step, 4)
+    before = n_objects()
+    for _ in range(20):
+        assert step() is not None
+    assert n_objects() - before < 40
 
 
 @pytest.mark.parametrize("way", ["python", "below"])

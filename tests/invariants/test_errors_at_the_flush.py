@@ -140,7 +140,9 @@ def test_values_that_depend_on_the_failing_op_raise_the_same_error_each_time(n_p
         for _ in range(2):
             with pytest.raises(IndexError) as again:
                 dependent.tolist()
-            assert again.value is first.value
+            assert type(again.value) is type(first.value)
+            assert again.value.args == first.value.args
+            assert again.value.__notes__ == first.value.__notes__
             with pytest.raises(IndexError):
                 (dependent + 1).tolist()
 
