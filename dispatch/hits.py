@@ -1,4 +1,4 @@
-"""Recording a hit below Python: `hits.cpp`, and what it must know of this package.
+"""Recording a hit below Python: the C++ in `native`, and what it must know of this package.
 
 In: what `record` does for calls seen before. Out: such calls no longer reach `record`, and cost
 about what the op's dispatch costs in eager. Without a C++ compiler all goes on in Python.
@@ -7,7 +7,6 @@ about what the op's dispatch costs in eager. Without a C++ compiler all goes on 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import memory
+from lazy_tensor.dispatch import memory, settings
 from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
@@ -24,7 +23,7 @@ from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.extension import Extension
 
 learn: Callable[[Trace, Any, State], None] | None = None
-"""Tells `hits.cpp` that the call of an op under way led to a state; None while it isn't loaded."""
+"""Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""
 
 _compiled: bytes | None = None
 _known: tuple[Any, ...] = ()
@@ -45,9 +44,9 @@ def _keep(library: bytes) -> None:
 
 
 EXTENSION = Extension(
-    Path(__file__).with_name("hits.cpp"), ("c10", "torch_cpu", "torch_python"), _keep
+    Path(__file__).parent / "native" / "module.cpp", ("c10", "torch_cpu", "torch_python"), _keep
 )
-if os.environ.get("LAZY_TENSOR_HITS") == "python":
+if settings.records_in_python():
     EXTENSION.status = "LAZY_TENSOR_HITS is python"
 
 
@@ -77,7 +76,7 @@ def _started(path: str, _: str) -> Callable[[Trace, Any, State], None]:
 
 
 def _described(name: str, overload: str) -> tuple[Any, ...] | None:
-    """What `OpInfo` in `hits.cpp` holds of an op; None if it has no Python object."""
+    """What `OpInfo` in `native/trie.h` holds of an op; None if it has no Python object."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     op = getattr(packet, overload or "default", None)

@@ -160,6 +160,11 @@ def from_environment() -> Settings:
     return updated(Settings(), found, "environment (LAZY_TENSOR_*)")
 
 
+def records_in_python() -> bool:
+    """Whether hits are to come to Python all the same: `LAZY_TENSOR_HITS=python`, for debugging."""
+    return os.environ.get("LAZY_TENSOR_HITS") == "python"
+
+
 _current = from_environment()
 _listeners: list[Callable[[Settings], None]] = []
 

@@ -23,7 +23,7 @@ from lazy_tensor.kernels.disk import Disk, key_of
 
 
 class Extension:
-    """A source file, and what it is compiled to.
+    """A source file, the headers that lie beside it, and what they are compiled to.
 
     `use(library)` is called once, with the bytes of a shared library, in whatever thread has them.
     `status` is "not asked for", "compiling", "in use", or why there is none.
@@ -82,12 +82,14 @@ class Extension:
 
     def _key(self) -> str:
         return key_of(
-            self._source.name,
-            self._source.read_text(),
+            *(path.read_text() for path in (self._source, *self._headers())),
             torch.__version__,
             sys.version,
             platform.machine(),
         )
+
+    def _headers(self) -> list[Path]:
+        return sorted(self._source.parent.glob("*.h"))
 
     def _binary(self, disk: Disk | None) -> bytes:
         """The source compiled: from disk, or now."""

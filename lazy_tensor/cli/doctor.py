@@ -62,7 +62,7 @@ def installed_version(name: str) -> str:
 def compiler_version(compiler: str) -> str:
     path = shutil.which(compiler)
     if path is None:
-        return f"{compiler} not found: the inductor backend can't compile for the CPU"
+        return f"{compiler} not found: no kernels for the CPU, and hits are recorded in Python"
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return next(iter(answer.stdout.splitlines()), f"{path} doesn't say its version")
 

@@ -62,6 +62,16 @@ def test_another_source_is_compiled_anew(tmp_path, source):
     assert [answer_of(library) for library in found] == [42, 43]
 
 
+def test_another_header_counts_too(tmp_path, source):
+    disk = Disk(tmp_path / "disk")
+    found: list[bytes] = []
+    source.write_text('#include "number.h"\nextern "C" int answer() { return NUMBER; }')
+    for number in (1, 2):
+        source.with_name("number.h").write_text(f"#define NUMBER {number}")
+        Extension(source, (), found.append).ask_for(disk, wait=True)
+    assert [answer_of(library) for library in found] == [1, 2]
+
+
 def test_what_does_not_compile_says_so(source):
     source.write_text("int answer( {")
     broken = Extension(source, (), lambda library: None)

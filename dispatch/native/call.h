@@ -1,0 +1,275 @@
+// One call: its key, and the tensors in it that the trace does not hold yet; how they come in.
+
+#pragma once
+
+#include "trie.h"
+
+namespace hits {
+
+// A tensor among a call's arguments that the trace does not hold yet.
+struct Newcomer {
+  const at::Tensor* tensor;  // its data
+  Ref object;                // the Python object of `tensor`
+  Ref value;                 // of a lazy tensor
+  size_t place;              // of its word in the key
+};
+
+int64_t index_of(PyObject* slot) { return PyLong_AsLongLong(of_slot.index.in(slot)); }
+
+class Call {
+ public:
+  Call(const OpInfo& info, PyObject* trace, bool in_mode)
+      : info_(info), trace_(trace), in_mode_(in_mode) {}
+
+  // Build the key; false if something in it is not for here.
+  bool read(const IValue* arguments, bool lets_in) {
+    words_.clear();
+    words_.push_back(reinterpret_cast<uint64_t>(&info_));
+    lets_in_ = lets_in;
+    const size_t n = info_.schema.arguments().size();
+    for (size_t i = 0; i < n; ++i) {
+      if (!put_argument(arguments[i])) return false;
+    }
+    return true;
+  }
+
+  // The same key with the numbers that the call spells out replaced by their types.
+  Words without_numbers(const IValue* arguments, std::vector<IValue>& numbers) {
+    const size_t n = info_.schema.arguments().size();
+    size_t n_given = info_.n_positional;  // torch leaves out trailing defaults
+    while (n_given > 0 && is_default(n_given - 1, arguments[n_given - 1])) --n_given;
+    Words plain = words_;  // keeps the slots
+    Words result;
+    size_t at = 0;
+    result.push_back(plain[at++]);
+    for (size_t i = 0; i < n; ++i) {
+      const bool is_given = i < info_.n_positional ? i < n_given : !is_default(i, arguments[i]);
+      mask(plain, at, result, info_.is_number[i] && is_given, numbers);
+    }
+    return result;
+  }
+
+  Words& words() { return words_; }
+  std::vector<Newcomer>& newcomers() { return newcomers_; }
+  bool any_lazy() const { return any_lazy_; }
+  bool any_known() const { return any_known_; }
+
+ private:
+  bool is_default(size_t i, const IValue& value) const {
+    if (!info_.defaults[i].has_value()) return false;
+    Words words;
+    return put_static(words, value) && words == *info_.defaults[i];
+  }
+
+  // Copy one argument's words from `plain`, `at` on, to `result`.
+  static void mask(const Words& plain, size_t& at, Words& result, bool hides,
+                   std::vector<IValue>& numbers) {
+    const auto tag = static_cast<Tag>(plain[at] >> 56);
+    const uint64_t more = plain[at] & ((uint64_t{1} << 56) - 1);
+    size_t n_payload = 0;
+    switch (tag) {
+      case Tag::INT:
+      case Tag::DOUBLE:
+      case Tag::DEVICE:
+        n_payload = 1;
+        break;
+      case Tag::COMPLEX:
+        n_payload = 2;
+        break;
+      case Tag::STRING:
+        n_payload = (more + 7) / 8;
+        break;
+      default:
+        break;
+    }
+    if (hides && (tag == Tag::INT || tag == Tag::DOUBLE || tag == Tag::COMPLEX)) {
+      double parts[2];
+      std::memcpy(parts, &plain[at + 1], n_payload * sizeof(double));
+      if (tag == Tag::INT) {
+        put(result, Tag::INT_AT_RUN_TIME);
+        numbers.emplace_back(static_cast<int64_t>(plain[at + 1]));
+      } else if (tag == Tag::DOUBLE) {
+        put(result, Tag::DOUBLE_AT_RUN_TIME);
+        numbers.emplace_back(parts[0]);
+      } else {
+        put(result, Tag::COMPLEX_AT_RUN_TIME);
+        numbers.emplace_back(c10::complex<double>(parts[0], parts[1]));
+      }
+      at += 1 + n_payload;
+      return;
+    }
+    for (size_t i = 0; i <= n_payload; ++i) result.push_back(plain[at++]);
+    if (tag == Tag::LIST) {
+      for (uint64_t i = 0; i < more; ++i) mask(plain, at, result, hides, numbers);
+    }
+  }
+
+  bool put_argument(const IValue& value) {
+    if (value.isTensor()) return put_tensor(value.toTensor());
+    if (value.isIntList()) {
+      const auto items = value.toIntVector();
+      put(words_, Tag::LIST, items.size());
+      for (const int64_t item : items) {
+        put(words_, Tag::INT);
+        words_.push_back(static_cast<uint64_t>(item));
+      }
+      return true;
+    }
+    if (value.isList()) {
+      const auto items = value.toListRef();
+      put(words_, Tag::LIST, items.size());
+      for (const IValue& item : items) {
+        if (!put_argument(item)) return false;
+      }
+      return true;
+    }
+    return put_static(words_, value);
+  }
+
+  bool put_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      put(words_, Tag::NONE);
+      return true;
+    }
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return put_number(tensor);
+    Ref object;
+    Ref value = value_of(tensor, object);
+    if (value.get() != nullptr) {
+      any_lazy_ = true;
+      const Ref slot = slot_in(value.get());
+      if (slot.get() != Py_None) {
+        if (of_slot.trace.in(slot.get()) != trace_) return false;
+        put_slot(slot.get());
+        return true;
+      }
+      if (!lets_in_) return false;
+      Ref data = data_in(value.get());
+      if (data.get() == Py_None) return false;  // it failed
+      for (const Newcomer& newcomer : newcomers_) {
+        if (newcomer.value.get() == value.get()) return put_again(newcomer);
+      }
+      const at::Tensor& computed = THPVariable_Unpack(data.get());
+      if (is_in(exposed, computed) || is_in(shared, computed)) return false;
+      return put_new(computed, std::move(data), std::move(value));
+    }
+    if (!THPVariable_CheckExact(object.get())) return false;
+    Ref id(sure(PyLong_FromVoidPtr(object.get())));
+    if (PyObject* slot = PyDict_GetItemWithError(of_trace.leaf_slots.in(trace_), id.get())) {
+      put_slot(slot);
+      return true;
+    }
+    if (!lets_in_ || !in_mode_) return false;
+    for (const Newcomer& newcomer : newcomers_) {
+      if (newcomer.object.get() == object.get()) return put_again(newcomer);
+    }
+    return put_new(tensor, std::move(object), Ref());
+  }
+
+  // A Python number among tensors, which torch hands to Python as the number it was.
+  bool put_number(const at::Tensor& tensor) {
+    if (!tensor.is_cpu()) return false;
+    switch (tensor.scalar_type()) {
+      case c10::kLong:
+        return put_static(words_, *tensor.const_data_ptr<int64_t>());
+      case c10::kDouble:
+        return put_static(words_, *tensor.const_data_ptr<double>());
+      case c10::kBool:
+        return put_static(words_, *tensor.const_data_ptr<bool>());
+      case c10::kComplexDouble:
+        return put_static(words_, *tensor.const_data_ptr<c10::complex<double>>());
+      default:
+        return false;
+    }
+  }
+
+  void put_slot(PyObject* slot) {
+    any_known_ = true;
+    put(words_, Tag::TENSOR, index_of(slot));
+  }
+
+  bool put_new(const at::Tensor& tensor, Ref object, Ref value) {
+    if (tensor.layout() != c10::kStrided || tensor.is_nested() || tensor._is_zerotensor() ||
+        tensor.is_neg() || tensor.is_conj() || tensor.is_quantized() || !tensor.has_storage()) {
+      return false;
+    }
+    // only torch may write the memory of what is not a parameter
+    if (in_mode_ && Py_TYPE(object.get()) != reinterpret_cast<PyTypeObject*>(ParameterClass) &&
+        !tensor.storage().resizable()) {
+      return false;
+    }
+    const size_t place = words_.size();
+    put(words_, Tag::TENSOR);
+    newcomers_.push_back({&tensor, std::move(object), std::move(value), place});
+    return true;
+  }
+
+  // A tensor that came in the same call before: its slot is not known yet, so it is named later.
+  bool put_again(const Newcomer& first) {
+    repeats_.push_back({words_.size(), first.place});
+    put(words_, Tag::TENSOR);
+    return true;
+  }
+
+  static bool is_in(PyObject* storages, const at::Tensor& tensor) {
+    if (PySet_GET_SIZE(storages) == 0) return false;
+    Ref id(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
+    const int found = PySet_Contains(storages, id.get());
+    sure(found);
+    return found == 1;
+  }
+
+  const OpInfo& info_;
+  PyObject* trace_;
+  bool in_mode_, lets_in_ = false;
+  bool any_lazy_ = false, any_known_ = false;
+  Words words_;
+  std::vector<Newcomer> newcomers_;
+
+ public:
+  std::vector<std::pair<size_t, size_t>> repeats_;
+};
+
+void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool has_offset,
+              c10::ScalarType dtype, c10::Device device, int64_t shares) {
+  put(words, Tag::LEAF, size.size() << 1 | has_offset);
+  for (const int64_t n : size) words.push_back(static_cast<uint64_t>(n));
+  for (const int64_t n : stride) words.push_back(static_cast<uint64_t>(n));
+  words.push_back(static_cast<uint64_t>(dtype) << 32 | static_cast<uint64_t>(device.type()) << 16 |
+                  static_cast<uint16_t>(device.index()));
+  words.push_back(static_cast<uint64_t>(shares));
+}
+
+// Let a tensor in where the same one followed before; false if none did.
+bool enter(PyObject* trace, Newcomer& newcomer) {
+  const at::Tensor& tensor = *newcomer.tensor;
+  Edges* edges = edges_of(of_trace.state.in(trace));
+  if (edges == nullptr) return false;
+  Ref storage(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
+  PyObject* storages = of_trace.storages.in(trace);
+  PyObject* sharer = PyDict_GetItemWithError(storages, storage.get());
+  const int64_t offset = tensor.storage_offset();
+  Words words;
+  put_leaf(words, tensor.sizes(), tensor.strides(), offset != 0, tensor.scalar_type(),
+           tensor.device(), sharer == nullptr ? -1 : PyLong_AsLongLong(sharer));
+  const Step* step = edges->exact.find(words);
+  if (step == nullptr) return false;
+  PyObject* slot = step->slot.get();
+  PyObject* index = of_slot.index.in(slot);
+  if (sharer == nullptr) sure(PyDict_SetItem(storages, storage.get(), index));
+  if (offset != 0) {
+    Ref number(sure(PyLong_FromLongLong(offset)));
+    sure(PyDict_SetItem(of_trace.leaf_offsets.in(trace), index, number.get()));
+  }
+  if (newcomer.value.get() != nullptr) {
+    sure(PyObject_SetAttr(newcomer.value.get(), name_slot, slot));
+    sure(PyList_Append(of_trace.leaf_values.in(trace), newcomer.value.get()));
+  } else {
+    Ref id(sure(PyLong_FromVoidPtr(newcomer.object.get())));
+    sure(PyDict_SetItem(of_trace.leaf_slots.in(trace), id.get(), slot));
+  }
+  sure(PyList_Append(of_trace.leaves.in(trace), newcomer.object.get()));
+  of_trace.state.set(trace, step->state.get());
+  return true;
+}
+
+}  // namespace hits

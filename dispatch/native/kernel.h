@@ -1,0 +1,337 @@
+// The kernel for the dispatch key "Python".
+
+#pragma once
+
+#include "results.h"
+
+namespace hits {
+
+const DispatchKeySet PYTHON_AND_ABOVE =
+    DispatchKeySet(DispatchKeySet::FULL) ^
+    DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
+const DispatchKeySet ABOVE_PYTHON = (PYTHON_AND_ABOVE - DispatchKeySet(DispatchKey::Python))
+                                        .remove(DispatchKey::ZeroTensor)
+                                        .remove(DispatchKey::Conjugate)
+                                        .remove(DispatchKey::Negative);
+
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+// The call as if nobody listened.
+void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(
+      ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+  op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
+}
+
+// The arguments of calls on their way through Python, the innermost last.
+struct Frame {
+  OpInfo* info;
+  std::vector<IValue> arguments;
+  bool in_mode;
+};
+thread_local std::vector<Frame> frames;
+
+// What torch does for this key: `__torch_dispatch__` of the mode, or of the tensors' class.
+void to_python(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE_PYTHON);
+  (*c10::impl::getGlobalPyInterpreter())->dispatch(op, stack);
+}
+
+bool is_here(const at::Tensor& tensor, PyObject* trace) {
+  PyObject* storages = of_trace.storages.in(trace);
+  if (PyDict_GET_SIZE(storages) == 0) return false;
+  Ref id(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
+  return PyDict_GetItemWithError(storages, id.get()) != nullptr;
+}
+
+// A call on computed 0-dim tensors, its arguments without lazy ones.
+struct Tiny {
+  std::vector<IValue> arguments;
+  bool any = false, any_lazy = false;
+};
+
+class Kernel : public c10::OperatorKernel {
+ public:
+  explicit Kernel(const c10::OperatorHandle& op) : info_(op.schema()) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const WithGil gil;
+    bool in_mode = false;
+    if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
+    PyObject* trace = trace_here;
+    if (trace != nullptr) {
+      if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True) {
+        return to_python(op, stack);
+      }
+      if (handle(op, keys, stack, trace, in_mode)) return;
+    }
+    const long n = static_cast<long>(info_.schema.arguments().size());
+    frames.push_back({&info_, {stack->end() - n, stack->end()}, in_mode});
+    struct Pop {
+      ~Pop() { frames.pop_back(); }
+    } pop;
+    to_python(op, stack);
+  }
+
+  OpInfo info_;
+
+ private:
+  // Ask Python about the op, once.
+  bool is_described() {
+    if (!info_.is_described) {
+      const auto& name = info_.schema.operator_name();
+      Ref facts(sure(
+          PyObject_CallFunction(describe, "ss", name.name.c_str(), name.overload_name.c_str())));
+      info_.is_described = true;
+      if (facts.get() == Py_None) return false;
+      const auto item = [&facts](Py_ssize_t i) { return PyTuple_GET_ITEM(facts.get(), i); };
+      info_.function = Ref::to(item(0));
+      info_.is_alias = item(1) == Py_True;
+      info_.is_composite = item(2) == Py_True;
+      info_.needs_care = item(3) == Py_True;
+      info_.reshapes = item(4) == Py_True;
+      info_.writes_list = item(5) == Py_True;
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(6)); ++i) {
+        info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(6), i))] = true;
+      }
+    }
+    return info_.function.get() != nullptr;
+  }
+
+  // Do the call here; false leaves it to Python, the stack as it was.
+  bool handle(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
+              bool in_mode) {
+    const size_t n = info_.schema.arguments().size();
+    const IValue* arguments = stack->data() + (stack->size() - n);
+    PyObject* budget = of_trace.budget.in(trace);
+    const long cold = PyLong_AsLong(cold_of_budget.in(budget));
+    if (cold != 0) return cold > 1 && in_mode && run_cold(op, keys, stack, trace, cold);
+    if (of_trace.is_outdated.in(trace) == Py_True) return false;
+    if (info_.is_alias && alias(stack, arguments)) return true;
+    if (info_.is_note && in_mode) {
+      run_below(op, keys, stack);
+      return true;
+    }
+    if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;
+    if (!(info_.needs_care && !info_.writes_list) && run_tiny(op, keys, stack, trace, in_mode))
+      return true;
+    if (!info_.is_recorded) return false;
+    of_trace.busy.set(trace, Py_True);
+    struct Done {
+      PyObject* trace;
+      ~Done() { of_trace.busy.set(trace, Py_False); }
+    } done{trace};
+    Call call(info_, trace, in_mode);
+    if (!call.read(arguments, true) || !(in_mode || call.any_lazy())) return false;
+    auto& newcomers = call.newcomers();
+    if (!newcomers.empty()) {
+      if (!call.any_known() && all_tiny(newcomers)) return false;
+      for (Newcomer& newcomer : newcomers) {
+        if (!enter(trace, newcomer)) return false;
+        name(call.words(), newcomer, trace);
+      }
+      for (const auto& [place, first] : call.repeats_) call.words()[place] = call.words()[first];
+    }
+    Edges* edges = edges_of(of_trace.state.in(trace));
+    if (edges == nullptr) return false;
+    std::vector<IValue> numbers;
+    const Step* step = edges->exact.find(call.words());
+    if (step == nullptr && !edges->generic.steps.empty()) {
+      step = edges->generic.find(call.without_numbers(arguments, numbers));
+    }
+    return step != nullptr && take(trace, info_, *step, numbers, stack);
+  }
+
+  static void name(Words& words, const Newcomer& newcomer, PyObject* trace) {
+    Words word;
+    PyObject* state = of_trace.state.in(trace);
+    put(word, Tag::TENSOR, PyLong_AsLongLong(of_state.n_slots.in(state)) - 1);
+    words[newcomer.place] = word[0];
+  }
+
+  static bool all_tiny(const std::vector<Newcomer>& newcomers) {
+    for (const Newcomer& newcomer : newcomers) {
+      if (newcomer.tensor->dim() != 0 || !newcomer.tensor->is_cpu()) return false;
+    }
+    return true;
+  }
+
+  // Whether `value` holds no tensors but computed 0-dim CPU ones that nothing pending uses. Adds it
+  // to `plain`, lazy tensors replaced by their data.
+  bool put_tiny(const IValue& value, PyObject* trace, Tiny& tiny) const {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (!tensor.defined()) return false;
+      if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+        tiny.arguments.push_back(value);
+        return true;
+      }
+      if (!has_python(tensor) && (tensor.dim() != 0 || !tensor.is_cpu())) return false;
+      Ref object;
+      const Ref held = value_of(tensor, object);
+      if (held.get() != nullptr) {
+        const Ref data = data_in(held.get());
+        if (data.get() == Py_None || slot_in(held.get()).get() != Py_None) return false;
+        tiny.arguments.emplace_back(THPVariable_Unpack(data.get()));
+        tiny.any_lazy = true;
+      } else if (Py_TYPE(object.get()) == reinterpret_cast<PyTypeObject*>(THPVariableClass)) {
+        tiny.arguments.push_back(value);
+      } else {
+        return false;
+      }
+      tiny.any = true;
+      const at::Tensor& computed = tiny.arguments.back().toTensor();
+      return computed.dim() == 0 && computed.is_cpu() && computed.layout() == c10::kStrided &&
+             !computed.is_quantized() && !computed.is_nested() && !computed._is_zerotensor() &&
+             computed.has_storage() && !is_here(computed, trace);
+    }
+    if (value.isTensorList()) {
+      if (!info_.writes_list) return false;
+      Tiny items;
+      c10::List<at::Tensor> tensors;
+      for (const IValue& item : value.toListRef()) {
+        if (!put_tiny(item, trace, items)) return false;
+      }
+      for (const IValue& item : items.arguments) tensors.push_back(item.toTensor());
+      tiny.any |= items.any;
+      tiny.any_lazy |= items.any_lazy;
+      tiny.arguments.emplace_back(std::move(tensors));
+      return true;
+    }
+    tiny.arguments.push_back(value);
+    return value.isInt() || value.isDouble() || value.isBool() || value.isNone() ||
+           (info_.writes_list && value.isList());
+  }
+
+  // What optimizers do to every parameter's step count, run at once (see `admit.is_tiny`).
+  bool run_tiny(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
+                bool in_mode) const {
+    const size_t n = info_.schema.arguments().size();
+    const IValue* arguments = stack->data() + (stack->size() - n);
+    Tiny tiny;
+    for (size_t i = 0; i < n; ++i) {
+      if (!put_tiny(arguments[i], trace, tiny)) return false;
+    }
+    const auto& returns = info_.schema.returns();
+    if (!tiny.any || !(in_mode || tiny.any_lazy) ||
+        (tiny.any_lazy && (info_.reshapes || returns.size() > 1))) {
+      return false;
+    }
+    const IValue first = arguments[0];
+    const IValue data = tiny.arguments[0];
+    std::move(tiny.arguments.begin(), tiny.arguments.end(), stack->end() - static_cast<long>(n));
+    run_below(op, keys, stack);
+    if (info_.writes_list) count_writes(first);
+    if (!tiny.any_lazy || returns.empty() || !stack->back().isTensor()) return true;
+    const at::Tensor result = stack->back().toTensor();
+    if (data.isTensor() && result.is_same(data.toTensor())) {
+      stack->back() = first;
+    } else {
+      const Ref value = new_value();
+      sure(PyObject_SetAttr(value.get(), name_data, object_of(result).get()));
+      stack->back() = another(result, value.get());
+    }
+    return true;
+  }
+
+  // An op that autograd would have taken apart, seen whole in inference mode: what it is made of is
+  // recorded, as `special._decompose` has it.
+  bool decompose(const c10::OperatorHandle& op, Stack* stack, const IValue* arguments,
+                 bool in_mode) const {
+    constexpr auto COMPOSITE = DispatchKey::CompositeImplicitAutograd;
+    if (!op.hasKernelForDispatchKey(COMPOSITE)) return false;
+    bool any_lazy = false;
+    for (size_t i = 0; i < info_.schema.arguments().size(); ++i) {
+      if (!is_taken_apart(op, arguments[i], any_lazy)) return false;
+    }
+    if (!in_mode && !any_lazy) return false;
+    const auto before = c10::impl::tls_local_dispatch_key_set();
+    auto excluded = before.excluded_ | ABOVE_PYTHON;
+    bool aliases = false;
+    for (const auto& result : info_.schema.returns()) aliases |= result.alias_info() != nullptr;
+    if (!aliases) excluded = excluded.remove(DispatchKey::ADInplaceOrView);
+    const c10::impl::ForceDispatchKeyGuard guard(before.included_, excluded);
+    const WithoutGil released;
+    op.callBoxedForDispatchKey(COMPOSITE, *stack);
+    return true;
+  }
+
+  static bool is_taken_apart(const c10::OperatorHandle& op, const IValue& value, bool& any_lazy) {
+    if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const IValue& item : value.toListRef()) {
+        if (!is_taken_apart(op, item, any_lazy)) return false;
+      }
+    }
+    if (!value.isTensor() || !value.toTensor().defined()) return true;
+    const at::Tensor& tensor = value.toTensor();
+    const Ref object = object_of(tensor);
+    PyTypeObject* type = Py_TYPE(object.get());
+    any_lazy |= type == tensor_class;
+    return (type == tensor_class || THPVariable_CheckTypeExact(type)) &&
+           tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
+           !tensor.is_meta() && !tensor._is_zerotensor() &&
+           !op.hasKernelForDispatchKey(
+               c10::computeDispatchKey(std::nullopt, std::nullopt, tensor.device()));
+  }
+
+  // `detach` and its like of a lazy tensor: another handle on the same value.
+  static bool alias(Stack* stack, const IValue* arguments) {
+    if (!arguments[0].isTensor()) return false;
+    const at::Tensor tensor = arguments[0].toTensor();
+    if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) return false;
+    Ref object;
+    const Ref value = value_of(tensor, object);
+    if (value.get() == nullptr) return false;
+    const Ref slot = slot_in(value.get());
+    if (slot.get() != Py_None && of_slot.trace.in(slot.get()) != trace_here) return false;
+    const at::Tensor made = another(tensor, value.get());
+    replace_arguments(stack, 1, {made}, false);
+    return true;
+  }
+
+  // Nothing is pending and no argument lazy: run it, at the price of the mode.
+  bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
+                long cold) {
+    if (info_.needs_care) return false;
+    const size_t n = info_.schema.arguments().size();
+    const IValue* arguments = stack->data() + (stack->size() - n);
+    for (size_t i = 0; i < n; ++i) {
+      if (!is_ordinary(arguments[i])) return false;
+    }
+    Ref left(sure(PyLong_FromLong(cold - 1)));
+    cold_of_budget.set(of_trace.budget.in(trace), left.get());
+    Ref ran(sure(PyTuple_Pack(2, info_.function.get(), of_trace.state.in(trace))));
+    of_trace.ran.set(trace, ran.get());
+    const WithoutGil released;
+    run_below(op, keys, stack);
+    return true;
+  }
+
+  // Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its
+  // layout too, and asking for those would dispatch.
+  static bool has_python(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
+  }
+
+  static bool is_ordinary(const IValue& value) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      return !tensor.defined() || !has_python(tensor);
+    }
+    if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const IValue& item : value.toListRef()) {
+        if (!item.isNone() && !is_ordinary(item)) return false;
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace hits

@@ -1,0 +1,137 @@
+// Learning from Python which state a call led to.
+
+#pragma once
+
+#include "call.h"
+#include "kernel.h"
+
+namespace hits {
+
+std::vector<int64_t> integers(PyObject* sequence) {
+  Ref items(sure(PySequence_Tuple(sequence)));
+  std::vector<int64_t> result;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); ++i) {
+    result.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(items.get(), i)));
+    if (PyErr_Occurred()) throw python_error();
+  }
+  return result;
+}
+
+// `meta` as `make_wrapper` takes it.
+Output output_of(PyObject* meta, PyObject* slot) {
+  Output result;
+  if (meta == Py_None) return result;
+  const auto item = [meta](Py_ssize_t i) { return PyTuple_GET_ITEM(meta, i); };
+  result.is_defined = true;
+  const auto size = integers(item(0));
+  result.size.assign(size.begin(), size.end());
+  if (item(1) == Py_None) {
+    result.stride.resize(size.size());
+    int64_t step = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      result.stride[i] = step;
+      step *= std::max<int64_t>(size[i], 1);
+    }
+  } else {
+    const auto stride = integers(item(1));
+    result.stride.assign(stride.begin(), stride.end());
+  }
+  result.offset = item(2) == Py_None ? 0 : PyLong_AsLongLong(item(2));
+  const auto dtype = reinterpret_cast<THPDtype*>(item(4))->scalar_type;
+  result.device = reinterpret_cast<THPDevice*>(item(6))->device;
+  result.dtype = c10::scalarTypeToTypeMeta(dtype);
+  const auto options = at::TensorOptions().dtype(dtype).device(result.device).layout(c10::kStrided);
+  result.keys = DispatchKeySet(options.computeDispatchKey());
+  result.n_bytes = at::detail::computeStorageNbytes(result.size, result.stride,
+                                                    result.dtype.itemsize(), result.offset);
+  result.slot = Ref::to(slot);
+  return result;
+}
+
+// What `state` holds, ready to be taken; null if only Python can take it.
+std::unique_ptr<Step> step_to(PyObject* state) {
+  auto step = std::make_unique<Step>();
+  const long kind = PyLong_AsLong(of_state.kind.in(state));
+  step->kind = static_cast<int>(kind & (SLOW - 1));
+  step->closes = of_state.closes.in(state) == Py_True;
+  step->state = Ref::to(state);
+  PyObject* meta = of_state.meta.in(state);
+  PyObject* slot = of_state.slot.in(state);
+  switch (step->kind) {
+    case ONE:
+      step->outputs.push_back(output_of(meta, slot));
+      break;
+    case MANY: {
+      PyObject* metas = PyTuple_GET_ITEM(meta, 1);
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(metas); ++i) {
+        step->outputs.push_back(output_of(PyTuple_GET_ITEM(metas, i), PyTuple_GET_ITEM(slot, i)));
+      }
+      break;
+    }
+    case NOTHING:
+    case SELF:
+      break;
+    default:
+      return nullptr;
+  }
+  PyObject* rebase = of_state.rebase.in(state);
+  if (rebase != nullptr && rebase != Py_None) {
+    step->rebase = {PyLong_AsLongLong(PyTuple_GET_ITEM(rebase, 0)),
+                    PyLong_AsLongLong(PyTuple_GET_ITEM(rebase, 1))};
+  }
+  return step;
+}
+
+// Learn the leaves that lead to `state`, as far as they are not known.
+void learn_leaves(PyObject* trace, PyObject* state) {
+  while (Py_TYPE(of_state.step.in(state)) == leaf_class) {
+    PyObject* parent = of_state.parent.in(state);
+    PyObject* key =
+        of_state.key.in(state);  // ("leaf", size, stride, has_offset, dtype, device, shares)
+    const auto item = [key](Py_ssize_t i) { return PyTuple_GET_ITEM(key, i); };
+    Words words;
+    put_leaf(words, integers(item(1)), integers(item(2)), item(3) == Py_True,
+             reinterpret_cast<THPDtype*>(item(4))->scalar_type,
+             reinterpret_cast<THPDevice*>(item(5))->device,
+             item(6) == Py_None ? -1 : PyLong_AsLongLong(item(6)));
+    Edges* edges = make_edges(parent);
+    if (edges->exact.find(words) != nullptr) return;
+    auto step = std::make_unique<Step>();
+    step->state = Ref::to(state);
+    const auto index = PyLong_AsLongLong(of_state.n_slots.in(state)) - 1;
+    step->slot = Ref::to(sure(PyList_GetItem(of_trace.slots.in(trace), index)));
+    edges->exact.add(words, std::move(step));
+    state = parent;
+  }
+}
+
+// Note that the call of `function` under way leads `trace` to `state`. Its tensors have their
+// slots.
+void learn(PyObject* trace, PyObject* function, PyObject* state) {
+  trace_here = trace;  // traces live as long as the process
+  PyObject* parent = of_state.parent.in(state);
+  if (frames.empty() || frames.back().info->function.get() != function) return;
+  Frame& frame = frames.back();
+  OpInfo& info = *frame.info;
+  info.is_recorded = true;
+  learn_leaves(trace, parent);
+  Call call(info, trace, frame.in_mode);
+  if (!call.read(frame.arguments.data(), false)) return;
+  auto step = step_to(state);
+  if (step == nullptr) return;
+  Edges* edges = make_edges(parent);
+  PyObject* generic = of_state.generic.in(parent);
+  if (generic != nullptr && generic != Py_None &&
+      PyDict_GetItemWithError(generic, of_state.key.in(state)) == state) {
+    std::vector<IValue> numbers;
+    const Words words = call.without_numbers(frame.arguments.data(), numbers);
+    const auto expected = PyLong_AsLongLong(of_state.n_scalars.in(state)) -
+                          PyLong_AsLongLong(of_state.n_scalars.in(parent));
+    if (static_cast<int64_t>(numbers.size()) != expected) return;
+    if (edges->generic.find(words) == nullptr) edges->generic.add(words, std::move(step));
+  } else if (edges->exact.find(call.words()) == nullptr) {
+    edges->exact.add(call.words(), std::move(step));
+  }
+}
+
+}  // namespace hits

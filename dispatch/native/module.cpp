@@ -1,0 +1,123 @@
+// Recording a hit below Python: what `record.py` does for a call that the trie knows, on the same
+// objects (trace, states, values), in a kernel for the dispatch key "Python". Whatever it does not
+// know goes on to `__torch_dispatch__` as it would without this folder, and is learnt from there.
+//
+// In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors in,
+// `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A call
+// that Python had to look at comes to `learning.h`. Everything runs with the GIL held.
+
+#include "learning.h"
+
+namespace hits {
+
+// learn(trace, function, state)
+PyObject* py_learn(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *trace, *function, *state;
+  if (!PyArg_ParseTuple(args, "OOO", &trace, &function, &state)) return nullptr;
+  learn(trace, function, state);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// listen(namespace): take the hits of all its ops, for as long as the process lives.
+PyObject* py_listen(PyObject*, PyObject* name) {
+  HANDLE_TH_ERRORS
+  const std::string space = PyUnicode_AsUTF8(name);
+  auto* library =
+      new torch::Library(torch::Library::IMPL, space, DispatchKey::Python, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& op_name : dispatcher.getAllOpNames()) {
+    if (op_name.getNamespace() != space) continue;
+    const auto op = dispatcher.findSchema(op_name);
+    if (!op.has_value() || op->hasKernelForDispatchKey(DispatchKey::Python)) continue;
+    std::string local = op_name.name.substr(space.size() + 2);
+    if (!op_name.overload_name.empty()) local += "." + op_name.overload_name;
+    library->impl(local.c_str(),
+                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(*op)));
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// install(classes, exposed, shared, describe, close_segment)
+PyObject* py_install(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *tensor, *mode, *trace, *state, *slot, *budget, *leaf;
+  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOO", &tensor, &mode, &trace, &state, &slot, &budget,
+                        &leaf, &exposed, &shared, &describe, &close_segment)) {
+    return nullptr;
+  }
+  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment})
+    Py_INCREF(kept);
+  tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
+  mode_class = reinterpret_cast<PyTypeObject*>(mode);
+  leaf_class = reinterpret_cast<PyTypeObject*>(leaf);
+#define FIND(group, cls, name) group.name.find(cls, #name)
+  FIND(of_trace, trace, state);
+  FIND(of_trace, trace, values);
+  FIND(of_trace, trace, leaves);
+  FIND(of_trace, trace, leaf_values);
+  FIND(of_trace, trace, leaf_slots);
+  FIND(of_trace, trace, leaf_offsets);
+  FIND(of_trace, trace, storages);
+  FIND(of_trace, trace, scalars);
+  FIND(of_trace, trace, budget);
+  FIND(of_trace, trace, claimed);
+  FIND(of_trace, trace, is_outdated);
+  FIND(of_trace, trace, busy);
+  FIND(of_trace, trace, ran);
+  FIND(of_trace, trace, slots);
+  FIND(of_state, state, edges);
+  FIND(of_state, state, generic);
+  FIND(of_state, state, key);
+  FIND(of_state, state, kind);
+  FIND(of_state, state, meta);
+  FIND(of_state, state, slot);
+  FIND(of_state, state, parent);
+  FIND(of_state, state, step);
+  FIND(of_state, state, rebase);
+  FIND(of_state, state, closes);
+  FIND(of_state, state, n_slots);
+  FIND(of_state, state, n_scalars);
+  FIND(of_slot, slot, index);
+  FIND(of_slot, slot, trace);
+#undef FIND
+  cold_of_budget.find(budget, "cold");
+  name_value = sure(PyUnicode_InternFromString("_value"));
+  name_slot = sure(PyUnicode_InternFromString("slot"));
+  name_data = sure(PyUnicode_InternFromString("data"));
+  visit_attributes = tensor_class->tp_traverse;
+  tensor_class->tp_traverse = visit_tensor;
+  const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));
+  sure(PyObject_SetAttrString(tensor, "_value", descriptor.get()));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {
+    {"install", py_install, METH_VARARGS, nullptr},
+    {"listen", py_listen, METH_O, nullptr},
+    {"learn", py_learn, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "lazy_tensor_hits", nullptr, -1, methods};
+
+}  // namespace hits
+
+PyMODINIT_FUNC PyInit_lazy_tensor_hits() {
+  using namespace hits;
+  edges_type.tp_name = "lazy_tensor.dispatch.hits.Edges";
+  edges_type.tp_basicsize = sizeof(Edges);
+  edges_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  edges_type.tp_traverse = visit_edges;
+  edges_type.tp_clear = clear_edges;
+  edges_type.tp_dealloc = delete_edges;
+  value_type.tp_name = "lazy_tensor.dispatch.hits.Value";
+  value_type.tp_basicsize = sizeof(Value);
+  value_type.tp_flags = Py_TPFLAGS_DEFAULT;
+  value_type.tp_getset = value_members;
+  value_type.tp_dealloc = delete_value;
+  if (PyType_Ready(&edges_type) < 0 || PyType_Ready(&value_type) < 0) return nullptr;
+  return PyModule_Create(&module);
+}

@@ -1,0 +1,127 @@
+// Python objects as C++ holds them: references, attributes at fixed places, the GIL; and what
+// `hits.use` names.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <Python.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/SmallVector.h>
+#include <structmember.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace hits {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using torch::jit::Stack;
+
+class Ref {  // owns a reference
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* owned) : object_(owned) {}
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(object_); }
+  static Ref to(PyObject* borrowed) {
+    Py_XINCREF(borrowed);
+    return Ref(borrowed);
+  }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// `object`, unless the call that gave it failed.
+PyObject* sure(PyObject* object) {
+  if (object == nullptr) throw python_error();
+  return object;
+}
+
+void sure(int status) {
+  if (status < 0) throw python_error();
+}
+
+// An attribute that its class declares in `__slots__`.
+class Member {
+ public:
+  void find(PyObject* cls, const char* name) {
+    Ref found(sure(PyObject_GetAttrString(cls, name)));
+    TORCH_CHECK(Py_TYPE(found.get()) == &PyMemberDescr_Type, name, " is not in __slots__");
+    offset_ = reinterpret_cast<PyMemberDescrObject*>(found.get())->d_member->offset;
+  }
+  PyObject* in(PyObject* owner) const { return place(owner); }  // borrowed; null if never set
+  void set(PyObject* owner, PyObject* value) const {
+    Py_INCREF(value);
+    PyObject* before = std::exchange(place(owner), value);
+    Py_XDECREF(before);
+  }
+
+ private:
+  PyObject*& place(PyObject* owner) const {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
+  }
+  Py_ssize_t offset_ = 0;
+};
+
+struct {
+  Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, storages, scalars, budget,
+      claimed, is_outdated, busy, ran, slots;
+} of_trace;
+struct {
+  Member edges, generic, key, kind, meta, slot, parent, step, rebase, closes, n_slots, n_scalars;
+} of_state;
+struct {
+  Member index, trace;
+} of_slot;
+Member cold_of_budget;
+
+PyTypeObject *tensor_class, *mode_class, *leaf_class;
+PyObject *exposed, *shared, *describe, *close_segment;
+PyObject *name_value, *name_slot, *name_data;
+
+enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
+
+// The trace that this thread records into.
+thread_local PyObject* trace_here = nullptr;
+
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// Whether calls come to `record`; `in_mode` says by which way.
+bool is_ours(bool& in_mode) {
+  const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
+  if (n_modes == 0) return true;  // the tensors are looked at later
+  const auto& mode = c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1);
+  in_mode = Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
+  return in_mode;
+}
+
+}  // namespace hits

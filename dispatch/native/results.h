@@ -1,0 +1,133 @@
+// Taking a step of the trie: the tensors that a call gives.
+
+#pragma once
+
+#include "call.h"
+
+namespace hits {
+
+// A lazy tensor on `value`.
+at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), like.n_bytes, c10::DataPtr(nullptr, like.device),
+      c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+  auto impl =
+      c10::make_intrusive<LazyImpl>(c10::Storage(std::move(storage)), like.keys, like.dtype);
+  impl->set_sizes_and_strides(like.size, like.stride, offset);
+  impl->set_python_dispatch(true);
+  impl->value = Ref::to(value).release();
+  at::Tensor made(std::move(impl));
+  const Ref object(sure(THPVariable_Wrap(made, tensor_class)));
+  return made;
+}
+
+// A new lazy tensor; its value goes to `values`.
+at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, std::vector<Ref>& values) {
+  Ref value = new_value();
+  auto* held = reinterpret_cast<Value*>(value.get());
+  held->slot = Ref::to(like.slot.get()).release();
+  int64_t offset = like.offset;
+  if (step.rebase.has_value()) {
+    Ref leaf(sure(PyLong_FromLongLong(step.rebase->first)));
+    held->leaf = Ref::to(leaf.get()).release();
+    PyObject* now = PyDict_GetItemWithError(of_trace.leaf_offsets.in(trace), leaf.get());
+    offset += (now == nullptr ? 0 : PyLong_AsLongLong(now)) - step.rebase->second;
+  }
+  at::Tensor made = lazy(like, offset, value.get());
+  values.push_back(std::move(value));
+  return made;
+}
+
+class OrdinaryTensors {  // in inference mode too, as `torch_private.new_wrapper`
+ public:
+  OrdinaryTensors() {
+    if (c10::InferenceMode::is_enabled()) guard_.emplace(false);
+  }
+
+ private:
+  std::optional<c10::InferenceMode> guard_;
+};
+
+// The numbers of a call, as Python's.
+void append_numbers(PyObject* trace, const std::vector<IValue>& numbers) {
+  PyObject* scalars = of_trace.scalars.in(trace);
+  for (const IValue& number : numbers) {
+    Ref item;
+    if (number.isInt()) {
+      item = Ref(sure(PyLong_FromLongLong(number.toInt())));
+    } else if (number.isDouble()) {
+      item = Ref(sure(PyFloat_FromDouble(number.toDouble())));
+    } else {
+      const auto pair = number.toComplexDouble();
+      item = Ref(sure(PyComplex_FromDoubles(pair.real(), pair.imag())));
+    }
+    sure(PyList_Append(scalars, item.get()));
+  }
+}
+
+void replace_arguments(Stack* stack, size_t n, c10::ArrayRef<at::Tensor> results, bool as_list) {
+  stack->resize(stack->size() - n);
+  if (as_list) {
+    stack->emplace_back(std::vector<at::Tensor>(results.begin(), results.end()));
+  } else {
+    for (const at::Tensor& result : results) stack->emplace_back(result);
+  }
+}
+
+// Count a write to each of `tensors`, for autograd's check that nothing saved was written.
+void count_writes(const IValue& tensors) {
+  for (const IValue& item : tensors.toListRef()) {
+    const at::Tensor& tensor = item.toTensor();
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// A lazy tensor on `value`, of the metadata of `tensor`.
+at::Tensor another(const at::Tensor& tensor, PyObject* value) {
+  const OrdinaryTensors ordinary;
+  Output like;
+  like.size.assign(tensor.sizes().begin(), tensor.sizes().end());
+  like.stride.assign(tensor.strides().begin(), tensor.strides().end());
+  like.n_bytes = tensor.storage().nbytes();
+  like.keys = DispatchKeySet(tensor.options().computeDispatchKey());
+  like.dtype = tensor.dtype();
+  like.device = tensor.device();
+  at::Tensor made = lazy(like, tensor.storage_offset(), value);
+  if (tensor.is_conj()) made._set_conj(true);
+  if (tensor.is_neg()) made._set_neg(true);
+  return made;
+}
+
+// Take a step: the trace stands behind it, the stack holds what the call gives. False, and nothing
+// changed, if the trace moved meanwhile: making objects may collect garbage, whose finalizers may
+// call anything.
+bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vector<IValue>& numbers,
+          Stack* stack) {
+  const size_t n = info.schema.arguments().size();
+  IValue* arguments = stack->data() + (stack->size() - n);
+  const Ref state = Ref::to(step.state.get());  // `step` may go with the trie while Python runs
+  const int kind = step.kind;
+  const bool closes = step.closes;
+  c10::SmallVector<at::Tensor, 4> results;
+  if (kind == SELF) {
+    results.push_back(arguments[0].toTensor());
+  } else if (kind == NOTHING) {
+    if (info.writes_list) count_writes(arguments[0]);
+  } else {
+    const OrdinaryTensors ordinary;
+    const Ref before = Ref::to(of_trace.state.in(trace));
+    std::vector<Ref> values;
+    for (const Output& output : step.outputs) {
+      results.push_back(output.is_defined ? fresh(trace, step, output, values) : at::Tensor());
+    }
+    if (of_trace.state.in(trace) != before.get()) return false;
+    for (const Ref& value : values) sure(PyList_Append(of_trace.values.in(trace), value.get()));
+  }
+  append_numbers(trace, numbers);
+  of_trace.state.set(trace, state.get());
+  replace_arguments(stack, n, results, kind == MANY && info.schema.returns().size() == 1);
+  if (closes) Ref(sure(PyObject_CallOneArg(close_segment, trace)));
+  return true;
+}
+
+}  // namespace hits

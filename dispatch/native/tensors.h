@@ -1,0 +1,171 @@
+// Lazy tensors that are made below Python, and their values.
+
+#pragma once
+
+#include "objects.h"
+
+namespace hits {
+
+Ref object_of(const at::Tensor& tensor) { return Ref(sure(THPVariable_Wrap(tensor))); }
+
+// As `trace.Value`, which Python makes, but unknown to garbage collections: a long trace would set
+// them off. What it holds they see as the tensor's that owns it.
+struct Value {
+  PyObject_HEAD PyObject *slot, *leaf, *data, *failure;
+};
+
+void delete_value(PyObject* self) {
+  auto* value = reinterpret_cast<Value*>(self);
+  Py_CLEAR(value->slot);
+  Py_CLEAR(value->leaf);
+  Py_CLEAR(value->data);
+  Py_CLEAR(value->failure);
+  PyObject_Free(self);
+}
+
+template <PyObject* Value::* member>
+PyObject* get_member(PyObject* self, void*) {
+  PyObject* held = reinterpret_cast<Value*>(self)->*member;
+  return Ref::to(held == nullptr ? Py_None : held).release();
+}
+
+template <PyObject* Value::* member>
+int set_member(PyObject* self, PyObject* held, void*) {
+  const Ref before(std::exchange(reinterpret_cast<Value*>(self)->*member, Ref::to(held).release()));
+  return 0;
+}
+
+PyGetSetDef value_members[] = {
+    {"slot", get_member<&Value::slot>, set_member<&Value::slot>, nullptr, nullptr},
+    {"leaf", get_member<&Value::leaf>, set_member<&Value::leaf>, nullptr, nullptr},
+    {"data", get_member<&Value::data>, set_member<&Value::data>, nullptr, nullptr},
+    {"failure", get_member<&Value::failure>, set_member<&Value::failure>, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+PyTypeObject value_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+Ref new_value() {
+  auto* made = PyObject_New(Value, &value_type);
+  sure(reinterpret_cast<PyObject*>(made));
+  made->slot = made->leaf = made->data = made->failure = nullptr;
+  return Ref(reinterpret_cast<PyObject*>(made));
+}
+
+Ref in_value(PyObject* value, PyObject* Value::* member, PyObject* name) {
+  if (Py_TYPE(value) != &value_type) return Ref(sure(PyObject_GetAttr(value, name)));
+  PyObject* held = reinterpret_cast<Value*>(value)->*member;
+  return Ref::to(held == nullptr ? Py_None : held);
+}
+
+Ref slot_in(PyObject* value) { return in_value(value, &Value::slot, name_slot); }
+Ref data_in(PyObject* value) { return in_value(value, &Value::data, name_data); }
+
+// A lazy tensor that was made here: it has its value with it, where Python's has it among its
+// attributes. And autograd detaches what it saved by a method, not by an op that a kernel could
+// take.
+class LazyImpl final : public c10::TensorImpl {
+ public:
+  using TensorImpl::TensorImpl;
+  PyObject* value = nullptr;
+
+  ~LazyImpl() override { release_value(); }
+  void release_resources() override {
+    release_value();
+    TensorImpl::release_resources();
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allows_change) const override {
+    return detached(version, allows_change);
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allows_change) const override {
+    return detached(version, allows_change);
+  }
+
+ private:
+  void release_value() {
+    if (value != nullptr && Py_IsInitialized()) {
+      const WithGil gil;
+      Py_CLEAR(value);
+    }
+  }
+  c10::intrusive_ptr<TensorImpl> detached(const c10::VariableVersion& version,
+                                          bool allows_change) const {
+    bool in_mode = false;
+    if (value == nullptr || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) ||
+        !is_ours(in_mode)) {
+      return TensorImpl::shallow_copy_and_detach(version, allows_change);
+    }
+    const WithGil gil;
+    auto made = c10::make_intrusive<LazyImpl>(c10::Storage(storage_), key_set_, data_type_);
+    copy_tensor_metadata(this, made.get(), version, allows_change);
+    made->set_python_dispatch(true);
+    made->value = Ref::to(value).release();
+    const Ref object(sure(THPVariable_Wrap(at::Tensor(made), tensor_class)));
+    return made;
+  }
+};
+
+LazyImpl* made_here(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  return &typeid(*impl) == &typeid(LazyImpl) ? static_cast<LazyImpl*>(impl) : nullptr;
+}
+
+// The value of a tensor if it is a lazy one; else none. `object` becomes the tensor's Python object
+// where that had to be looked at.
+Ref value_of(const at::Tensor& tensor, Ref& object) {
+  const LazyImpl* impl = made_here(tensor);
+  if (impl != nullptr && impl->value != nullptr) return Ref::to(impl->value);
+  object = object_of(tensor);
+  if (Py_TYPE(object.get()) != tensor_class) return Ref();
+  return Ref(sure(PyObject_GetAttr(object.get(), name_value)));
+}
+
+// `LazyTensor._value`
+PyObject* get_value(PyObject* self, void*) {
+  if (const LazyImpl* impl = made_here(THPVariable_Unpack(self));
+      impl != nullptr && impl->value != nullptr) {
+    return Ref::to(impl->value).release();
+  }
+  const Ref attributes(PyObject_GenericGetDict(self, nullptr));
+  if (attributes.get() == nullptr) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(attributes.get(), name_value);
+  if (found == nullptr && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name_value);
+  return Ref::to(found).release();
+}
+
+int set_value(PyObject* self, PyObject* value, void*) {
+  if (LazyImpl* impl = made_here(THPVariable_Unpack(self))) {
+    const Ref before(std::exchange(impl->value, Ref::to(value).release()));
+    return 0;
+  }
+  const Ref attributes(PyObject_GenericGetDict(self, nullptr));
+  if (attributes.get() == nullptr) return -1;
+  return value == nullptr ? PyDict_DelItem(attributes.get(), name_value)
+                          : PyDict_SetItem(attributes.get(), name_value, value);
+}
+
+PyGetSetDef value_of_tensor = {"_value", get_value, set_value, nullptr, nullptr};
+
+// What garbage collections see of a lazy tensor: what Python knows of it, and its value.
+traverseproc visit_attributes;
+
+int visit_tensor(PyObject* self, visitproc visit, void* arg) {
+  const at::Tensor& tensor = THPVariable_Unpack(self);
+  if (tensor.defined() && tensor.use_count() == 1) {
+    const LazyImpl* impl = made_here(tensor);
+    PyObject* value = impl == nullptr ? nullptr : impl->value;
+    if (value != nullptr && Py_TYPE(value) != &value_type) {
+      Py_VISIT(value);
+    } else if (value != nullptr && Py_REFCNT(value) == 1) {
+      Py_VISIT(reinterpret_cast<Value*>(value)->data);
+      Py_VISIT(reinterpret_cast<Value*>(value)->failure);
+    }
+  }
+  tensor_class->tp_traverse = visit_attributes;  // it looks for the first base that has another
+  const int status = visit_attributes(self, visit, arg);
+  tensor_class->tp_traverse = visit_tensor;
+  return status;
+}
+
+}  // namespace hits
