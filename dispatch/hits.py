@@ -18,7 +18,7 @@ from lazy_tensor.dispatch import memory, settings
 from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
-from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, local
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.extension import Extension
 
@@ -35,7 +35,11 @@ def use(
     """Name the classes whose `__torch_dispatch__` is `record`, and what a closed segment needs."""
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Budget, Leaf)
-    _known = (classes, memory._exposed, memory._shared, _described, close_segment)
+    _known = (classes, memory._exposed, memory._shared, _described, close_segment, _current)
+
+
+def _current() -> Trace:
+    return local.trace
 
 
 def _keep(library: bytes) -> None:

@@ -65,6 +65,8 @@ class Kernel : public c10::OperatorKernel {
     const WithGil gil;
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
+    if (in_mode && trace_here == nullptr)
+      trace_here = Ref(sure(PyObject_CallNoArgs(current))).get();
     PyObject* trace = trace_here;
     if (trace != nullptr) {
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True) {

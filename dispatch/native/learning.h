@@ -108,7 +108,7 @@ void learn_leaves(PyObject* trace, PyObject* state) {
 // Note that the call of `function` under way leads `trace` to `state`. Its tensors have their
 // slots.
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
-  trace_here = trace;  // traces live as long as the process
+  trace_here = trace;
   PyObject* parent = of_state.parent.in(state);
   if (frames.empty() || frames.back().info->function.get() != function) return;
   Frame& frame = frames.back();

@@ -2,9 +2,9 @@
 // objects (trace, states, values), in a kernel for the dispatch key "Python". Whatever it does not
 // know goes on to `__torch_dispatch__` as it would without this folder, and is learnt from there.
 //
-// In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors in,
-// `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A call
-// that Python had to look at comes to `learning.h`. Everything runs with the GIL held.
+// In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
+// in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
+// call that Python had to look at comes to `learning.h`. Everything runs with the GIL held.
 
 #include "learning.h"
 
@@ -44,11 +44,11 @@ PyObject* py_listen(PyObject*, PyObject* name) {
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *budget, *leaf;
-  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOO", &tensor, &mode, &trace, &state, &slot, &budget,
-                        &leaf, &exposed, &shared, &describe, &close_segment)) {
+  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOO", &tensor, &mode, &trace, &state, &slot, &budget,
+                        &leaf, &exposed, &shared, &describe, &close_segment, &current)) {
     return nullptr;
   }
-  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment})
+  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment, current})
     Py_INCREF(kept);
   tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
   mode_class = reinterpret_cast<PyTypeObject*>(mode);

@@ -98,12 +98,12 @@ struct {
 Member cold_of_budget;
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
-PyObject *exposed, *shared, *describe, *close_segment;
+PyObject *exposed, *shared, *describe, *close_segment, *current;
 PyObject *name_value, *name_slot, *name_data;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
 
-// The trace that this thread records into.
+// The trace that this thread records into; traces live as long as the process.
 thread_local PyObject* trace_here = nullptr;
 
 class WithGil {
