@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <Python.h>
 #include <c10/core/InferenceMode.h>
