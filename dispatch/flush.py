@@ -140,10 +140,10 @@ def _ask_for_pool() -> None:
 
 
 def _ask_for_hits() -> None:
-    disk, mode = compiler().disk, settings.current().compile
+    disk = compiler().disk
     hits.EXTENSION.ask_disk(disk)
-    if mode == "blocking" or (mode == "background" and _works_long()):
-        hits.EXTENSION.ask_for(disk, wait=mode == "blocking")
+    if settings.current().compile != "off" and _works_long():
+        hits.EXTENSION.ask_for(disk, wait=False)
 
 
 def _settle(pending: Pending, alive: list[Value], results: Any) -> None:

@@ -280,8 +280,9 @@ class Trace:
         self.finals.put(id(state), state)
 
 
-MAX_STATES = 60_000
-"""States a trie may hold, about 1.2 KB each; `segment_cache_size` bounds its paths."""
+MAX_STATES = 40_000
+"""States a trie may hold, 2 to 5 KB each with what `hits` knows; `segment_cache_size` bounds its
+paths."""
 
 
 def _weight(state: State) -> float:
