@@ -99,5 +99,6 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         needs_care(op),
         facts.changes_metadata or facts.is_out,
         facts.writes_list,
+        rule_of(op) in (Rule.RECORD, Rule.DECOMPOSE),
         tuple(numbers),
     )

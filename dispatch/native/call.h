@@ -251,6 +251,7 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   Words words;
   put_leaf(words, tensor.sizes(), tensor.strides(), offset != 0, tensor.scalar_type(),
            tensor.device(), sharer == nullptr ? -1 : PyLong_AsLongLong(sharer));
+  const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));  // the step lies in it
   const Step* step = edges->exact.find(words);
   if (step == nullptr) return false;
   PyObject* slot = step->slot.get();

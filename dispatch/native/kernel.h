@@ -36,7 +36,13 @@ struct Frame {
   std::vector<IValue> arguments;
   bool in_mode;
 };
-thread_local std::vector<Frame> frames;
+thread_local std::deque<Frame> frames;  // references to the last one outlive more of them
+
+class OnItsWay {
+ public:
+  explicit OnItsWay(Frame frame) { frames.push_back(std::move(frame)); }
+  ~OnItsWay() { frames.pop_back(); }
+};
 
 // What torch does for this key: `__torch_dispatch__` of the mode, or of the tensors' class.
 void to_python(const c10::OperatorHandle& op, Stack* stack) {
@@ -70,15 +76,13 @@ class Kernel : public c10::OperatorKernel {
     PyObject* trace = trace_here;
     if (trace != nullptr) {
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True) {
+        const OnItsWay nothing_to_learn({nullptr, {}, in_mode});
         return to_python(op, stack);
       }
       if (handle(op, keys, stack, trace, in_mode)) return;
     }
     const long n = static_cast<long>(info_.schema.arguments().size());
-    frames.push_back({&info_, {stack->end() - n, stack->end()}, in_mode});
-    struct Pop {
-      ~Pop() { frames.pop_back(); }
-    } pop;
+    const OnItsWay call({&info_, {stack->end() - n, stack->end()}, in_mode});
     to_python(op, stack);
   }
 
@@ -100,8 +104,9 @@ class Kernel : public c10::OperatorKernel {
       info_.needs_care = item(3) == Py_True;
       info_.reshapes = item(4) == Py_True;
       info_.writes_list = item(5) == Py_True;
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(6)); ++i) {
-        info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(6), i))] = true;
+      info_.lets_in = item(6) == Py_True;
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(7)); ++i) {
+        info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(7), i))] = true;
       }
     }
     return info_.function.get() != nullptr;
@@ -114,24 +119,31 @@ class Kernel : public c10::OperatorKernel {
     const IValue* arguments = stack->data() + (stack->size() - n);
     PyObject* budget = of_trace.budget.in(trace);
     const long cold = PyLong_AsLong(cold_of_budget.in(budget));
-    if (cold != 0) return cold > 1 && in_mode && run_cold(op, keys, stack, trace, cold);
+    // what runs below Python here would be seen by a mode below ours
+    const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
+    if (cold != 0) return cold > 1 && in_mode && alone && run_cold(op, keys, stack, trace, cold);
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
-    if (info_.is_note && in_mode) {
+    if (info_.is_note && in_mode && alone) {
       run_below(op, keys, stack);
       return true;
     }
     if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;
-    if (!(info_.needs_care && !info_.writes_list) && run_tiny(op, keys, stack, trace, in_mode))
+    if (alone && !(info_.needs_care && !info_.writes_list) &&
+        run_tiny(op, keys, stack, trace, in_mode)) {
       return true;
+    }
     if (!info_.is_recorded) return false;
     of_trace.busy.set(trace, Py_True);
     struct Done {
       PyObject* trace;
       ~Done() { of_trace.busy.set(trace, Py_False); }
     } done{trace};
+    if (of_trace.claimed.in(trace) == Py_True) return false;
+    const Ref before = Ref::to(of_trace.state.in(trace));
     Call call(info_, trace, in_mode);
-    if (!call.read(arguments, true) || !(in_mode || call.any_lazy())) return false;
+    if (!call.read(arguments, info_.lets_in) || !(in_mode || call.any_lazy())) return false;
+    if (of_trace.state.in(trace) != before.get()) return false;  // finalizers may call anything
     auto& newcomers = call.newcomers();
     if (!newcomers.empty()) {
       if (!call.any_known() && all_tiny(newcomers)) return false;
@@ -144,6 +156,7 @@ class Kernel : public c10::OperatorKernel {
     Edges* edges = edges_of(of_trace.state.in(trace));
     if (edges == nullptr) return false;
     std::vector<IValue> numbers;
+    const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));  // the step lies in it
     const Step* step = edges->exact.find(call.words());
     if (step == nullptr && !edges->generic.steps.empty()) {
       step = edges->generic.find(call.without_numbers(arguments, numbers));
@@ -163,6 +176,13 @@ class Kernel : public c10::OperatorKernel {
       if (newcomer.tensor->dim() != 0 || !newcomer.tensor->is_cpu()) return false;
     }
     return true;
+  }
+
+  // Whether lazy tensors may stand for such a one (see `meta.is_recordable`).
+  static bool is_dense(const at::Tensor& tensor) {
+    return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&
+           !tensor.is_nested() && !tensor.is_meta() && !tensor._is_zerotensor() &&
+           tensor.has_storage();
   }
 
   // Whether `value` holds no tensors but computed 0-dim CPU ones that nothing pending uses. Adds it
@@ -190,9 +210,8 @@ class Kernel : public c10::OperatorKernel {
       }
       tiny.any = true;
       const at::Tensor& computed = tiny.arguments.back().toTensor();
-      return computed.dim() == 0 && computed.is_cpu() && computed.layout() == c10::kStrided &&
-             !computed.is_quantized() && !computed.is_nested() && !computed._is_zerotensor() &&
-             computed.has_storage() && !is_here(computed, trace);
+      return computed.dim() == 0 && computed.is_cpu() && is_dense(computed) &&
+             !is_here(computed, trace);
     }
     if (value.isTensorList()) {
       if (!info_.writes_list) return false;
@@ -229,13 +248,17 @@ class Kernel : public c10::OperatorKernel {
     const IValue first = arguments[0];
     const IValue data = tiny.arguments[0];
     std::move(tiny.arguments.begin(), tiny.arguments.end(), stack->end() - static_cast<long>(n));
-    run_below(op, keys, stack);
+    {
+      std::optional<OrdinaryTensors> ordinary;
+      if (tiny.any_lazy) ordinary.emplace();
+      run_below(op, keys, stack);
+    }
     if (info_.writes_list) count_writes(first);
     if (!tiny.any_lazy || returns.empty() || !stack->back().isTensor()) return true;
     const at::Tensor result = stack->back().toTensor();
     if (data.isTensor() && result.is_same(data.toTensor())) {
       stack->back() = first;
-    } else {
+    } else if (is_dense(result)) {
       const Ref value = new_value();
       sure(PyObject_SetAttr(value.get(), name_data, object_of(result).get()));
       stack->back() = another(result, value.get());

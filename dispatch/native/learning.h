@@ -95,13 +95,14 @@ void learn_leaves(PyObject* trace, PyObject* state) {
              reinterpret_cast<THPDevice*>(item(5))->device,
              item(6) == Py_None ? -1 : PyLong_AsLongLong(item(6)));
     Edges* edges = make_edges(parent);
-    if (edges->exact.find(words) != nullptr) return;
-    auto step = std::make_unique<Step>();
-    step->state = Ref::to(state);
-    const auto index = PyLong_AsLongLong(of_state.n_slots.in(state)) - 1;
-    step->slot = Ref::to(sure(PyList_GetItem(of_trace.slots.in(trace), index)));
-    edges->exact.add(words, std::move(step));
-    state = parent;
+    if (edges->exact.find(words) == nullptr) {
+      auto step = std::make_unique<Step>();
+      step->state = Ref::to(state);
+      const auto index = PyLong_AsLongLong(of_state.n_slots.in(state)) - 1;
+      step->slot = Ref::to(sure(PyList_GetItem(of_trace.slots.in(trace), index)));
+      edges->exact.add(words, std::move(step));
+    }
+    state = parent;  // known or not: pruning forgets what lies between
   }
 }
 
@@ -110,8 +111,9 @@ void learn_leaves(PyObject* trace, PyObject* state) {
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
   trace_here = trace;
   PyObject* parent = of_state.parent.in(state);
-  if (frames.empty() || frames.back().info->function.get() != function) return;
+  if (frames.empty()) return;
   Frame& frame = frames.back();
+  if (frame.info == nullptr || frame.info->function.get() != function) return;
   OpInfo& info = *frame.info;
   info.is_recorded = true;
   learn_leaves(trace, parent);

@@ -18,6 +18,7 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>

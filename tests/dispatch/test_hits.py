@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazy_tensor
 from lazy_tensor import lazy_mode
 from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch.trace import local
 from lazy_tensor.mode import _Recording
 
 pytestmark = pytest.mark.skipif(hits.EXTENSION.status.startswith("LAZY"), reason="in Python only")
@@ -186,6 +187,70 @@ def test_a_mode_on_top_sees_every_op():
             result = (x + x) * x
         assert count.n == 2
         assert torch.equal(lazy_tensor.materialize(result), (x + x) * x)
+
+
+def test_a_mode_below_sees_what_runs_at_once():
+    class Note(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops: list[str] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for _ in range(3):
+        with Note() as note, lazy_mode():
+            step = torch.tensor(1.0)
+            step.add_(step + 1)
+        assert "aten.add_.Tensor" in note.ops
+
+
+def test_results_that_are_not_dense_stay_what_they_are():
+    for _ in range(3):
+        with lazy_mode():
+            made = lazy_tensor.wrap(torch.tensor(3.0)).to_sparse()
+        assert made.layout is torch.sparse_coo
+
+
+def test_values_of_inference_mode_can_be_saved_for_backward():
+    z, w = lazy_tensor.wrap(torch.tensor(3.0)), torch.tensor(2.0, requires_grad=True)
+    for _ in range(3):
+        with torch.inference_mode(), lazy_mode():
+            y = z + 1
+        plain = lazy_tensor.unwrap(y)
+        assert not plain.is_inference()
+        (w * plain).backward()
+
+
+def test_leaves_come_in_for_what_is_recorded_only():
+    x, other = torch.randn(4), torch.randn(4)
+    mask, index = torch.tensor([True, False, True, False]), torch.tensor([0, 2])
+    for _ in range(4):
+        with lazy_mode():
+            y = x * 2
+            z = other[index]
+    for _ in range(2):
+        with lazy_mode(forbid={"flush"}):
+            y = x * 2
+            z = other[mask]  # needs values, but none that is pending
+        assert torch.equal(lazy_tensor.materialize(z), other[mask])
+        assert torch.equal(lazy_tensor.materialize(y), x * 2)
+
+
+def test_a_parent_that_forgot_its_edges_learns_them_again(in_python):
+    a, b = torch.randn(4), torch.randn(4)
+
+    @lazy_mode()
+    def step():
+        return (a * b).relu()
+
+    settle(step)
+    local.trace.root.edges = None  # as pruning another path does
+    step()
+    in_python.clear()
+    step()
+    assert in_python == []
 
 
 def test_each_thread_has_its_own_trace(in_python):
