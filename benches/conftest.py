@@ -26,8 +26,7 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session", autouse=True)
 def hits_below_python() -> None:
     """Hits go the way they go in a program that has run for a while."""
-    hits.EXTENSION.ask_for(compiler().disk, wait=True)
-    hits.start_if_compiled()
+    hits.start(compiler().disk)
 
 
 @pytest.fixture(scope="session")

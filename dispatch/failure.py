@@ -54,7 +54,10 @@ def without_frames(error: BaseException) -> BaseException:
     Values that failed keep one, and raise another each time they are read.
     """
     kind = type(error)
-    twin = kind.__new__(kind, *error.args)
+    try:
+        twin = kind.__new__(kind, *error.args)
+    except TypeError:
+        return error  # its class wants to know more than its arguments
     twin.__dict__.update(error.__dict__)
     return twin
 

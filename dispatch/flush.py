@@ -87,7 +87,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             "move it out of the block, or call lazy_tensor.flush() first"
         )
     pending = trace.take()
-    hits.start_if_compiled()
+    hits.EXTENSION.start_if_compiled()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
         trace.remember(pending.state)
@@ -264,6 +264,11 @@ def _device_type(pending: Pending) -> str:
 
 def chosen_backend(device_type: str) -> backends.Backend:
     return backends.choose(settings.current().backend, device_type)
+
+
+def close_segment(trace: Trace) -> None:
+    """Hand the trace to the device, as `closes_segment` wants it."""
+    flush(trace, "segment closed", quiet=True)
 
 
 def closes_segment(node: Node) -> bool:

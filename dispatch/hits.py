@@ -20,12 +20,12 @@ from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, local
 from lazy_tensor.kernels.artifact import loaded
+from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
 
 learn: Callable[[Trace, Any, State], None] | None = None
 """Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""
 
-_compiled: bytes | None = None
 _known: tuple[Any, ...] = ()
 
 
@@ -42,27 +42,29 @@ def _current() -> Trace:
     return local.trace
 
 
-def _keep(library: bytes) -> None:
-    global _compiled
-    _compiled = library
+def _start(library: bytes) -> None:
+    """Take hits below Python from now on.
+
+    Called between ops: torch's tables are changed, which other threads must not read meanwhile.
+    """
+    global learn
+    learn = loaded(library, _started)
 
 
 EXTENSION = Extension(
-    Path(__file__).parent / "native" / "module.cpp", ("c10", "torch_cpu", "torch_python"), _keep
+    Path(__file__).parent / "native" / "module.cpp",
+    ("c10", "torch_cpu", "torch_python"),
+    _start,
+    waits=True,
 )
 if settings.records_in_python():
     EXTENSION.status = "LAZY_TENSOR_HITS is python"
 
 
-def start_if_compiled() -> None:
-    """Take hits below Python from now on, if what does so has been compiled.
-
-    Called between ops: torch's tables are changed, which other threads must not read meanwhile.
-    """
-    global _compiled, learn
-    if _compiled is not None:
-        library, _compiled = _compiled, None
-        learn = loaded(library, _started)
+def start(disk: Disk | None) -> None:
+    """Take hits below Python now, compiling what does so if need be."""
+    EXTENSION.ask_for(disk, wait=True)
+    EXTENSION.start_if_compiled()
 
 
 def _started(path: str, _: str) -> Callable[[Trace, Any, State], None]:
@@ -86,7 +88,7 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
     op = getattr(packet, overload or "default", None)
     if op is None:
         return None
-    facts = facts_of(op)
+    facts, rule = facts_of(op), rule_of(op)
     numbers = [
         i
         for i, argument in enumerate(op._schema.arguments)
@@ -94,11 +96,11 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
     ]
     return (
         op,
-        rule_of(op) is Rule.ALIAS,
-        rule_of(op) is Rule.DECOMPOSE and not facts.is_out,
+        rule is Rule.ALIAS,
+        rule is Rule.DECOMPOSE and not facts.is_out,
         needs_care(op),
         facts.changes_metadata or facts.is_out,
         facts.writes_list,
-        rule_of(op) in (Rule.RECORD, Rule.DECOMPOSE),
+        rule in (Rule.RECORD, Rule.DECOMPOSE),
         tuple(numbers),
     )

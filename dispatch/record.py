@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import admit, grow, hits, overlap, run_now, settings, special
 from lazy_tensor.dispatch import trace as traces
-from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
@@ -128,7 +128,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             trace.state = state
         result = outputs(trace, state, args)
         if state.closes:
-            flush(trace, "segment closed", quiet=True)
+            close_segment(trace)
         return result
 
     def outputs(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:

@@ -25,17 +25,26 @@ from lazy_tensor.kernels.disk import Disk, key_of
 class Extension:
     """A source file, the headers that lie beside it, and what they are compiled to.
 
-    `use(library)` is called once, with the bytes of a shared library, in whatever thread has them.
-    `status` is "not asked for", "compiling", "in use", or why there is none.
+    `use(library)` is called once, with the bytes of a shared library: in whatever thread has them,
+    or by `start_if_compiled` if it `waits` for that. `status` is "not asked for", "compiling",
+    "compiled", "in use", or why there is none.
     """
 
     def __init__(
-        self, source: Path, libraries: Sequence[str], use: Callable[[bytes], None]
+        self,
+        source: Path,
+        libraries: Sequence[str],
+        use: Callable[[bytes], None],
+        *,
+        waits: bool = False,
     ) -> None:
         self.status = "not asked for"
         self._source = source
         self._libraries = libraries
         self._use = use
+        self._waits = waits
+        self._waiting: bytes | None = None
+        self._disk_was_asked = False
         self._lock = threading.Lock()
 
     @property
@@ -54,22 +63,36 @@ class Extension:
             threading.Thread(target=self._obtain, args=(disk,), daemon=True, name=name).start()
 
     def ask_disk(self, disk: Disk | None) -> None:
-        """Load it now if it was compiled before; else nothing happens."""
-        if not self.is_asked_for and disk is not None:
-            with self._lock:
-                library = disk.get(self._key())
-                if library is not None:
-                    self._use_if_it_loads(library)
+        """Take it from disk if it was compiled before; the first call counts."""
+        if self.is_asked_for or self._disk_was_asked or disk is None:
+            return
+        self._disk_was_asked = True
+        with self._lock:
+            library = disk.get(self._key())
+            if library is not None:
+                self._have(library)
+
+    def start_if_compiled(self) -> None:
+        """Use what waits to be used."""
+        if self._waiting is not None:
+            library, self._waiting = self._waiting, None
+            self._use_if_it_loads(library)
 
     def _obtain(self, disk: Disk | None) -> None:
         with self._lock:
-            if self.status == "in use":
+            if self.status in ("compiled", "in use"):
                 return
             try:
                 library = self._binary(disk)
             except Exception as error:
                 self.status = f"it can't be compiled: {error}"
                 return
+            self._have(library)
+
+    def _have(self, library: bytes) -> None:
+        if self._waits:
+            self._waiting, self.status = library, "compiled"
+        else:
             self._use_if_it_loads(library)
 
     def _use_if_it_loads(self, library: bytes) -> None:
@@ -93,12 +116,12 @@ class Extension:
 
     def _binary(self, disk: Disk | None) -> bytes:
         """The source compiled: from disk, or now."""
-        compiler = _compiler()
-        library = disk.get(self._key()) if disk is not None else None
+        compiler, key = _compiler(), self._key()
+        library = disk.get(key) if disk is not None else None
         if library is None:
             library = _compiled(compiler, self._source, self._libraries)
             if disk is not None:
-                disk.put(self._key(), library)
+                disk.put(key, library)
         return library
 
 

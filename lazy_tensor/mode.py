@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from lazy_tensor.dispatch import hits, settings, torch_private
-from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, no_modes
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, record
@@ -38,7 +38,7 @@ class _Recording(TorchDispatchMode):
         return True
 
 
-hits.use(LazyTensor, _Recording, lambda trace: flush(trace, "segment closed", quiet=True))
+hits.use(LazyTensor, _Recording, close_segment)
 _active = threading.local()
 
 

@@ -34,8 +34,7 @@ def hits_below_python():
     With `LAZY_TENSOR_HITS=python` in the environment they go the way of one that has just begun, or
     that finds no C++ compiler.
     """
-    hits.EXTENSION.ask_for(compiler().disk, wait=True)
-    hits.start_if_compiled()
+    hits.start(compiler().disk)
     if shutil.which("g++") and os.environ.get("LAZY_TENSOR_HITS") != "python":
         assert hits.EXTENSION.status == "in use"
 

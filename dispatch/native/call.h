@@ -16,6 +16,50 @@ struct Newcomer {
 
 int64_t index_of(PyObject* slot) { return PyLong_AsLongLong(of_slot.index.in(slot)); }
 
+void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool has_offset,
+              c10::ScalarType dtype, c10::Device device, int64_t shares) {
+  put(words, Tag::LEAF, size.size() << 1 | has_offset);
+  for (const int64_t n : size) words.push_back(static_cast<uint64_t>(n));
+  for (const int64_t n : stride) words.push_back(static_cast<uint64_t>(n));
+  words.push_back(static_cast<uint64_t>(dtype) << 32 | static_cast<uint64_t>(device.type()) << 16 |
+                  static_cast<uint16_t>(device.index()));
+  words.push_back(static_cast<uint64_t>(shares));
+}
+
+// Let a tensor in where the same one followed before; false if none did.
+bool enter(PyObject* trace, Newcomer& newcomer) {
+  const at::Tensor& tensor = *newcomer.tensor;
+  Edges* edges = edges_of(of_trace.state.in(trace));
+  if (edges == nullptr) return false;
+  const Ref storage = storage_id(tensor);
+  PyObject* storages = of_trace.storages.in(trace);
+  PyObject* sharer = PyDict_GetItemWithError(storages, storage.get());
+  const int64_t offset = tensor.storage_offset();
+  Words words;
+  put_leaf(words, tensor.sizes(), tensor.strides(), offset != 0, tensor.scalar_type(),
+           tensor.device(), sharer == nullptr ? -1 : PyLong_AsLongLong(sharer));
+  const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));  // the step lies in it
+  const Step* step = edges->exact.find(words);
+  if (step == nullptr) return false;
+  PyObject* slot = step->slot.get();
+  PyObject* index = of_slot.index.in(slot);
+  if (sharer == nullptr) sure(PyDict_SetItem(storages, storage.get(), index));
+  if (offset != 0) {
+    Ref number(sure(PyLong_FromLongLong(offset)));
+    sure(PyDict_SetItem(of_trace.leaf_offsets.in(trace), index, number.get()));
+  }
+  if (newcomer.value.get() != nullptr) {
+    sure(PyObject_SetAttr(newcomer.value.get(), name_slot, slot));
+    sure(PyList_Append(of_trace.leaf_values.in(trace), newcomer.value.get()));
+  } else {
+    Ref id(sure(PyLong_FromVoidPtr(newcomer.object.get())));
+    sure(PyDict_SetItem(of_trace.leaf_slots.in(trace), id.get(), slot));
+  }
+  sure(PyList_Append(of_trace.leaves.in(trace), newcomer.object.get()));
+  of_trace.state.set(trace, step->state.get());
+  return true;
+}
+
 class Call {
  public:
   Call(const OpInfo& info, PyObject* trace, bool in_mode)
@@ -34,25 +78,38 @@ class Call {
   }
 
   // The same key with the numbers that the call spells out replaced by their types.
-  Words without_numbers(const IValue* arguments, std::vector<IValue>& numbers) {
+  Words without_numbers(const IValue* arguments, std::vector<IValue>& numbers) const {
     const size_t n = info_.schema.arguments().size();
     size_t n_given = info_.n_positional;  // torch leaves out trailing defaults
     while (n_given > 0 && is_default(n_given - 1, arguments[n_given - 1])) --n_given;
-    Words plain = words_;  // keeps the slots
     Words result;
     size_t at = 0;
-    result.push_back(plain[at++]);
+    result.push_back(words_[at++]);
     for (size_t i = 0; i < n; ++i) {
       const bool is_given = i < info_.n_positional ? i < n_given : !is_default(i, arguments[i]);
-      mask(plain, at, result, info_.is_number[i] && is_given, numbers);
+      mask(words_, at, result, info_.is_number[i] && is_given, numbers);
     }
     return result;
   }
 
-  Words& words() { return words_; }
-  std::vector<Newcomer>& newcomers() { return newcomers_; }
+  // Let the newcomers in and name them in the key; false if one must be looked at in Python. Those
+  // before it are in by then.
+  bool let_in() {
+    if (newcomers_.empty()) return true;
+    if (!any_known_ && all_tiny()) return false;
+    for (Newcomer& newcomer : newcomers_) {
+      if (!enter(trace_, newcomer)) return false;
+      Words word;
+      PyObject* state = of_trace.state.in(trace_);
+      put(word, Tag::TENSOR, PyLong_AsLongLong(of_state.n_slots.in(state)) - 1);
+      words_[newcomer.place] = word[0];
+    }
+    for (const auto& [place, first] : repeats_) words_[place] = words_[first];
+    return true;
+  }
+
+  const Words& words() const { return words_; }
   bool any_lazy() const { return any_lazy_; }
-  bool any_known() const { return any_known_; }
 
  private:
   bool is_default(size_t i, const IValue& value) const {
@@ -188,10 +245,7 @@ class Call {
   }
 
   bool put_new(const at::Tensor& tensor, Ref object, Ref value) {
-    if (tensor.layout() != c10::kStrided || tensor.is_nested() || tensor._is_zerotensor() ||
-        tensor.is_neg() || tensor.is_conj() || tensor.is_quantized() || !tensor.has_storage()) {
-      return false;
-    }
+    if (!is_dense(tensor) || tensor.is_neg() || tensor.is_conj()) return false;
     // only torch may write the memory of what is not a parameter
     if (in_mode_ && Py_TYPE(object.get()) != reinterpret_cast<PyTypeObject*>(ParameterClass) &&
         !tensor.storage().resizable()) {
@@ -210,10 +264,16 @@ class Call {
     return true;
   }
 
+  bool all_tiny() const {
+    for (const Newcomer& newcomer : newcomers_) {
+      if (newcomer.tensor->dim() != 0 || !newcomer.tensor->is_cpu()) return false;
+    }
+    return true;
+  }
+
   static bool is_in(PyObject* storages, const at::Tensor& tensor) {
     if (PySet_GET_SIZE(storages) == 0) return false;
-    Ref id(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
-    const int found = PySet_Contains(storages, id.get());
+    const int found = PySet_Contains(storages, storage_id(tensor).get());
     sure(found);
     return found == 1;
   }
@@ -224,53 +284,7 @@ class Call {
   bool any_lazy_ = false, any_known_ = false;
   Words words_;
   std::vector<Newcomer> newcomers_;
-
- public:
-  std::vector<std::pair<size_t, size_t>> repeats_;
+  std::vector<std::pair<size_t, size_t>> repeats_;  // places of words that are to be the same
 };
-
-void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool has_offset,
-              c10::ScalarType dtype, c10::Device device, int64_t shares) {
-  put(words, Tag::LEAF, size.size() << 1 | has_offset);
-  for (const int64_t n : size) words.push_back(static_cast<uint64_t>(n));
-  for (const int64_t n : stride) words.push_back(static_cast<uint64_t>(n));
-  words.push_back(static_cast<uint64_t>(dtype) << 32 | static_cast<uint64_t>(device.type()) << 16 |
-                  static_cast<uint16_t>(device.index()));
-  words.push_back(static_cast<uint64_t>(shares));
-}
-
-// Let a tensor in where the same one followed before; false if none did.
-bool enter(PyObject* trace, Newcomer& newcomer) {
-  const at::Tensor& tensor = *newcomer.tensor;
-  Edges* edges = edges_of(of_trace.state.in(trace));
-  if (edges == nullptr) return false;
-  Ref storage(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
-  PyObject* storages = of_trace.storages.in(trace);
-  PyObject* sharer = PyDict_GetItemWithError(storages, storage.get());
-  const int64_t offset = tensor.storage_offset();
-  Words words;
-  put_leaf(words, tensor.sizes(), tensor.strides(), offset != 0, tensor.scalar_type(),
-           tensor.device(), sharer == nullptr ? -1 : PyLong_AsLongLong(sharer));
-  const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));  // the step lies in it
-  const Step* step = edges->exact.find(words);
-  if (step == nullptr) return false;
-  PyObject* slot = step->slot.get();
-  PyObject* index = of_slot.index.in(slot);
-  if (sharer == nullptr) sure(PyDict_SetItem(storages, storage.get(), index));
-  if (offset != 0) {
-    Ref number(sure(PyLong_FromLongLong(offset)));
-    sure(PyDict_SetItem(of_trace.leaf_offsets.in(trace), index, number.get()));
-  }
-  if (newcomer.value.get() != nullptr) {
-    sure(PyObject_SetAttr(newcomer.value.get(), name_slot, slot));
-    sure(PyList_Append(of_trace.leaf_values.in(trace), newcomer.value.get()));
-  } else {
-    Ref id(sure(PyLong_FromVoidPtr(newcomer.object.get())));
-    sure(PyDict_SetItem(of_trace.leaf_slots.in(trace), id.get(), slot));
-  }
-  sure(PyList_Append(of_trace.leaves.in(trace), newcomer.object.get()));
-  of_trace.state.set(trace, step->state.get());
-  return true;
-}
 
 }  // namespace hits

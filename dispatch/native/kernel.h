@@ -53,8 +53,7 @@ void to_python(const c10::OperatorHandle& op, Stack* stack) {
 bool is_here(const at::Tensor& tensor, PyObject* trace) {
   PyObject* storages = of_trace.storages.in(trace);
   if (PyDict_GET_SIZE(storages) == 0) return false;
-  Ref id(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
-  return PyDict_GetItemWithError(storages, id.get()) != nullptr;
+  return PyDict_GetItemWithError(storages, storage_id(tensor).get()) != nullptr;
 }
 
 // A call on computed 0-dim tensors, its arguments without lazy ones.
@@ -86,9 +85,9 @@ class Kernel : public c10::OperatorKernel {
     to_python(op, stack);
   }
 
+ private:
   OpInfo info_;
 
- private:
   // Ask Python about the op, once.
   bool is_described() {
     if (!info_.is_described) {
@@ -119,7 +118,7 @@ class Kernel : public c10::OperatorKernel {
     const IValue* arguments = stack->data() + (stack->size() - n);
     PyObject* budget = of_trace.budget.in(trace);
     const long cold = PyLong_AsLong(cold_of_budget.in(budget));
-    // what runs below Python here would be seen by a mode below ours
+    // what runs below Python here, a mode below ours would not see
     const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
     if (cold != 0) return cold > 1 && in_mode && alone && run_cold(op, keys, stack, trace, cold);
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
@@ -144,15 +143,7 @@ class Kernel : public c10::OperatorKernel {
     Call call(info_, trace, in_mode);
     if (!call.read(arguments, info_.lets_in) || !(in_mode || call.any_lazy())) return false;
     if (of_trace.state.in(trace) != before.get()) return false;  // finalizers may call anything
-    auto& newcomers = call.newcomers();
-    if (!newcomers.empty()) {
-      if (!call.any_known() && all_tiny(newcomers)) return false;
-      for (Newcomer& newcomer : newcomers) {
-        if (!enter(trace, newcomer)) return false;
-        name(call.words(), newcomer, trace);
-      }
-      for (const auto& [place, first] : call.repeats_) call.words()[place] = call.words()[first];
-    }
+    if (!call.let_in()) return false;
     Edges* edges = edges_of(of_trace.state.in(trace));
     if (edges == nullptr) return false;
     std::vector<IValue> numbers;
@@ -164,29 +155,8 @@ class Kernel : public c10::OperatorKernel {
     return step != nullptr && take(trace, info_, *step, numbers, stack);
   }
 
-  static void name(Words& words, const Newcomer& newcomer, PyObject* trace) {
-    Words word;
-    PyObject* state = of_trace.state.in(trace);
-    put(word, Tag::TENSOR, PyLong_AsLongLong(of_state.n_slots.in(state)) - 1);
-    words[newcomer.place] = word[0];
-  }
-
-  static bool all_tiny(const std::vector<Newcomer>& newcomers) {
-    for (const Newcomer& newcomer : newcomers) {
-      if (newcomer.tensor->dim() != 0 || !newcomer.tensor->is_cpu()) return false;
-    }
-    return true;
-  }
-
-  // Whether lazy tensors may stand for such a one (see `meta.is_recordable`).
-  static bool is_dense(const at::Tensor& tensor) {
-    return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&
-           !tensor.is_nested() && !tensor.is_meta() && !tensor._is_zerotensor() &&
-           tensor.has_storage();
-  }
-
   // Whether `value` holds no tensors but computed 0-dim CPU ones that nothing pending uses. Adds it
-  // to `plain`, lazy tensors replaced by their data.
+  // to `tiny`, lazy tensors replaced by their data.
   bool put_tiny(const IValue& value, PyObject* trace, Tiny& tiny) const {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
@@ -195,7 +165,8 @@ class Kernel : public c10::OperatorKernel {
         tiny.arguments.push_back(value);
         return true;
       }
-      if (!has_python(tensor) && (tensor.dim() != 0 || !tensor.is_cpu())) return false;
+      const bool answers_itself = made_here(tensor) != nullptr || !has_python(tensor);
+      if (answers_itself && (tensor.dim() != 0 || !tensor.is_cpu())) return false;
       Ref object;
       const Ref held = value_of(tensor, object);
       if (held.get() != nullptr) {
@@ -260,7 +231,7 @@ class Kernel : public c10::OperatorKernel {
       stack->back() = first;
     } else if (is_dense(result)) {
       const Ref value = new_value();
-      sure(PyObject_SetAttr(value.get(), name_data, object_of(result).get()));
+      reinterpret_cast<Value*>(value.get())->data = object_of(result).release();
       stack->back() = another(result, value.get());
     }
     return true;
@@ -299,9 +270,7 @@ class Kernel : public c10::OperatorKernel {
     const Ref object = object_of(tensor);
     PyTypeObject* type = Py_TYPE(object.get());
     any_lazy |= type == tensor_class;
-    return (type == tensor_class || THPVariable_CheckTypeExact(type)) &&
-           tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
-           !tensor.is_meta() && !tensor._is_zerotensor() &&
+    return (type == tensor_class || THPVariable_CheckTypeExact(type)) && is_dense(tensor) &&
            !op.hasKernelForDispatchKey(
                c10::computeDispatchKey(std::nullopt, std::nullopt, tensor.device()));
   }

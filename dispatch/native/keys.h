@@ -23,7 +23,7 @@ enum class Tag : uint64_t {
   INT_AT_RUN_TIME,
   DOUBLE_AT_RUN_TIME,
   COMPLEX_AT_RUN_TIME,
-};  // clang-format skip
+};
 
 void put(Words& words, Tag tag, uint64_t more = 0) {
   words.push_back(static_cast<uint64_t>(tag) << 56 | more);

@@ -40,7 +40,7 @@ PyObject* py_listen(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, exposed, shared, describe, close_segment)
+// install(classes, exposed, shared, describe, close_segment, current), as `hits.use` has them
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *budget, *leaf;

@@ -21,8 +21,10 @@ at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
   return made;
 }
 
+using Values = c10::SmallVector<Ref, 4>;
+
 // A new lazy tensor; its value goes to `values`.
-at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, std::vector<Ref>& values) {
+at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, Values& values) {
   Ref value = new_value();
   auto* held = reinterpret_cast<Value*>(value.get());
   held->slot = Ref::to(like.slot.get()).release();
@@ -116,7 +118,7 @@ bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vect
   } else {
     const OrdinaryTensors ordinary;
     const Ref before = Ref::to(of_trace.state.in(trace));
-    std::vector<Ref> values;
+    Values values;
     for (const Output& output : step.outputs) {
       results.push_back(output.is_defined ? fresh(trace, step, output, values) : at::Tensor());
     }

@@ -8,6 +8,19 @@ namespace hits {
 
 Ref object_of(const at::Tensor& tensor) { return Ref(sure(THPVariable_Wrap(tensor))); }
 
+// What `torch_private.storage_id` gives.
+Ref storage_id(const at::Tensor& tensor) {
+  return Ref(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
+}
+
+// Whether traces hold such a tensor (see `meta.is_recordable`). Not to be asked of strangers'
+// tensors, whose classes may answer in Python.
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&
+         !tensor.is_nested() && !tensor.is_meta() && !tensor._is_zerotensor() &&
+         tensor.has_storage();
+}
+
 // As `trace.Value`, which Python makes, but unknown to garbage collections: a long trace would set
 // them off. What it holds they see as the tensor's that owns it.
 struct Value {

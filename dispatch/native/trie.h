@@ -25,7 +25,7 @@ struct OpInfo {
   size_t n_positional = 0;
   bool is_note = false;       // a mark in a profile, which no value has to do with
   bool is_described = false;  // what follows is known
-  bool is_recorded = false;   // it was recorded before: its tensors may enter traces
+  bool is_recorded = false;   // it was recorded before
   bool is_alias = false;      // it gives another handle on its argument's value
   bool is_composite = false;  // it has an implementation in terms of other ops
   bool needs_care = false;    // it can't simply run below dispatch (see rules.needs_care)

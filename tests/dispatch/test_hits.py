@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazy_tensor
 from lazy_tensor import lazy_mode
 from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.mode import _Recording
-
-pytestmark = pytest.mark.skipif(hits.EXTENSION.status.startswith("LAZY"), reason="in Python only")
 
 
 @pytest.fixture(autouse=True)
@@ -362,6 +361,21 @@ def test_what_failed_is_collected_with_what_holds_it():
     for _ in range(20):
         assert step() is not None
     assert n_objects() - before < 40
+
+
+def test_exceptions_of_any_class_are_kept():
+    class Demanding(Exception):
+        def __new__(cls, *, reason):
+            return super().__new__(cls, reason)
+
+        def __init__(self, *, reason):
+            super().__init__(reason)
+
+    plain, demanding = IndexError("index 9"), Demanding(reason="none")
+    plain.add_note("recorded at line 1")
+    twin = without_frames(plain)
+    assert (type(twin), twin.args, twin.__notes__) == (IndexError, plain.args, plain.__notes__)
+    assert without_frames(demanding) is demanding
 
 
 @pytest.mark.parametrize("way", ["python", "below"])

@@ -53,6 +53,25 @@ def test_disk_alone_is_asked_first(tmp_path, source, request):
     assert len(found) == 2
 
 
+def test_the_disk_is_asked_once(tmp_path, source, monkeypatch):
+    unknown = Extension(source, (), lambda library: None)
+    for _ in range(2):
+        unknown.ask_disk(Disk(tmp_path / "disk"))
+        monkeypatch.setattr(Disk, "get", lambda *_: pytest.fail("asked again"))
+
+
+def test_it_may_wait_until_it_is_started(source):
+    found: list[bytes] = []
+    waiting = Extension(source, (), found.append, waits=True)
+    waiting.ask_for(None, wait=True)
+    assert not found
+    assert waiting.status == "compiled"
+    for _ in range(2):
+        waiting.start_if_compiled()
+    assert len(found) == 1
+    assert waiting.status == "in use"
+
+
 def test_another_source_is_compiled_anew(tmp_path, source):
     disk = Disk(tmp_path / "disk")
     found: list[bytes] = []
@@ -84,6 +103,8 @@ def test_what_does_not_load_says_so(source):
     def refuse(library):
         raise OSError("no room")
 
-    refused = Extension(source, (), refuse)
-    refused.ask_for(None, wait=True)
-    assert refused.status == "it can't be loaded: no room"
+    for waits in (False, True):
+        refused = Extension(source, (), refuse, waits=waits)
+        refused.ask_for(None, wait=True)
+        refused.start_if_compiled()
+        assert refused.status == "it can't be loaded: no room"
