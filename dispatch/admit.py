@@ -128,7 +128,7 @@ def retrace(
             key += (name, part(argument))
     except _NeedsALook:
         return None
-    return None if all_tiny else key
+    return None if all_tiny and trace.tape is None else key
 
 
 class _NeedsALook(Exception):
@@ -181,7 +181,7 @@ def admit(trace: Trace, request: Request) -> str | None:
             return reason
         newcomers.append(tensor)
         all_tiny = all_tiny and not tensor.dim() and tensor.is_cpu
-    if all_tiny:
+    if all_tiny and trace.tape is None:
         return "all arguments are computed 0-dim CPU tensors"
     if not request.in_mode and any(is_plain(t) for t in request.written()):
         return "a plain tensor is written outside lazy_mode"

@@ -135,9 +135,18 @@ def _clone(args: Args, metas: list[Meta]) -> Meta | None:
 def _layer_norm(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
     size, shape = metas[0][0], tuple(args["normalized_shape"])
     n_outer = len(size) - len(shape)
-    if not _fits_norm(size, shape, metas[1:], metas):
+    # parameters of more bits, as under autocast: the statistics have theirs, which torch's meta
+    # function doesn't know
+    is_mixed = (
+        metas[0][3] in (torch.bfloat16, torch.float16)
+        and metas[0][4].type == "cpu"
+        and len(metas) == 3
+        and {meta[3] for meta in metas[1:]} == {torch.float32}
+    )
+    alike = [(*metas[0][:3], torch.float32, metas[0][4]), *metas[1:]] if is_mixed else metas
+    if not _fits_norm(size, shape, metas[1:], alike):
         return None
-    per_row = dense((*size[:n_outer], *(1 for _ in shape)), metas[0])
+    per_row = dense((*size[:n_outer], *(1 for _ in shape)), alike[0])
     return [dense(size, metas[0]), per_row, per_row]
 
 

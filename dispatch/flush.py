@@ -86,6 +86,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
             "move it out of the block, or call lazy_tensor.flush() first"
         )
+    if trace.tape is not None:
+        trace.tape.stop(f"{cause} at {where} needs values")
     pending = trace.take()
     hits.EXTENSION.start_if_compiled()
     if pending.state.n_ops == 0:
@@ -113,11 +115,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 
 def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
-    plan = _plan_of(pending, live)
-    if plan is not None and plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
-        _ask_for_pool()
-    if not hits.EXTENSION.is_asked_for:
-        _ask_for_hits()
+    plan = plan_of(pending, live)
+    ask_for_extensions(plan)
     ran: Plan | Graph = plan or _with_remat(graph_of(pending.state.steps(), live))
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
@@ -131,6 +130,14 @@ def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | 
         raise
     _settle(pending, alive, results)
     return plan
+
+
+def ask_for_extensions(plan: Plan | None) -> None:
+    """Have the C++ compiled that helps with what runs, once that pays."""
+    if plan is not None and plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
+        _ask_for_pool()
+    if not hits.EXTENSION.is_asked_for:
+        _ask_for_hits()
 
 
 def _ask_for_pool() -> None:
@@ -168,8 +175,9 @@ def _config() -> tuple[str, str, int]:
     return (now.backend, now.compile, now.remat_interval)
 
 
-def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
-    """The plan for a state and its live values; None at first sight, when one may not pay."""
+def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: bool = False) -> Plan | None:
+    """The plan for a state and its live values; None at first sight, when one may not pay, unless
+    it is wanted `at_once`, and where there can't be one."""
     state, config = pending.state, _config()
     key = (live, config)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
@@ -181,7 +189,7 @@ def _plan_of(pending: Pending, live: tuple[int, ...]) -> Plan | None:
     seen_before = state.plans is not None
     if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
         state.plans = {}
-    if not seen_before and config[1] != "blocking":
+    if not (seen_before or at_once) and config[1] != "blocking":
         return None
     try:
         plan = build_plan(pending, live)

@@ -41,7 +41,7 @@ def cut_if_full(trace: Trace) -> None:
     if trace.is_outdated and trace.state is trace.root:
         trace.reset()
     state = trace.state
-    if trace.budget.is_spent and not limits.remat_interval:  # it needs whole steps
+    if trace.budget.is_spent and not (limits.remat_interval or trace.tape):  # they need it whole
         flush(trace, "nothing repeats", quiet=True)
         if trace.budget.is_spent:
             trace.budget.go_cold()
@@ -186,7 +186,7 @@ def _new_state(
         marks = _marks_after(request.op, viewed)
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
-    state.closes = closes_segment(node)
+    state.closes = trace.tape is None and closes_segment(node)
     is_slow = state.rebase or state.closes or torch.is_inference_mode_enabled()
     if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW

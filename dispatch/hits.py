@@ -1,4 +1,4 @@
-"""Recording a hit below Python: the C++ in `native`, and what it must know of this package.
+"""Recording a hit below Python: the C++ in folder `native`, and what it must know of this package.
 
 In: what `record` does for calls seen before. Out: such calls no longer reach `record`, and cost
 about what the op's dispatch costs in eager. Without a C++ compiler all goes on in Python.
@@ -26,6 +26,9 @@ from lazy_tensor.kernels.extension import Extension
 learn: Callable[[Trace, Any, State], None] | None = None
 """Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""
 
+native: Any = None
+"""The C++ itself once it is loaded, for what `replay` asks of it."""
+
 _known: tuple[Any, ...] = ()
 
 
@@ -47,8 +50,9 @@ def _start(library: bytes) -> None:
 
     Called between ops: torch's tables are changed, which other threads must not read meanwhile.
     """
-    global learn
-    learn = loaded(library, _started)
+    global learn, native
+    native = loaded(library, _started)
+    learn = native.learn
 
 
 EXTENSION = Extension(
@@ -67,7 +71,7 @@ def start(disk: Disk | None) -> None:
     EXTENSION.start_if_compiled()
 
 
-def _started(path: str, _: str) -> Callable[[Trace, Any, State], None]:
+def _started(path: str, _: str) -> Any:
     name = "lazy_tensor_hits"
     spec = importlib.util.spec_from_loader(name, ExtensionFileLoader(name, path))
     assert spec is not None, "a loader was given"
@@ -77,8 +81,7 @@ def _started(path: str, _: str) -> Callable[[Trace, Any, State], None]:
     module.install(*_known)
     for namespace in ("aten", "profiler"):
         module.listen(namespace)
-    start: Callable[[Trace, Any, State], None] = module.learn
-    return start
+    return module
 
 
 def _described(name: str, overload: str) -> tuple[Any, ...] | None:

@@ -200,7 +200,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
     ) -> Any:
         """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
         is_cold = trace.budget.cold
-        if not (is_cold or kwargs) and admit.is_tiny(trace, args):
+        if not (is_cold or kwargs or trace.tape) and admit.is_tiny(trace, args):
             return func._op(*args)
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
         if state is None and not is_cold:

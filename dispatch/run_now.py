@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
 from lazy_tensor.dispatch.where import user_line
@@ -47,6 +48,10 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
             f"{request.op} at {user_line()} can't be recorded ({reason}), and forbid has "
             "'fallback'; move it out of the block"
         )
+    if trace.tape is not None:
+        if request.facts.is_random and not request.tensors:
+            return _returned(drawn(trace, Draw(request)), {}, True)
+        trace.tape.ran_at_once(request, reason)
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
     trace.ran = request.op, trace.state
@@ -67,6 +72,8 @@ def _careful(request: Request, args: Any, kwargs: Any) -> Any:
 
 def run_higher_order(trace: Trace, request: Request) -> Any:
     """A higher-order op's result (`torch.cond`, flex attention) on computed values."""
+    if trace.tape is not None:
+        trace.tape.ran_at_once(request, "a higher-order op")
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
     args, kwargs = pytree.tree_map_only(torch.Tensor, _data, (request.args, request.kwargs))

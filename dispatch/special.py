@@ -18,6 +18,7 @@ from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_from_schema
+from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
 
 Handled = tuple[bool, Any]
@@ -82,27 +83,18 @@ def _zeros(trace: Trace, request: Request) -> Handled:
     return True, record_again(request, aten.zeros.default, *request.args, **request.kwargs)
 
 
-def _blank(tensor: torch.Tensor) -> torch.Tensor:
-    """Uninitialised memory laid out like `tensor`."""
-    size, stride, _, dtype, device = meta_of(tensor)
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
 def _draw(trace: Trace, request: Request) -> Handled:
     """Random ops that need a shape only: drawn now, in program order."""
-    with torch_private.below_autograd():
-        drawn = request.op(_blank(request.args[0]), *request.args[1:], **request.kwargs)
-    return True, host.concrete(drawn)
+    return True, host.concrete(drawn(trace, Draw(request, like=request.args[0])))
 
 
 def _draw_into(trace: Trace, request: Request) -> Handled:
     """In-place random ops: on what is pending, draw into memory of its own and record a copy."""
     target = request.args[0]
-    if not run_now.sees_pending(trace, [target]):
+    if trace.tape is None and not run_now.sees_pending(trace, [target]):
         return _now(trace, request)
-    with torch_private.below_autograd():
-        drawn = request.op(_blank(target), *request.args[1:], **request.kwargs)
-    return True, record_again(request, aten.copy_.default, target, host.concrete(drawn))
+    numbers = drawn(trace, Draw(request, like=target))
+    return True, record_again(request, aten.copy_.default, target, host.concrete(numbers))
 
 
 def _dropout(trace: Trace, request: Request) -> Handled:
@@ -111,8 +103,7 @@ def _dropout(trace: Trace, request: Request) -> Handled:
     trains = request.argument("train")
     if trains is False or tensor.numel() == 0 or not is_recordable(tensor):
         return RECORD_IT
-    with torch_private.below_autograd():
-        _, mask = request.op(_blank(tensor).zero_(), p, trains)
+    mask = drawn(trace, Draw(request, like=tensor, zeroed=True, item=1))
     lazy_mask = host.concrete(mask)
     masked = record_again(request, aten.mul.Tensor, tensor, lazy_mask)
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)

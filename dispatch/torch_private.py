@@ -18,8 +18,14 @@ import torch
 import torch._dynamo.trace_rules
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.autograd import forward_ad
 from torch.fx.experimental import proxy_tensor
+from torch.nn.utils import parametrize
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -184,6 +190,9 @@ def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
 Specs = Sequence[tuple[Any, ...]]
 """`(size, stride, offset, dtype, device)` of each tensor."""
 
+NoMetaFunction = UnsupportedOperatorException
+"""What `fake_call` raises for an op without a meta function."""
+
 # Made when the package is imported, not at the first op: this imports torch._dynamo (0.7 s).
 _fake_mode = FakeTensorMode(allow_fallback_kernels=False)
 _fake_mode.cache_enabled = False  # answers are cached by their caller
@@ -250,6 +259,83 @@ def has_cpp_meta_kernel(op: OpOverload) -> bool:
 def is_structured(op: OpOverload) -> bool:
     """Whether torch has a compiled shape function for the op, replaced in Python or not."""
     return bool(_compiled_meta_kernels(op))
+
+
+def keeps_tensors(node: Any) -> bool | None:
+    """Whether a node of autograd's graph holds saved tensors; None if it never saves any."""
+    names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+    found = None
+    for name in names:
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:
+            found = False  # freed by a backward pass
+            continue
+        if isinstance(saved, torch.Tensor) or (isinstance(saved, tuple) and any(
+            isinstance(item, torch.Tensor) for item in saved
+        )):  # fmt: skip
+            return True
+    return found
+
+
+def differentiated(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as a replayed call returns it where eager's graph is freed: backward() raises."""
+    message = (
+        "Trying to backward through the graph a second time: this tensor comes from a call that "
+        "lazy_tensor.replay repeated, which ran backward() inside"
+    )
+    result: torch.Tensor = torch._C._functions.DelayedError(message, 1)(tensor.requires_grad_())
+    return result
+
+
+def hooks_of_all_modules() -> list[tuple[str, Any]]:
+    """The dicts of hooks that every module, or optimizer, runs."""
+    found: list[tuple[str, Any]] = []
+    for owner in (torch.nn.modules.module, optimizer):
+        for name, value in vars(owner).items():
+            if name.startswith("_global_") and isinstance(value, dict):
+                found.append((f"{owner.__name__}.{name}", value))
+    return found
+
+
+def is_watched(own: type[Any]) -> str | None:
+    """What besides a mode of class `own` sees ops, or functions, as they are called; or None."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    modes = [torch._C._get_dispatch_stack_at(i) for i in range(n_modes)]
+    if not all(type(mode) is own for mode in modes):
+        return "another dispatch mode is active"
+    if torch._C._len_torch_function_stack():
+        return "a TorchFunctionMode is active (torch.set_default_device is one)"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "a transform of torch.func is active"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "hooks for saved tensors are active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    return None
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd takes a view to be of, which lives as long as the view."""
+    return tensor._base if tensor._is_view() else None
+
+
+def values_of(tensor: torch.Tensor) -> Any:
+    """A computed tensor's values as Python numbers, whatever mode is active."""
+    with kernels_only():
+        return torch._C.TensorBase.tolist(tensor)
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, whatever mode is active."""
+    with kernels_only():
+        return tensor.clone(memory_format=torch.preserve_format)
+
+
+def generator_id(generator: torch.Generator) -> int:
+    """What two Python objects for the same random generator share."""
+    number: int = generator._cdata  # type: ignore[attr-defined]
+    return number
 
 
 tensor_data: Any = torch._C.TensorBase.data
@@ -343,6 +429,24 @@ def _surrounded(
             after()
 
     return surrounded
+
+
+def call_environment() -> tuple[object, ...]:
+    """What a call's ops depend on besides its arguments: `environment()`, autograd and autocast."""
+    return (
+        *environment(),
+        torch.is_grad_enabled(),
+        *(
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ),
+        torch.is_autocast_cache_enabled(),
+        torch.is_anomaly_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        parametrize._cache_enabled,
+    )
 
 
 def environment() -> tuple[object, ...]:

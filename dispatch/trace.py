@@ -166,7 +166,7 @@ class Trace:
     __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "environment", "finals",
                  "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values", "leaves",
                  "lock", "passing", "ran", "root", "roots", "scalars", "slots", "snapshot_slots",
-                 "state", "storages", "twin", "values", "varying")  # fmt: skip
+                 "state", "storages", "tape", "twin", "values", "varying")  # fmt: skip
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -176,6 +176,7 @@ class Trace:
         self.claimed = False
         self.is_outdated = False
         self.busy = False
+        self.tape: Any = None  # see `dispatch.tape`
         self.lock = threading.RLock()  # held while the trace is flushed
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
         self.reset()
@@ -185,6 +186,7 @@ class Trace:
         environment = self.environment = (
             *torch_private.environment(),
             settings.current().debug,
+            self.tape is not None,
         )
         root = self.roots.get(environment)
         if root is None:

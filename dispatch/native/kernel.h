@@ -74,7 +74,8 @@ class Kernel : public c10::OperatorKernel {
       trace_here = Ref(sure(PyObject_CallNoArgs(current))).get();
     PyObject* trace = trace_here;
     if (trace != nullptr) {
-      if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True) {
+      if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True ||
+          of_trace.tape.in(trace) != Py_None) {
         const OnItsWay nothing_to_learn({nullptr, {}, in_mode});
         return to_python(op, stack);
       }

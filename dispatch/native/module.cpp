@@ -5,8 +5,10 @@
 // In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held.
+// `watch.h` is for replays, which record nothing.
 
 #include "learning.h"
+#include "watch.h"
 
 namespace hits {
 
@@ -54,6 +56,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
   mode_class = reinterpret_cast<PyTypeObject*>(mode);
   leaf_class = reinterpret_cast<PyTypeObject*>(leaf);
 #define FIND(group, cls, name) group.name.find(cls, #name)
+  FIND(of_trace, trace, tape);
   FIND(of_trace, trace, state);
   FIND(of_trace, trace, values);
   FIND(of_trace, trace, leaves);
@@ -99,6 +102,11 @@ PyMethodDef methods[] = {
     {"install", py_install, METH_VARARGS, nullptr},
     {"listen", py_listen, METH_O, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},
+    {"first_change", py_first_change, METH_VARARGS, nullptr},
+    {"have_facets", py_have_facets, METH_VARARGS, nullptr},
+    {"leaf_words", py_leaf_words, METH_O, nullptr},
+    {"argument_words", py_argument_words, METH_VARARGS, nullptr},
+    {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "lazy_tensor_hits", nullptr, -1, methods};

@@ -89,7 +89,7 @@ class Member {
 
 struct {
   Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, storages, scalars, budget,
-      claimed, is_outdated, busy, ran, slots;
+      claimed, is_outdated, busy, ran, slots, tape;
 } of_trace;
 struct {
   Member edges, generic, key, kind, meta, slot, parent, step, rebase, closes, n_slots, n_scalars;

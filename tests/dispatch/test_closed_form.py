@@ -127,6 +127,7 @@ CALLS: dict[Any, list[Any]] = {
     aten.clone.default: [(BATCH,), (BATCH.transpose(0, 1),)],
     aten.native_layer_norm.default: [
         NORMED, (BATCH, [4, 3], None, None, 1e-5), (BATCH, [3], None, torch.rand(3), 1e-5),
+        (BATCH.bfloat16(), *NORMED[1:]),
     ],
     aten.native_layer_norm_backward.default: [
         (BATCH, BATCH, [3], *STATISTICS, NORMED[2], NORMED[3], [True, True, True]),

@@ -17,7 +17,7 @@ from lazy_tensor import lazy_mode
 from lazy_tensor.dispatch import hits
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.trace import local
-from lazy_tensor.mode import _Recording
+from lazy_tensor.mode import RecordingMode
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,9 @@ def in_python(monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(_Recording, "__torch_dispatch__", noting(_Recording.__torch_dispatch__, 1))
+    monkeypatch.setattr(
+        RecordingMode, "__torch_dispatch__", noting(RecordingMode.__torch_dispatch__, 1)
+    )
     by_tensor: Any = lazy_tensor.LazyTensor.__torch_dispatch__
     monkeypatch.setattr(
         lazy_tensor.LazyTensor, "__torch_dispatch__", classmethod(noting(by_tensor.__func__, 1))

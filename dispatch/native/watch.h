@@ -1,0 +1,203 @@
+// What `replay` looks at before a call that it repeats: whether all that the function can see is as
+// it was (`reach.py`), and whether the tensors are of the same kind.
+
+#pragma once
+
+#include "call.h"
+
+namespace hits {
+
+enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION };  // as in reach.py
+
+// What must lie at a place: an object, nothing (`missing`), or any tensor (`open`).
+struct Expected {
+  PyObject *values, *missing, *open;
+
+  bool is(Py_ssize_t i, PyObject* now) const {
+    PyObject* expected = PyTuple_GET_ITEM(values, i);
+    if (now == nullptr) return expected == missing;
+    return expected == now || (expected == open && THPVariable_Check(now));
+  }
+};
+
+// A tensor's `FACETS`, as in reach.py.
+bool has_facets(PyObject* holder, const Expected& expected) {
+  const auto* object = reinterpret_cast<THPVariable*>(holder);
+  const at::Tensor& tensor = THPVariable_Unpack(holder);
+  const at::Tensor gradient = tensor.is_leaf() ? tensor.grad() : at::Tensor();
+  const auto or_none = [](PyObject* hooks) { return hooks == nullptr ? Py_None : hooks; };
+  return expected.is(0, gradient.defined() ? object_of(gradient).get() : Py_None) &&
+         expected.is(1, tensor.requires_grad() ? Py_True : Py_False) &&
+         expected.is(2, or_none(object->backward_hooks)) &&
+         expected.is(3, or_none(object->post_accumulate_grad_hooks));
+}
+
+// Whether a holder, of `size` attributes, holds just these values under `keys`; false too where
+// only Python can tell.
+bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected, long size) {
+  const Py_ssize_t n = PyTuple_GET_SIZE(expected.values);
+  switch (kind) {
+    case ITEMS: {
+      if (PyDict_GET_SIZE(holder) != n) return false;
+      Py_ssize_t at = 0, i = 0;
+      PyObject *key, *value;
+      while (PyDict_Next(holder, &at, &key, &value)) {
+        if (key != PyTuple_GET_ITEM(keys, i) || !expected.is(i, value)) return false;
+        ++i;
+      }
+      return true;
+    }
+    case ATTRIBUTES:
+      if (size >= 0 && PyDict_GET_SIZE(holder) != size) return false;
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        PyObject* value = PyDict_GetItemWithError(holder, PyTuple_GET_ITEM(keys, i));
+        if (value == nullptr && PyErr_Occurred()) throw python_error();
+        if (!expected.is(i, value)) return false;
+      }
+      return true;
+    case ELEMENTS:
+      if (PyList_GET_SIZE(holder) != n) return false;
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        if (!expected.is(i, PyList_GET_ITEM(holder, i))) return false;
+      }
+      return true;
+    case CELL:
+      return expected.is(0, PyCell_GET(holder));
+    case FACETS:
+      return has_facets(holder, expected);
+    case FUNCTION: {
+      const auto or_none = [](PyObject* field) { return field == nullptr ? Py_None : field; };
+      return expected.is(0, PyFunction_GET_CODE(holder)) &&
+             expected.is(1, or_none(PyFunction_GET_DEFAULTS(holder))) &&
+             expected.is(2, or_none(PyFunction_GET_KW_DEFAULTS(holder)));
+    }
+    default:
+      return false;
+  }
+}
+
+// first_change(watched, start, missing, open): the number of the first (kind, holder, keys, values,
+// size) from `start` on that is not as it says; -1 if all are.
+PyObject* py_first_change(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *watched, *missing, *open;
+  Py_ssize_t start;
+  if (!PyArg_ParseTuple(args, "O!nOO", &PyList_Type, &watched, &start, &missing, &open)) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = start; i < PyList_GET_SIZE(watched); ++i) {
+    const Ref one = Ref::to(PyList_GET_ITEM(watched, i));
+    const auto item = [&one](Py_ssize_t at) { return PyTuple_GET_ITEM(one.get(), at); };
+    if (!holds(PyLong_AsLong(item(0)), item(1), item(2), {item(3), missing, open},
+               PyLong_AsLong(item(4)))) {
+      return PyLong_FromSsize_t(i);
+    }
+  }
+  return PyLong_FromLong(-1);
+  END_HANDLE_TH_ERRORS
+}
+
+// have_facets(tensors, facets, open): whether tensor i is as (i, values) say.
+PyObject* py_have_facets(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *tensors, *facets, *open;
+  if (!PyArg_ParseTuple(args, "O!O!O", &PyList_Type, &tensors, &PyList_Type, &facets, &open)) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(facets); ++i) {
+    PyObject* one = PyList_GET_ITEM(facets, i);
+    PyObject* tensor = PyList_GET_ITEM(tensors, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)));
+    if (!has_facets(tensor, {PyTuple_GET_ITEM(one, 1), nullptr, open})) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* as_bytes(const std::vector<uint64_t>& words) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words.data()),
+                                   static_cast<Py_ssize_t>(words.size() * sizeof(uint64_t)));
+}
+
+void append_leaf(std::vector<uint64_t>& words, const at::Tensor& tensor, int64_t shares) {
+  Words its;
+  put_leaf(its, tensor.sizes(), tensor.strides(), tensor.storage_offset() != 0,
+           tensor.scalar_type(), tensor.device(), shares);
+  words.insert(words.end(), its.begin(), its.end());
+}
+
+// leaf_words(leaves): what `settled.metadata` tells, as bytes.
+PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
+  HANDLE_TH_ERRORS
+  std::vector<uint64_t> words;
+  std::unordered_map<const void*, int64_t> owners;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(leaves); ++i) {
+    PyObject* leaf = PyList_GET_ITEM(leaves, i);
+    if (leaf == Py_None) {
+      words.push_back(0);
+      continue;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(leaf);
+    if (!is_dense(tensor)) return PyBytes_FromString("");
+    const void* storage = tensor.storage().unsafeGetStorageImpl();
+    append_leaf(words, tensor, owners.emplace(storage, i).first->second);
+  }
+  return as_bytes(words);
+  END_HANDLE_TH_ERRORS
+}
+
+// argument_words(tensors, with_types): what `take.described` tells, as bytes; None if there is a
+// stranger.
+PyObject* py_argument_words(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* tensors;
+  int with_types;
+  if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &tensors, &with_types)) return nullptr;
+  std::vector<uint64_t> words;
+  std::unordered_map<const void*, int64_t> first;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* object = PyList_GET_ITEM(tensors, i);
+    PyTypeObject* type = Py_TYPE(object);
+    if (type != tensor_class && !THPVariable_CheckTypeExact(type)) Py_RETURN_NONE;
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (tensor.layout() != c10::kStrided || tensor.is_nested()) Py_RETURN_NONE;
+    if (with_types != 0) words.push_back(reinterpret_cast<uint64_t>(type));
+    words.push_back(!tensor.is_leaf() << 3 | tensor.requires_grad() << 2 | tensor.is_conj() << 1 |
+                    tensor.is_neg());
+    append_leaf(words, tensor, first.emplace(object, i).first->second);
+  }
+  return as_bytes(words);
+  END_HANDLE_TH_ERRORS
+}
+
+// renew(tensors, data): give each lazy tensor of its new data's metadata a value of its own, with
+// these data or, for None, with none yet; a list of the numbers of all others. The value it had may
+// be an alias's too, which keeps it.
+PyObject* py_renew(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *tensors, *data;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &data)) return nullptr;
+  Ref others(sure(PyList_New(0)));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* object = PyList_GET_ITEM(tensors, i);
+    PyObject* with = PyList_GET_ITEM(data, i);
+    bool fits = Py_TYPE(object) == tensor_class;
+    if (fits && with != Py_None) {
+      const at::Tensor &old = THPVariable_Unpack(object), &now = THPVariable_Unpack(with);
+      fits = old.sizes() == now.sizes() && old.strides() == now.strides() &&
+             old.scalar_type() == now.scalar_type() && old.device() == now.device() &&
+             old.storage_offset() == now.storage_offset();
+    }
+    if (!fits) {
+      Ref number(sure(PyLong_FromSsize_t(i)));
+      sure(PyList_Append(others.get(), number.get()));
+      continue;
+    }
+    const Ref value = new_value();
+    if (with != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(with).release();
+    sure(set_value(object, value.get(), nullptr));
+  }
+  return others.release();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace hits
