@@ -2,6 +2,7 @@
 
 from lazy_tensor.convert import flush, is_lazy, is_pending, materialize, unwrap, wrap
 from lazy_tensor.mode import lazy_mode
+from lazy_tensor.replay import replay
 from lazy_tensor.report import (
     cache_clear,
     cache_info,
@@ -23,6 +24,7 @@ __all__ = [
     "is_pending",
     "lazy_mode",
     "materialize",
+    "replay",
     "reset_stats",
     "stats",
     "unwrap",

@@ -17,13 +17,14 @@ from lazy_tensor.dispatch import hits, settings, torch_private
 from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, no_modes
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
+from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, record
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Recording(TorchDispatchMode):
+class RecordingMode(TorchDispatchMode):
     """The dispatch mode: torch calls it for each op, `record` does the work."""
 
     supports_higher_order_operators = True
@@ -38,7 +39,7 @@ class _Recording(TorchDispatchMode):
         return True
 
 
-hits.use(LazyTensor, _Recording, close_segment)
+hits.use(LazyTensor, RecordingMode, close_segment)
 _active = threading.local()
 
 
@@ -61,7 +62,7 @@ class lazy_mode:
     def __init__(self, **options: Any) -> None:
         settings.updated(settings.current(), options, "lazy_mode()")
         self._options = options
-        self._entered: list[tuple[_Recording | None, settings.Settings]] = []
+        self._entered: list[tuple[RecordingMode | None, settings.Settings]] = []
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -82,7 +83,7 @@ class lazy_mode:
             flush_here("enter", quiet=True)
             _leaks.stop()
             local.trace.budget.try_again()
-            mode = _Recording()  # type: ignore[no-untyped-call]
+            mode = RecordingMode()  # type: ignore[no-untyped-call]
             mode.__enter__()  # type: ignore[no-untyped-call]
         settings.put(after)
         restart_empty_traces()
@@ -157,6 +158,8 @@ def _flushing(name: str, method: Any) -> Any:
     def flush_first(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # busy: the call comes from within recording, which reads storages and metadata only
         if not isinstance(self, LazyTensor) and _active_here() and not local.trace.busy:
+            if local.trace.tape is not None:
+                local.trace.tape.stop(f"Tensor.{name} at {user_line()} reads memory")
             flush_here(f"Tensor.{name}")
             with no_modes():
                 return method(self, *args, **kwargs)
@@ -173,6 +176,8 @@ def _on_plain_tensors(function: Any) -> Any:
     def without_mode(*args: Any, **kwargs: Any) -> Any:
         if not _active_here():
             return function(*args, **kwargs)
+        if local.trace.tape is not None:
+            local.trace.tape.stop(f"torch.{function.__name__} runs inside")
         flush_here(f"torch.{function.__name__}", quiet=True)
         plain = [computed(a) if isinstance(a, LazyTensor) else a for a in args]
         with no_modes():
@@ -189,6 +194,8 @@ def _data_property() -> property:
         if isinstance(new, LazyTensor) and not isinstance(self, LazyTensor):
             new = computed(new)
         elif not isinstance(self, LazyTensor) and _active_here():
+            if local.trace.tape is not None:
+                local.trace.tape.stop(f"Tensor.data is set at {user_line()}")
             flush_here("Tensor.data")
         own.__set__(self, new)
 

@@ -10,6 +10,7 @@ from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
 from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.replay import REPLAYS
 
 
 def configure(**options: Any) -> None:
@@ -52,8 +53,8 @@ def stats() -> dict[str, Any]:
     """Counters since the start or `reset_stats()`.
 
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
-    ran at once, by reason), `plans_built` and `plans_reused`, and of kernels `compiled`, `loaded`
-    (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds.
+    ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
+    `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds.
     """
     counts: dict[str, Any] = dict.fromkeys(ALWAYS, 0)
     counts.update(STATS.counts)
@@ -71,15 +72,17 @@ def reset_stats() -> None:
 
 
 class Report:
-    """The last flushes; `str()` gives text."""
+    """The last flushes, and what became of replays; `str()` gives text."""
 
-    def __init__(self, records: list[FlushRecord]) -> None:
+    def __init__(self, records: list[FlushRecord], replays: list[str]) -> None:
         self.records = records
+        self.replays = replays
 
     def __str__(self) -> str:
         if not self.records:
-            return "nothing was flushed yet"
-        lines = [f"last {len(self.records)} flushes, newest last"]
+            return "\n".join(["nothing was flushed yet", *self.replays])
+        lines = [*self.replays]
+        lines += [f"last {len(self.records)} flushes, newest last"]
         for record in self.records:
             ran = f"in {record.n_steps} steps" if record.n_steps else "one by one"
             peak = f", peak {record.peak_bytes / 2**20:.1f} MiB" if record.n_steps else ""
@@ -100,6 +103,7 @@ class Report:
 def explain() -> Report:
     """A report on the last flushes: where, why, how many ops, which segments, how long.
 
-    The peak is of the memory that a planned flush makes, known before it runs.
+    The peak is of the memory that a planned flush makes, known before it runs. Each function given
+    to `replay` has a line: calls replayed and recorded, what they took, why the last was recorded.
     """
-    return Report(list(STATS.log))
+    return Report(list(STATS.log), sorted(replay.summary() for replay in REPLAYS))

@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
+from lazy_tensor.dispatch.where import user_line
 
 
 class LazyTensor(host.ValueTensor):
@@ -113,6 +114,8 @@ class LazyTensor(host.ValueTensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
+        if local.trace.tape is not None:
+            local.trace.tape.stop(f"Tensor.data is set at {user_line()}")
         if not isinstance(new, LazyTensor):
             flush_here("Tensor.data", quiet=True)
             with torch_private.no_modes():
@@ -197,6 +200,8 @@ class _ToPlain(torch.autograd.Function):
 def computed(tensor: LazyTensor) -> torch.Tensor:
     """The plain tensor behind `tensor`, its pending ops run. It shares `tensor`'s memory."""
     value = tensor._value
+    if local.trace.tape is not None:
+        local.trace.tape.stop(f"a tensor is read at {user_line()}")
     if value.failure is None:
         run_now.compute(value)
     if value.failure is not None:

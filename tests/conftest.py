@@ -39,7 +39,7 @@ def hits_below_python():
         assert hits.EXTENSION.status == "in use"
 
 
-CORE = {"conformance", "dispatch", "invariants", "lazy_tensor", "models", "parity"}
+CORE = {"conformance", "dispatch", "invariants", "lazy_tensor", "models", "parity", "replay"}
 
 
 @pytest.fixture(autouse=True)

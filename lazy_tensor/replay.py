@@ -1,0 +1,412 @@
+"""`replay`: a function whose calls repeat themselves runs as its plan, without its Python.
+
+In: a function and its calls. Out: what recording them would give. Calls are recorded until one does
+what another did before it (`take`); from then on its plan runs (`settled`) while all that the
+function can see is as it was (`reach`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+import operator
+import re
+import threading
+import types
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import torch
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trace import local
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.mode import RecordingMode, lazy_mode
+from lazy_tensor.reach import ATOMS
+from lazy_tensor.settled import Changed, Settled
+from lazy_tensor.take import Outline, Take, described, take
+from lazy_tensor.tensor import LazyTensor, flush_here
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST_SIGNATURES, SIGNATURES_BEFORE_WARNING = 64, 16
+MOST_SETTLED = 4
+"""Plans for one signature: a gradient that is there or not, say, makes two."""
+TAKES_BEFORE_WARNING = 3
+MOST_CALLS_BETWEEN_TAKES = 1000
+
+
+NEVER_THE_SAME = (
+    "its arguments are others at each call: a number, a string, an object, a tensor's size; "
+    "pass numbers that change as tensors"
+)
+
+
+_PLAIN = frozenset({*ATOMS, list, tuple, dict})
+
+
+class Arguments:
+    """A call's arguments read once: `key`, equal for calls that may do the same; what is inside.
+
+    `tensors` count by metadata (see `described`), numbers and the like by value, `objects`, with
+    their names, by identity.
+    """
+
+    __slots__ = ("_inside", "key", "objects", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.objects: list[tuple[str, Any]] = []
+        self._inside: set[int] = set()
+        parts: list[Any] = [len(args)]
+        for i, value in enumerate(args):
+            self._read(f"argument {i + 1}", value, parts)
+        for name, value in kwargs.items():
+            parts.append(name)
+            self._read(name, value, parts)
+        self.key = (tuple(parts), described(self.tensors))
+
+    def are_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether they still hold the same objects; tensors may have other values."""
+        now = Arguments(args, kwargs)
+        mine, theirs = self.tensors, now.tensors
+        return self.key[0] == now.key[0] and all(map(operator.is_, mine, theirs))
+
+    def _read(self, label: str, value: Any, parts: list[Any]) -> None:
+        kind = type(value)
+        parts.append(kind)
+        if kind not in _PLAIN and not isinstance(value, torch.Tensor):
+            self.objects.append((label, kind))  # for its methods
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            if kind is not LazyTensor and value.__dict__:
+                self._read_attributes(label, value, parts)
+        elif kind in (float, complex, slice, range):
+            parts.append(repr(value))
+        elif kind in ATOMS:
+            parts.append(value)
+        elif isinstance(value, (list, tuple)):
+            parts.append(len(value))
+            self._read_items(label, value, enumerate(value), parts)
+        elif isinstance(value, Mapping):
+            parts.append(tuple([(type(name), name) for name in value]))
+            self._read_items(label, value, value.items(), parts)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._read_items(label, value, (), parts)
+        else:
+            parts.append(id(value))
+            self.objects.append((label, value))
+
+    def _read_items(
+        self, label: str, value: Any, items: Iterable[tuple[Any, Any]], parts: list[Any]
+    ) -> None:
+        if id(value) in self._inside:
+            parts.append("again")
+            return
+        self._inside.add(id(value))
+        for name, item in items:
+            self._read(f"{label}[{name!r}]", item, parts)
+        if type(value) not in _PLAIN:
+            self._read_attributes(label, value, parts)
+        self._inside.discard(id(value))
+
+    def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
+        for name, item in getattr(value, "__dict__", {}).items():
+            parts.append(name)
+            self._read(f"{label}.{name}", item, parts)
+
+
+class _Signature:
+    """What is known of calls with arguments of one kind."""
+
+    def __init__(self, objects: list[tuple[str, Any]]) -> None:
+        self.objects = objects  # their ids stand in the key
+        self.settled: list[Settled] = []
+        self.outlines: deque[Outline] = deque(maxlen=MOST_SETTLED)
+        self.n_calls = 0
+        self.n_failed = 0
+        self.wait = 0
+
+    def postpone(self) -> None:
+        """Take down fewer calls the more often that was in vain."""
+        self.n_failed += 1
+        self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
+
+
+class Replay(Generic[P, R]):
+    """A function as `replay` gives it.
+
+    `n_replayed` and `n_recorded` count its calls; `obstacle` says why the last one that was
+    recorded was, "" if none stands in the way.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        warmup: int = 1,
+        verify_every: int = 1000,
+        **options: Any,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"replay(): function={function!r} can't be called")
+        for name, value in (("warmup", warmup), ("verify_every", verify_every)):
+            if value < 0:
+                raise ValueError(f"replay(): {name}={value!r} must be at least 0")
+        settings.updated(settings.current(), options, "replay()")
+        self._function = function
+        self._warmup = warmup
+        self._verify_every = verify_every
+        self._options = options
+        self._lock = threading.RLock()
+        self._here = threading.local()
+        self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
+        self._told: set[str] = set()
+        self._n_signatures = 0
+        self.obstacle = ""
+        self.n_replayed = self.n_recorded = 0
+        self._replayed_s, self._fastest_recorded_s = 0.0, math.inf
+        functools.update_wrapper(self, function, updated=())
+        REPLAYS.add(self)
+
+    @property
+    def __replayed__(self) -> Callable[P, R]:
+        return self._function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if local.trace.tape is not None:
+            return self._function(*args, **kwargs)  # a part of another replay's call
+        if getattr(self._here, "is_inside", False):
+            return self._function(*args, **kwargs)
+        self._here.is_inside = True
+        try:
+            result: R = self._call(args, kwargs)
+            return result
+        finally:
+            self._here.is_inside = False
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = perf_counter()
+        flush_here("replay", quiet=True)
+        watched = torch_private.is_watched(RecordingMode)
+        if watched is not None:
+            self._meet(watched)
+            return self._function(*args, **kwargs)
+        arguments = Arguments(args, kwargs)
+        key = (arguments.key, torch_private.call_environment(), settings.current())
+        known = self._signatures.get(key)
+        if known is None:
+            known = _Signature(arguments.objects)
+            self._signatures.put(key, known)
+            self._n_signatures += 1
+            if self._n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
+                self._meet(NEVER_THE_SAME, tells=True)
+        verified = None
+        with self._lock:
+            for settled in known.settled:
+                try:
+                    leaves, lasting = settled.leaves(arguments.tensors)
+                except Changed as reason:
+                    self.obstacle = str(reason)
+                    continue
+                n_left = self._verify_every and (settled.n_runs + 1) % self._verify_every
+                if self._verify_every and not n_left:
+                    known.settled.remove(settled)
+                    verified = settled
+                    break
+                self.obstacle = ""
+                result = settled.run(leaves, lasting, arguments.tensors)
+                self._account(perf_counter() - start)
+                return result
+        if verified is not None:
+            return self._verified(known, verified, arguments, args, kwargs)
+        if known.n_calls < self._warmup or known.wait > 0:
+            known.n_calls += 1
+            known.wait -= known.wait > 0
+            return self._recorded(args, kwargs)
+        result, taken = self._taken(arguments, args, kwargs)
+        with self._lock:
+            self._learn(known, taken, arguments)
+        return result
+
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = perf_counter()
+        with lazy_mode(**self._options):
+            result = self._function(*args, **kwargs)
+        self._account_recorded(start)
+        return result
+
+    def _taken(
+        self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Take | str]:
+        name = getattr(self._function, "__name__", "")
+        roots = [(name, self._function), *arguments.objects]
+        start = perf_counter()
+        with lazy_mode(**self._options):
+            taken = take(
+                self._function, args, kwargs, arguments.tensors, roots,
+                lambda: arguments.are_unchanged(args, kwargs),
+            )  # fmt: skip
+        self._account_recorded(start)
+        return taken
+
+    def _settled(self, taken: Take, arguments: Arguments) -> Settled:
+        with lazy_mode(**self._options):  # the plan is made as the options want it
+            return Settled(taken, arguments.tensors)
+
+    def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
+        """Settle on the call, if it did what one before it did; else say what differs."""
+        obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
+        if isinstance(taken, Take):
+            for outline in known.outlines:
+                obstacle = taken.outline.difference(outline)
+                if obstacle is None:
+                    break
+            known.outlines.append(taken.outline)
+        if obstacle is None:
+            assert isinstance(taken, Take)
+            try:
+                known.settled.insert(0, self._settled(taken, arguments))
+            except RuntimeError as error:
+                obstacle = str(error)
+            else:
+                del known.settled[MOST_SETTLED:]
+                known.n_failed = 0
+                self.obstacle = ""
+                return
+        known.postpone()
+        self._meet(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
+
+    def _verified(
+        self,
+        known: _Signature,
+        settled: Settled,
+        arguments: Arguments,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a call that would be replayed; RuntimeError if it does something else."""
+        result, taken = self._taken(arguments, args, kwargs)
+        if isinstance(taken, str):
+            self._meet(taken)  # it says nothing about the calls before
+            return result
+        found = taken.outline.difference(settled.outline)
+        if found is not None:
+            known.outlines.clear()
+            raise RuntimeError(
+                f"replay({self._name}): recorded again after {settled.n_runs} replays, the call "
+                f"did something else: {found}. What the function reads must reach it as an "
+                "argument, or from where replay can watch it"
+            )
+        with self._lock:
+            again = self._settled(taken, arguments)
+            again.n_runs = settled.n_runs + 1
+            known.settled.insert(0, again)
+        return result
+
+    def _account_recorded(self, start: float) -> None:
+        self.n_recorded += 1
+        self._fastest_recorded_s = min(self._fastest_recorded_s, perf_counter() - start)
+
+    def _account(self, seconds: float) -> None:
+        self.n_replayed += 1
+        self._replayed_s += seconds
+        STATS.counts["replayed"] += 1
+        STATS.all_flushes_s += seconds
+
+    def _meet(self, obstacle: str, *, tells: bool = False) -> None:
+        """Note why a call was recorded; tell the user, once."""
+        self.obstacle = obstacle
+        kind = re.sub(r"[\d.]+", "#", obstacle)  # numbers in it may change
+        if tells and kind not in self._told:
+            self._told.add(kind)
+            warnings.warn(
+                f"replay({self._name}) goes on recording: {obstacle}{_remedy(obstacle)}",
+                stacklevel=5,
+            )
+
+    def summary(self) -> str:
+        """A line on what became of the calls, for `explain()`."""
+        words = [f"replay({self._name}): {self.n_replayed} calls replayed"]
+        if self.n_replayed:
+            mean = self._replayed_s / self.n_replayed
+            words.append(f"{mean * 1e3:.2f} ms each")
+        words.append(f"{self.n_recorded} recorded")
+        if self.n_recorded:
+            words.append(f"{self._fastest_recorded_s * 1e3:.2f} ms at best")
+        if self.n_replayed and self.n_recorded:
+            saved = max(self._fastest_recorded_s - mean, 0.0) * self.n_replayed
+            words.append(f"{saved:.2f} s saved")
+        if self.obstacle:
+            words.append(f"recorded last because {self.obstacle}")
+        return ", ".join(words)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._function, "__qualname__", type(self._function).__name__))
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replay[P, R]:
+        return self._with(copy.deepcopy(self._function, memo))
+
+    def __reduce__(self) -> Any:
+        return functools.partial(
+            replay, warmup=self._warmup, verify_every=self._verify_every, **self._options
+        ), (self._function,)
+
+    def _with(self, function: Callable[P, R]) -> Replay[P, R]:
+        return Replay(
+            function, warmup=self._warmup, verify_every=self._verify_every, **self._options
+        )
+
+
+REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
+
+
+def _remedy(obstacle: str) -> str:
+    for part, words in _REMEDIES.items():
+        if part in obstacle:
+            return f"; {words}"
+    return ""
+
+
+_REMEDIES = {
+    "_local_scalar_dense": "move .item(), float() or `if tensor` out of the function; optimizers: "
+    "fused=True or capturable=True",
+    "where the call before gave it": "a number that changes must come in as a tensor: "
+    "lr=torch.tensor(...), fused=True or capturable=True in an optimizer",
+}
+
+
+@overload
+def replay(function: Callable[P, R], **options: Any) -> Replay[P, R]: ...
+@overload
+def replay(**options: Any) -> Callable[[Callable[P, R]], Replay[P, R]]: ...
+def replay(function: Any = None, **options: Any) -> Any:
+    """A steady loop's body, run as its plan once its recording has settled.
+
+    `step = replay(step)`, `@replay`, or `@replay(warmup=3)`. Calls are recorded (in `lazy_mode`)
+    until two do the same. From then on a call whose arguments have the same metadata runs the plan,
+    without the function's Python: tensors among the arguments by position; parameters, buffers,
+    optimizer state by identity, read anew each call. What it leaves behind (`p.grad`, caches) gets
+    the new values in the same objects; returned tensors are new ones; random ops draw fresh
+    numbers. Anything that the function can see and that changed has the call recorded again.
+
+    `warmup` calls are recorded before the first is compared. One in `verify_every` replays is
+    recorded and compared; RuntimeError if it did something else (0: never). Other options are
+    `lazy_mode`'s. What the function prints, or counts in Python, happens in recorded calls only: a
+    call that changes what it can see in Python is not replayed, and a warning says why, once.
+    """
+    if function is None:
+        return functools.partial(replay, **options)
+    return Replay(function, **options)

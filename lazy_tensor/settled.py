@@ -1,0 +1,400 @@
+"""A call that repeats itself, run as its plan alone: the same effects, a new result, no Python.
+
+In: the take of a call that did what a call before it did. Out: `Settled`, which finds the leaves of
+the next call, if everything is as it was, and runs the plan on them. Called by `replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.dispatch import hits, host, memory, torch_private
+from lazy_tensor.dispatch.failure import rescue, without_frames
+from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of
+from lazy_tensor.dispatch.grow import wrapper_arguments
+from lazy_tensor.dispatch.meta import meta_of
+from lazy_tensor.dispatch.plan import Plan
+from lazy_tensor.dispatch.trace import Pending, Value
+from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.reach import FACETS, OPEN, Holding, Watch, is_same
+from lazy_tensor.take import (
+    Left,
+    Returned,
+    Source,
+    Take,
+    concrete,
+    described_in_python,
+    metadata,
+)
+from lazy_tensor.tensor import LazyTensor
+
+Tensors = list[torch.Tensor]
+Fetch = Callable[[Tensors], torch.Tensor]
+"""Finds a tensor, given those among a call's arguments."""
+
+
+class Changed(Exception):
+    """What is not as it was when the call settled."""
+
+
+class Settled:
+    """The plan of a call, where its leaves come from, and where its results go.
+
+    Made when the call's ops have run; `tensors` are those among its arguments. RuntimeError if its
+    ops can't be planned.
+
+    A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
+    same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
+    ones they were.
+    """
+
+    def __init__(self, take: Take, tensors: Tensors) -> None:
+        self.outline = outline = take.outline
+        self.n_runs = 0
+        self._scalars = list(outline.scalars)
+        plan = plan_of(
+            Pending(outline.state, [], [], [], self._scalars), outline.live, at_once=True
+        )
+        if plan is None:
+            raise RuntimeError("its ops can't be planned")
+        self._plan: Plan = plan
+        self._draws = take.draws
+        self._constants = take.constants
+        self._of_leaves = _Told(take.metadata, metadata, "leaf_words")
+        self._holdings = take.after.holdings
+        self._argument_of = {name: i for i, name in take.after.arguments.items()}
+        self._tensors = tensors
+        self._pinned = [
+            (i, tensor) for i, tensor in enumerate(tensors) if i not in take.after.arguments
+        ]
+        self._find_targets(outline.left)
+        self._open_places(outline.left)
+        self._find_leaves(take)
+        self._returned = [self._handed_back(one, take) for one in outline.returned]
+        self._instances = take.after.instances
+        self._classes = [type(instance) for instance in self._instances]
+
+    # Where leaves come from
+
+    def _find_leaves(self, take: Take) -> None:
+        sources = take.outline.sources
+        fetches = [self._fetch(source, take) for source in sources]
+        self._template: list[Any] = [None] * len(sources)
+        self._lazy: list[tuple[int, LazyTensor]] = []
+        self._fetched: list[tuple[int, Fetch]] = []
+        self._drawn: list[tuple[int, int]] = []
+        for i, (source, fetch) in enumerate(zip(sources, fetches, strict=True)):
+            if source.kind == "draw":
+                self._drawn.append((i, source.name))
+            elif source.kind == "constant":
+                self._template[i] = self._constants[i]
+                if i in take.written:
+                    self._fetched.append((i, partial(_copied, self._constants[i])))
+            elif source.view is not None:
+                self._fetched.append((i, _viewing(fetch, source.view)))
+            elif callable(fetch):
+                self._fetched.append((i, fetch))
+            elif isinstance(fetch, LazyTensor):
+                self._lazy.append((i, fetch))
+            else:
+                self._template[i] = fetch
+        written = [(sources[i], fetches[i]) for i in take.written]
+        self._written = [
+            fetch for source, fetch in written if source.view is None and fetch is not None
+        ]
+        read = {source.name for source in sources if source.kind == "place"}
+        self._unread = [i for i, left in enumerate(self._renewed) if _place(left) not in read]
+
+    def _fetch(self, source: Source, take: Take) -> Any:
+        """How to find a leaf's tensor, or the tensor itself if it is always the same."""
+        if source.kind in ("draw", "constant"):
+            return None
+        if source.kind == "argument":
+            return lambda tensors: tensors[source.name]
+        name, key = source.name
+        holding = self._holdings[name]
+        if holding.values[key] is OPEN:
+            return self._getter(name, key)
+        return take.places[source.name]
+
+    def _getter(self, name: str, key: int) -> Fetch:
+        """How to find what lies at a place."""
+        holding, argument = self._holdings[name], self._argument_of.get(name)
+        if argument is not None:
+            facet = FACETS[key]
+            return lambda tensors: getattr(tensors[argument], facet)
+        if holding.is_of_tensor:
+            holder, facet = holding.holder, FACETS[key]
+            return lambda _: getattr(holder, facet)
+        return lambda _: holding.get(key)
+
+    def _handed_back(self, one: Returned, take: Take) -> Returned:
+        """What is returned, an object at an open place by how to find it."""
+        if one.kind == "left" or (one.kind == "place" and one.name not in take.places):
+            return Returned("open", self._getter(*one.name))
+        if one.kind == "place":
+            name, key = one.name
+            is_open = self._holdings[name].values[key] is OPEN
+            if is_open:
+                return Returned("open", self._getter(name, key))
+            return Returned("object", take.places[one.name])
+        return one
+
+    # What must be as it was
+
+    def _open_places(self, left: tuple[Left, ...]) -> None:
+        """Note what each holding must hold when a call begins."""
+        made = {id(self._holdings[one.holding].values[one.key]) for one in left if one.was_empty}
+        for one in left:
+            self._holdings[one.holding].expect(one.key, None if one.was_empty else OPEN)
+        for holding in self._holdings.values():
+            if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
+                holding.expect(0, OPEN)
+        fixed: list[Holding] = []
+        self._facets: list[tuple[int, tuple[Any, ...]]] = []
+        for name, holding in self._holdings.items():
+            if name in self._argument_of:
+                self._facets.append((self._argument_of[name], holding.values))
+            elif id(holding.holder) not in made:
+                fixed.append(holding)
+        self._fixed = Watch(fixed)
+        watched = [holding.holder for holding in fixed if holding.is_of_tensor]
+        self._watched = [tensor for tensor in watched if id(tensor) not in self._left_objects]
+        self._watched_ids = {id(tensor) for tensor in watched}
+        self._of_watched = _Told.of(self._watched, with_types=True)
+        # gradients that the call doesn't replace are open too
+        replaced = {_place(one) for one in left}
+        self._getters += [
+            self._getter(name, 0)
+            for name, holding in self._holdings.items()
+            if holding.is_of_tensor and holding.values[0] is OPEN and (name, 0) not in replaced
+        ]
+        self._of_open = _Told.of([get(self._tensors) for get in self._getters], with_types=False)
+        del self._tensors
+
+    def leaves(self, tensors: Tensors) -> tuple[list[Any], Tensors]:
+        """The leaves of the plan for a call with these tensors, those to be drawn left out; and the
+        tensors at open places.
+
+        Raises Changed if the call might do something else than it did.
+        """
+        pinned = 0
+        for i, tensor in self._pinned:
+            pinned += 1
+            if tensors[i] is not tensor:
+                raise Changed(f"argument {i} is another tensor, which it also finds elsewhere")
+        if sum(id(tensor) in self._watched_ids for tensor in tensors) > pinned:
+            raise Changed("an argument is a tensor that it also finds elsewhere")
+        if list(map(type, self._instances)) != self._classes:
+            raise Changed("the class of an object changed")
+        change = self._fixed.change()
+        if change is not None:
+            raise Changed(f"{change} changed")
+        if not _have_facets(tensors, self._facets):
+            raise Changed("an argument's gradient or hooks came or went")
+        lasting = [get(tensors) for get in self._getters]
+        if not (self._of_watched.are(self._watched) and self._of_open.are(lasting)):
+            raise Changed("a tensor's class, size, strides, dtype, device or graph changed")
+        leaves = self._template.copy()
+        for i, lazy in self._lazy:
+            leaves[i] = lazy._value.data
+        for i, fetch in self._fetched:
+            leaves[i] = concrete(fetch(tensors))
+        if not self._of_leaves.are(leaves):
+            raise Changed("tensors share memory with others than they did")
+        return leaves, lasting
+
+    # Where results go
+
+    def _find_targets(self, left: tuple[Left, ...]) -> None:
+        self._slots = (*self.outline.live, *(-1 - i for i in range(len(self._draws))))
+        self._renewed = [one for one in left if not one.was_empty]
+        objects = [self._holdings[one.holding].values[one.key] for one in left]
+        self._left_objects = {id(tensor) for tensor in objects}
+        self._requires_grad = [
+            tensor.requires_grad and tensor.is_leaf
+            for one, tensor in zip(left, objects, strict=True)
+            if not one.was_empty
+        ]
+        self._getters = [self._getter(*_place(one)) for one in self._renewed]
+        self._filled = [
+            (one, wrapper_arguments(meta_of(self._holdings[one.holding].values[one.key])))
+            for one in left
+            if one.was_empty
+        ]
+
+    def run(self, leaves: list[Any], lasting: Tensors, tensors: Tensors) -> Any:
+        """What the call would have returned, its effects done; `leaves` and `lasting` as found.
+
+        An exception says, in a note, which recorded line it came from; what doesn't depend on it is
+        done all the same.
+        """
+        self.n_runs += 1
+        ask_for_extensions(self._plan)
+        written = [fetch(tensors) if callable(fetch) else fetch for fetch in self._written]
+        lasting = lasting[: len(self._renewed)]
+        if self._unread:  # their memory is free for what takes its place
+            _renew([lasting[i] for i in self._unread], [None] * len(self._unread))
+        kept, drawn = leaves, []
+        with torch_private.kernels_only(), POOL.using():
+            if self._draws:
+                drawn = [draw() for draw in self._draws]
+                for i, number in self._drawn:
+                    leaves[i] = drawn[number]
+            if any(one.kind == "leaf" for one in self._returned):
+                kept = leaves.copy()
+            try:
+                results = self._plan.function(leaves, self._scalars)
+            except BaseException as error:
+                self._fail(error, lasting, tensors)
+                raise
+        of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
+        data = [of_slot[one.slot] for one in self._renewed]
+        for i in _renew(lasting, data):
+            new = host.concrete(data[i]).requires_grad_(self._requires_grad[i])
+            self._put(self._renewed[i], new, tensors)
+        for one, meta in self._filled:
+            self._put(one, host.new_tensor(_valued(of_slot[one.slot]), meta), tensors)
+        torch_private.count_writes(written)
+        torch_private.count_writes(lasting)  # graphs that saved one must not use its new value
+        return self._result(of_slot, kept, tensors)
+
+    def _put(self, place: Left, tensor: torch.Tensor, tensors: Tensors) -> None:
+        """Put a tensor where the call would have put it."""
+        holding = self._holdings[place.holding]
+        argument = self._argument_of.get(place.holding)
+        assert holding.write is not None, "a take leaves nothing where nothing can be put"
+        holding.write(
+            holding.holder if argument is None else tensors[argument],
+            holding.keys[place.key],
+            tensor,
+        )
+
+    def _result(self, of_slot: dict[int, torch.Tensor], leaves: list[Any], tensors: Tensors) -> Any:
+        values: dict[int, Value] = {}
+        found: list[Any] = []
+        for one in self._returned:
+            if one.kind == "argument":
+                found.append(tensors[one.name])
+                continue
+            if one.kind in ("constant", "object"):
+                found.append(one.name)
+                continue
+            if one.kind in ("open", "again"):
+                found.append(one.name(tensors) if one.kind == "open" else found[one.name])
+                continue
+            if one.kind == "leaf":
+                data = leaves[one.name].detach()
+                memory.share(data)
+                value = _valued(data)
+            elif one.name in values:
+                value = values[one.name]
+            else:
+                value = values[one.name] = _valued(of_slot[one.name])
+            assert one.meta is not None, "what makes a tensor has its metadata"
+            tensor = host.new_tensor(value, one.meta)
+            if one.grad == "leaf":
+                tensor.requires_grad_()
+            elif one.grad:
+                tensor = torch_private.differentiated(tensor)
+            found.append(tensor)
+        return pytree.tree_unflatten(found, self.outline.structure)
+
+    def _fail(self, error: BaseException, lasting: Tensors, tensors: Tensors) -> None:
+        """Keep what could be computed, as after a flush; a value that is gone keeps `error`."""
+        computed = rescue(error, self._plan)
+        failure = without_frames(error)
+        for one, tensor in zip(self._renewed, lasting, strict=True):
+            if one.slot in computed:
+                for _ in _renew([tensor], [computed[one.slot]]):
+                    self._put(one, host.concrete(computed[one.slot]), tensors)
+            elif isinstance(tensor, LazyTensor) and tensor._value.data is None:
+                tensor._value.failure = failure
+        for one, meta in self._filled:
+            if one.slot in computed:
+                self._put(one, host.new_tensor(_valued(computed[one.slot]), meta), tensors)
+
+
+class _Told:
+    """What tensors are, to be compared with: by Python, and by C++ once that is there."""
+
+    def __init__(self, expected: Any, tell: Callable[[Any], Any], native: str, *more: Any) -> None:
+        self._expected = expected
+        self._tell = tell
+        self._native = native
+        self._more = more
+        self._words: Any = None
+
+    @classmethod
+    def of(cls, tensors: Tensors, *, with_types: bool) -> _Told:
+        tell = partial(described_in_python, with_types=with_types)
+        return cls(tell(tensors), tell, "argument_words", with_types)
+
+    def are(self, tensors: list[Any]) -> bool:
+        """Whether these tensors are told to be the same."""
+        tell = None if hits.native is None else getattr(hits.native, self._native)
+        if tell is not None and self._words is not None:
+            return bool(tell(tensors, *self._more) == self._words)
+        if self._tell(tensors) != self._expected:
+            return False
+        if tell is not None:
+            self._words = tell(tensors, *self._more)
+        return True
+
+
+def _copied(tensor: torch.Tensor, _: Tensors) -> torch.Tensor:
+    return torch_private.copy_of(tensor)
+
+
+def _place(left: Left) -> tuple[str, int]:
+    return (left.holding, left.key)
+
+
+def _have_facets(tensors: Tensors, facets: list[tuple[int, tuple[Any, ...]]]) -> bool:
+    """Whether tensor `i` is as `(i, values)` say."""
+    if hits.native is not None:
+        return bool(hits.native.have_facets(tensors, facets, OPEN))
+    for i, values in facets:
+        now = [getattr(tensors[i], name) for name in FACETS]
+        if not all(map(is_same, values, now)):
+            return False
+    return True
+
+
+def _renew(tensors: Tensors, data: Sequence[torch.Tensor | None]) -> list[int]:
+    """Give lazy tensors new values, or empty ones; the numbers of those not lazy, or of other
+    metadata. What they had before may belong to an alias too, and stays as it is."""
+    if hits.native is not None:
+        others: list[int] = hits.native.renew(tensors, data)
+        return others
+    others = []
+    for i, (tensor, value) in enumerate(zip(tensors, data, strict=True)):
+        fits = value is None or meta_of(tensor) == meta_of(value)
+        if isinstance(tensor, LazyTensor) and fits:
+            tensor._value = _valued(value)
+        else:
+            others.append(i)
+    return others
+
+
+def _viewing(fetch: Any, view: tuple[Any, ...]) -> Fetch:
+    size, stride, moved = view
+
+    def viewed(tensors: Tensors) -> torch.Tensor:
+        base = concrete(fetch(tensors) if callable(fetch) else fetch)
+        assert base is not None, "what is pending was flushed"
+        with torch_private.no_dispatch(), torch_private.below_autograd():
+            return base.as_strided(size, stride, base.storage_offset() + moved)
+
+    return viewed
+
+
+def _valued(data: torch.Tensor | None) -> Value:
+    value = Value()
+    value.data = data
+    return value

@@ -1,0 +1,600 @@
+"""One call of a function, recorded on a tape: what it read, what it left behind, what it gave back.
+
+In: a function, its arguments, and the places it can reach. Out: its result, and a `Take` of the
+call, or the obstacle that keeps it from being repeated without Python. Called by `replay`.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.dispatch import hits, torch_private
+from lazy_tensor.dispatch.grow import wrapper_arguments
+from lazy_tensor.dispatch.meta import is_marked, meta_of
+from lazy_tensor.dispatch.tape import Draw, Tape
+from lazy_tensor.dispatch.trace import Leaf, Node, State, Trace, live_values, local
+from lazy_tensor.kernels.segment import Ref, ScalarRef
+from lazy_tensor.reach import Holding, Picture, Unreachable, is_atom, is_same
+from lazy_tensor.tensor import LazyTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a leaf of the trace came from: `kind` and what tells it from others of its kind.
+
+    "argument" i, "draw" i, "place" (holding, number of the key), or "constant", a small tensor made
+    inside, by its values. `view`, (size, stride, offset
+    from that tensor's), for another tensor on its memory, as `Tensor.data` gives.
+    """
+
+    kind: str
+    name: Any
+    view: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A place where the call put a new tensor: its holding, the key there, the slot in the trace
+    (draw i counts as slot -1 - i).
+
+    `was_empty`: nothing lay there before. Else the tensor that lies there takes the new value.
+    """
+
+    holding: str
+    key: int
+    slot: int
+    was_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A leaf of what the call gave back: `kind` and its number, constant or object.
+
+    "slot" and "leaf" make a tensor of `meta` on the value, "argument", "place" and "left" are the
+    very object, "again" is what an earlier one is, "constant" is no tensor. `grad` says whether the
+    tensor requires one ("leaf") or has been differentiated ("spent").
+    """
+
+    kind: str
+    name: Any
+    meta: tuple[Any, ...] | None = None
+    grad: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a call did, without the tensors it did it to: equal for calls that did the same."""
+
+    state: State
+    scalars: tuple[complex, ...]
+    draws: tuple[Any, ...]
+    sources: tuple[Source, ...]
+    left: tuple[Left, ...]
+    live: tuple[int, ...]
+    returned: tuple[Returned, ...]
+    structure: Any
+
+    def difference(self, before: Outline) -> str | None:
+        """The first thing in which this call differed from one before."""
+        if self.state is not before.state:  # as it is in another thread's trie
+            found = _first_difference(before, self)
+            if found is not None:
+                return found
+        for name, words in _WORDS.items():
+            if getattr(self, name) != getattr(before, name):
+                return words
+        for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
+            if not is_same(now, then):
+                return self._other_number(i, now, then)
+        return None
+
+    def _other_number(self, i: int, now: complex, before: complex) -> str:
+        nodes = [step for step in self.state.steps() if isinstance(step, Node)]
+        where = next(
+            (f"{n.facts.op} at {n.where}" for n in nodes if ScalarRef(i) in _flat(n)), "an op"
+        )
+        return f"{where} gets {now!r} where the call before gave it {before!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One call: its outline, and what a repetition needs.
+
+    `after` is what the call could reach when it ended, `places` the tensors it found, and read or
+    returned, when it began, `constants` those among the leaves that it made from data.
+    `written` are the indices of the leaves it wrote, `metadata` is that of all leaves not drawn.
+    """
+
+    outline: Outline
+    draws: tuple[Draw, ...]
+    constants: dict[int, torch.Tensor]
+    written: tuple[int, ...]
+    metadata: Any
+    after: Picture
+    places: dict[tuple[str, int], torch.Tensor]
+
+
+_WORDS = {
+    "draws": "it draws other random numbers each call",
+    "sources": "it reads other tensors each call",
+    "left": "it leaves tensors in other places each call",
+    "live": "other results outlive it each call",
+    "returned": "it returns something else each call",
+    "structure": "it returns something else each call",
+}
+
+
+def _flat(node: Node) -> list[Any]:
+    """The arguments of a call, those in lists too."""
+    leaves: list[Any] = pytree.tree_leaves((node.args, [value for _, value in node.kwargs]))
+    return leaves
+
+
+def _first_difference(before: Outline, now: Outline) -> str | None:
+    """Where two traces part, as a user would look for it."""
+    old, new = before.state.steps(), now.state.steps()
+    if old == new:
+        return None
+    for one, other in zip(old, new, strict=False):
+        if one == other:
+            continue
+        if isinstance(one, Leaf) or isinstance(other, Leaf):
+            specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
+            return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
+        if one.facts.op is not other.facts.op:
+            return (
+                f"it calls {other.facts.op} at {other.where} where the call before called "
+                f"{one.facts.op}"
+            )
+        for a, b in zip(_flat(one), _flat(other), strict=False):
+            shown = _shown(b, now), _shown(a, before)
+            if shown[0] != shown[1]:
+                return (
+                    f"{other.facts.op} at {other.where} gets {shown[0]} where the call before gave "
+                    f"it {shown[1]}"
+                )
+        return f"{other.facts.op} at {other.where} gives something else than before"
+    return f"it has {len(new)} steps where the call before had {len(old)}"
+
+
+def _shown(argument: Any, outline: Outline) -> str:
+    if isinstance(argument, ScalarRef):
+        return repr(outline.scalars[argument.index])
+    return f"tensor {argument.index}" if isinstance(argument, Ref) else repr(argument)
+
+
+MOST_SHOWN = 100
+"""Characters of a change that are worth reading."""
+
+
+MOST_CONSTANTS = 16
+"""Elements of a tensor made inside, `torch.tensor(0.5)`, that count as a number does: the call is
+not the same if they differ."""
+
+
+class Obstacle(Exception):
+    """Why a call can't be repeated without its Python."""
+
+
+def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor that stands for a computed one in a trace."""
+    return tensor._value.data if isinstance(tensor, LazyTensor) else tensor
+
+
+def described(tensors: Sequence[torch.Tensor], *, with_types: bool = True) -> Any:
+    """What decides whether a call may treat such tensors alike; comparable, nothing else.
+
+    Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
+    a storage offset, is a conjugate or negative view, and the first place of the same object.
+    """
+    words = None if hits.native is None else hits.native.argument_words(tensors, with_types)
+    return described_in_python(tensors, with_types=with_types) if words is None else words
+
+
+def described_in_python(tensors: Sequence[torch.Tensor], *, with_types: bool) -> Any:
+    """The same, comparable with what Python told."""
+    first: dict[int, int] = {}
+    found: list[Any] = []
+    for i, tensor in enumerate(tensors):
+        found += (type(tensor) if with_types else None, first.setdefault(id(tensor), i))
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            found.append(tensor.layout)
+            continue
+        size, stride, offset, dtype, device = meta_of(tensor)
+        marks = bool(offset), tensor.is_conj(), tensor.is_neg()
+        found += (size, stride, dtype, device, *marks, tensor.requires_grad, tensor.is_leaf)
+    return tuple(found)
+
+
+def metadata(tensors: Sequence[torch.Tensor | None]) -> Any:
+    """What decides whether the same trace would take such leaves; comparable, nothing else.
+
+    Size, strides, dtype, device of each, whether it has a storage offset, and which share memory.
+    """
+    owners: dict[int, int] = {}
+    found: list[tuple[Any, ...] | None] = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None or tensor.layout is not torch.strided:
+            found.append(None)
+            continue
+        size, stride, offset, dtype, device = meta_of(tensor)
+        owner = owners.setdefault(torch_private.storage_id(tensor), i)
+        found.append((size, stride, bool(offset), dtype, device, owner))
+    return found
+
+
+def take(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[torch.Tensor],
+    objects: list[tuple[str, Any]],
+    is_unchanged: Callable[[], bool],
+) -> tuple[Any, Take | str]:
+    """Call the function with a tape on; its result, and the take of the call or the obstacle to it.
+
+    `tensors` are those among the arguments, `objects` the named others that the call can look into;
+    `is_unchanged` tells afterwards whether the arguments hold what they held.
+    Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
+    """
+    roots = [*objects, *torch_private.hooks_of_all_modules()]
+    if torch.is_grad_enabled() and not all(tensor.is_leaf for tensor in tensors):
+        reason = "an argument has a graph, which each call has another of; pass its detach()"
+        return function(*args, **kwargs), reason
+    try:
+        before = Picture(roots, tensors)
+    except Unreachable as reason:
+        return function(*args, **kwargs), str(reason)
+    trace = local.trace
+    numbers = _random_states()
+    if torch.is_autocast_cache_enabled():
+        torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
+    tape = Tape(trace, before.generators)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException:
+        tape.stop("it raised an exception")
+        raise
+    tape.take_off()
+    torch.clear_autocast_cache()
+    if tape.obstacle is not None:
+        return result, tape.obstacle
+    try:
+        if numbers != _random_states():
+            raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
+        if not is_unchanged():
+            raise Obstacle("it changes lists, dicts or objects that are arguments")
+        after = Picture(roots, tensors)
+        return result, _Reading(trace, tape, before, after, tensors, result).take()
+    except (Obstacle, Unreachable) as reason:
+        return result, str(reason)
+    except Exception as error:  # the call is done; losing its result would be worse
+        return result, f"it can't be taken down: {error!r}; please report it"
+
+
+def _random_states() -> tuple[Any, ...]:
+    """The states of Python's and numpy's random numbers, which no tape sees drawn."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    kind, words, *rest = numpy.random.get_state()
+    return (random.getstate(), kind, words.tobytes(), *rest)
+
+
+class _Reading:
+    """Reads a take off a trace that holds one call."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        tape: Tape,
+        before: Picture,
+        after: Picture,
+        tensors: list[torch.Tensor],
+        result: Any,
+    ) -> None:
+        self.trace = trace
+        self.tape = tape
+        self.before = before
+        self.after = after
+        self.tensors = tensors
+        self.result = result
+        self.leaf_at = {
+            step.slot: i
+            for i, step in enumerate(s for s in trace.state.steps() if isinstance(s, Leaf))
+        }
+        self.live = self._live()
+        self.claimed: set[int] = set()
+
+    def _live(self) -> tuple[int, ...]:
+        values = live_values(self.trace.values)
+        return tuple(value.slot.index for value in values if value.slot is not None)
+
+    def take(self) -> Take:
+        places = self.before.tensors()
+        sources = self._sources(places)
+        left = self._left()
+        self._check_identities(left)
+        leaves, structure = pytree.tree_flatten(self._whole(self.result))
+        returned = self._all_returned(leaves, left, places)
+        kept = {one.name for one in sources if one.kind == "place"}
+        kept |= {one.name for one in returned if one.kind == "place"}
+        kept -= {(one.holding, one.key) for one in left}
+        places = {place: tensor for place, tensor in places.items() if place in kept}
+        self.before.forget()  # what it alone kept was thrown away by the call
+        self.live = self._live()
+        if not self.claimed.issuperset(self.live):
+            gc.collect()  # a cycle of objects may hold what nobody can reach
+            self.live = self._live()
+        roots = {self.trace.root_of(slot) for slot in self.claimed if slot >= 0}
+        for slot in self.live:
+            # a view keeps what it is a view of, which nobody else can see
+            if slot not in self.claimed and self.trace.root_of(slot) not in roots:
+                raise Obstacle(
+                    f"{self._made_by(slot)} outlives it where replay can't see it: in a graph that "
+                    "backward() hasn't freed, or with an object that keeps tensors to itself"
+                )
+        drawn = {id(data) for _, data in self.tape.draws}
+        leaves_now = [None if id(leaf) in drawn else leaf for leaf in self.trace.leaves]
+        outline = Outline(
+            state=self.trace.state,
+            scalars=tuple(self.trace.scalars),
+            draws=tuple(draw.key for draw, _ in self.tape.draws),
+            sources=sources,
+            left=left,
+            live=self.live,
+            returned=returned,
+            structure=structure,
+        )
+        draws = tuple(draw for draw, _ in self.tape.draws)
+        constants = {
+            i: torch_private.copy_of(self.trace.leaves[i])
+            for i, source in enumerate(sources)
+            if source.kind == "constant"
+        }
+        told = metadata(leaves_now)
+        return Take(outline, draws, constants, self._written(), told, self.after, places)
+
+    def _check_identities(self, left: tuple[Left, ...]) -> None:
+        """Obstacle if tensors in places that replays leave open were one object, and aren't now."""
+        places = [(one.holding, one.key) for one in left if not one.was_empty]
+        places += [(name, 0) for name, h in self.after.holdings.items() if h.is_of_tensor]
+        patterns: list[list[int]] = []
+        for picture in (self.before, self.after):
+            first: dict[int, int] = {}
+            found = [
+                picture.holdings[name].values[key] if name in picture.holdings else None
+                for name, key in places
+            ]
+            patterns.append([
+                first.setdefault(id(value), i) if isinstance(value, torch.Tensor) else -1
+                for i, value in enumerate(found)
+            ])  # fmt: skip
+        for before, after in zip(*patterns, strict=True):
+            if before != after and before >= 0 and after >= 0:
+                raise Obstacle("tensors that were one object are two now, or the other way round")
+
+    def _whole(self, result: Any) -> Any:
+        """The call's result; as one leaf if it is a container that the function keeps."""
+        is_kept = isinstance(result, (list, dict)) and self.after.has(result)
+        return _Kept(result) if is_kept else result
+
+    def _all_returned(
+        self,
+        leaves: list[Any],
+        left: tuple[Left, ...],
+        places: dict[tuple[str, int], torch.Tensor],
+    ) -> tuple[Returned, ...]:
+        found: dict[int, Returned] = {
+            id(self.after.holdings[one.holding].values[one.key]): Returned(
+                "left", (one.holding, one.key)
+            )
+            for one in left
+        }
+        returned: list[Returned] = []
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, torch.Tensor):
+                returned.append(self._returned(leaf, places))
+                continue
+            returned.append(found.get(id(leaf)) or self._returned(leaf, places))
+            found[id(leaf)] = Returned("again", i)
+        return tuple(returned)
+
+    def _sources(self, places: dict[tuple[str, int], torch.Tensor]) -> tuple[Source, ...]:
+        known: dict[int, Source] = {}
+        by_storage: dict[int, tuple[Source, torch.Tensor]] = {}
+        for i, (_, data) in enumerate(self.tape.draws):
+            known[id(data)] = Source("draw", i)
+        named = [(Source("place", path), tensor) for path, tensor in places.items()]
+        named += [
+            (Source("argument", i), tensor)
+            for i, tensor in enumerate(self.tensors)
+            if i in self.before.arguments
+        ]
+        for source, tensor in named:
+            found = concrete(tensor)
+            if found is None or found.layout is not torch.strided or found.is_nested:
+                continue
+            known.setdefault(id(found), source)
+            if source.kind == "argument":
+                continue  # others have another offset in their memory
+            by_storage.setdefault(torch_private.storage_id(found), (source, found))
+        return tuple(self._source(leaf, known, by_storage) for leaf in self.trace.leaves)
+
+    def _source(
+        self,
+        leaf: torch.Tensor,
+        known: dict[int, Source],
+        by_storage: dict[int, tuple[Source, torch.Tensor]],
+    ) -> Source:
+        found = known.get(id(leaf))
+        if found is not None:
+            return found
+        base = by_storage.get(torch_private.storage_id(leaf))
+        if base is not None:
+            source, data = base
+            if data.dtype is leaf.dtype:
+                moved = leaf.storage_offset() - data.storage_offset()
+                return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
+        is_alone = torch_private.n_users(leaf) == 1
+        if leaf.numel() <= MOST_CONSTANTS and leaf.device.type == "cpu" and is_alone:
+            values = torch_private.values_of(leaf)
+            return Source("constant", (leaf.dtype, leaf.size(), leaf.stride(), repr(values)))
+        slot = next(s for s, i in self.leaf_at.items() if self.trace.leaves[i] is leaf)
+        users = [n for n in self._nodes() if slot in n.reads]
+        used = f", first used by {users[0].facts.op} at {users[0].where}" if users else ""
+        raise Obstacle(
+            f"a tensor of shape {tuple(leaf.shape)}{used} is neither an argument nor anywhere that "
+            "replay looks: made from data inside, or handed over by an object that keeps it to "
+            "itself; pass it as an argument"
+        )
+
+    def _nodes(self) -> list[Node]:
+        return [step for step in self.trace.state.steps() if isinstance(step, Node)]
+
+    def _made_by(self, slot: int) -> str:
+        node = next(n for n in self._nodes() if slot in n.outs)
+        return f"what {node.facts.op} gives at {node.where}"
+
+    def _slot_of(self, tensor: torch.Tensor) -> int | None:
+        """The slot of a pending result, -1 - i for draw i; None for any other tensor."""
+        if not isinstance(tensor, LazyTensor):
+            return None
+        value = tensor._value
+        for i, (_, data) in enumerate(self.tape.draws):
+            if data is value.data:
+                return -1 - i
+        slot = value.slot
+        return slot.index if slot is not None and slot.index in self.live else None
+
+    def _left(self) -> tuple[Left, ...]:
+        """The places that hold another tensor than before; Obstacle for any other change."""
+        before, after = self.before.holdings, self.after.holdings
+        left: list[Left] = []
+        for name, now in after.items():
+            then = before.get(name)
+            if then is None:
+                if isinstance(now.holder, torch.Tensor):
+                    continue  # of a tensor that the call left
+                raise Obstacle(f"it makes {now.spoken()}; the next call may find it")
+            if len(now.values) != len(then.values) or now.keys != then.keys:
+                raise Obstacle(f"it adds to {now.spoken()}, or takes from it")
+            for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
+                if old is not new and not is_same(old, new):
+                    found = self._change(name, now, i, old, new)
+                    if found is not None:
+                        left.append(found)
+        return tuple(left)
+
+    def _change(self, name: str, holding: Holding, i: int, old: Any, new: Any) -> Left | None:
+        place = holding.spoken(i)
+        if isinstance(new, torch.Tensor):
+            slot = self._slot_of(new)
+            was_empty = old is None
+            if slot is None or not (was_empty or isinstance(old, torch.Tensor)):
+                raise Obstacle(f"it puts a tensor that it didn't compute at {place}")
+            if is_marked(new) or (was_empty and (holding.write is None or new.requires_grad)):
+                raise Obstacle(f"it puts a tensor at {place}, which replay can't")
+            if _graph_of(new) is not None and not _is_spent(new):
+                raise Obstacle(f"it puts a tensor with a graph at {place}")
+            self._claim(new, slot)
+            return Left(name, i, slot, was_empty)
+        path = holding.label_of(i)
+        are_atoms = is_atom(old) and is_atom(new)
+        are_held = path in self.before.holdings and path in self.after.holdings
+        if are_held and not are_atoms and type(old) is type(new):
+            return None  # a container made anew, whose contents are compared for themselves
+        shown = f" from {old!r} to {new!r}" if are_atoms else ""
+        if len(shown) > MOST_SHOWN:
+            shown = ""
+        raise Obstacle(f"it changes {place}{shown}, which a replay would not")
+
+    def _returned(self, leaf: Any, places: dict[tuple[str, int], torch.Tensor]) -> Returned:
+        if isinstance(leaf, _Kept):
+            return Returned("constant", leaf.value)
+        if not isinstance(leaf, torch.Tensor):
+            if is_atom(leaf) or self.after.has(leaf):
+                return Returned("constant", leaf)
+            raise Obstacle(f"it returns a {type(leaf).__name__}; return tensors in lists or dicts")
+        for i, tensor in enumerate(self.tensors):
+            if leaf is tensor:
+                return Returned("argument", i)
+        slot = self._slot_of(leaf)
+        if slot is None:
+            for path, tensor in places.items():
+                if leaf is tensor:
+                    return Returned("place", path)
+        if is_marked(leaf):
+            raise Obstacle("it returns a conjugate or negative view; return a copy")
+        grad = ""
+        if leaf.requires_grad:
+            grad = "leaf" if _graph_of(leaf) is None else "spent"
+        if grad == "spent" and not _is_spent(leaf):
+            raise Obstacle(
+                "it returns a tensor with its graph, which a replay doesn't build; call backward() "
+                "inside, or return the tensor's detach()"
+            )
+        meta = wrapper_arguments(meta_of(leaf))
+        if slot is not None:
+            self._claim(leaf, slot)
+            return Returned("slot", slot, meta, grad)
+        if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
+            return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad)
+        raise Obstacle("it returns a tensor that it didn't compute")
+
+    def _claim(self, tensor: torch.Tensor, slot: int) -> None:
+        """Note that a result is accounted for, and with it the base that a view keeps alive."""
+        self.claimed.add(slot)
+        base = torch_private.base_of(tensor)
+        base_slot = None if base is None else self._slot_of(base)
+        if base_slot is not None:
+            self.claimed.add(base_slot)
+
+    def _written(self) -> tuple[int, ...]:
+        """The indices of the leaves whose memory the call writes."""
+        roots = {self.trace.root_of(slot) for node in self._nodes() for slot in node.writes}
+        return tuple(
+            i for slot, i in self.leaf_at.items() if roots and self.trace.root_of(slot) in roots
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A container that is returned as it is."""
+
+    value: Any
+
+
+def _graph_of(tensor: torch.Tensor) -> Any:
+    """The node that made `tensor`. Obstacle if autograd refuses to tell: views of several may not
+    be written."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError as error:
+        raise Obstacle(f"it leaves a view that autograd refuses: {error}") from None
+
+
+def _is_spent(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass freed the graph behind `tensor`."""
+    seen: set[Any] = set()
+    waiting = [_graph_of(tensor)]
+    is_freed = False
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        keeps = torch_private.keeps_tensors(node)
+        if keeps:
+            return False
+        is_freed |= keeps is False
+        waiting += [following for following, _ in node.next_functions]
+    return is_freed

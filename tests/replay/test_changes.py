@@ -1,0 +1,599 @@
+"""What a replayed function can see and what changes between two calls: the next gives eager's."""
+
+import array
+import collections
+import contextvars
+import copy
+import dataclasses
+import functools
+import sys
+import threading
+import types
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lazy_tensor
+from lazy_tensor import replay
+
+Space = types.SimpleNamespace
+N_CALLS, CHANGED_AT = 8, 6
+CASES: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="replay.* goes on recording")
+        yield
+
+
+def case(make):
+    """`make` gives a function and a change to what it sees."""
+    CASES.append(make)
+    return make
+
+
+@case
+def forward_of_an_instance():
+    m = nn.Linear(3, 3).requires_grad_(False)
+    old = m.forward
+    return m, lambda: setattr(m, "forward", lambda x: old(x) * 5)
+
+
+@case
+def attribute_over_that_of_the_class():
+    class M(nn.Module):
+        scale = 2.0
+
+        def forward(self, x):
+            return x * self.scale
+
+    m = M()
+    return m, lambda: setattr(m, "scale", 5.0)
+
+
+@case
+def attribute_that_was_missing():
+    c = Space()
+    return lambda x: x * getattr(c, "scale", 2.0), lambda: setattr(c, "scale", 5.0)
+
+
+@case
+def method_of_a_derived_class():
+    class B(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    class M(B):
+        pass
+
+    return M(), lambda: setattr(M, "forward", lambda s, x: x * 5)
+
+
+@case
+def base_of_a_class():
+    class B:
+        k = 2.0
+
+    class C(B):
+        pass
+
+    return lambda x: x * C.k, lambda: setattr(B, "k", 5.0)
+
+
+@case
+def class_of_an_object():
+    class A:
+        def f(self, x):
+            return x * 2
+
+    class B(A):
+        def f(self, x):
+            return x * 5
+
+    a = A()
+    return lambda x: a.f(x), lambda: setattr(a, "__class__", B)
+
+
+@case
+def special_method():
+    class A:
+        def __call__(self, x):
+            return x * 2
+
+    a = A()
+    return lambda x: a(x), lambda: setattr(A, "__call__", lambda s, x: x * 5)
+
+
+@case
+def defaults():
+    def function(x, k=2.0):
+        return x * k
+
+    return function, lambda: setattr(function, "__defaults__", (5.0,))
+
+
+@case
+def dtype_of_a_parameter():
+    m = nn.Linear(3, 3)
+    return lambda x: x.to(m.weight.dtype) / 3, m.double
+
+
+@case
+def size_of_a_parameter():
+    m = nn.Linear(3, 3)
+    return lambda x: x / m.weight.numel(), lambda: setattr(m.weight, "data", torch.zeros(9, 3))
+
+
+@case
+def size_of_a_tensor_to_be_replaced():
+    c = Space(h=torch.zeros(3))
+
+    def function(x):
+        n = c.h.shape[0]
+        c.h = x * n
+        return c.h * 1
+
+    return function, lambda: setattr(c, "h", torch.ones(5))
+
+
+@case
+def tensors_that_were_one():
+    c = Space(a=torch.ones(3))
+    c.b = c.a
+
+    def function(x):
+        c.a = c.b = c.a + 2 * c.b + x
+        return c.a * 1
+
+    return function, lambda: setattr(c, "b", torch.zeros(3))
+
+
+@case
+def gradients_that_were_one():
+    w: Any = nn.Parameter(torch.ones(3))
+    v: Any = nn.Parameter(torch.ones(3))
+    w.grad = v.grad = torch.zeros(3)
+
+    def function(x):
+        (w * x + v).sum().backward()
+        return torch.stack([w.grad, v.grad])
+
+    def change():
+        w.grad, v.grad = torch.zeros(3), torch.zeros(3)
+
+    return function, change
+
+
+@case
+def gradient_that_is_returned():
+    w = nn.Parameter(torch.ones(3))
+    w.grad = torch.ones(3)
+    return lambda x: w.grad, lambda: setattr(w, "grad", torch.ones(3) * 5)
+
+
+@case
+def attribute_of_a_parameter():
+    w: Any = nn.Parameter(torch.ones(3))
+    w.mult = 2.0
+    return lambda x: x * w.mult, lambda: setattr(w, "mult", 5.0)
+
+
+@case
+def module_that_is_imported_inside():
+    m = sys.modules["lazy_tensor_test_settings"] = types.ModuleType("lazy_tensor_test_settings")
+    m.scale = 2.0  # type: ignore[attr-defined]
+
+    def function(x):
+        from lazy_tensor_test_settings import scale  # type: ignore[import-not-found]
+
+        return x * scale
+
+    return function, lambda: setattr(m, "scale", 5.0)
+
+
+@case
+def computed_name():
+    c = Space(rate_a=2.0)
+
+    def function(x):
+        for k in "a":
+            x = x * getattr(c, f"rate_{k}")
+        return x
+
+    return function, lambda: setattr(c, "rate_a", 5.0)
+
+
+@case
+def all_attributes():
+    c = Space(rate=2.0)
+    return lambda x: x * sum(vars(c).values()), lambda: setattr(c, "rate", 5.0)
+
+
+class Knobs:
+    knob = 2.0
+
+
+@case
+def pattern():
+    c = Knobs()
+
+    def function(x):
+        match c:
+            case Knobs(knob=k):
+                return x * k
+
+    return function, lambda: setattr(c, "knob", 5.0)
+
+
+@case
+def order_of_a_dict():
+    o = collections.OrderedDict(a=2.0, b=3.0)
+
+    def function(x):
+        for v in o.values():
+            x = (x + v) * v
+        return x
+
+    return function, lambda: o.move_to_end("a")
+
+
+@case
+def private_slot():
+    class C:
+        __slots__ = ("__s",)
+
+        def __init__(self):
+            self.__s = 2.0
+
+        def get(self):
+            return self.__s
+
+        def put(self, v):
+            self.__s = v
+
+    c = C()
+    return lambda x: x * c.get(), lambda: c.put(5.0)
+
+
+@case
+def attribute_of_a_list():
+    class L(list[int]):
+        k = 2.0
+
+    one = L()
+    return lambda x: x * one.k, lambda: setattr(one, "k", 5.0)
+
+
+@case
+def range_of_equal_items():
+    c = Space(r=range(0, 3, 2))
+    return lambda x: x * c.r.stop, lambda: setattr(c, "r", range(0, 4, 2))
+
+
+SCALE = [2.0]
+
+
+@functools.wraps(F.relu)
+def scaled_relu(x):
+    return F.relu(x) * SCALE[0]
+
+
+@case
+def function_that_goes_by_torchs_name():
+    SCALE[0] = 2.0
+    return lambda x: scaled_relu(x), lambda: SCALE.__setitem__(0, 5.0)
+
+
+@case
+def weak_reference():
+    class C:
+        s = 2.0
+
+    c = C()
+    weak_reference.keep = c
+    r: Any = weakref.ref(c)
+    return lambda x: x * r().s, lambda: setattr(c, "s", 5.0)
+
+
+@case
+def cached_function():
+    k = [2.0]
+    f = functools.cache(lambda: k[0])
+
+    def change():
+        k[0] = 5.0
+        f.cache_clear()
+
+    return lambda x: x * f(), change
+
+
+OBJECTS = {
+    "thread's own": (threading.local, lambda o: o.s, lambda o, v: setattr(o, "s", v)),
+    "context": (
+        lambda: contextvars.ContextVar("k"), lambda o: o.get(), lambda o, v: o.set(v)
+    ),
+    "array": (
+        lambda: array.array("d", [0]), lambda o: o[0], lambda o, v: o.__setitem__(0, v)
+    ),
+    "user list": (
+        lambda: collections.UserList([0]), lambda o: o[0], lambda o, v: o.__setitem__(0, v)
+    ),
+    "chain": (
+        lambda: collections.ChainMap({}), lambda o: o["a"], lambda o, v: o.__setitem__("a", v)
+    ),
+    "event": (
+        threading.Event, lambda o: 5.0 if o.is_set() else 2.0, lambda o, v: v == 5 and o.set()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_of_pythons_own(kind):
+    def make():
+        made, get, put = OBJECTS[kind]
+        o = made()
+        put(o, 2.0)
+        return lambda x: x * get(o), lambda: put(o, 5.0)
+
+    check(make)
+
+
+def check(make):
+    found = []
+    for wrap in (lambda f: f, lambda f: replay(f, backend="aten")):
+        torch.manual_seed(0)
+        function, change = make()
+        step = wrap(function)
+        given = []
+        for i in range(N_CALLS):
+            if i == CHANGED_AT:
+                change()
+            given.append(lazy_tensor.materialize(step(torch.arange(3.0) + i)).detach().clone())
+        found.append(given)
+    for actual, expected in zip(found[1], found[0], strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_changes_are_noticed(make):
+    check(make)
+
+
+def both(run):
+    """What `run` gives with a function as it is, and replayed."""
+    expected = run(lambda f: f)
+    assert run(lambda f: replay(f, backend="aten")) == expected
+
+
+def x_of(i):
+    return torch.arange(3.0) + i
+
+
+def test_arguments_that_the_call_changes():
+    def popped(wrap):
+        step = wrap(lambda b: b["x"] * b.pop("y"))
+        for i in range(6):
+            batch = {"x": x_of(i), "y": x_of(1)}
+            step(batch)
+        return list(batch)
+
+    both(popped)
+
+    def appended(wrap):
+        step = wrap(lambda x, out: (out.append(1), x * 2)[1])
+        for i in range(6):
+            out: list[int] = []
+            step(x_of(i), out)
+        return out
+
+    both(appended)
+
+
+def test_the_order_of_keywords():
+    def run(wrap):
+        step = wrap(lambda **k: torch.cat(list(k.values())))
+        for i in range(6):
+            step(a=x_of(i), b=x_of(9))
+        return step(b=x_of(9), a=x_of(0)).tolist()
+
+    both(run)
+
+
+def test_methods_and_attributes_of_arguments():
+    def run(wrap):
+        k = [2.0]
+
+        @dataclasses.dataclass
+        class B:
+            x: torch.Tensor
+
+            def scaled(self):
+                return self.x * k[0] * getattr(self, "more", 1.0)
+
+        step = wrap(lambda b: b.scaled())
+        for i in range(6):
+            step(B(x_of(i)))
+        k[0] = 5.0
+        found = step(B(x_of(1))).tolist()
+        b = B(x_of(1))
+        b.more = 3.0  # type: ignore[attr-defined]
+        return found, step(b).tolist()
+
+    both(run)
+
+
+def test_an_argument_that_is_seen_elsewhere_too():
+    def run(wrap):
+        c = Space(t=torch.ones(3))
+        step = wrap(lambda x: x * (2 if x is c.t else 5))
+        return [step(torch.ones(3) if i < 6 else c.t).tolist() for i in range(8)]
+
+    both(run)
+
+
+def test_what_is_returned_keeps_its_identity():
+    state = {"h": torch.zeros(3)}
+    c = Space(h=torch.zeros(3))
+
+    def step(x):
+        state["h"] = state["h"] + x
+        c.h = c.h + x
+        return c.h
+
+    for function in (replay(step), replay(lambda x: (x * 2,) * 2), replay(lambda x: state)):
+        for i in range(6):
+            found = function(x_of(i))
+        assert function.n_replayed >= 3
+        if isinstance(found, tuple):
+            assert found[0] is found[1]
+        elif isinstance(found, dict):
+            assert found is state
+        else:
+            assert found is c.h
+
+
+def test_models_wrapped_and_unwrapped_between_calls():
+    model = nn.Linear(6, 3).requires_grad_(False)
+    expected = model(torch.ones(4, 6))
+    step = replay(lambda x: model(x), backend="aten")
+    for change in (lambda m: m, lazy_tensor.wrap, lazy_tensor.unwrap):
+        change(model)
+        for _ in range(6):
+            actual = step(torch.ones(4, 6))
+            assert torch.equal(lazy_tensor.materialize(actual), expected)
+    assert step.n_replayed >= 9
+
+
+def test_verification_in_another_thread_and_after_the_caches_are_cleared():
+    step = replay(lambda x: x * 2, verify_every=20)
+    for _ in range(10):
+        step(torch.ones(3))
+    failed = []
+
+    def work():
+        try:
+            for _ in range(60):
+                step(torch.ones(3))
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+    lazy_tensor.cache_clear()
+    for _ in range(60):
+        step(torch.ones(3))
+
+
+def test_a_graph_that_saved_what_a_replay_renews_is_refused():
+    c, w = Space(h=torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def step(x):
+        c.h = c.h + x
+
+    step = replay(step)
+    for _ in range(5):
+        step(torch.ones(3))
+    loss = (w * c.h).sum()
+    step(torch.ones(3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("around", ["anomaly", "saved hooks", "forward"])
+def test_states_of_autograd_around_the_call(around):
+    w: Any = nn.Parameter(torch.ones(3))
+
+    def function(x):
+        w.grad = None
+        (w * x).pow(2).sum().backward()
+        return w.grad * 1
+
+    step = replay(function, backend="aten")
+    for _ in range(5):
+        step(x_of(1))
+    contexts: dict[str, Any] = {
+        "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+        "saved hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t, lambda t: t * 0
+        ),
+        "forward": lambda: torch.autograd.forward_ad.dual_level(),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contexts[around]():
+            actual = step(x_of(1)).tolist()
+            assert actual == function(x_of(1)).tolist()
+    assert step.n_replayed == 2
+
+
+def test_programs_that_are_common_settle():
+    m, x, no_grad = nn.Linear(3, 3), torch.ones(2, 2, 3), torch.no_grad()
+    c = Space(d=torch.zeros(3, requires_grad=True))
+
+    def attack(x):
+        (x * c.d + x).pow(2).sum().backward()
+        c.d = (c.d.detach() + 0.1 * c.d.grad.sign()).requires_grad_()
+
+    def zeroed(x):
+        x = x.clone()
+        x[:, 0] = 0
+        return x
+
+    functions = {
+        "view of a view": no_grad(lambda x: m(x)[:, -1]),
+        "transposed": no_grad(lambda x: m(x).transpose(1, 2)),
+        "state with a gradient": attack,
+        "item set": zeroed,
+        "number as a tensor": lambda x: torch.where(x > 0, x, torch.tensor(0.0)),
+    }
+    for name, function in functions.items():
+        step, twin = replay(function, backend="aten"), copy.deepcopy(c.d.detach())
+        for _ in range(6):
+            step(x)
+        assert step.n_replayed >= 2, f"{name}: {step.obstacle}"
+        assert twin is not c.d
+    step = replay(no_grad(lambda x: m(x)), backend="aten")
+    for _ in range(6):
+        with torch.autocast("cpu", torch.bfloat16):
+            actual, expected = step(x), m(x)
+        assert torch.equal(lazy_tensor.materialize(actual), expected.detach())
+    assert step.n_replayed == 3, step.obstacle
+
+
+def test_odd_arguments():
+    assert replay(lambda x, i: x[i])(x_of(1), slice(0, 2)).tolist() == [1.0, 2.0]
+    node = {"x": x_of(1)}
+    node["self"] = node
+    assert replay(lambda n: n["x"] * 2)(node).tolist() == [2.0, 4.0, 6.0]
+
+    class Callable:
+        def __init__(self):
+            self._lock = 3
+
+        def __call__(self, x):
+            return x * 2
+
+    assert replay(Callable())(x_of(1)).tolist() == [2.0, 4.0, 6.0]
+
+
+def test_a_call_in_another_thread_inside_a_call():
+    def function(x, deeper):
+        if not deeper:
+            return x * 2
+        found = []
+        thread = threading.Thread(target=lambda: found.append(step(x, False)))
+        thread.start()
+        thread.join(20)
+        return found[0] + 1
+
+    step = replay(function)
+    assert step(x_of(1), True).tolist() == [3.0, 5.0, 7.0]
