@@ -3,6 +3,7 @@
     python tests/fuzz/run.py [--minutes 60] [--seed 0] [--out build/fuzz]
 
 Every side runs op by op, except that one round in `COMPILED_EVERY` goes through Inductor's kernels.
+One in `LOOPS_EVERY` replays each program as the body of a loop.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fuzzing.grammar import PRODUCTIONS, SMOOTH, new_tensor
+from fuzzing.grammar import LOOPS, PRODUCTIONS, SMOOTH, new_tensor
 from fuzzing.program import Program, programs
-from fuzzing.sides import COMPILED, EXACT, Side, difference
+from fuzzing.sides import COMPILED, EXACT, Side, difference, difference_of_loop
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import FlakyFailure
 
@@ -25,12 +26,14 @@ import lazy_tensor
 
 ROUND = 200
 COMPILED_EVERY, COMPILED_ROUND = 20, 8
+LOOPS_EVERY = 4
 
 
 class Count:
-    """Programs run, and the last one that differed."""
+    """Programs run, calls replayed, and the last program that differed."""
 
     n_programs = 0
+    n_replayed = 0
     failed: tuple[str, Program] | None = None
 
 
@@ -59,11 +62,36 @@ def one_round(number: int, sides: Sequence[Side], count: Count) -> None:
     agree()
 
 
+def round_of_loops(number: int, count: Count) -> None:
+    """As `one_round`, for programs as bodies of loops."""
+
+    @seed(number)
+    @settings(
+        max_examples=ROUND,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        print_blob=False,
+    )
+    @given(program=programs(LOOPS, new_tensor, max_lines=12))
+    def agree(program: Program) -> None:
+        count.n_programs += 1
+        found, n_replayed = difference_of_loop(program)
+        count.n_replayed += n_replayed
+        if found is not None:
+            count.failed = (f"loop: {found}", program)
+            raise AssertionError(found)
+
+    agree()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0, help="of the first round; counts up")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"))
+    parser.add_argument("--loops", action="store_true", help="replayed loops only")
     options = parser.parse_args()
     lazy_tensor.configure(cache_dir=tempfile.mkdtemp())
     count, n_failures, start, number = Count(), 0, time.monotonic(), options.seed
@@ -71,7 +99,10 @@ def main() -> int:
         while time.monotonic() - start < options.minutes * 60:
             sides = COMPILED if number % COMPILED_EVERY == COMPILED_EVERY - 1 else EXACT
             try:
-                one_round(number, sides, count)
+                if options.loops or number % LOOPS_EVERY == 0:
+                    round_of_loops(number, count)
+                else:
+                    one_round(number, sides, count)
             except (AssertionError, FlakyFailure):
                 n_failures += 1
                 assert count.failed is not None
@@ -82,8 +113,8 @@ def main() -> int:
                 print(script, flush=True)
             number += 1
             minutes = (time.monotonic() - start) / 60
-            print(f"{count.n_programs} programs, {n_failures} failures, {minutes:.1f} minutes",
-                  flush=True)  # fmt: skip
+            print(f"{count.n_programs} programs, {count.n_replayed} calls replayed, "
+                  f"{n_failures} failures, {minutes:.1f} minutes", flush=True)  # fmt: skip
     except KeyboardInterrupt:
         pass
     return min(n_failures, 1)

@@ -384,6 +384,9 @@ PRODUCTIONS: dict[Production, int] = {
 }  # fmt: skip
 """Every kind of line and its weight."""
 
+LOOPS = PRODUCTIONS | {observed: 0, handed_out: 0, forgotten: 0, shared_tensor: 0, control_flow: 1}
+"""For bodies of loops: without what needs a value, which no replay passes."""
+
 SMOOTH = PRODUCTIONS | {
     unary: 0, smooth_unary: 8, binary: 0, smooth_binary: 10, reduction: 0, smooth_reduction: 4,
     several: 0, indexed: 0, cast: 0, bits: 0, control_flow: 0, observed: 0, set_item: 2,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -112,6 +112,67 @@ def difference(program: Program, side: Side) -> str | None:
             if found is not None:
                 return f"round {i}: {found}"
     return None
+
+
+N_CALLS, CHANGED_AT = 7, 5
+
+
+def difference_of_loop(program: Program) -> tuple[str | None, int]:
+    """How a replayed loop differs from eager's after one of its calls, and how many were replayed.
+
+    The body is all lines but the first, which make tensors; between two calls one is changed.
+    """
+    lazy_tensor.configure(backend="aten", compile="blocking")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, names = eager_names(), eager_names()
+        step, looped = _loop(program, eager), _loop(program, names)
+        step_again = lazy_tensor.replay(looped)
+        states = [torch.get_rng_state()] * 2
+        for i in range(N_CALLS):
+            sides: list[tuple[Callable[[], Any], dict[str, Any]]]
+            sides = [(step, eager), (step_again, names)]
+            for k, (call, of) in enumerate(sides):
+                torch.set_rng_state(states[k])
+                made = of.get("v1")
+                if i == CHANGED_AT and made is not None and made.is_floating_point():
+                    with torch.no_grad():
+                        made.mul_(0.5)
+                call()
+                states[k] = torch.get_rng_state()
+            if names["errors"] != eager["errors"]:
+                return f"call {i}: errors {names['errors']}, eagerly {eager['errors']}", 0
+            found = _seen(names, eager, MODE, False)
+            if found is None and not torch.equal(*states):
+                found = "the random number generator's state"
+            if found is not None:
+                return f"call {i}, {step_again.n_replayed} replayed: {found}", 0
+    return None, step_again.n_replayed
+
+
+def _loop(program: Program, names: dict[str, Any]) -> Callable[[], None]:
+    """The program's first lines run in `names`, the others as a function of them."""
+    n_made = next(
+        (i for i, line in enumerate(program.lines) if not _MAKES_TENSOR.match(line)),
+        len(program.lines),
+    )
+    torch.manual_seed(program.seed)
+    for line in program.lines[:n_made]:
+        with suppress(Exception):
+            exec(line, names)
+    assigned = sorted(set(re.findall(r"\bv\d+\b", str(program)))) or ["v1"]
+    body = ["def step():", f"  global {', '.join(assigned)}"]
+    for line in program.lines[n_made:]:
+        inside = line.replace("\n", "\n   ")
+        body += ["  try:", f"   {inside}", "  except Exception as error:",
+                 "   errors.append(type(error).__name__)"]  # fmt: skip
+    names["errors"] = []
+    exec("\n".join([*body, "  pass"]), names)
+    loop: Callable[[], None] = names.pop("step")
+    return loop
+
+
+_MAKES_TENSOR = re.compile(r"v\d+ = (wrap\()?\(*torch\.(randn|rand|randint|ones|arange)\(")
 
 
 def _counts_versions(program: Program, side: Side) -> bool:
