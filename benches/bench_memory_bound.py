@@ -45,7 +45,8 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
     collected: list[list[str]] = []
     yield collected
     if len(collected) == len(CHAINS):
-        columns = ["", "size", "eager", "lazy", "torch.compile", "lazy / eager", "lazy / compile"]
+        columns = ["", "size", "eager", "lazy", "replay", "torch.compile",
+                   "lazy / eager", "lazy / compile", "replay / compile"]  # fmt: skip
         text = page("Memory-bound chains, float32, allocator as installed", columns, collected)
         (results_dir / "memory_bound.md").write_text(text)
 
@@ -60,14 +61,21 @@ def bench_chain(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]],
         with lazy_tensor.lazy_mode(compile="off" if smoke else "blocking"):
             return chain(x, weight)
 
-    sides: dict[str, Callable[[], object]] = {"eager": lambda: chain(x, weight), "lazy": lazy}
+    replayed = lazy_tensor.replay(chain, compile="off" if smoke else "blocking")
+    sides: dict[str, Callable[[], object]] = {
+        "eager": lambda: chain(x, weight),
+        "lazy": lazy,
+        "replay": lambda: replayed(x, weight),
+    }
     if not smoke:
         compiled = torch.compile(chain)
         sides["compile"] = lambda: compiled(x, weight)
     torch.testing.assert_close(lazy_tensor.materialize(lazy()), chain(x, weight))
-    rounds = 2 if smoke else 30
+    rounds = 4 if smoke else 30
     timings = benchmark.pedantic(interleaved, args=(sides, rounds, 4), rounds=1, iterations=1)
     cells = [f"{timings.spread(side).median_s * 1e3:.1f} ms" for side in sides]
-    ratios = [f"{timings.ratio('lazy', side):.2f}×" for side in sides if side != "lazy"]
+    pairs = [("lazy", "eager"), ("lazy", "compile"), ("replay", "compile")]
+    ratios = [f"{timings.ratio(a, b):.2f}×" for a, b in pairs if b in sides]
+    assert replayed.n_replayed
     rows.append([name, f"{size} x {size}", *cells, *ratios])
     benchmark.extra_info["ratios"] = ratios

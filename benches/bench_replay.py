@@ -1,0 +1,150 @@
+"""Steps that repeat themselves: eager, lazy, `torch.compile`, replayed. In `results/replay.md`.
+
+Also 100,000 replayed calls in a row, in which memory must stay flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_changing import resident_bytes
+from pytest_benchmark.fixture import BenchmarkFixture
+from residual import loss_of, step_with
+from results_table import page
+from timing import interleaved
+from torch import Tensor
+from torch.nn import functional as F
+
+import lazy_tensor
+from lazy_tensor.cli.gpt import GPT, GPTConfig
+
+Step = Callable[[], Tensor]
+Side = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+DEPTHS = (1, 2, 4, 16, 64, 128)
+N_CALLS = 100_000
+
+
+def residual_step(depth: int, side: str) -> Step:
+    torch.manual_seed(0)
+    weights = [torch.randn(10, 10).div(10).requires_grad_() for _ in range(depth)]
+    x = torch.randn(10, 10).requires_grad_()
+    loss = torch.compile(loss_of) if side == "compile" else loss_of
+    step = _wrapped(lambda x, weights: step_with(loss, x, weights), side)
+    return lambda: step(x, weights)
+
+
+def gpt_step(config: GPTConfig, optimizer: str, side: str) -> Step:
+    """The loss of a training step on 4 rows of tokens; model and optimizer compiled, or neither."""
+    torch.manual_seed(0)
+    model = GPT(config)
+    if optimizer == "AdamW":
+        opt: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    else:
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    tokens = torch.randint(0, 256, (4, config.context))
+
+    def loss_on(tokens: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    compiles = side == "compile"
+    forward = torch.compile(loss_on) if compiles else loss_on
+    update = torch.compile(opt.step) if compiles else opt.step
+
+    def train(tokens: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = forward(tokens)
+        loss.backward()
+        update()
+        return loss.detach()
+
+    step = _wrapped(train, side)
+    return lambda: step(tokens)
+
+
+def _wrapped(function: Callable[..., Any], side: str) -> Callable[..., Any]:
+    backend = "aten" if side.endswith("aten") else "auto"
+    if side.startswith("replay"):
+        return lazy_tensor.replay(function, backend=backend, compile="blocking")
+    if side.startswith("lazy"):
+        return lazy_tensor.lazy_mode(backend=backend, compile="blocking")(function)
+    return function
+
+
+PROGRAMS: dict[str, Callable[[str], Step]] = {
+    f"residual stack, {depth} layers, 10 x 10": partial(residual_step, depth) for depth in DEPTHS
+}
+PROGRAMS["GPT, 4 layers, 128 wide, 64 tokens, fused AdamW"] = lambda side: gpt_step(
+    GPTConfig(4, 4, 128, 64), "AdamW", side
+)
+PROGRAMS["GPT, 4 layers, 16 wide, 64 tokens, SGD by loop"] = lambda side: gpt_step(
+    GPTConfig(4, 2, 16, 64), "SGD", side
+)
+SIDES = ("eager", "lazy", "replay", "replay, aten", "compile")
+
+
+@pytest.fixture(scope="module")
+def rows(results_dir: Path) -> Iterator[list[list[str]]]:
+    collected: list[list[str]] = []
+    yield collected
+    if len(collected) == len(PROGRAMS):
+        columns = ("step", "eager", *(f"{side} / eager" for side in SIDES[1:]))
+        text = page("Steps that repeat themselves, settled", columns, collected)
+        (results_dir / "replay.md").write_text(text)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*[Pp]rofiler")  # the compiler's
+@pytest.mark.parametrize("name", PROGRAMS)
+def bench_replay(
+    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], name: str
+) -> None:
+    sides = SIDES[:4] if smoke else SIDES
+    steps = {side: PROGRAMS[name](side) for side in sides}
+    losses = {side: [step().item() for _ in range(4)][-1] for side, step in steps.items()}
+    assert losses["replay, aten"] == losses["eager"]
+    assert all(abs(loss / losses["eager"] - 1) < 1e-4 for loss in losses.values())
+    rounds, warmup = (2, 1) if smoke else (60, 20)
+    timings = benchmark.pedantic(interleaved, args=(steps, rounds, warmup), rounds=1, iterations=1)
+    ratios = {side: timings.ratio(side, "eager") for side in sides[1:]}
+    rows.append([
+        name,
+        f"{timings.spread('eager').median_s * 1e3:.2f} ms",
+        *(f"{ratio:.2f}×" for ratio in ratios.values()),
+    ])  # fmt: skip
+    benchmark.extra_info.update(ratios)
+
+
+def bench_many_calls(benchmark: BenchmarkFixture, smoke: bool) -> None:
+    model = torch.nn.Linear(4, 4)
+    opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(2, 4)
+
+    @lazy_tensor.replay
+    def step() -> Tensor:
+        opt.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        result: Tensor = loss.detach()
+        return result
+
+    n_calls = 200 if smoke else N_CALLS
+    resident: list[int] = []
+
+    def run() -> None:
+        for i in range(n_calls):
+            step()
+            if i % (n_calls // 10) == 0:
+                resident.append(resident_bytes())
+
+    benchmark.pedantic(run, rounds=1, iterations=1)
+    growth = resident[-1] - resident[1]
+    assert step.n_replayed > n_calls * 0.98
+    if not smoke:
+        assert growth < 1 << 20, f"memory grew by {growth} bytes in {n_calls} calls"
+    benchmark.extra_info["growth_bytes"] = growth
