@@ -217,8 +217,8 @@ class Replay(Generic[P, R]):
                 except Changed as reason:
                     self.obstacle = str(reason)
                     continue
-                n_left = self._verify_every and (settled.n_runs + 1) % self._verify_every
-                if self._verify_every and not n_left:
+                every = self._verify_every
+                if every and (settled.n_runs + 1) % every == 0:
                     known.settled.remove(settled)
                     verified = settled
                     break

@@ -160,6 +160,7 @@ class Settled:
         for name, holding in self._holdings.items():
             if name in self._argument_of:
                 self._facets.append((self._argument_of[name], holding.values))
+                holding.holder = None  # an argument need not live on
             elif id(holding.holder) not in made:
                 fixed.append(holding)
         self._fixed = Watch(fixed)
@@ -183,12 +184,10 @@ class Settled:
 
         Raises Changed if the call might do something else than it did.
         """
-        pinned = 0
         for i, tensor in self._pinned:
-            pinned += 1
             if tensors[i] is not tensor:
                 raise Changed(f"argument {i} is another tensor, which it also finds elsewhere")
-        if sum(id(tensor) in self._watched_ids for tensor in tensors) > pinned:
+        if sum(id(tensor) in self._watched_ids for tensor in tensors) > len(self._pinned):
             raise Changed("an argument is a tensor that it also finds elsewhere")
         if list(map(type, self._instances)) != self._classes:
             raise Changed("the class of an object changed")

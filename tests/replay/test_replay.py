@@ -89,7 +89,7 @@ def test_training_steps_are_bit_equal_with_aten(optimizer):
     actual, state_after, step = training(optimizer, lambda s: replay(s, backend="aten"))
     assert_equal(actual, expected)
     assert torch.equal(state, state_after)
-    assert step.n_replayed == (N - 3 if optimizer in REPLAYED else 0)
+    assert step.n_replayed == (N - 3 if optimizer in REPLAYED else 0), step.obstacle
 
 
 def mixed_precision(wrap=lambda step: step):
