@@ -6,8 +6,11 @@ import os
 import pickle
 import random
 import re
+import subprocess
+import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -924,33 +927,13 @@ def test_an_exception_in_the_middle_of_a_replay(error, monkeypatch):
 
 
 def test_a_decoding_step_with_a_static_cache():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
-
-    def make():
-        cache = transformers.StaticCache(config=config, max_cache_len=32)
-
-        @torch.no_grad()
-        def decode(token, position):
-            out = model(token, past_key_values=cache, cache_position=position, use_cache=True)
-            return out.logits[:, -1]
-
-        return decode
-
-    found = []
-    for decode in (make(), replay(make(), backend="aten")):
-        token, logits = torch.tensor([[1]]), []
-        for i in range(12):
-            logits.append(lazy_tensor.materialize(decode(token, torch.tensor([i]))))
-            token = logits[-1].argmax(-1, keepdim=True)
-        found.append(logits)
-    assert_equal(*found)
-    assert decode.n_replayed >= 6
+    pytest.importorskip("transformers")
+    # in a process of its own: what other libraries import and patch can be in a replay's way
+    script = Path(__file__).with_name("decoding.py")
+    answer = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
 
 
 def test_explain_tells_of_replays():
