@@ -315,11 +315,6 @@ def is_watched(own: type[Any]) -> str | None:
     return None
 
 
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that autograd takes a view to be of, which lives as long as the view."""
-    return tensor._base if tensor._is_view() else None
-
-
 def values_of(tensor: torch.Tensor) -> Any:
     """A computed tensor's values as Python numbers, whatever mode is active."""
     with kernels_only():

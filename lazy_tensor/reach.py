@@ -188,9 +188,21 @@ def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([getattr(holder, key, MISSING) for key in keys])
 
 
+def facets_of(tensor: Any) -> tuple[Any, ...]:
+    """`FACETS` of a tensor; torch warns who asks others than leaves for a gradient.
+
+    Unreachable if autograd refuses to tell: one of several views whose base was written.
+    """
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    try:
+        is_leaf = tensor.is_leaf
+    except RuntimeError as error:
+        raise Unreachable(f"a view is there that autograd refuses: {error}") from None
+    return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks)
+
+
 def _facets(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    hooks = holder._backward_hooks, holder._post_accumulate_grad_hooks
-    return (holder.grad if holder.is_leaf else None, holder.requires_grad, *hooks)
+    return facets_of(holder)
 
 
 def _function(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.trace import Pending, Value
 from lazy_tensor.kernels.pool import POOL
-from lazy_tensor.reach import FACETS, OPEN, Holding, Watch, is_same
+from lazy_tensor.reach import FACETS, OPEN, Holding, Unreachable, Watch, facets_of, is_same
 from lazy_tensor.take import (
     Left,
     Returned,
@@ -135,15 +135,12 @@ class Settled:
 
     def _handed_back(self, one: Returned, take: Take) -> Returned:
         """What is returned, an object at an open place by how to find it."""
-        if one.kind == "left" or (one.kind == "place" and one.name not in take.places):
-            return Returned("open", self._getter(*one.name))
-        if one.kind == "place":
-            name, key = one.name
-            is_open = self._holdings[name].values[key] is OPEN
-            if is_open:
-                return Returned("open", self._getter(name, key))
-            return Returned("object", take.places[one.name])
-        return one
+        if one.kind not in ("left", "place"):
+            return one
+        name, key = one.name
+        if one.kind == "left" or self._holdings[name].values[key] is OPEN:
+            return Returned("open", self._getter(name, key))
+        return Returned("object", take.places[one.name])
 
     # What must be as it was
 
@@ -184,6 +181,12 @@ class Settled:
 
         Raises Changed if the call might do something else than it did.
         """
+        try:
+            return self._leaves(tensors)
+        except (RuntimeError, Unreachable) as error:
+            raise Changed(f"a tensor can't be looked at any more: {error}") from None
+
+    def _leaves(self, tensors: Tensors) -> tuple[list[Any], Tensors]:
         for i, tensor in self._pinned:
             if tensors[i] is not tensor:
                 raise Changed(f"argument {i} is another tensor, which it also finds elsewhere")
@@ -215,17 +218,14 @@ class Settled:
         self._renewed = [one for one in left if not one.was_empty]
         objects = [self._holdings[one.holding].values[one.key] for one in left]
         self._left_objects = {id(tensor) for tensor in objects}
-        self._requires_grad = [
-            tensor.requires_grad and tensor.is_leaf
-            for one, tensor in zip(left, objects, strict=True)
-            if not one.was_empty
-        ]
+        self._requires_grad: list[bool] = []
+        self._filled: list[tuple[Left, tuple[Any, ...]]] = []
+        for one, tensor in zip(left, objects, strict=True):
+            if one.was_empty:
+                self._filled.append((one, wrapper_arguments(meta_of(tensor))))
+            else:
+                self._requires_grad.append(tensor.requires_grad and tensor.is_leaf)
         self._getters = [self._getter(*_place(one)) for one in self._renewed]
-        self._filled = [
-            (one, wrapper_arguments(meta_of(self._holdings[one.holding].values[one.key])))
-            for one in left
-            if one.was_empty
-        ]
 
     def run(self, leaves: list[Any], lasting: Tensors, tensors: Tensors) -> Any:
         """What the call would have returned, its effects done; `leaves` and `lasting` as found.
@@ -253,15 +253,21 @@ class Settled:
                 self._fail(error, lasting, tensors)
                 raise
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
-        data = [of_slot[one.slot] for one in self._renewed]
-        for i in _renew(lasting, data):
-            new = host.concrete(data[i]).requires_grad_(self._requires_grad[i])
-            self._put(self._renewed[i], new, tensors)
-        for one, meta in self._filled:
-            self._put(one, host.new_tensor(_valued(of_slot[one.slot]), meta), tensors)
+        self._leave(of_slot, lasting, tensors)
         torch_private.count_writes(written)
         torch_private.count_writes(lasting)  # graphs that saved one must not use its new value
         return self._result(of_slot, kept, tensors)
+
+    def _leave(self, of_slot: dict[int, torch.Tensor], lasting: Tensors, tensors: Tensors) -> None:
+        """Leave behind what the call does, as far as it was computed."""
+        there = [i for i, one in enumerate(self._renewed) if one.slot in of_slot]
+        data = [of_slot[self._renewed[i].slot] for i in there]
+        for k in _renew([lasting[i] for i in there], data):
+            new = host.concrete(data[k]).requires_grad_(self._requires_grad[there[k]])
+            self._put(self._renewed[there[k]], new, tensors)
+        for one, meta in self._filled:
+            if one.slot in of_slot:
+                self._put(one, host.new_tensor(_valued(of_slot[one.slot]), meta), tensors)
 
     def _put(self, place: Left, tensor: torch.Tensor, tensors: Tensors) -> None:
         """Put a tensor where the call would have put it."""
@@ -308,15 +314,10 @@ class Settled:
         """Keep what could be computed, as after a flush; a value that is gone keeps `error`."""
         computed = rescue(error, self._plan)
         failure = without_frames(error)
-        for one, tensor in zip(self._renewed, lasting, strict=True):
-            if one.slot in computed:
-                for _ in _renew([tensor], [computed[one.slot]]):
-                    self._put(one, host.concrete(computed[one.slot]), tensors)
-            elif isinstance(tensor, LazyTensor) and tensor._value.data is None:
+        self._leave(computed, lasting, tensors)
+        for tensor in lasting:
+            if isinstance(tensor, LazyTensor) and tensor._value.data is None:
                 tensor._value.failure = failure
-        for one, meta in self._filled:
-            if one.slot in computed:
-                self._put(one, host.new_tensor(_valued(computed[one.slot]), meta), tensors)
 
 
 class _Told:
@@ -358,11 +359,7 @@ def _have_facets(tensors: Tensors, facets: list[tuple[int, tuple[Any, ...]]]) ->
     """Whether tensor `i` is as `(i, values)` say."""
     if hits.native is not None:
         return bool(hits.native.have_facets(tensors, facets, OPEN))
-    for i, values in facets:
-        now = [getattr(tensors[i], name) for name in FACETS]
-        if not all(map(is_same, values, now)):
-            return False
-    return True
+    return all(all(map(is_same, values, facets_of(tensors[i]))) for i, values in facets)
 
 
 def _renew(tensors: Tensors, data: Sequence[torch.Tensor | None]) -> list[int]:

@@ -31,8 +31,8 @@ class Source:
     """Where a leaf of the trace came from: `kind` and what tells it from others of its kind.
 
     "argument" i, "draw" i, "place" (holding, number of the key), or "constant", a small tensor made
-    inside, by its values. `view`, (size, stride, offset
-    from that tensor's), for another tensor on its memory, as `Tensor.data` gives.
+    inside, by its values. `view`, (size, stride, offset from that tensor's), for another tensor on
+    its memory, as `Tensor.data` gives.
     """
 
     kind: str
@@ -174,7 +174,6 @@ def _shown(argument: Any, outline: Outline) -> str:
 MOST_SHOWN = 100
 """Characters of a change that are worth reading."""
 
-
 MOST_CONSTANTS = 16
 """Elements of a tensor made inside, `torch.tensor(0.5)`, that count as a number does: the call is
 not the same if they differ."""
@@ -195,8 +194,11 @@ def described(tensors: Sequence[torch.Tensor], *, with_types: bool = True) -> An
     Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
     a storage offset, is a conjugate or negative view, and the first place of the same object.
     """
-    words = None if hits.native is None else hits.native.argument_words(tensors, with_types)
-    return described_in_python(tensors, with_types=with_types) if words is None else words
+    try:
+        words = None if hits.native is None else hits.native.argument_words(tensors, with_types)
+        return described_in_python(tensors, with_types=with_types) if words is None else words
+    except RuntimeError:
+        return object()  # like nothing else: autograd refuses to tell of a view
 
 
 def described_in_python(tensors: Sequence[torch.Tensor], *, with_types: bool) -> Any:
@@ -246,17 +248,15 @@ def take(
     Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
     roots = [*objects, *torch_private.hooks_of_all_modules()]
-    if torch.is_grad_enabled() and not all(tensor.is_leaf for tensor in tensors):
-        reason = "an argument has a graph, which each call has another of; pass its detach()"
-        return function(*args, **kwargs), reason
     try:
+        if torch.is_grad_enabled() and any(_graph_of(tensor) is not None for tensor in tensors):
+            raise Obstacle("an argument has a graph, which each call has another of; detach it")
         before = Picture(roots, tensors)
-    except Unreachable as reason:
+    except (Obstacle, Unreachable) as reason:
         return function(*args, **kwargs), str(reason)
     trace = local.trace
     numbers = _random_states()
-    if torch.is_autocast_cache_enabled():
-        torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
+    torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
     tape = Tape(trace, before.generators)
     try:
         result = function(*args, **kwargs)
@@ -344,17 +344,17 @@ class _Reading:
                 )
         drawn = {id(data) for _, data in self.tape.draws}
         leaves_now = [None if id(leaf) in drawn else leaf for leaf in self.trace.leaves]
+        draws = tuple(draw for draw, _ in self.tape.draws)
         outline = Outline(
             state=self.trace.state,
             scalars=tuple(self.trace.scalars),
-            draws=tuple(draw.key for draw, _ in self.tape.draws),
+            draws=tuple(draw.key for draw in draws),
             sources=sources,
             left=left,
             live=self.live,
             returned=returned,
             structure=structure,
         )
-        draws = tuple(draw for draw, _ in self.tape.draws)
         constants = {
             i: torch_private.copy_of(self.trace.leaves[i])
             for i, source in enumerate(sources)
@@ -399,13 +399,12 @@ class _Reading:
             )
             for one in left
         }
+        replaced = {(one.holding, one.key) for one in left}
         returned: list[Returned] = []
         for i, leaf in enumerate(leaves):
-            if not isinstance(leaf, torch.Tensor):
-                returned.append(self._returned(leaf, places))
-                continue
-            returned.append(found.get(id(leaf)) or self._returned(leaf, places))
-            found[id(leaf)] = Returned("again", i)
+            returned.append(found.get(id(leaf)) or self._returned(leaf, places, replaced))
+            if isinstance(leaf, torch.Tensor):
+                found[id(leaf)] = Returned("again", i)
         return tuple(returned)
 
     def _sources(self, places: dict[tuple[str, int], torch.Tensor]) -> tuple[Source, ...]:
@@ -505,7 +504,7 @@ class _Reading:
                 raise Obstacle(f"it puts a tensor at {place}, which replay can't")
             if _graph_of(new) is not None and not _is_spent(new):
                 raise Obstacle(f"it puts a tensor with a graph at {place}")
-            self._claim(new, slot)
+            self.claimed.add(slot)
             return Left(name, i, slot, was_empty)
         path = holding.label_of(i)
         are_atoms = is_atom(old) and is_atom(new)
@@ -517,7 +516,14 @@ class _Reading:
             shown = ""
         raise Obstacle(f"it changes {place}{shown}, which a replay would not")
 
-    def _returned(self, leaf: Any, places: dict[tuple[str, int], torch.Tensor]) -> Returned:
+    def _returned(
+        self,
+        leaf: Any,
+        places: dict[tuple[str, int], torch.Tensor],
+        replaced: set[tuple[str, int]],
+    ) -> Returned:
+        """How to give `leaf` back; what the call has put another tensor in the place of is found
+        there no more."""
         if isinstance(leaf, _Kept):
             return Returned("constant", leaf.value)
         if not isinstance(leaf, torch.Tensor):
@@ -530,7 +536,7 @@ class _Reading:
         slot = self._slot_of(leaf)
         if slot is None:
             for path, tensor in places.items():
-                if leaf is tensor:
+                if leaf is tensor and path not in replaced:
                     return Returned("place", path)
         if is_marked(leaf):
             raise Obstacle("it returns a conjugate or negative view; return a copy")
@@ -544,19 +550,11 @@ class _Reading:
             )
         meta = wrapper_arguments(meta_of(leaf))
         if slot is not None:
-            self._claim(leaf, slot)
+            self.claimed.add(slot)
             return Returned("slot", slot, meta, grad)
         if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
             return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad)
         raise Obstacle("it returns a tensor that it didn't compute")
-
-    def _claim(self, tensor: torch.Tensor, slot: int) -> None:
-        """Note that a result is accounted for, and with it the base that a view keeps alive."""
-        self.claimed.add(slot)
-        base = torch_private.base_of(tensor)
-        base_slot = None if base is None else self._slot_of(base)
-        if base_slot is not None:
-            self.claimed.add(base_slot)
 
     def _written(self) -> tuple[int, ...]:
         """The indices of the leaves whose memory the call writes."""

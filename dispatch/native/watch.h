@@ -20,12 +20,13 @@ struct Expected {
   }
 };
 
+PyObject* or_none(PyObject* field) { return field == nullptr ? Py_None : field; }
+
 // A tensor's `FACETS`, as in reach.py.
 bool has_facets(PyObject* holder, const Expected& expected) {
   const auto* object = reinterpret_cast<THPVariable*>(holder);
   const at::Tensor& tensor = THPVariable_Unpack(holder);
   const at::Tensor gradient = tensor.is_leaf() ? tensor.grad() : at::Tensor();
-  const auto or_none = [](PyObject* hooks) { return hooks == nullptr ? Py_None : hooks; };
   return expected.is(0, gradient.defined() ? object_of(gradient).get() : Py_None) &&
          expected.is(1, tensor.requires_grad() ? Py_True : Py_False) &&
          expected.is(2, or_none(object->backward_hooks)) &&
@@ -65,12 +66,10 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
       return expected.is(0, PyCell_GET(holder));
     case FACETS:
       return has_facets(holder, expected);
-    case FUNCTION: {
-      const auto or_none = [](PyObject* field) { return field == nullptr ? Py_None : field; };
+    case FUNCTION:
       return expected.is(0, PyFunction_GET_CODE(holder)) &&
              expected.is(1, or_none(PyFunction_GET_DEFAULTS(holder))) &&
              expected.is(2, or_none(PyFunction_GET_KW_DEFAULTS(holder)));
-    }
     default:
       return false;
   }
@@ -125,7 +124,7 @@ void append_leaf(std::vector<uint64_t>& words, const at::Tensor& tensor, int64_t
   words.insert(words.end(), its.begin(), its.end());
 }
 
-// leaf_words(leaves): what `settled.metadata` tells, as bytes.
+// leaf_words(leaves): what `take.metadata` tells, as bytes.
 PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   HANDLE_TH_ERRORS
   std::vector<uint64_t> words;

@@ -13,7 +13,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fuzzing.grammar import LOOPS, PRODUCTIONS, SMOOTH, new_tensor
@@ -21,6 +21,7 @@ from fuzzing.program import Program, programs
 from fuzzing.sides import COMPILED, EXACT, Side, difference, difference_of_loop
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import FlakyFailure
+from hypothesis.strategies import SearchStrategy
 
 import lazy_tensor
 
@@ -37,53 +38,58 @@ class Count:
     failed: tuple[str, Program] | None = None
 
 
-def one_round(number: int, sides: Sequence[Side], count: Count) -> None:
-    """Draw programs from seed `number`; AssertionError for one that differs, made short first."""
-    compiled = sides is COMPILED
+Differs = Callable[[Program], str | None]
+
+
+def one_round(
+    number: int, size: int, drawn: SearchStrategy[Program], differs: Differs, count: Count
+) -> None:
+    """Draw `size` programs from seed `number`; AssertionError for one that `differs`, made short
+    first."""
 
     @seed(number)
     @settings(
-        max_examples=COMPILED_ROUND if compiled else ROUND,
+        max_examples=size,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.shrink],
         print_blob=False,
     )
-    @given(program=programs(SMOOTH if compiled else PRODUCTIONS, new_tensor))
+    @given(program=drawn)
     def agree(program: Program) -> None:
         count.n_programs += 1
-        for side in sides:
-            found = difference(program, side)
-            if found is not None:
-                count.failed = (f"{side.name}: {found}", program)
-                raise AssertionError(found)
-
-    agree()
-
-
-def round_of_loops(number: int, count: Count) -> None:
-    """As `one_round`, for programs as bodies of loops."""
-
-    @seed(number)
-    @settings(
-        max_examples=ROUND,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-        print_blob=False,
-    )
-    @given(program=programs(LOOPS, new_tensor, max_lines=12))
-    def agree(program: Program) -> None:
-        count.n_programs += 1
-        found, n_replayed = difference_of_loop(program)
-        count.n_replayed += n_replayed
+        found = differs(program)
         if found is not None:
-            count.failed = (f"loop: {found}", program)
+            count.failed = (found, program)
             raise AssertionError(found)
 
     agree()
+
+
+def round_of_sides(number: int, sides: Sequence[Side], count: Count) -> None:
+    def differs(program: Program) -> str | None:
+        for side in sides:
+            found = difference(program, side)
+            if found is not None:
+                return f"{side.name}: {found}"
+        return None
+
+    compiled = sides is COMPILED
+    size = COMPILED_ROUND if compiled else ROUND
+    drawn = programs(SMOOTH if compiled else PRODUCTIONS, new_tensor)
+    one_round(number, size, drawn, differs, count)
+
+
+def round_of_loops(number: int, count: Count) -> None:
+    """A round in which programs are bodies of loops."""
+
+    def differs(program: Program) -> str | None:
+        found, n_replayed = difference_of_loop(program)
+        count.n_replayed += n_replayed
+        return None if found is None else f"loop: {found}"
+
+    one_round(number, ROUND, programs(LOOPS, new_tensor, max_lines=12), differs, count)
 
 
 def main() -> int:
@@ -102,7 +108,7 @@ def main() -> int:
                 if options.loops or number % LOOPS_EVERY == 0:
                     round_of_loops(number, count)
                 else:
-                    one_round(number, sides, count)
+                    round_of_sides(number, sides, count)
             except (AssertionError, FlakyFailure):
                 n_failures += 1
                 assert count.failed is not None

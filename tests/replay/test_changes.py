@@ -459,6 +459,32 @@ def test_what_is_returned_keeps_its_identity():
             assert found is c.h
 
 
+def test_what_the_call_replaces_is_returned_as_it_was():
+    def run(wrap):
+        c = Space(h=torch.zeros(3))
+
+        def function(x):
+            old, c.h = c.h, c.h + x
+            return old
+
+        step = wrap(function)
+        return [step(x_of(i)).tolist() for i in range(8)]
+
+    both(run)
+
+
+def test_no_warning_of_gradients_that_only_leaves_have():
+    w = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        step = replay(lambda x: x * 2)
+        for i in range(5):
+            with torch.enable_grad():
+                x = w * i
+            step(x)
+    assert step.n_replayed == 2
+
+
 def test_models_wrapped_and_unwrapped_between_calls():
     model = nn.Linear(6, 3).requires_grad_(False)
     expected = model(torch.ones(4, 6))
