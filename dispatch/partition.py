@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ from lazy_tensor.dispatch.fallible import divides_integers
 from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.order import Marks, dependencies, in_order
 from lazy_tensor.dispatch.trace import Node
-from lazy_tensor.kernels.segment import Call, ScalarRef
+from lazy_tensor.kernels.segment import Call, ScalarRef, TensorSpec
 
-Refuses = Callable[[Call], str | None]
+Refuses = Callable[[Call, Sequence[TensorSpec]], str | None]
 
 MAX_GAP = 160
 """Recorded calls between two members after which a segment is cut: values it holds live longer."""
@@ -78,7 +78,7 @@ class Fusibility:
             return "an empty tensor"
         if not _takes_scalars(node):
             return "a changing number that only eager takes"
-        return self._refuses(Call(facts.op, node.args, node.kwargs, node.specs))
+        return self._refuses(Call(facts.op, node.args, node.kwargs, node.specs), specs)
 
     def _is_marked(self, slot: int) -> bool:
         """Whether `slot` is a conjugate or negative view, or a view of one."""

@@ -87,14 +87,19 @@ CHECKING = frozenset(
 """Other ops that check their inputs before they touch memory."""
 
 
+UNFIT = frozenset({"glu", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
+"""glu warns where its real input gives no reason to; the others hand LAPACK pivots that it doesn't
+check, and zeros are none."""
+
+
 @cache
 def is_safe(facts: OpFacts) -> bool:
     """Whether the op raises for shapes that don't go together, rather than read foreign memory.
 
     Structured kernels do (those whose shape function C++ generates), and elementwise ones.
     """
-    if base_name(facts.op) == "glu":
-        return False  # it warns where its real input gives no reason to
+    if base_name(facts.op) in UNFIT:
+        return False
     return _has_no_sizes(facts) or torch_private.is_structured(facts.op)
 
 

@@ -11,6 +11,7 @@ from lazy_tensor.kernels.backend import (
     register_backend,
 )
 from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.nvfuser.backend import NvfuserBackend
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
 ]
 
 # the order in which "auto" tries them
+register_backend("nvfuser", NvfuserBackend())
 register_backend("inductor", InductorBackend())
 register_backend("aten", AtenBackend())

@@ -51,6 +51,15 @@ class Outputs:
     outputs: tuple[int | View, ...]
     has_check: bool
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the results are the outputs, as they are."""
+        return not self.has_check and self.outputs == tuple(range(len(self.outputs)))
+
+    def expressions(self) -> list[str]:
+        """Source of each output in terms of `results`."""
+        return [_expression(output) for output in self.outputs]
+
 
 def packed(compiled: Compiled, outputs: Outputs) -> bytes:
     """One artifact of all that `unpacked` needs."""
@@ -101,14 +110,13 @@ def kernel_of(
     """`call`, which takes one list of tensors, as a kernel: scalars become tensors, views."""
     names: dict[str, Any] = {"call": call, "new_slots": lambda: _new_slots(scalars), "free": []}
     lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars)]
-    returned = [_expression(output) for output in outputs.outputs]
     if outputs.has_check:
         lines.append(" if results[-1].item():")
         lines.append("  raise IndexError('index out of range in a compiled segment')")
-    if outputs.outputs == tuple(range(len(returned))) and not outputs.has_check:
+    if outputs.is_plain:
         lines.append(" return results")
     else:
-        lines.append(f" return ({''.join(f'{expression}, ' for expression in returned)})")
+        lines.append(f" return ({''.join(f'{text}, ' for text in outputs.expressions())})")
     exec(compile("\n".join(lines), "<kernel>", "exec"), names)
     kernel: Kernel = names["kernel"]
     return kernel

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, creates
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
 
 
 class AtenBackend:
@@ -22,7 +22,7 @@ class AtenBackend:
     def unavailable(self, device_type: str) -> str | None:
         return None
 
-    def refuses(self, call: Call) -> str | None:
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         return "aten runs op by op"
 
     def compile(self, segment: Segment) -> Kernel:

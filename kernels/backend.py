@@ -10,13 +10,17 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from lazy_tensor.kernels.segment import Call, Segment
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
 """`kernel(tensors, scalars) -> outputs`: plain tensors in, in the segment's order; its outputs out.
 
 Runs below autograd and outside every dispatch mode; writes the inputs that the segment writes.
 """
+
+
+class Declined(RuntimeError):
+    """No kernel is for a segment, which is no failure: the message says why."""
 
 
 @runtime_checkable
@@ -28,14 +32,16 @@ class Backend(Protocol):
     def unavailable(self, device_type: str) -> str | None:
         """Why this backend can't run on `device_type` here; None if it can."""
 
-    def refuses(self, call: Call) -> str | None:
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         """Why `call` can't be part of a segment; None if it can.
 
-        Must be cheap: asked for every node of a new plan.
+        `inputs` are the tensors it takes, in order; none where they aren't known. Must be cheap:
+        asked for every node of a new plan.
         """
 
     def compile(self, segment: Segment) -> Kernel:
-        """The kernel for `segment`. May take seconds; any exception sends the segment to `aten`."""
+        """The kernel for `segment`. May take seconds; any exception sends the segment to the next
+        backend, or to `aten`, which warns unless it is a Declined."""
 
 
 @runtime_checkable
@@ -93,6 +99,14 @@ def backend_of(name: str) -> Backend:
 def available_backends(device_type: str = "cpu") -> dict[str, str | None]:
     """`{name: None, or why it can't run}` for `device_type`, in the order of `"auto"`."""
     return {name: backend.unavailable(device_type) for name, backend in _backends.items()}
+
+
+def after(backend: Backend, device_type: str) -> list[Backend]:
+    """Who else may fuse on `device_type` what `backend` can't, in the order of `"auto"`."""
+    names = list(_backends)
+    later = names[names.index(backend.name) + 1 :] if backend.name in names else []
+    others = [_backends[name] for name in later if name != "aten"]
+    return [other for other in others if other.unavailable(device_type) is None]
 
 
 def choose(name: str, device_type: str) -> Backend:

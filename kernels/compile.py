@@ -8,34 +8,44 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, TypeGuard, cast
+from typing import Literal, TypeGuard, TypeVar, cast
 from weakref import WeakSet
 
 import torch
 
 from lazy_tensor.kernels import fork
 from lazy_tensor.kernels.aten import AtenBackend
-from lazy_tensor.kernels.backend import Backend, GenericBackend, Kernel, PortableBackend
+from lazy_tensor.kernels.backend import (
+    Backend,
+    Declined,
+    GenericBackend,
+    Kernel,
+    PortableBackend,
+    after,
+)
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.disk import Disk, key_of
-from lazy_tensor.kernels.families import Declined, Families, Member
+from lazy_tensor.kernels.families import Families, Member
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
 from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
-from lazy_tensor.kernels.workers import BuildError, Workers, is_known_to_workers
+from lazy_tensor.kernels.workers import BuildError, WorkerDied, Workers, is_known_to_workers
 
 Mode = Literal["background", "blocking", "off"]
+T = TypeVar("T")
 _Key = tuple[Segment, Backend, int, int]
 
 _aten = AtenBackend()
 
 DROPPED = b"dropped: "
-"""Stands, with the reason, on disk in place of a kernel that disagreed with op-by-op execution."""
+"""Stands, with the reason, on disk in place of a kernel that disagreed with op-by-op execution, or
+whose build ended the worker."""
 
 
 class Compiler:
@@ -212,14 +222,30 @@ class Compiler:
             if kernel is None:
                 kernel, origin = self._built(fusion), "compiled"
         except Declined as reason:
-            fusion.give_up(str(reason))
+            if not self._passes_on(fusion, str(reason)):
+                fusion.give_up(str(reason))
         except Exception as error:
             if self._is_closed:
                 fusion.run_op_by_op("the compile service was closed")
-            else:
+            elif not self._passes_on(fusion, _told(error)):
                 fusion.fail(_told(error))
         else:
             fusion.adopt(kernel, origin)
+
+    def _passes_on(self, fusion: Fusion, reason: str) -> bool:
+        """Let the next backend that takes all of the fusion's calls try; False if there is none."""
+        segment = fusion.segment
+        inputs = segment.inputs_of_calls
+        for backend in after(fusion.backend, segment.device.type):
+            if any(backend.refuses(*pair) for pair in zip(segment.calls, inputs, strict=True)):
+                continue
+            self.counters.add("passed_on")
+            fusion.pass_on(backend, reason)
+            self._join_family(fusion)
+            if fusion.status == "compiling":
+                self._obtain(fusion)
+            return True
+        return False
 
     def _artifact_key(self, fusion: Fusion) -> str | None:
         """The name of the fusion's artifact on disk; None if it can't be kept there."""
@@ -289,7 +315,7 @@ class Compiler:
         start = perf_counter()
         try:
             if not _is_portable(backend, fusion.segment):
-                kernel = backend.compile(source)
+                kernel = _apart(backend.compile, source)
             else:
                 kernel = self._loaded(fusion, self._artifact(fusion, backend))
         finally:
@@ -299,11 +325,17 @@ class Compiler:
 
     def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:
         """Built in a worker if that knows the backend, and kept on disk."""
-        if is_known_to_workers(backend):
-            artifact = self._workers.build(backend, fusion.source)
-        else:
-            artifact = backend.build(fusion.source)
         key = self._artifact_key(fusion)
+        try:
+            if is_known_to_workers(backend):
+                artifact = self._workers.build(backend, fusion.source)
+            else:
+                artifact = _apart(backend.build, fusion.source)
+        except WorkerDied as death:
+            # no process shall try again
+            if key is not None and self.disk is not None and not self._is_closed:
+                self.disk.put(key, DROPPED + str(death).encode())
+            raise
         if key is not None and self.disk is not None:
             self.disk.put(key, artifact)
         return artifact
@@ -317,6 +349,12 @@ class Compiler:
 
 def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBackend]:
     return isinstance(backend, PortableBackend) and backend.can_build(segment)
+
+
+def _apart(function: Callable[[Segment], T], segment: Segment) -> T:
+    """`function(segment)` in a thread of its own, where none of the caller's modes are active."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, segment).result()
 
 
 def _told(error: Exception) -> str:

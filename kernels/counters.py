@@ -18,6 +18,8 @@ class Counters:
     """Times a segment was found in the kernel cache, whatever its state."""
     failed: int = 0
     """Segments whose kernel could not be built or loaded."""
+    passed_on: int = 0
+    """Times a backend had no kernel for a segment and the next one was asked."""
     adopted: int = 0
     """Times a kernel was measured and found faster than op-by-op replay."""
     slower: int = 0

@@ -11,14 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lazy_tensor.kernels.backend import Backend, GenericBackend, Kernel
+from lazy_tensor.kernels.backend import Backend, Declined, GenericBackend, Kernel
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.generic import Generic, Structure, generic_of, structure_of
 from lazy_tensor.kernels.segment import Segment
-
-
-class Declined(RuntimeError):
-    """No kernel is for a segment, which is no failure: the message says why."""
 
 
 @dataclass

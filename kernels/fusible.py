@@ -94,9 +94,12 @@ _TAGS = {
 }
 
 
-def refuses(call: Call) -> str | None:
-    """Why `call` can't be part of a kernel; None if it can."""
-    reason = _refuses_op(call.op)
+def refuses(call: Call, taken: frozenset[str] = FUSIBLE) -> str | None:
+    """Why `call` can't be part of a kernel; None if it can.
+
+    `taken` are the names of the ops that kernels can hold.
+    """
+    reason = _refuses_op(call.op, taken)
     if reason is not None:
         return reason
     for spec in call.outputs:
@@ -112,16 +115,16 @@ def base_name(op: OpOverload) -> str:
 
 
 @cache
-def _refuses_op(op: OpOverload) -> str | None:
+def _refuses_op(op: OpOverload, taken: frozenset[str]) -> str | None:
     if op.namespace != "aten":
         return f"{op} is not an aten op"
     name = base_name(op)
-    if name in _REASONS:
+    if name in _REASONS and name not in taken:
         return f"{op}: {_REASONS[name]}"
     for tag, reason in _TAGS.items():
         if tag in op.tags:
             return f"{op}: {reason}"
-    if name not in FUSIBLE:
+    if name not in taken:
         return f"{op}: not among the ops that are fused"
     if any(argument.is_out for argument in op._schema.arguments):
         return f"{op}: an out= form"

@@ -38,7 +38,8 @@ class Fusion:
     `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
     is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
     run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
-    kernel is for it) or 'failed'; `reason` says more. `on_disagreement` is told of a kernel whose
+    kernel is for it) or 'failed'; `reason` says more. `passed` are the backends that couldn't make
+    its kernel before `backend` was asked, and why. `on_disagreement` is told of a kernel whose
     results differ from replay's, and says what to add to the warning.
     """
 
@@ -56,6 +57,7 @@ class Fusion:
         self.reason = ""
         self.n_runs = 0
         self.member: Member | None = None
+        self.passed: list[str] = []
         self.threshold = 0
         self.measure = False
         self._counters = counters
@@ -105,6 +107,11 @@ class Fusion:
         else:
             self.status = "ready"
             self.run = self._guarded(kernel)
+
+    def pass_on(self, backend: Backend, reason: str) -> None:
+        """Have another backend make the kernel, as the present one can't."""
+        self.passed.append(f"{self.backend.name}: {reason}")
+        self.backend, self.member = backend, None
 
     def give_up(self, reason: str) -> None:
         """Run op by op for good, which is no failure."""

@@ -22,7 +22,7 @@ import torch
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.artifact import holds_for, kernel_of, packed, unpacked
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.segment import Call, Segment
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 
 
 class InductorBackend:
@@ -38,7 +38,7 @@ class InductorBackend:
             return None if found else "triton, which it needs on CUDA, is not installed"
         return f"it runs on cpu and cuda, not on {device_type}"
 
-    def refuses(self, call: Call) -> str | None:
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         return fusible.refuses(call)
 
     def compile(self, segment: Segment) -> Kernel:
@@ -47,7 +47,7 @@ class InductorBackend:
         # imported late: it imports Inductor
         from lazy_tensor.kernels import lower, torch_inductor
 
-        with _default_dtype(segment.default_dtype):
+        with default_dtype(segment.default_dtype):
             lowered = lower.lower(segment, torch_inductor.decompositions())
         call = torch_inductor.compile_in_process(lowered.graph, lowered.inputs)
         return kernel_of(call, lowered.outputs, segment.scalars)
@@ -63,7 +63,7 @@ class InductorBackend:
         # imported late: it imports Inductor
         from lazy_tensor.kernels import lower, torch_inductor
 
-        with _default_dtype(segment.default_dtype):
+        with default_dtype(segment.default_dtype):
             lowered = lower.lower(segment, torch_inductor.decompositions())
         compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
         lowered.check_strides(compiled.strides)
@@ -77,7 +77,7 @@ class InductorBackend:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """The default dtype that was in force when a segment was recorded, in force again."""
     before = torch.get_default_dtype()
     if dtype is before:

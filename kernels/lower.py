@@ -47,9 +47,15 @@ class Lowered:
                 raise RuntimeError(f"a result has strides {actual} instead of {expected}")
 
 
-def lower(segment: Segment, decompositions: dict[Any, Callable[..., Any]]) -> Lowered:
+def lower(
+    segment: Segment,
+    decompositions: dict[Any, Callable[..., Any]],
+    *,
+    checks_index: bool | None = None,
+) -> Lowered:
     """The graph of `segment` in the ops that `decompositions` leave.
 
+    `checks_index` clamps indices and returns whether one was out of range: by default on the CPU.
     Of a generic segment the sizes in it are symbolic; RuntimeError if it can't be.
     """
     with FakeTensorMode():
@@ -69,7 +75,9 @@ def lower(segment: Segment, decompositions: dict[Any, Callable[..., Any]]) -> Lo
         symbols = SymbolicSizes(segment.own_values)
         given, calls = segment.with_symbols(symbols.values)
         layouts = [partial(_in_order, specs[number]) for number in kept]
-    checks_index = segment.device.type == "cpu" and index_checks.has_any(segment)
+    if checks_index is None:
+        checks_index = segment.device.type == "cpu"
+    checks_index = checks_index and index_checks.has_any(segment)
     with symbols.fake_mode if symbols is not None else FakeTensorMode():
         inputs = [_input(*pair, symbols) for pair in zip(segment.inputs, given, strict=True)]
         # on the CPU wherever the segment runs: Inductor passes these by value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -158,6 +158,17 @@ class Segment:
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
     @cached_property
+    def inputs_of_calls(self) -> list[list[TensorSpec]]:
+        """For each call the tensors it takes, in order."""
+        specs: list[TensorSpec | None] = list(self.inputs)
+        found: list[list[TensorSpec]] = []
+        for call in self.calls:
+            taken = [specs[ref.index] for ref in _refs(value for _, value in call.arguments())]
+            found.append([spec for spec in taken if spec is not None])
+            specs += call.outputs
+        return found
+
+    @cached_property
     def written(self) -> tuple[int, ...]:
         """The inputs that a call names as an argument it writes, in order.
 
@@ -180,6 +191,15 @@ class Segment:
     def digest(self) -> str:
         """SHA-256 of `text()` in hexadecimal: the segment's name on disk."""
         return hashlib.sha256(self._text.encode()).hexdigest()
+
+
+def _refs(values: Iterable[Any]) -> Iterator[Ref]:
+    """The values among arguments, those in lists included."""
+    for value in values:
+        if isinstance(value, Ref):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _refs(value)
 
 
 def _refs_where(call: Call, *, is_write: bool) -> Iterator[Ref]:

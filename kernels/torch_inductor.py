@@ -64,6 +64,12 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return table
 
 
+def text_of_size(size: torch.SymInt) -> str:
+    """A symbolic size as a Python expression in the names of its symbols."""
+    text: str = private("torch.utils._sympy.printers", "PythonPrinter")().doprint(size.node.expr)
+    return text
+
+
 class SymbolicSizes:
     """Sizes that are symbols while a graph is traced and compiled; `own` are those of the segment.
 

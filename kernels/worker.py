@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from lazy_tensor.kernels.backend import PortableBackend
+from lazy_tensor.kernels.backend import Declined, PortableBackend
 from lazy_tensor.kernels.workers import receive, send
 
 
@@ -42,9 +42,11 @@ def main(build_dir: str | None = None) -> None:
             module, kind, segment, n_threads = request
             # nothing is computed here: this is the number of threads that kernels are compiled for
             torch.set_num_threads(n_threads)
-            send(answers, (True, _backend(module, kind).build(segment)))
+            send(answers, ("built", _backend(module, kind).build(segment)))
+        except Declined as reason:
+            send(answers, ("declined", str(reason)))
         except Exception as error:
-            send(answers, (False, _told(error)))
+            send(answers, ("failed", _told(error)))
 
 
 def _drop_stale(build_dir: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import IO, Any
 
 import torch
 
-from lazy_tensor.kernels.backend import Backend
+from lazy_tensor.kernels.backend import Backend, Declined
 from lazy_tensor.kernels.segment import Segment
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -26,6 +27,17 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 class BuildError(RuntimeError):
     """A worker could not build a segment; says why."""
+
+
+class WorkerDied(BuildError):
+    """A build crashed its worker, or took so long that the worker was ended."""
+
+
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""What ends a worker by its own doing: others can kill it, or the machine be short of memory."""
+
+BUILD_LIMIT_S = 600.0
+"""Seconds after which a build is given up and its worker ended."""
 
 
 def is_known_to_workers(backend: Backend) -> bool:
@@ -91,14 +103,22 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = (kind.__module__, kind.__qualname__, segment, torch.get_num_threads())
+        limit = threading.Timer(BUILD_LIMIT_S, self._process.kill)
+        limit.daemon = True
+        limit.start()
         try:
             send(self._process.stdin, request)
-            is_built, answer = receive(self._process.stdout)
+            ending, answer = receive(self._process.stdout)
         except (OSError, EOFError):
             code = self._process.wait()
-            raise BuildError(f"the compile worker ended with exit code {code}") from None
-        if not is_built:
-            raise BuildError(answer)
+            if not limit.is_alive():
+                raise WorkerDied(f"it took the compile worker over {BUILD_LIMIT_S:.0f} s") from None
+            failure = WorkerDied if -code in CRASHES else BuildError
+            raise failure(f"the compile worker ended with exit code {code}") from None
+        finally:
+            limit.cancel()
+        if ending != "built":
+            raise Declined(answer) if ending == "declined" else BuildError(answer)
         artifact: bytes = answer
         return artifact
 
@@ -144,7 +164,8 @@ class Workers:
         self._is_closed = False
 
     def build(self, backend: Backend, segment: Segment) -> bytes:
-        """What `backend.build(segment)` returns in a worker; BuildError if that fails."""
+        """What `backend.build(segment)` returns in a worker; BuildError if that fails, Declined if
+        that is no failure."""
         with self._slots:
             worker = self._take()
             try:

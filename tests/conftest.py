@@ -39,7 +39,9 @@ def hits_below_python():
         assert hits.EXTENSION.status == "in use"
 
 
-CORE = {"conformance", "dispatch", "invariants", "lazy_tensor", "models", "parity", "replay"}
+CORE = {
+    "conformance", "dispatch", "invariants", "lazy_tensor", "models", "nvfuser", "parity", "replay",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

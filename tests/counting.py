@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lazy_tensor.kernels import Call, Kernel, Segment
+from collections.abc import Sequence
+
+from lazy_tensor.kernels import Call, Kernel, Segment, TensorSpec
 from lazy_tensor.kernels.aten import compile_aten
 from lazy_tensor.kernels.fusible import refuses
 
@@ -18,7 +20,7 @@ class Counting:
     def unavailable(self, device_type: str) -> str | None:
         return None
 
-    def refuses(self, call: Call) -> str | None:
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         return refuses(call)
 
     def compile(self, segment: Segment) -> Kernel:

@@ -12,7 +12,9 @@ MAY_IMPORT = {
     "lazy_tensor": {"lazy_tensor", "dispatch", "kernels"},
     "sharding": {"sharding", "lazy_tensor", "dispatch", "kernels"},
 }
-ADAPTERS = {"dispatch/torch_private.py", "kernels/torch_inductor.py"}
+ADAPTERS = {
+    "dispatch/torch_private.py", "kernels/torch_inductor.py", "kernels/torch_private.py",
+}  # fmt: skip
 # What torch's own documentation, or other libraries, use under these names.
 PUBLIC_IN_ALL_BUT_NAME = {
     "torch._inductor",  # its `config`

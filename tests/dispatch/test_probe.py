@@ -61,6 +61,11 @@ def test_kernels_that_trust_their_sizes_are_never_tried():
     assert is_safe(facts_of(aten.gt.Scalar))
 
 
+def test_kernels_that_trust_their_pivots_are_never_tried():
+    for op in (aten.linalg_ldl_solve.default, aten.linalg_lu_solve.default, aten.lu_unpack.default):
+        assert not is_safe(facts_of(op))
+
+
 @pytest.mark.parametrize("powers", [(2, 2.0), (2.0, 2)], ids=str)
 def test_equal_powers_of_other_types_are_told_apart(powers):
     x = torch.arange(3)

@@ -127,7 +127,7 @@ class Toy:
     def unavailable(self, device_type: str) -> str | None:
         return None
 
-    def refuses(self, call: Call) -> str | None:
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         return None
 
     def compile(self, segment: Segment) -> Kernel:

@@ -19,7 +19,7 @@ class Broken(AtenBackend):
 
 
 def test_auto_tries_fusing_backends_before_aten():
-    assert list(available_backends()) == ["inductor", "aten"]
+    assert list(available_backends()) == ["nvfuser", "inductor", "aten"]
     assert available_backends()["aten"] is None
 
 
@@ -33,7 +33,9 @@ def test_auto_on_an_unknown_device_is_aten():
 
 
 def test_unknown_name_lists_those_there_are():
-    with pytest.raises(ValueError, match="'nvfusor' is not one of 'auto', 'inductor', 'aten'"):
+    with pytest.raises(
+        ValueError, match="'nvfusor' is not one of 'auto', 'nvfuser', 'inductor', 'aten'"
+    ):
         registry.choose("nvfusor", "cpu")
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lazy_tensor.kernels.aten import AtenBackend, compile_aten
+from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.compile import Compiler
-from lazy_tensor.kernels.families import Declined
 from lazy_tensor.kernels.generic import Generic, generic_of, structure_of
 from lazy_tensor.kernels.inductor import InductorBackend
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec

@@ -1,10 +1,12 @@
 """A backend from outside the project: what its author writes, and that programs run on it."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from lazy_tensor import configure, lazy_mode, materialize
-from lazy_tensor.kernels import Call, Kernel, Segment, backend, register_backend
+from lazy_tensor.kernels import Call, Kernel, Segment, TensorSpec, backend, register_backend
 from lazy_tensor.kernels.aten import compile_aten
 
 
@@ -20,7 +22,7 @@ class Toy:
     def unavailable(self, device_type: str) -> str | None:
         return None if device_type == "cpu" else "it knows CPUs only"
 
-    def refuses(self, call: Call) -> str | None:
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         return None if torch.Tag.pointwise in call.op.tags else "it is not elementwise"
 
     def compile(self, segment: Segment) -> Kernel:

@@ -1,0 +1,168 @@
+"""The nvFuser backend: definitions as artifacts, fusions as kernels.
+
+In: segments on CUDA. Out: artifacts, which are definitions that any process can load, and kernels.
+No kernel of this backend has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lazy_tensor.kernels import fusible
+from lazy_tensor.kernels.artifact import Outputs, View
+from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.inductor import default_dtype
+from lazy_tensor.kernels.nvfuser import library
+from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Line, loaded
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
+from lazy_tensor.kernels.torch_inductor import SymbolicSizes
+
+Run = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+"""Runs a definition: takes tensors, then numbers, returns the outputs that aren't written."""
+
+SCANS = frozenset(("cumsum", "cumprod"))
+WITHOUT = frozenset(["diagonal", "unfold"])
+"""What Inductor fuses and nvFuser has no op for."""
+TAKEN = (fusible.FUSIBLE | SCANS) - WITHOUT
+
+SLICES = frozenset(("slice", "slice_backward", "slice_scatter"))
+
+
+class NvfuserBackend:
+    """Fuses pointwise ops, reductions, norms, scans and moves of data on CUDA."""
+
+    name = "nvfuser"
+    max_paths = 10**4
+    """Ways from a segment's inputs to one of its values; see `definition.MAX_PATHS`."""
+
+    def unavailable(self, device_type: str) -> str | None:
+        if device_type != "cuda":
+            return f"it runs on cuda, not on {device_type}"
+        return library.problem() or (None if torch.cuda.is_available() else "there is no CUDA GPU")
+
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
+        reason = fusible.refuses(call, TAKEN)
+        if reason is not None:
+            return reason
+        for spec in (*inputs, *call.outputs):
+            if spec is not None and spec.dtype not in KINDS:
+                return f"{call.op}: nvFuser has no {spec.dtype}"
+            if spec is not None and len(spec.size) > MAX_RANK:
+                return f"{call.op}: a tensor of more than {MAX_RANK} dimensions"
+        if fusible.base_name(call.op) in SLICES and _step(call) != 1:
+            return f"{call.op}: nvFuser has no slice with a step"
+        return None
+
+    def compile(self, segment: Segment) -> Kernel:
+        return self.load(segment, self.build(segment))
+
+    def can_build(self, segment: Segment) -> bool:
+        return True
+
+    def fingerprint(self) -> str:
+        return _fingerprint()
+
+    def build(self, segment: Segment) -> bytes:
+        """The definition of `segment`. Where nvFuser is, it has taken the definition, so that one
+        which would end the process ends a worker."""
+        artifact = definition_of(segment)
+        if library.problem() is None:
+            library.Fused(_lines(artifact))
+        return artifact
+
+    def load(self, segment: Segment, artifact: bytes) -> Kernel:
+        return kernel_of(artifact, segment.scalars, library.Fused(_lines(artifact)).run)
+
+    def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
+        header = json.loads(artifact)
+        names = {"math": math, **dict(zip(header["symbols"], values, strict=True))}
+        return all(eval(condition, names) for condition in header["conditions"])
+
+
+def _step(call: Call) -> Any:
+    return next((value for name, value in call.arguments() if name == "step"), 1)
+
+
+def definition_of(segment: Segment) -> bytes:
+    """A JSON text: the definition's lines, and how its results make up the segment's outputs.
+
+    Unsupported if nvFuser has no way to compute it, TooManyPaths if it might never be done.
+    """
+    # imported late: tracing costs half a second to import
+    from lazy_tensor.kernels import lower
+    from lazy_tensor.kernels.nvfuser.rules import rule_of
+    from lazy_tensor.kernels.nvfuser.translate import translated
+    from lazy_tensor.kernels.torch_private import decompositions
+
+    with default_dtype(segment.default_dtype):
+        table = decompositions(lambda op: rule_of(op) is not None)
+        lowered = lower.lower(segment, table, checks_index=True)
+        definition = translated(lowered, segment)
+    symbols: SymbolicSizes | None = lowered.symbols
+    header = {
+        "lines": definition.dumped(),
+        "outputs": [astuple(o) if isinstance(o, View) else o for o in lowered.outputs.outputs],
+        "has_check": lowered.outputs.has_check,
+        "symbols": [] if symbols is None else list(symbols.own),
+        "conditions": [] if symbols is None else symbols.conditions(),
+    }
+    return json.dumps(header).encode()
+
+
+def _lines(artifact: bytes) -> list[Line]:
+    return loaded(json.loads(artifact)["lines"])
+
+
+def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
+    """`run`, which executes the artifact's definition, as a kernel: views are made of results.
+
+    Whether an index was out of range is told by the device, as in eager execution on CUDA: the
+    kernel itself reads no foreign memory.
+    """
+    header = json.loads(artifact)
+    outputs = Outputs(
+        tuple(o if isinstance(o, int) else View(*o) for o in header["outputs"]),
+        header["has_check"],
+    )
+    # imported late: it imports torch's decompositions
+    from lazy_tensor.kernels.torch_private import assert_in_range
+
+    names: dict[str, Any] = {"run": run, "assert_in_range": assert_in_range}
+    numbers = "".join(
+        f"int(scalars[{i}]), " if kind is bool else f"scalars[{i}], "
+        for i, kind in enumerate(scalars)
+    )
+    lines = ["def kernel(tensors, scalars):", f" results = run([*tensors, {numbers}])"]
+    if outputs.has_check:
+        lines.append(" assert_in_range(results[-1])")
+    if outputs.is_plain:
+        lines.append(" return results")
+    else:
+        lines.append(f" return ({''.join(f'{text}, ' for text in outputs.expressions())})")
+    exec(compile("\n".join(lines), "<nvfuser kernel>", "exec"), names)
+    kernel: Kernel = names["kernel"]
+    return kernel
+
+
+SOURCES = (
+    "../generic", "../index_checks", "../lower", "../scalar_rules", "backend", "definition",
+    "library", "pointwise", "reductions", "shapes", "translate",
+)  # fmt: skip
+"""The modules that decide what an artifact is."""
+
+
+@cache
+def _fingerprint() -> str:
+    sources = hashlib.sha256()
+    for module in SOURCES:
+        sources.update((Path(__file__).parent / f"{module}.py").read_bytes())
+    return " ".join((sources.hexdigest()[:16], torch.__version__, library.version_text()))

@@ -1,0 +1,146 @@
+"""The one place that names nvFuser: making a fusion of a definition's lines, and running it.
+
+Checked with nvfuser_direct 0.2.36. Importing this module doesn't import nvFuser.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, distributions, version
+from typing import Any
+
+import torch
+
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.nvfuser.definition import Line, V
+
+MODULE = "nvfuser_direct"
+
+
+@functools.cache
+def problem() -> str | None:
+    """Why nvFuser can't be used in this process, with what to install; None if it can."""
+    if importlib.util.find_spec(MODULE) is None:
+        return f"nvFuser is not installed; {_advice()}"
+    try:
+        importlib.import_module(MODULE)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return (
+            f"{_installed()} can't be loaded with torch {torch.__version__} ({reason}); {_advice()}"
+        )
+    return None
+
+
+def _installed() -> str:
+    wheels = [d for d in distributions() if (d.name or "").startswith("nvfuser")]
+    return ", ".join(f"{d.name} {d.version}" for d in wheels) or MODULE
+
+
+def _advice() -> str:
+    """The command that installs a pair which works, or why there is none."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "there are wheels for Linux on x86_64 only"
+    if sys.version_info[:2] != (3, 12):
+        return (
+            f"this is Python {platform.python_version()}: use 3.12, then "
+            f"pip install torch==2.10.0 {_wheel()}"
+        )
+    return f"pip install torch==2.10.0 {_wheel()}"
+
+
+def _wheel() -> str:
+    """nvFuser's wheel for the CUDA of the installed torch."""
+    cuda = (torch.version.cuda or "12.8").split(".")[0]
+    return "nvfuser-cu130-torch210" if cuda == "13" else "nvfuser-cu128-torch210"
+
+
+def version_text() -> str:
+    """nvFuser's version, which a definition depends on."""
+    try:
+        return version(
+            next(d.name for d in distributions() if (d.name or "").startswith("nvfuser-"))
+        )
+    except (PackageNotFoundError, StopIteration):
+        return "not installed"
+
+
+class Fused:
+    """An nvFuser fusion. `run(inputs)` takes tensors, then numbers, and returns its outputs.
+
+    Declined if nvFuser refuses a line.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        nvfuser = importlib.import_module(MODULE)
+        fusion = nvfuser.Fusion()
+        guard = nvfuser.FusionGuard(fusion)
+        try:
+            self.kinds = _built(nvfuser, fusion, lines)
+        except RuntimeError as error:
+            raise Declined(f"nvFuser refuses it: {_first_lines(error)}") from None
+        finally:
+            del guard
+        self.executor: Any = nvfuser.FusionExecutorCache(fusion)
+        self.run: Callable[..., list[torch.Tensor]] = self.executor.execute
+
+
+def _built(nvfuser: Any, fusion: Any, lines: Sequence[Line]) -> list[str]:
+    """Make the calls of `lines` inside the active guard; the dtypes of the values they gave."""
+    values: list[Any] = []
+    kind_of = nvfuser.DataType
+
+    def resolved(argument: Any) -> Any:
+        if isinstance(argument, V):
+            return values[argument.index]
+        if isinstance(argument, (list, tuple)):
+            return [resolved(item) for item in argument]
+        return argument
+
+    for line in lines:
+        if line.op == "output":
+            value, alias = (resolved(arg) for arg in line.args)
+            fusion.add_output(value) if alias is None else fusion.add_output(value, alias)
+            continue
+        if line.op == "input":
+            shape, contiguity, order, is_cpu = line.args
+            made = nvfuser.define_tensor(
+                shape=shape, contiguity=contiguity, dtype=getattr(kind_of, line.kinds[0]),
+                stride_order=order, is_cpu=is_cpu,
+            )  # fmt: skip
+            fusion.add_input(made)
+        elif line.op == "scalar":
+            made = nvfuser.define_scalar(None, getattr(kind_of, line.kinds[0]))
+            fusion.add_input(made)
+        elif line.op == "constant":
+            made = nvfuser.define_scalar(line.args[0], getattr(kind_of, line.kinds[0]))
+        elif line.op == "size":
+            made = values[line.args[0].index].size(line.args[1])
+        else:
+            options = {
+                name: getattr(kind_of, value) if name == "dtype" else resolved(value)
+                for name, value in line.options
+            }
+            made = getattr(nvfuser.ops, line.op)(*map(resolved, line.args), **options)
+        values += made if isinstance(made, (tuple, list)) else [made]
+    return [_kind_name(value) for value in values]
+
+
+def _first_lines(error: RuntimeError) -> str:
+    """What nvFuser says, without the C++ frames behind it."""
+    said = str(error).partition("Exception raised from")[0]
+    return " ".join(line.strip() for line in said.splitlines() if line.strip())
+
+
+def _kind_name(value: Any) -> str:
+    """The dtype of a tensor value; "" for numbers, whose dtype can't be asked for."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return ""
+    found = dtype()
+    return str(found).rpartition(".")[2] if "DataType" in str(found) else ""

@@ -1,0 +1,364 @@
+"""Rules of ops that move elements: views, joins, paddings, lookups, and tensors out of nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazy_tensor.kernels.nvfuser.definition import V
+from lazy_tensor.kernels.nvfuser.pointwise import Emitter
+from lazy_tensor.kernels.nvfuser.translate import (
+    Translator,
+    Unsupported,
+    Value,
+    kind_of,
+    number_of,
+    rule,
+    wide_kind,
+)
+
+# Views
+
+
+@rule("view.default", "_unsafe_view", "reshape", "view_copy.default")
+def _view(t: Translator, meta: torch.Tensor, x: Value, size: Any = None) -> Value:
+    return Value(t.reshaped(x, meta.shape), x.kind, meta)
+
+
+@rule("_reshape_alias")
+def _reshape_alias(t: Translator, meta: torch.Tensor, x: Value, *_: Any) -> Value:
+    return Value(t.reshaped(x, meta.shape), x.kind, meta)
+
+
+@rule("permute", "permute_copy")
+def _permute(t: Translator, meta: torch.Tensor, x: Value, dims: Sequence[int]) -> Value:
+    order = [d % meta.ndim for d in dims]
+    at = x.at if order == list(range(meta.ndim)) else t.op("permute", x.at, order, kind=x.kind)
+    return Value(at, x.kind, meta)
+
+
+@rule("transpose.int")
+def _transpose(t: Translator, meta: torch.Tensor, x: Value, one: int, other: int) -> Value:
+    order = list(range(meta.ndim))
+    if order:
+        order[one], order[other] = order[other], order[one]
+    return _permute(t, meta, x, order)
+
+
+@rule("t")
+def _t(t: Translator, meta: torch.Tensor, x: Value) -> Value:
+    return _permute(t, meta, x, list(reversed(range(meta.ndim))))
+
+
+@rule("unsqueeze", "unsqueeze_copy", "squeeze", "squeeze_copy")
+def _squeeze_or_unsqueeze(t: Translator, meta: torch.Tensor, x: Value, *_: Any) -> Value:
+    return Value(t.reshaped(x, meta.shape), x.kind, meta)
+
+
+@rule("expand", "expand_copy", "broadcast_to")
+def _expand(t: Translator, meta: torch.Tensor, x: Value, size: Any, **_: Any) -> Value:
+    return Value(t.expanded(x, meta.shape), x.kind, meta)
+
+
+@rule("prims.broadcast_in_dim")
+def _broadcast_in_dim(
+    t: Translator, meta: torch.Tensor, x: Value, shape: Any, dims: Sequence[int]
+) -> Value:
+    at = t.op("broadcast_in_dim", t.tensor(x), t.sizes(meta.shape), list(dims), kind=x.kind)
+    return Value(at, x.kind, meta)
+
+
+@rule("select.int", "select_copy.int")
+def _select(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: int) -> Value:
+    if isinstance(index, torch.SymInt):
+        raise Unsupported("a symbolic index")
+    n = x.meta.shape[dim]
+    place = index if index >= 0 else index + int(n)
+    at = t.op("select", x.at, t.op("constant", place, kind="Int"), dim % x.meta.ndim, kind=x.kind)
+    return Value(at, x.kind, meta)
+
+
+@rule("slice", "slice_copy")
+def _slice(
+    t: Translator,
+    meta: torch.Tensor,
+    x: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Value:
+    if step != 1:
+        raise Unsupported("a slice with a step")
+    dim %= x.meta.ndim
+    first, _ = _bounds(x.meta.shape[dim], start, end)
+    return Value(_cut(t, x, dim, first, meta.shape[dim]), x.kind, meta)
+
+
+def _bounds(n: Any, start: Any, end: Any) -> tuple[Any, Any]:
+    """A slice's first element and the one behind its last, counted from 0, in a dimension of n."""
+    found = []
+    for bound, default in ((start, 0), (end, n)):
+        place = default if bound is None else bound
+        if isinstance(place, torch.SymInt) or isinstance(n, torch.SymInt) and place > 2**62:
+            found.append(n if place is not bound else place)
+            continue
+        place = place + n if place < 0 else place
+        found.append(place if isinstance(n, torch.SymInt) else min(max(place, 0), n))
+    return found[0], found[1]
+
+
+def _cut(t: Translator, x: Value, dim: int, first: Any, length: Any) -> V:
+    """`length` elements of `dim` from `first` on."""
+    shape = x.meta.shape
+    starts: list[Any] = [0] * len(shape)
+    ends = t.sizes(shape)
+    starts[dim], ends[dim] = t.size(first), t.size(first + length)
+    made: V = t.op("slice", x.at, starts, ends, kind=x.kind)
+    return made
+
+
+@rule("slice_backward")
+def _slice_backward(
+    t: Translator,
+    meta: torch.Tensor,
+    gradient: Value,
+    size: Any,
+    dim: int,
+    start: Any,
+    end: Any,
+    step: int,
+) -> Value:
+    if step != 1:
+        raise Unsupported("a slice with a step")
+    dim %= meta.ndim
+    first, _ = _bounds(meta.shape[dim], start, end)
+    rest = meta.shape[dim] - first - gradient.meta.shape[dim]
+    widths: list[Any] = [0, 0] * (meta.ndim - dim - 1) + [first, rest]
+    return _pad(t, meta, gradient, widths, 0)
+
+
+@rule("slice_scatter")
+def _slice_scatter(
+    t: Translator,
+    meta: torch.Tensor,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Value:
+    if step != 1:
+        raise Unsupported("a slice with a step")
+    dim %= meta.ndim
+    n = meta.shape[dim]
+    if isinstance(n, torch.SymInt):
+        raise Unsupported("slice_scatter into a symbolic size")
+    first, last = _bounds(n, start, end)
+    parts = [source]
+    if first:
+        parts.insert(0, _part(t, x, dim, 0, first))
+    if last < n:
+        parts.append(_part(t, x, dim, last, n - last))
+    kind = _shared_kind([x, source], meta)
+    held = [t.held_as(part, kind) for part in parts]
+    at = held[0] if len(held) == 1 else t.op("cat", held, dim, kind=kind)
+    return Value(at, kind, meta)
+
+
+def _part(t: Translator, x: Value, dim: int, first: int, length: int) -> Value:
+    return Value(_cut(t, x, dim, first, length), x.kind, x.meta.narrow(dim, first, length))
+
+
+@rule("split.Tensor", "split_with_sizes", "unsafe_split.Tensor", "split_with_sizes_copy")
+def _split(t: Translator, meta: Any, x: Value, size: Any, dim: int = 0) -> tuple[Value, ...]:
+    dim %= x.meta.ndim
+    parts: list[Value] = []
+    first: Any = 0
+    for part in meta:
+        parts.append(Value(_cut(t, x, dim, first, part.shape[dim]), x.kind, part))
+        first = first + part.shape[dim]
+    return tuple(parts)
+
+
+@rule("unbind.int")
+def _unbind(t: Translator, meta: Any, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(_select(t, part, x, dim, i) for i, part in enumerate(meta))
+
+
+@rule("as_strided")
+def _as_strided(
+    t: Translator, meta: torch.Tensor, x: Value, size: Any, stride: Any, offset: int | None = None
+) -> Value:
+    if not (x.meta.is_contiguous() and meta.is_contiguous() and x.meta.numel() == meta.numel()):
+        raise Unsupported("as_strided, other than as a view of all elements")
+    return Value(t.reshaped(x, meta.shape), x.kind, meta)
+
+
+# Joins and paddings
+
+
+@rule("cat")
+def _cat(t: Translator, meta: torch.Tensor, tensors: list[Value], dim: int = 0) -> Value:
+    # an empty one-dimensional tensor goes with any others
+    parts = [x for x in tensors if x.meta.ndim == meta.ndim]
+    kind = _shared_kind(parts, meta)
+    held = [t.held_as(x, kind) for x in parts]
+    at = held[0] if len(held) == 1 else t.op("cat", held, dim % meta.ndim, kind=kind)
+    return Value(at, kind, meta)
+
+
+def _shared_kind(parts: Sequence[Value], meta: torch.Tensor) -> str:
+    """What all parts are held in, if that is one kind that fits the result; else a wide one."""
+    narrow = kind_of(meta.dtype)
+    return narrow if all(x.kind == narrow for x in parts) else wide_kind(meta.dtype)
+
+
+@rule("constant_pad_nd")
+def _pad(t: Translator, meta: torch.Tensor, x: Value, pad: Sequence[int], value: Any = 0) -> Value:
+    if isinstance(value, Value):
+        raise Unsupported("padding with a number that changes")
+    number = Emitter(t, x.kind).number(number_of(x.kind)(value))
+    return Value(t.op("pad", x.at, t.sizes(pad), number, kind=x.kind), x.kind, meta)
+
+
+@rule("flip", "prims.rev")
+def _flip(t: Translator, meta: torch.Tensor, x: Value, dims: Sequence[int]) -> Value:
+    at = x.at
+    for dim in dims:
+        dim %= meta.ndim
+        n = t.size(meta.shape[dim])
+        last = t.op("sub", n, 1, kind="") if isinstance(n, V) else n - 1
+        backwards = t.op("iota", n, last, -1, kind="Int", dtype="Int")
+        at = t.op("index_select", at, backwards, dim, kind=x.kind)
+    return Value(at, x.kind, meta)
+
+
+# Lookups: indices are in range, `lower` sees to that
+
+
+@rule("index_select")
+def _index_select(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value) -> Value:
+    if not x.meta.ndim:
+        raise Unsupported("index_select of a 0-dim tensor")
+    place = index.at
+    if not index.meta.ndim:
+        place = t.op("broadcast", place, [True], kind=index.kind)
+    return Value(t.op("index_select", x.at, place, dim % x.meta.ndim, kind=x.kind), x.kind, meta)
+
+
+@rule("gather")
+def _gather(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value, **_: Any) -> Value:
+    if not (x.meta.ndim and index.meta.ndim):
+        raise Unsupported("gather of a 0-dim tensor")
+    return Value(t.op("gather", x.at, index.at, dim % x.meta.ndim, kind=x.kind), x.kind, meta)
+
+
+@rule("scatter.value")
+def _scatter_value(
+    t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value, value: Any
+) -> Value:
+    dim %= meta.ndim
+    shape = list(meta.shape)
+    shape[dim] = 1
+    if list(index.meta.shape) != shape or isinstance(value, Value):
+        raise Unsupported("scatter, other than of a number to one place in each row")
+    places = t.along(t.op("iota", t.size(meta.shape[dim]), kind="Int", dtype="Int"), x, dim)
+    hit = t.op("eq", places, t.held_as(index, "Int"), kind="Bool")
+    number = Emitter(t, x.kind).number(number_of(x.kind)(value))
+    return Value(t.op("where", hit, number, x.at, kind=x.kind), x.kind, meta)
+
+
+@rule("embedding")
+def _embedding(t: Translator, meta: torch.Tensor, weight: Value, indices: Value, *_: Any) -> Value:
+    flat = t.reshaped(indices, [indices.meta.numel()])
+    rows = t.op("index_select", weight.at, flat, 0, kind=weight.kind)
+    shape = [indices.meta.numel(), weight.meta.shape[1]]
+    found = Value(rows, weight.kind, weight.meta.new_empty(shape))
+    return Value(t.reshaped(found, meta.shape), weight.kind, meta)
+
+
+# Out of nothing
+
+
+@rule("new_full")
+def _new_full(t: Translator, meta: torch.Tensor, _: Any, size: Any, value: Any, **__: Any) -> Value:
+    return _filled(t, meta, value)
+
+
+@rule("full", "full_like", "fill")
+def _full(t: Translator, meta: torch.Tensor, _: Any, value: Any, **__: Any) -> Value:
+    return _filled(t, meta, value)
+
+
+@rule("scalar_tensor")
+def _scalar_tensor(t: Translator, meta: torch.Tensor, value: Any, **_: Any) -> Value:
+    return _filled(t, meta, value)
+
+
+@rule("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "empty_permuted", "empty_strided",
+      "new_empty", "new_empty_strided", "zero")  # fmt: skip
+def _zeros(t: Translator, meta: torch.Tensor, *_: Any, **__: Any) -> Value:
+    return _filled(t, meta, 0)
+
+
+@rule("ones", "ones_like", "new_ones")
+def _ones(t: Translator, meta: torch.Tensor, *_: Any, **__: Any) -> Value:
+    return _filled(t, meta, 1)
+
+
+def _filled(t: Translator, meta: torch.Tensor, value: Any) -> Value:
+    kind = kind_of(meta.dtype)
+    if isinstance(value, Value):
+        number = t.held_as(value, kind)
+        if not value.is_number:
+            return Value(t.expanded(Value(number, kind, value.meta), meta.shape), kind, meta)
+    else:
+        number = t.op("constant", number_of(kind)(value), kind=kind)
+    return Value(t.op("full", t.sizes(meta.shape), number, kind=kind, dtype=kind), kind, meta)
+
+
+@rule("copy")
+def _copy(t: Translator, meta: torch.Tensor, _: Value, source: Value, *__: Any) -> Value:
+    kind = kind_of(meta.dtype)
+    held = Value(t.held_as(source, kind), kind, source.meta, source.is_number)
+    return Value(t.expanded(held, meta.shape), kind, meta)
+
+
+def _range(t: Translator, meta: torch.Tensor, start: Any, step: Any) -> Value:
+    n, kind = t.size(meta.shape[0]), wide_kind(meta.dtype)
+    if kind == "Int32":
+        whole = t.op("iota", n, t.size(start), t.size(step), kind="Int", dtype="Int")
+        return Value(t.op("cast", whole, kind=kind, dtype=kind), kind, meta)
+    if kind == "Int":
+        start, step = t.size(start), t.size(step)
+    else:
+        start, step = (t.op("constant", float(x), kind=kind) for x in (start, step))
+    return Value(t.op("iota", n, start, step, kind=kind, dtype=kind), kind, meta)
+
+
+@rule("arange.default")
+def _arange(t: Translator, meta: torch.Tensor, end: Any, **_: Any) -> Value:
+    return _range(t, meta, 0, 1)
+
+
+@rule("arange.start")
+def _arange_from(t: Translator, meta: torch.Tensor, start: Any, end: Any, **_: Any) -> Value:
+    return _range(t, meta, start, 1)
+
+
+@rule("arange.start_step")
+def _arange_by(
+    t: Translator, meta: torch.Tensor, start: Any, end: Any, step: Any = 1, **_: Any
+) -> Value:
+    return _range(t, meta, start, step)
+
+
+@rule("prims.iota.default")
+def _iota(
+    t: Translator, meta: torch.Tensor, length: Any, *, start: Any, step: Any, **_: Any
+) -> Value:
+    return _range(t, meta, start, step)

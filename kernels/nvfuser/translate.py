@@ -1,0 +1,416 @@
+"""From a lowered segment to a definition.
+
+In: the graph that `kernels.lower` made, in the aten ops that `RULES` know. Out: a definition.
+Half and bfloat16 are computed as float, as eager kernels do, and rounded where they are stored or
+where the program casts, not after each op.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.generic import Sizes, order_of
+from lazy_tensor.kernels.lower import Lowered
+from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Definition, V
+from lazy_tensor.kernels.segment import Segment, TensorSpec
+from lazy_tensor.kernels.torch_inductor import text_of_size
+
+WIDE = {"Half": "Float", "BFloat16": "Float"}
+"""What a dtype is computed in, where that is another."""
+
+
+class Unsupported(Declined):
+    """nvFuser has no way to do this; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph, or a number that is 0-dim there: `meta` is the fake tensor.
+
+    `kind` is what it is held in, which for half and bfloat16 may be wider than its dtype.
+    """
+
+    at: V
+    kind: str
+    meta: torch.Tensor
+    is_number: bool = False
+
+
+R = TypeVar("R", bound=Callable[..., Any])
+Rule = Callable[..., Any]
+"""`rule(translator, meta, *args, **kwargs)`: the value of a node, or a tuple of values, whose fake
+result is `meta`. Arguments are as in the op's schema: tensors are values."""
+
+RULES: dict[str, Rule] = {}
+"""By the op's name, `"aten.add"`, or with its overload, `"aten.div.Tensor_mode"`."""
+
+
+def rule(*names: str) -> Callable[[R], R]:
+    """Make a function the rule of aten ops (or others, with their namespace)."""
+
+    def register(function: R) -> R:
+        for name in names:
+            RULES[name if name.startswith(("aten.", "prims.")) else f"aten.{name}"] = function
+        return function
+
+    return register
+
+
+def rule_of(op: Any) -> Rule | None:
+    """The rule of an overload."""
+    name = str(op)
+    return RULES.get(name) or RULES.get(name.rpartition(".")[0])
+
+
+def translated(lowered: Lowered, segment: Segment) -> Definition:
+    """The definition of a lowered segment: its inputs, then its scalars, then its results.
+
+    Unsupported or TooManyPaths if it has none.
+    """
+    translator = Translator(segment, [*zip(lowered.sizes, lowered.strides, strict=True)])
+    translator.run(lowered.graph)
+    return translator.definition
+
+
+class Translator:
+    """Walks a graph once; rules call its methods."""
+
+    def __init__(self, segment: Segment, promised: list[tuple[Sizes, Sizes]]) -> None:
+        self.definition = Definition()
+        self._segment = segment
+        self._promised = promised
+        self._env: dict[fx.Node, Any] = {}
+        self._sizes: dict[str, tuple[V, int]] = {}
+        self._inputs: list[Value] = []
+        self._numbers: list[Value] = []
+        self._handed_out: set[int] = set()
+
+    def run(self, module: fx.GraphModule) -> None:
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self._env[node] = self._placeholder(node.meta["val"])
+            elif node.op == "get_attr":
+                self._env[node] = self._constant(getattr(module, str(node.target)))
+            elif node.op == "output":
+                self._outputs(node.args[0])
+            elif node.target is torch.ops.aten.copy_.default:
+                self._write(node)
+            elif _is_tensors(node.meta.get("val")):
+                self._env[node] = self._called(node)
+            # else: a size, which is made out of the inputs' where it is wanted
+
+    # Rules' part
+
+    def op(self, name: str, *args: Any, kind: str, n: int = 1, **options: Any) -> Any:
+        """One more line; values among `args` as they are held."""
+        return self.definition.add(name, *args, kind=kind, n=n, **options)
+
+    def held_as(self, value: Value, kind: str) -> V:
+        """`value` converted, as torch converts."""
+        if value.kind == kind:
+            return value.at
+        if kind == "Bool":
+            zero = self._op("constant", number_of(value.kind)(0), kind=value.kind)
+            return self._op("ne", value.at, zero, kind="Bool")
+        return self._op("cast", value.at, kind=kind, dtype=kind)
+
+    def wide(self, value: Value) -> V:
+        """`value` in what its dtype is computed in."""
+        return self.held_as(value, wide_kind(value.meta.dtype))
+
+    def size(self, n: Any) -> Any:
+        """A size as an argument of a call: a number, or a value where it is symbolic."""
+        if isinstance(n, torch.SymInt):
+            try:
+                found = eval(text_of_size(n), {"__builtins__": {}}, _Symbols(self, self._sizes))
+            except (NameError, TypeError):
+                raise Unsupported(f"a size that is {n}") from None
+            return found.at if isinstance(found, _Size) else int(found)
+        return n
+
+    def sizes(self, shape: Sequence[Any]) -> list[Any]:
+        return [self.size(n) for n in shape]
+
+    def tensor(self, value: Value, shape: Sequence[Any] = ()) -> V:
+        """A number as a tensor of `shape`; a tensor as it is."""
+        if not value.is_number:
+            return value.at
+        return self._op("full", self.sizes(shape), value.at, kind=value.kind, dtype=value.kind)
+
+    def product(self, shape: Sequence[Any]) -> Any:
+        """The number of elements of a shape: a number, or a value."""
+        n: Any = 1
+        for size in shape:
+            n = n * size
+        return self.size(n)
+
+    def reshaped(self, value: Value, shape: Sequence[Any]) -> V:
+        """`value` with its elements, in order, in another shape."""
+        before, after = list(value.meta.shape), list(shape)
+        at = self.tensor(value)
+        if _same(before, after):
+            return at
+        if _same(_moving(before), _moving(after)):
+            return self._with_ones(at, value.kind, before, after)
+        return self._op("reshape", at, self.sizes(after), kind=value.kind)
+
+    def expanded(self, value: Value, shape: Sequence[Any]) -> V:
+        """`value` repeated along dimensions of one element, and along new first ones."""
+        if value.is_number:
+            return self.tensor(value, shape)
+        before = list(value.meta.shape)
+        if _same(before, shape):
+            return value.at
+        places = list(range(len(shape) - len(before), len(shape)))
+        sizes = self.sizes(shape)
+        if not places or places[0]:
+            return self._op("broadcast_in_dim", value.at, sizes, places, kind=value.kind)
+        return self._op("expand", value.at, sizes, kind=value.kind)
+
+    def along(self, vector: V, like: Value, dim: int) -> V:
+        """A vector as a tensor of the rank of `like`, its elements along `dim`."""
+        is_new = [d != dim for d in range(like.meta.ndim)]
+        kind = self.definition.kinds[vector.index]
+        return self._op("broadcast", vector, is_new, kind=kind) if any(is_new) else vector
+
+    def _with_ones(self, at: V, kind: str, before: list[Any], after: list[Any]) -> V:
+        """Dimensions of one element gone, then put where `after` has them."""
+        ones = [d for d, n in enumerate(before) if is_one(n)]
+        is_new = [is_one(n) for n in after]
+        if ones:
+            at = self._op("squeeze", at, ones, kind=kind)
+        return self._op("broadcast", at, is_new, kind=kind) if any(is_new) else at
+
+    # The graph's ends
+
+    def _op(self, name: str, *args: Any, kind: str, **options: Any) -> V:
+        made: V = self.definition.add(name, *args, kind=kind, **options)
+        return made
+
+    def _placeholder(self, meta: torch.Tensor) -> Value:
+        if len(self._inputs) == len(self._segment.inputs):
+            kind = KINDS[meta.dtype]
+            number = Value(self._op("scalar", kind=kind, fresh=True), kind, meta, is_number=True)
+            self._numbers.append(number)
+            return number
+        spec = self._segment.inputs[len(self._inputs)]
+        shape = [n if n == 1 or not isinstance(n, torch.SymInt) else -1 for n in meta.shape]
+        contiguity, order = descriptor(spec)
+        is_cpu = spec.device.type == "cpu" != self._segment.device.type
+        kind = kind_of(spec.dtype)
+        at = self._op("input", shape, contiguity, order, is_cpu, kind=kind, fresh=True)
+        for dim, n in enumerate(meta.shape):
+            if isinstance(n, torch.SymInt):
+                self._sizes.setdefault(text_of_size(n), (at, dim))
+        value = Value(at, kind, meta)
+        self._inputs.append(value)
+        return value
+
+    def _constant(self, tensor: torch.Tensor) -> Value:
+        if tensor.numel() != 1:
+            raise Unsupported("a constant tensor of several elements")
+        kind = kind_of(tensor.dtype)
+        at = self._op("constant", tensor.item(), kind=kind)
+        return Value(at, kind, tensor, is_number=tensor.ndim == 0)
+
+    def _called(self, node: fx.Node) -> Any:
+        meta = node.meta["val"]
+        args = [self._argument(a) for a in node.args]
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        for one in meta if isinstance(meta, (list, tuple)) else [meta]:
+            if isinstance(one, torch.Tensor) and one.ndim > MAX_RANK:
+                raise Unsupported(f"a tensor of more than {MAX_RANK} dimensions")
+        found = rule_of(node.target)
+        if found is None:
+            raise Unsupported(f"no rule for {node.target}")
+        kwargs = {name: self._argument(a) for name, a in node.kwargs.items()}
+        return found(self, meta, *args, **kwargs)
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            return self._env[argument] if argument in self._env else argument.meta["val"]
+        if isinstance(argument, (list, tuple)):
+            return [self._argument(a) for a in argument]
+        return argument
+
+    def _write(self, node: fx.Node) -> None:
+        target, source = (self._argument(a) for a in node.args[:2])
+        if target not in self._inputs:
+            raise Unsupported("a write to what is not an input")
+        self.definition.output(self._own(source, target.meta.dtype), target.at)
+        self._env[node] = target
+
+    def _outputs(self, results: Sequence[Any]) -> None:
+        for result, promised in zip(results, self._promised, strict=True):
+            value = self._argument(result)
+            at = self._own(value, value.meta.dtype)
+            if len(promised[0]) > 1:
+                order = stride_order(*promised)
+                at = self._op("stride_order", at, order, kind=kind_of(value.meta.dtype), fresh=True)
+            self.definition.output(at)
+
+    def _own(self, value: Value, dtype: torch.dtype) -> V:
+        """`value` rounded to `dtype`, in memory that nothing else is in."""
+        kind = kind_of(dtype)
+        at = self.held_as(value, kind)
+        if value.is_number:
+            at = self._op("full", [], at, kind=kind, dtype=kind)
+        if self._is_only_moved(at) or at.index in self._handed_out:
+            # nvFuser would return a view of the input, or one tensor for two
+            at = self._computed(at, kind)
+        self._handed_out.add(at.index)
+        return at
+
+    def _computed(self, at: V, kind: str) -> V:
+        """The same values, out of an op that nvFuser doesn't take for a view."""
+        if kind == "Bool":
+            return self._op("logical_and", at, at, kind=kind, fresh=True)
+        wide = WIDE.get(kind, kind)
+        held = at if wide == kind else self._op("cast", at, kind=wide, dtype=wide)
+        one = self._op("constant", number_of(wide)(1), kind=wide)
+        product = self._op("mul", held, one, kind=wide, fresh=True)
+        return product if wide == kind else self._op("cast", product, kind=kind, dtype=kind)
+
+    def _is_only_moved(self, at: V) -> bool:
+        line = self.definition.makers[at.index]
+        if line.op in MOVES:
+            return self._is_only_moved(line.args[0])
+        return line.op == "input"
+
+
+MOVES = frozenset({
+    "broadcast", "broadcast_in_dim", "expand", "permute", "reshape", "select", "set", "slice",
+    "squeeze", "stride_order",
+})  # fmt: skip
+"""nvFuser's ops whose result may be a view of the operand."""
+
+
+class _Symbols(dict[str, Any]):
+    """The symbols' names in an expression of sizes, each read from a tensor when it is wanted."""
+
+    def __init__(self, translator: Translator, places: dict[str, tuple[V, int]]) -> None:
+        super().__init__(places)
+        self._translator = translator
+
+    def __getitem__(self, name: str) -> _Size:
+        tensor, dim = super().__getitem__(name)
+        return _Size(self._translator, self._translator.op("size", tensor, dim, kind=""))
+
+
+class _Size:
+    """A size that is a value, in the arithmetic that an expression of sizes does."""
+
+    def __init__(self, translator: Translator, at: Any) -> None:
+        self._translator = translator
+        self.at = at
+
+    def _with(self, name: str, one: Any, other: Any) -> _Size:
+        operands = [x.at if isinstance(x, _Size) else int(x) for x in (one, other)]
+        return _Size(self._translator, self._translator.op(name, *operands, kind=""))
+
+    def __add__(self, other: Any) -> _Size:
+        return self._with("add", self, other)
+
+    def __sub__(self, other: Any) -> _Size:
+        return self._with("sub", self, other)
+
+    def __mul__(self, other: Any) -> _Size:
+        return self._with("mul", self, other)
+
+    def __floordiv__(self, other: Any) -> _Size:
+        return self._with("div", self, other)
+
+    def __mod__(self, other: Any) -> _Size:
+        return self._with("mod", self, other)
+
+    def __radd__(self, other: Any) -> _Size:
+        return self._with("add", other, self)
+
+    def __rsub__(self, other: Any) -> _Size:
+        return self._with("sub", other, self)
+
+    def __rmul__(self, other: Any) -> _Size:
+        return self._with("mul", other, self)
+
+    def __pow__(self, exponent: int) -> _Size:
+        result = self
+        for _ in range(exponent - 1):
+            result = result * self
+        return result
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """nvFuser's name of a dtype; Unsupported if it has none."""
+    kind = KINDS.get(dtype)
+    if kind is None:
+        raise Unsupported(f"nvFuser has no {dtype}")
+    return kind
+
+
+def wide_kind(dtype: torch.dtype) -> str:
+    """What eager kernels compute `dtype` in."""
+    kind = kind_of(dtype)
+    return WIDE.get(kind, kind)
+
+
+def number_of(kind: str) -> type:
+    """The Python type of a constant of `kind`."""
+    return {"Bool": bool, "Int": int, "Int32": int}.get(kind, float)
+
+
+def is_one(n: Any) -> bool:
+    return not isinstance(n, torch.SymInt) and n == 1
+
+
+def _moving(shape: Sequence[Any]) -> list[Any]:
+    return [n for n in shape if not is_one(n)]
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes are the same without assuming anything of symbols."""
+    return [str(n) for n in one] == [str(n) for n in other]
+
+
+def _is_tensors(meta: Any) -> bool:
+    return isinstance(meta, (torch.Tensor, list, tuple))
+
+
+def descriptor(spec: TensorSpec) -> tuple[list[bool | None], list[int]]:
+    """Contiguity, outermost dimension in memory first, and the stride order: 0 is innermost.
+
+    As nvFuser's `compute_tensor_descriptor`.
+    """
+    n_dims = len(spec.size)
+    is_moving = [spec.size[d] != 1 and spec.stride[d] != 0 for d in range(n_dims)]
+    inner = iter(sorted((d for d in range(n_dims) if is_moving[d]), key=lambda d: -spec.stride[d]))
+    order = [next(inner) if is_moving[d] else d for d in range(n_dims)]
+    contiguity: list[bool | None] = []
+    expected = 1
+    for dim in reversed(order):
+        contiguity.append(spec.stride[dim] == expected if is_moving[dim] else None)
+        if is_moving[dim]:
+            expected = spec.stride[dim] * spec.size[dim]
+    contiguity.reverse()
+    ranks = [0] * n_dims
+    for place, dim in enumerate(order):
+        ranks[dim] = n_dims - 1 - place
+    return contiguity, ranks
+
+
+def stride_order(size: Sizes, stride: Sizes) -> list[int]:
+    """For each dimension its place in memory, 0 innermost; Unsupported if there are gaps."""
+    order = order_of(TensorSpec(size, stride, torch.float32, torch.device("cpu")))
+    if order is None:
+        raise Unsupported("a result with gaps in memory")
+    ranks = [0] * len(order)
+    for place, dim in enumerate(order):
+        ranks[dim] = len(order) - 1 - place
+    return ranks

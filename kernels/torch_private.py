@@ -1,0 +1,24 @@
+"""torch's private names that kernels need, but for Inductor's. Checked with torch 2.10 and 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+
+
+def decompositions(is_kept: Callable[[Any], bool]) -> dict[Any, Callable[..., Any]]:
+    """torch's functions that compute ops out of simpler ones, but for the ops that `is_kept`."""
+    return {
+        op: function
+        for op, function in decomposition_table.items()
+        if isinstance(op, OpOverload) and not is_kept(op)
+    }
+
+
+def assert_in_range(is_bad: torch.Tensor) -> None:
+    """Have the device raise, when it gets there, if an index was out of range: nothing waits."""
+    torch._assert_async(~is_bad, "index out of range in a compiled segment")
