@@ -46,12 +46,46 @@ class Unit:
 
 
 class Fusibility:
-    """Which nodes a backend takes, asked once a node."""
+    """Which nodes a backend takes, asked once a node.
 
-    def __init__(self, graph: Graph, refuses: Refuses) -> None:
+    `paths`, if a backend has trouble with long chains of diamonds, says by how many paths a value
+    passes through a call; a segment ends before more than `max_paths` lead to one of its values.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        refuses: Refuses,
+        paths: Callable[[Call], int] | None = None,
+        max_paths: int = 0,
+    ) -> None:
         self._graph = graph
         self._refuses = refuses
+        self._paths = paths
+        self._max_paths = max_paths
         self._known: dict[int, str | None] = {}
+
+    def parts(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:
+        """The members, nodes by number, in runs that a kernel can hold."""
+        for part in _cut(members):
+            yield from self._cut_by_paths(nodes, part) if self._paths is not None else [part]
+
+    def _cut_by_paths(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:
+        assert self._paths is not None
+        part: list[int] = []
+        paths: dict[int, int] = {}  # that lead to what owns the memory: views count as their bases
+        for i in members:
+            node = nodes[i]
+            call = Call(node.facts.op, node.args, node.kwargs, node.specs)
+            through = self._paths(call)
+            found = through * sum(paths.get(self._graph.root[slot], 1) for slot in node.reads)
+            if found > self._max_paths and part:
+                yield part
+                part, paths, found = [], {}, through * len(node.reads)
+            part.append(i)
+            made = {slot for slot in node.outs if slot is not None} | set(node.writes)
+            paths.update((self._graph.root[slot], found) for slot in made)
+        yield part
 
     def reason_against(self, node: Node) -> str | None:
         """Why `node` can't be inside a kernel; None if it can."""
@@ -128,7 +162,7 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
     units = [
         Unit([nodes[i] for i in part], takes[part[0]] and len(part) > 1)
         for group in groups
-        for part in _cut(group)
+        for part in fusible.parts(nodes, group)
     ]
     flat: list[Unit] = []
     for unit in units:

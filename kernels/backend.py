@@ -23,6 +23,21 @@ class Declined(RuntimeError):
     """No kernel is for a segment, which is no failure: the message says why."""
 
 
+class Busy(RuntimeError):
+    """Another thread is preparing the kernel; nothing was run."""
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A kernel that takes long when it first sees a segment's sizes.
+
+    It raises Busy if it is called meanwhile.
+    """
+
+    def prepare(self, segment: Segment) -> None:
+        """Get ready for the sizes of `segment`, without keeping other threads from running."""
+
+
 @runtime_checkable
 class Backend(Protocol):
     """Turns segments into kernels. `name` is what `configure(backend=...)` takes."""
@@ -67,6 +82,17 @@ class GenericBackend(PortableBackend, Protocol):
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         """Whether the artifact of a generic segment is right for these values of its symbols."""
+
+
+@runtime_checkable
+class CountsPaths(Protocol):
+    """A backend whose time grows with the paths from a segment's inputs to its values."""
+
+    max_paths: int
+    """How many may lead to one value."""
+
+    def paths(self, call: Call) -> int:
+        """By how many of them an operand of `call` reaches its result."""
 
 
 _backends: dict[str, Backend] = {}

@@ -24,6 +24,7 @@ from lazy_tensor.kernels.backend import (
     GenericBackend,
     Kernel,
     PortableBackend,
+    Prepared,
     after,
 )
 from lazy_tensor.kernels.cache import Cache
@@ -74,6 +75,8 @@ class Compiler:
         self._families = Families(maxsize)
         self._fusions: WeakSet[Fusion] = WeakSet()
         self._workers = Workers(n_workers, self._build_dir())
+        # one, as each holds a context on the device
+        self._device_workers = Workers(1, self._build_dir())
         self._to_load = Jobs(self._load, n_threads=1)
         self._to_build = Jobs(self._obtain, n_threads=self._workers.size)
         self._is_forked = False
@@ -133,6 +136,7 @@ class Compiler:
         self._to_load.close()
         self._to_build.close()
         self._workers.close()
+        self._device_workers.close()
 
     def after_fork_in_child(self) -> None:
         """Run op by op in the child: OpenMP's threads and the workers are its parent's."""
@@ -141,6 +145,7 @@ class Compiler:
         self._to_load.forget()
         self._to_build.forget()
         self._workers.forget()
+        self._device_workers.forget()
         for fusion in list(self._fusions):
             fusion.run_op_by_op("this is a forked child process")
 
@@ -196,7 +201,7 @@ class Compiler:
                 return
             family = fusion.member.family
             fusion.n_runs = family.n_members - 1  # each of the others ran
-            if family.kernel is not None:
+            if family.kernel is not None and not isinstance(family.kernel, Prepared):
                 fusion.adopt(self._generic_kernel(fusion, fusion.member), "of other sizes")
         except Declined as reason:
             fusion.give_up(str(reason))
@@ -205,8 +210,11 @@ class Compiler:
         """Take the kernel from disk; if there is none, wait for the fusion to be used enough."""
         try:
             kernel = self._kernel_on_disk(fusion)
-        except Declined as reason:
-            fusion.give_up(str(reason))
+            if isinstance(kernel, Prepared):
+                kernel.prepare(fusion.segment)
+        except Exception as reason:
+            if not self._passes_on(fusion, str(reason)):
+                fusion.give_up(str(reason))
             return
         if kernel is not None:
             fusion.adopt(kernel, "from disk")
@@ -221,6 +229,8 @@ class Compiler:
             origin = "from disk"
             if kernel is None:
                 kernel, origin = self._built(fusion), "compiled"
+            if isinstance(kernel, Prepared):
+                kernel.prepare(fusion.segment)
         except Declined as reason:
             if not self._passes_on(fusion, str(reason)):
                 fusion.give_up(str(reason))
@@ -328,7 +338,9 @@ class Compiler:
         key = self._artifact_key(fusion)
         try:
             if is_known_to_workers(backend):
-                artifact = self._workers.build(backend, fusion.source)
+                on_cpu = fusion.segment.device.type == "cpu"
+                workers = self._workers if on_cpu else self._device_workers
+                artifact = workers.build(backend, fusion.source)
             else:
                 artifact = _apart(backend.build, fusion.source)
         except WorkerDied as death:

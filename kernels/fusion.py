@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from lazy_tensor.kernels.aten import compile_aten
-from lazy_tensor.kernels.backend import Backend, Kernel
+from lazy_tensor.kernels.backend import Backend, Busy, Kernel
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.families import Member
 from lazy_tensor.kernels.segment import Segment
@@ -159,6 +159,8 @@ class Fusion:
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
             try:
                 return kernel(tensors, scalars)
+            except Busy:
+                return self.aten(tensors, scalars)
             except Exception as error:
                 if self.segment.written:
                     raise  # the kernel may have written already: replay would write twice

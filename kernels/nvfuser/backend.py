@@ -9,21 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.artifact import Outputs, View
-from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.backend import Busy, Kernel
 from lazy_tensor.kernels.inductor import default_dtype
 from lazy_tensor.kernels.nvfuser import library
-from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Line, loaded
-from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
+from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, Line, loaded
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, n_bytes
 from lazy_tensor.kernels.torch_inductor import SymbolicSizes
 
 Run = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
@@ -34,6 +35,12 @@ WITHOUT = frozenset(["diagonal", "unfold"])
 """What Inductor fuses and nvFuser has no op for."""
 TAKEN = (fusible.FUSIBLE | SCANS) - WITHOUT
 
+COMPOSED = frozenset(
+    name
+    for name in fusible.POINTWISE
+    if name.endswith("_backward") or name.startswith(("gelu", "log_", "logadd", "mish", "softplus"))
+)
+"""Pointwise ops whose rules use an operand several times."""
 SLICES = frozenset(("slice", "slice_backward", "slice_scatter"))
 
 
@@ -41,8 +48,7 @@ class NvfuserBackend:
     """Fuses pointwise ops, reductions, norms, scans and moves of data on CUDA."""
 
     name = "nvfuser"
-    max_paths = 10**4
-    """Ways from a segment's inputs to one of its values; see `definition.MAX_PATHS`."""
+    max_paths = MAX_PATHS // 10
 
     def unavailable(self, device_type: str) -> str | None:
         if device_type != "cuda":
@@ -62,6 +68,12 @@ class NvfuserBackend:
             return f"{call.op}: nvFuser has no slice with a step"
         return None
 
+    def paths(self, call: Call) -> int:
+        """As many as its rule takes, by a rough count: translating counts them exactly."""
+        name = fusible.base_name(call.op)
+        is_plain = name in fusible.VIEWS or (name in fusible.POINTWISE and name not in COMPOSED)
+        return 1 if is_plain else 4
+
     def compile(self, segment: Segment) -> Kernel:
         return self.load(segment, self.build(segment))
 
@@ -76,16 +88,65 @@ class NvfuserBackend:
         which would end the process ends a worker."""
         artifact = definition_of(segment)
         if library.problem() is None:
-            library.Fused(_lines(artifact))
+            self.load(segment, artifact).prepare(segment)
         return artifact
 
-    def load(self, segment: Segment, artifact: bytes) -> Kernel:
-        return kernel_of(artifact, segment.scalars, library.Fused(_lines(artifact)).run)
+    def load(self, segment: Segment, artifact: bytes) -> FusedKernel:
+        return FusedKernel(segment, artifact, library.Fused(_lines(artifact)))
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         header = json.loads(artifact)
         names = {"math": math, **dict(zip(header["symbols"], values, strict=True))}
         return all(eval(condition, names) for condition in header["conditions"])
+
+
+class FusedKernel:
+    """A fusion as a kernel."""
+
+    def __init__(self, segment: Segment, artifact: bytes, fused: Runnable) -> None:
+        self._fused = fused
+        self._run = kernel_of(artifact, segment.scalars, fused.run)
+        self._lock = threading.Lock()  # nvFuser's maps of compiled kernels have none
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
+    ) -> Sequence[torch.Tensor]:
+        if not self._lock.acquire(blocking=False):
+            raise Busy
+        try:
+            return self._run(tensors, scalars)
+        finally:
+            self._lock.release()
+
+    def prepare(self, segment: Segment) -> None:
+        """Compile for the sizes of `segment`, by a run on zeros, if there is room for them."""
+        device = segment.device
+        n_needed = 2 * sum(map(n_bytes, segment.inputs))
+        if device.type != "cuda" or not torch.cuda.is_available():
+            return
+        if n_needed > torch.cuda.mem_get_info(device)[0]:
+            return
+        zeros = [_zeros(spec) for spec in segment.inputs]
+        numbers = [float(1) if kind is float else 1 for kind in segment.scalars]
+        with self._lock:
+            self._fused.prepare([*zeros, *numbers])
+
+
+class Runnable(Protocol):
+    """A definition that can be run."""
+
+    run: Run
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Be quick with inputs like these from now on."""
+
+
+def _zeros(spec: TensorSpec) -> torch.Tensor:
+    """A tensor laid out as `spec` says, repeated elements and gaps included."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(spec.size, spec.stride, strict=True))
+    return torch.zeros(extent, dtype=spec.dtype, device=spec.device).as_strided(
+        spec.size, spec.stride
+    )
 
 
 def _step(call: Call) -> Any:

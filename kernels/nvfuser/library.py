@@ -5,18 +5,23 @@ Checked with nvfuser_direct 0.2.36. Importing this module doesn't import nvFuser
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.extension import Extension
 from lazy_tensor.kernels.nvfuser.definition import Line, V
 
 MODULE = "nvfuser_direct"
@@ -86,8 +91,55 @@ class Fused:
             raise Declined(f"nvFuser refuses it: {_first_lines(error)}") from None
         finally:
             del guard
-        self.executor: Any = nvfuser.FusionExecutorCache(fusion)
-        self.run: Callable[..., list[torch.Tensor]] = self.executor.execute
+        executor: Any = nvfuser.FusionExecutorCache(fusion)
+        self.run: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = executor.execute
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Compile for inputs like these; other threads run meanwhile, if that can be had."""
+        with compiling():
+            self.run(inputs)
+
+
+GIL_SOURCE = Path(__file__).with_name("gil.cpp")
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within it, what this thread calls of nvFuser leaves the interpreter to others.
+
+    Where `gil.cpp` can't be compiled, or nvFuser is built otherwise, they wait as ever.
+    """
+    GIL.ask_for(None, wait=True)
+    if _gil is None:
+        yield
+        return
+    _gil.lazy_tensor_gil_want(1)
+    try:
+        yield
+    finally:
+        _gil.lazy_tensor_gil_want(0)
+
+
+_gil: Any = None
+
+
+def _use_gil(compiled: bytes) -> None:
+    global _gil
+    module = importlib.import_module(MODULE)
+    # by PyDLL, which calls without giving up the lock: `gil.cpp` does that itself
+    library = loaded(compiled, lambda path, _: ctypes.PyDLL(path))
+    library.lazy_tensor_gil_count.restype = ctypes.c_uint64
+    if not library.lazy_tensor_gil_install(module._C_DIRECT.__file__.encode()):
+        raise RuntimeError("this nvFuser doesn't call its library as is expected")
+    _gil = library
+
+
+GIL = Extension(GIL_SOURCE, (), _use_gil)
+
+
+def n_released() -> int:
+    """How often the interpreter was left to other threads."""
+    return 0 if _gil is None else int(_gil.lazy_tensor_gil_count())
 
 
 def _built(nvfuser: Any, fusion: Any, lines: Sequence[Line]) -> list[str]:

@@ -18,7 +18,6 @@ from lazy_tensor.kernels.nvfuser.definition import V
 from lazy_tensor.kernels.nvfuser.translate import (
     RULES,
     Translator,
-    Unsupported,
     Value,
     kind_of,
     number_of,
@@ -67,9 +66,7 @@ def elementwise(
 
     `bools_as_ints` computes booleans as integers; `needs_float` integers as floats.
     """
-    weighed = [o.meta if isinstance(o, Value) else o for o in operands if o is not None]
-    if any(isinstance(o, torch.SymInt) for o in weighed):
-        raise Unsupported("arithmetic with a size")
+    weighed = [_weighed(o) for o in operands if o is not None]
     dtype, _ = elementwise_dtypes(*weighed, type_promotion_kind=promotion)
     kind = wide_kind(dtype)
     if kind == "Bool" and bools_as_ints:
@@ -84,9 +81,19 @@ def elementwise(
     return value if made == result else Value(t.held_as(value, result), result, meta, is_number)
 
 
+def _weighed(operand: Any) -> Any:
+    """What decides the dtype of a result."""
+    if isinstance(operand, Value):
+        return operand.meta
+    return 1 if isinstance(operand, torch.SymInt) else operand
+
+
 def _operand(t: Translator, operand: Any, kind: str) -> Any:
     if operand is None:
         return None
+    if isinstance(operand, torch.SymInt):
+        size = t.size(operand)
+        return t.op("cast", size, kind=kind, dtype=kind) if isinstance(size, V) else size
     if isinstance(operand, Value):
         return t.held_as(operand, kind)
     return number_of(kind)(operand)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from torch._subclasses import FakeTensorMode
 
 import lazy_tensor
 from lazy_tensor.kernels import backend
-from lazy_tensor.kernels.backend import Declined, Kernel
+from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.nvfuser import library
-from lazy_tensor.kernels.nvfuser.backend import NvfuserBackend, kernel_of
+from lazy_tensor.kernels.nvfuser.backend import FusedKernel, NvfuserBackend, Run
 from lazy_tensor.kernels.nvfuser.definition import Line, loaded
 from lazy_tensor.kernels.segment import Segment
 from tests.nvfuser.interpreter import run
@@ -23,11 +24,23 @@ needs_nvfuser = pytest.mark.skipif(
 )
 
 
-def check_build(lines: Sequence[Line]) -> None:
-    """nvFuser takes the lines, and gives their values the dtypes that they say."""
+def check_build_if_there(lines: Sequence[Line]) -> None:
+    """Where nvFuser is, it takes the lines, and gives their values the dtypes that they say."""
+    if library.problem() is not None:
+        return
     said = [kind for line in lines for kind in line.kinds]
     for built, kind in zip(library.Fused(lines).kinds, said, strict=True):
         assert built in ("", kind) or not kind, f"a value of {built}, said to be of {kind}"
+
+
+class ByTorch:
+    """A definition that the interpreter runs."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.run: Run = functools.partial(run, lines)
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        self.run(inputs)
 
 
 class Interpreted(NvfuserBackend):
@@ -49,12 +62,11 @@ class Interpreted(NvfuserBackend):
             self.declined.append(str(reason))
             raise
 
-    def load(self, segment: Segment, artifact: bytes) -> Kernel:
+    def load(self, segment: Segment, artifact: bytes) -> FusedKernel:
         self.n_definitions += 1
         lines = loaded(json.loads(artifact)["lines"])
-        if library.problem() is None:
-            check_build(lines)
-        return kernel_of(artifact, segment.scalars, functools.partial(run, lines))
+        check_build_if_there(lines)
+        return FusedKernel(segment, artifact, ByTorch(lines))
 
 
 @pytest.fixture(autouse=True, scope="session")
