@@ -17,11 +17,18 @@ TEST_ARGS ?= -n 2
 BENCH_ARGS ?=
 FUZZ_ARGS ?=
 
-.PHONY: help demo test conformance models fuzz bench lint fmt venv clean
+# nvFuser is built for one Python and one torch: a second environment, for its tests alone.
+NVFUSER_VENV ?= .venv-nvfuser
+NVFUSER_PYTHON ?= $(shell command -v python3.12)
+NVFUSER_STAMP := $(NVFUSER_VENV)/.installed-$(shell { cat pyproject.toml; echo '$(CURDIR)'; } | cksum | cut -d' ' -f1)
+NVFUSER_TESTS ?= tests/nvfuser tests/dispatch tests/invariants tests/kernels tests/lazy_tensor tests/parity tests/replay
+
+.PHONY: help demo test nvfuser conformance models fuzz bench lint fmt venv clean
 
 help:
 	@echo 'make demo   train a small GPT eagerly and lazily, side by side'
 	@echo 'make test   run the tests            make bench  run the benchmarks'
+	@echo 'make nvfuser   the core tests where nvFuser is: Python 3.12 and torch 2.10 (7 GB)'
 	@echo 'make conformance   compare with eager by all of PyTorch'\''s own test databases'
 	@echo 'make models train models of other libraries, all of them, lazily and eagerly'
 	@echo 'make fuzz   run random programs lazily and eagerly until interrupted'
@@ -43,6 +50,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest $(TEST_ARGS)
+
+nvfuser: $(NVFUSER_STAMP)
+	$(NVFUSER_VENV)/bin/pytest $(TEST_ARGS) $(NVFUSER_TESTS)
+
+$(NVFUSER_STAMP):
+	test -x $(NVFUSER_VENV)/bin/python || '$(NVFUSER_PYTHON)' -m venv $(NVFUSER_VENV)
+	$(NVFUSER_VENV)/bin/python -m pip install --quiet --editable '.[dev,nvfuser]' torch==2.10.0
+	rm -f $(NVFUSER_VENV)/.installed-*
+	touch $@
 
 # A quarter of an hour, and about an hour more at first for its kernels, which build/conformance keeps.
 conformance: $(STAMP)

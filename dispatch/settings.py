@@ -144,8 +144,10 @@ def _check_backend(name: str, caller: str) -> None:
         raise ValueError(f"{caller}: {error}") from None
     reasons = [backend.unavailable(device_type) for device_type in ("cpu", "cuda")]
     if None not in reasons:
+        on_cpu, on_cuda = reasons
+        told = on_cpu if on_cpu == on_cuda else f"on cpu: {on_cpu}; on cuda: {on_cuda}"
         raise RuntimeError(
-            f"{caller}: backend {name!r} asked for, but {reasons[0]}; "
+            f"{caller}: backend {name!r} asked for, but {told}; "
             "backend='auto' takes one that can run"
         )
 

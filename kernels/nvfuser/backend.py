@@ -226,4 +226,4 @@ def _fingerprint() -> str:
     sources = hashlib.sha256()
     for module in SOURCES:
         sources.update((Path(__file__).parent / f"{module}.py").read_bytes())
-    return " ".join((sources.hexdigest()[:16], torch.__version__, library.version_text()))
+    return " ".join((sources.hexdigest()[:16], torch.__version__, library.installed()))

@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,15 @@ def problem() -> str | None:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return (
-            f"{_installed()} can't be loaded with torch {torch.__version__} ({reason}); {_advice()}"
+            f"{installed()} can't be loaded with torch {torch.__version__} ({reason}); {_advice()}"
         )
     return None
 
 
-def _installed() -> str:
-    wheels = [d for d in distributions() if (d.name or "").startswith("nvfuser")]
-    return ", ".join(f"{d.name} {d.version}" for d in wheels) or MODULE
+def installed() -> str:
+    """The wheel that nvFuser came from and its version, which a definition depends on."""
+    wheels = {f"{d.name} {d.version}" for d in distributions() if (d.name or "")[:7] == "nvfuser"}
+    return ", ".join(sorted(wheels)) or MODULE
 
 
 def _advice() -> str:
@@ -63,16 +64,6 @@ def _wheel() -> str:
     """nvFuser's wheel for the CUDA of the installed torch."""
     cuda = (torch.version.cuda or "12.8").split(".")[0]
     return "nvfuser-cu130-torch210" if cuda == "13" else "nvfuser-cu128-torch210"
-
-
-def version_text() -> str:
-    """nvFuser's version, which a definition depends on."""
-    try:
-        return version(
-            next(d.name for d in distributions() if (d.name or "").startswith("nvfuser-"))
-        )
-    except (PackageNotFoundError, StopIteration):
-        return "not installed"
 
 
 class Fused:

@@ -297,23 +297,6 @@ def _clamp_max(t: Translator, meta: torch.Tensor, x: Value, high: Any) -> Value:
     return _clamp(t, meta, x, None, high)
 
 
-@rule("lerp")
-def _lerp(t: Translator, meta: torch.Tensor, a: Value, b: Value, weight: Any) -> Value:
-    def compute(o: Emitter, start: V, end: V, w: Any) -> V:
-        # torch's two forms, each exact at its end
-        span = o("sub", end, start)
-        if isinstance(w, V):
-            near = o("lt", o("abs", w), 0.5, kind="Bool")
-            first = o("add", start, o("mul", w, span))
-            second = o("sub", end, o("mul", span, o("sub", 1.0, w)))
-            return o("where", near, first, second)
-        if abs(w) < 0.5:
-            return o("add", start, o("mul", span, w))
-        return o("sub", end, o("mul", span, 1.0 - w))
-
-    return elementwise(t, meta, compute, [a, b, weight])
-
-
 @rule("threshold")
 def _threshold(t: Translator, meta: torch.Tensor, x: Value, threshold: Any, value: Any) -> Value:
     def compute(o: Emitter, of: V, limit: Any, other: Any) -> V:

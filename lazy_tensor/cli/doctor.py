@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from torch._inductor import config as inductor_config
 import lazy_tensor
 from lazy_tensor.dispatch import settings
 from lazy_tensor.kernels import available_backends
+from lazy_tensor.kernels.nvfuser import library as nvfuser
 
 Line = tuple[str, str]
 
@@ -43,12 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 def versions() -> Iterator[Line]:
     yield "python", f"{platform.python_version()} on {platform.platform()}"
-    for name in ("lazy-tensor", "torch", "cachetools"):
-        yield name, installed_version(name)
-    nvfuser = sorted(
-        f"{d.name} {d.version}" for d in distributions() if (d.name or "").startswith("nvfuser")
-    )
-    yield "nvfuser", ", ".join(nvfuser) or "not installed"
+    yield "lazy-tensor", installed_version("lazy-tensor")
+    yield "torch", torch.__version__
+    yield "cachetools", installed_version("cachetools")
+    yield "nvfuser", nvfuser.problem() or nvfuser.installed()
     yield "C++ compiler", compiler_version(inductor_config.cpp.cxx[1])
 
 

@@ -72,6 +72,8 @@ def check(op, args):
 
 @pytest.mark.parametrize("name", sorted(KEEP_DTYPE))
 def test_elementwise_op_agrees_with_its_run(name):
+    if name == "gelu_backward" and torch.__version__ < "2.13":
+        pytest.skip("torch hands oneDNN shapes that differ, and memory is overwritten")
     n_checked = 0
     names = [name] + [name + "_"] * hasattr(aten, name + "_")
     for op in [op for each in names for op in overloads(each)]:

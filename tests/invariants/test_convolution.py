@@ -50,7 +50,7 @@ def test_forward_and_backward_run_one_convolution_each(dtype, backend, request):
     for _ in range(3):
         results = train([wrap(t) for t in inputs()], dtype)
         # recording an op is an event for the profiler too: what runs is what runs in the flush
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
             materialize(results)
         counts = {event.key: event.count for event in profiled.key_averages()}
         assert [counts.get(name, 0) for name in COUNTED] == [1, 1]
