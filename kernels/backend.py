@@ -85,6 +85,14 @@ class GenericBackend(PortableBackend, Protocol):
 
 
 @runtime_checkable
+class Thrifty(Protocol):
+    """A backend whose kernels don't pay for every segment."""
+
+    def declines(self, segment: Segment) -> str | None:
+        """Why op-by-op execution is better for `segment`; None if a kernel is."""
+
+
+@runtime_checkable
 class CountsPaths(Protocol):
     """A backend whose time grows with the paths from a segment's inputs to its values."""
 

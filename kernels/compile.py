@@ -25,6 +25,7 @@ from lazy_tensor.kernels.backend import (
     Kernel,
     PortableBackend,
     Prepared,
+    Thrifty,
     after,
 )
 from lazy_tensor.kernels.cache import Cache
@@ -195,6 +196,11 @@ class Compiler:
 
     def _join_family(self, fusion: Fusion) -> None:
         """Find out whether its family's kernel is for the fusion; take it if it is there."""
+        backend, segment = fusion.backend, fusion.segment
+        reason = backend.declines(segment) if isinstance(backend, Thrifty) else None
+        if reason is not None:
+            fusion.give_up(reason)
+            return
         try:
             fusion.member = self._families.member(fusion.segment, fusion.backend)
             if fusion.member is None:

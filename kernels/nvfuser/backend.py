@@ -74,6 +74,15 @@ class NvfuserBackend:
         is_plain = name in fusible.VIEWS or (name in fusible.POINTWISE and name not in COMPOSED)
         return 1 if is_plain else 4
 
+    def declines(self, segment: Segment) -> str | None:
+        """Small segments stay with aten: a call of nvFuser takes the host longer than their ops."""
+        if segment.device.type != "cuda":
+            return None
+        kernel_s, aten_s = _estimates_s(segment)
+        if kernel_s < aten_s:
+            return None
+        return f"too small: about {aten_s * 1e6:.0f} us op by op, {kernel_s * 1e6:.0f} as a kernel"
+
     def compile(self, segment: Segment) -> Kernel:
         return self.load(segment, self.build(segment))
 
@@ -98,6 +107,27 @@ class NvfuserBackend:
         header = json.loads(artifact)
         names = {"math": math, **dict(zip(header["symbols"], values, strict=True))}
         return all(eval(condition, names) for condition in header["conditions"])
+
+
+CALL_S, ATEN_CALL_S = 20e-6, 5e-6
+"""Host time of a call of nvFuser whose kernel is known (NVIDIA/Fuser: 12-13 us in pull request 4468,
+31-33 in 3847, 20-30 in issue 3507), and of an aten op."""
+BYTES_PER_S = 2e12
+"""Memory bandwidth of a large GPU, for a rough comparison only."""
+
+
+def _estimates_s(segment: Segment) -> tuple[float, float]:
+    """Times of one kernel and of op-by-op execution: the longer of the host's and the memory's."""
+    aten_s = 0.0
+    for call, inputs in zip(segment.calls, segment.inputs_of_calls, strict=True):
+        if fusible.base_name(call.op) not in fusible.VIEWS:
+            outputs = [spec for spec in call.outputs if spec is not None]
+            aten_s += max(ATEN_CALL_S, sum(map(n_bytes, (*inputs, *outputs))) / BYTES_PER_S)
+    values = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
+    outputs = [spec for number in segment.outputs if (spec := values[number]) is not None]
+    written = [segment.inputs[number] for number in segment.written]
+    moved = sum(map(n_bytes, (*segment.inputs, *outputs, *written)))
+    return max(CALL_S, moved / BYTES_PER_S), aten_s
 
 
 class FusedKernel:

@@ -83,6 +83,26 @@ def test_a_definition_depends_on_nothing_but_the_segment():
     assert definition_of(pair()) == definition_of(pair())
 
 
+def chain_on_cuda(n_ops, n_elements):
+    s = TensorSpec((n_elements,), (1,), torch.float32, torch.device("cuda"))
+    calls = tuple(Call(aten.sin.default, (Ref(i),), (), (s,)) for i in range(n_ops))
+    return Segment((s,), (), calls, (n_ops,))
+
+
+@pytest.mark.parametrize(("n_ops", "n_elements", "pays"), [(2, 64, False), (12, 64, True),
+                                                          (2, 1 << 26, True)])  # fmt: skip
+def test_segments_too_small_for_a_call_are_declined(n_ops, n_elements, pays):
+    reason = NvfuserBackend().declines(chain_on_cuda(n_ops, n_elements))
+    assert reason is None if pays else reason == "too small: about 10 us op by op, 20 as a kernel"
+
+
+def test_what_is_declined_runs_op_by_op_and_says_why(tmp_path):
+    service = Compiler(cache_dir=tmp_path)
+    fusion = service.fusion_of(chain_on_cuda(2, 64), NvfuserBackend(), mode="blocking")
+    service.close()
+    assert (fusion.status, fusion.reason[:9]) == ("declined", "too small")
+
+
 class Waits(ByTorch):
     def __init__(self, lines):
         super().__init__(lines)
