@@ -322,5 +322,6 @@ def _account(
     if plan is not None:
         counts["segments"] += len(plan.fusions)
         statuses = tuple([fusion.status for fusion in plan.fusions])
-        ran = len(plan.steps), plan.peak_bytes, plan.sizes, statuses
+        reasons = tuple([fusion.reason for fusion in plan.fusions])
+        ran = len(plan.steps), plan.peak_bytes, plan.sizes, statuses, reasons
     STATS.log.append(FlushRecord(cause, where, n_ops, seconds, raised, *ran))

@@ -16,7 +16,7 @@ class FlushRecord:
 
     `raised` names the type of the error that ended it, if one did. The rest is of its plan, a trace
     that had none ran op by op: `peak_bytes`, foretold, of what the plan makes (inside kernels and
-    before it left out), and for each segment its `sizes`, in ops, and what ran it.
+    before it left out), and for each segment its `sizes`, in ops, what ran it, why.
     """
 
     cause: str
@@ -28,6 +28,7 @@ class FlushRecord:
     peak_bytes: int = 0
     sizes: tuple[int, ...] = ()
     statuses: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -38,9 +38,9 @@ class Fusion:
     `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
     is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
     run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
-    kernel is for it) or 'failed'; `reason` says more. `passed` are the backends that couldn't make
-    its kernel before `backend` was asked, and why. `on_disagreement` is told of a kernel whose
-    results differ from replay's, and says what to add to the warning.
+    kernel is for it) or 'failed'; `reason` says more, first of all which backends couldn't make its
+    kernel before `backend` was asked. `on_disagreement` is told of a kernel whose results differ
+    from replay's, and says what to add to the warning.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Fusion:
         self.reason = ""
         self.n_runs = 0
         self.member: Member | None = None
-        self.passed: list[str] = []
+        self._passed = ""
         self.threshold = 0
         self.measure = False
         self._counters = counters
@@ -78,7 +78,7 @@ class Fusion:
 
     def run_op_by_op(self, reason: str = "") -> None:
         """Settle on replay for good."""
-        self.status, self.reason = "aten", reason
+        self.status, self.reason = "aten", self._passed + reason
         self.run = self._first_run
 
     def count_runs(self, at_threshold: Callable[[Fusion], None] | None = None) -> None:
@@ -97,7 +97,7 @@ class Fusion:
 
     def adopt(self, kernel: Kernel, origin: str) -> None:
         """Run `kernel` from now on, or find out first whether it is faster, if `measure` is set."""
-        self.reason = origin
+        self.reason = self._passed + origin
         if self._verify_every:
             kernel = Verified(
                 kernel, self.aten, self.segment, self._verify_every, self._disagreed, self._counters
@@ -110,7 +110,7 @@ class Fusion:
 
     def pass_on(self, backend: Backend, reason: str) -> None:
         """Have another backend make the kernel, as the present one can't."""
-        self.passed.append(f"{self.backend.name}: {reason}")
+        self._passed += f"{self.backend.name}: {reason}; {backend.name}: "
         self.backend, self.member = backend, None
 
     def give_up(self, reason: str) -> None:
@@ -120,7 +120,7 @@ class Fusion:
 
     def fail(self, reason: str) -> None:
         """Run op by op for good; the next run warns, in the thread of whoever runs it."""
-        self.status, self.reason = "failed", reason
+        self.status, self.reason = "failed", self._passed + reason
         self._counters.add("failed")
         self.run = self._warn_and_run
 
@@ -133,7 +133,8 @@ class Fusion:
         def decide(kernel_s: float, aten_s: float) -> None:
             faster = kernel_s < aten_s
             self.status = "ready" if faster else "slower"
-            self.reason = f"kernel {kernel_s * 1e6:.1f} us, op by op {aten_s * 1e6:.1f} us"
+            times = f"kernel {kernel_s * 1e6:.1f} us, op by op {aten_s * 1e6:.1f} us"
+            self.reason = self._passed + times
             self._counters.add("adopted" if faster else "slower")
             self.run = self._until_recheck(guarded if faster else self.aten, kernel)
 

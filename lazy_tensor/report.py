@@ -92,8 +92,10 @@ class Report:
                 f"{record.seconds * 1e3:.2f} ms{peak}{ended}"
             )
             lines += [
-                f"    segment {status}: {size} ops"
-                for status, size in zip(record.statuses, record.sizes, strict=True)
+                f"    segment {status}: {size} ops{f' ({reason})' if reason else ''}"
+                for status, size, reason in zip(
+                    record.statuses, record.sizes, record.reasons, strict=True
+                )
             ]
         return "\n".join(lines)
 

@@ -184,8 +184,12 @@ def two_backends(monkeypatch):
     return first, second
 
 
-@pytest.mark.parametrize("failure", [Declined("not mine"), RuntimeError("a bug")], ids=repr)
-def test_a_segment_that_one_backend_cannot_make_goes_to_the_next(two_backends, failure):
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(Declined("not mine"), "not mine"), (RuntimeError("a bug"), "RuntimeError: a bug")],
+    ids=repr,
+)
+def test_a_segment_that_one_backend_cannot_make_goes_to_the_next(two_backends, failure, told):
     first, second = two_backends
     first.failure = failure
     with lazy_mode(), warnings.catch_warnings():
@@ -193,6 +197,7 @@ def test_a_segment_that_one_backend_cannot_make_goes_to_the_next(two_backends, f
         result = materialize(torch.ones(3, 4).sin().neg())
     assert torch.equal(result, torch.ones(3, 4).sin().neg())
     assert len(second.segments) == 1
+    assert f"(declines: {told}; counting: compiled)" in str(lazy_tensor.explain())
     assert (lazy_tensor.stats()["passed_on"], lazy_tensor.stats()["failed"]) == (1, 0)
 
 
