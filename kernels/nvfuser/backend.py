@@ -23,7 +23,7 @@ from lazy_tensor.kernels.artifact import Outputs, View
 from lazy_tensor.kernels.backend import Busy, Kernel
 from lazy_tensor.kernels.inductor import default_dtype
 from lazy_tensor.kernels.nvfuser import library
-from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, Line, loaded
+from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, loaded
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, n_bytes
 from lazy_tensor.kernels.torch_inductor import SymbolicSizes
 
@@ -97,11 +97,11 @@ class NvfuserBackend:
         which would end the process ends a worker."""
         artifact = definition_of(segment)
         if library.problem() is None:
-            self.load(segment, artifact).prepare(segment)
+            _fused(segment, artifact).prepare(segment)
         return artifact
 
     def load(self, segment: Segment, artifact: bytes) -> FusedKernel:
-        return FusedKernel(segment, artifact, library.Fused(_lines(artifact)))
+        return _fused(segment, artifact)
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         header = json.loads(artifact)
@@ -179,6 +179,11 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
     )
 
 
+def _fused(segment: Segment, artifact: bytes) -> FusedKernel:
+    lines = loaded(json.loads(artifact)["lines"])
+    return FusedKernel(segment, artifact, library.Fused(lines, segment.device))
+
+
 def _step(call: Call) -> Any:
     return next((value for name, value in call.arguments() if name == "step"), 1)
 
@@ -207,10 +212,6 @@ def definition_of(segment: Segment) -> bytes:
         "conditions": [] if symbols is None else symbols.conditions(),
     }
     return json.dumps(header).encode()
-
-
-def _lines(artifact: bytes) -> list[Line]:
-    return loaded(json.loads(artifact)["lines"])
 
 
 def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:

@@ -72,7 +72,7 @@ class Fused:
     Declined if nvFuser refuses a line.
     """
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], device: torch.device | None = None) -> None:
         nvfuser = importlib.import_module(MODULE)
         fusion = nvfuser.Fusion()
         guard = nvfuser.FusionGuard(fusion)
@@ -84,6 +84,9 @@ class Fused:
             del guard
         executor: Any = nvfuser.FusionExecutorCache(fusion)
         self.run: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = executor.execute
+        if device is not None and all(line.op != "input" for line in lines):
+            # no tensor says where: otherwise it were device 0
+            self.run = functools.partial(executor.execute, device=device.index or 0)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Compile for inputs like these; other threads run meanwhile, if that can be had."""

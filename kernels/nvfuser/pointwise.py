@@ -327,8 +327,9 @@ def _converted(
     return Value(t.held_as(x, kind), kind, meta, x.is_number)
 
 
-@rule("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "positive", "contiguous")
-def _same(t: Translator, meta: torch.Tensor, x: Value, **_: Any) -> Value:
+@rule("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "positive", "contiguous",
+      "prims.copy_strided")  # fmt: skip
+def _same(t: Translator, meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Value:
     return Value(x.at, x.kind, meta, x.is_number)
 
 

@@ -148,7 +148,7 @@ def test_a_forked_child_can_use_and_free_it():
 def test_the_profiler_sees_its_memory():
     x = torch.randn(SIDE, SIDE)
     a_step(x)
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         y = a_step(x)
         del y
     allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages())
