@@ -177,7 +177,8 @@ def elementwise(
     first = operands[0].kind
     if any(x.kind != first for x in operands):
         raise AssertionError(f"operands of kinds {[x.kind for x in operands]}")
-    data = compute(*(x.data for x in operands)).to(DTYPES[kind(first)])
+    dtype = DTYPES[kind(first)]
+    data = compute(*(x.data for x in operands)).to(dtype)
     return Tensor(data, _broadcast(operands), all(x.is_number for x in operands))
 
 
