@@ -219,7 +219,9 @@ class Compiler:
             if isinstance(kernel, Prepared):
                 kernel.prepare(fusion.segment)
         except Exception as reason:
-            if not self._passes_on(fusion, str(reason)):
+            if self._passes_on(fusion, str(reason)):
+                self._load(fusion)
+            else:
                 fusion.give_up(str(reason))
             return
         if kernel is not None:
@@ -238,18 +240,23 @@ class Compiler:
             if isinstance(kernel, Prepared):
                 kernel.prepare(fusion.segment)
         except Declined as reason:
-            if not self._passes_on(fusion, str(reason)):
+            if self._passes_on(fusion, str(reason)):
+                self._obtain(fusion)
+            else:
                 fusion.give_up(str(reason))
         except Exception as error:
             if self._is_closed:
                 fusion.run_op_by_op("the compile service was closed")
-            elif not self._passes_on(fusion, _told(error)):
+            elif self._passes_on(fusion, _told(error)):
+                self._obtain(fusion)
+            else:
                 fusion.fail(_told(error))
         else:
             fusion.adopt(kernel, origin)
 
     def _passes_on(self, fusion: Fusion, reason: str) -> bool:
-        """Let the next backend that takes all of the fusion's calls try; False if there is none."""
+        """Have the next backend that takes all of the fusion's calls try, with a kernel for its
+        own sizes; False if there is none."""
         segment = fusion.segment
         inputs = segment.inputs_of_calls
         for backend in after(fusion.backend, segment.device.type):
@@ -257,9 +264,6 @@ class Compiler:
                 continue
             self.counters.add("passed_on")
             fusion.pass_on(backend, reason)
-            self._join_family(fusion)
-            if fusion.status == "compiling":
-                self._obtain(fusion)
             return True
         return False
 

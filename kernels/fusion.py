@@ -178,7 +178,7 @@ class Fusion:
         self._dropped(reason, "" if told is None else told(self, reason, (tensors, scalars)))
 
     def _dropped(self, reason: str, advice: str = "") -> None:
-        self.status, self.reason = "failed", reason
+        self.status, self.reason = "failed", self._passed + reason
         self._counters.add("disagreed")
         self.run = self.aten
         self._warn(f"disagreed with op-by-op execution and was dropped: {reason}{advice}")

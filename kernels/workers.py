@@ -103,7 +103,13 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = (kind.__module__, kind.__qualname__, segment, torch.get_num_threads())
-        limit = threading.Timer(BUILD_LIMIT_S, self._process.kill)
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._process.kill()
+
+        limit = threading.Timer(BUILD_LIMIT_S, end)
         limit.daemon = True
         limit.start()
         try:
@@ -111,7 +117,7 @@ class _Worker:
             ending, answer = receive(self._process.stdout)
         except (OSError, EOFError):
             code = self._process.wait()
-            if not limit.is_alive():
+            if is_late.is_set():
                 raise WorkerDied(f"it took the compile worker over {BUILD_LIMIT_S:.0f} s") from None
             failure = WorkerDied if -code in CRASHES else BuildError
             raise failure(f"the compile worker ended with exit code {code}") from None

@@ -98,6 +98,7 @@ class NvfuserBackend:
         artifact = definition_of(segment)
         if library.problem() is None:
             _fused(segment, artifact).prepare(segment)
+            torch.cuda.empty_cache()  # this is a worker, which has no use for the memory
         return artifact
 
     def load(self, segment: Segment, artifact: bytes) -> FusedKernel:
@@ -130,6 +131,10 @@ def _estimates_s(segment: Segment) -> tuple[float, float]:
     return max(CALL_S, moved / BYTES_PER_S), aten_s
 
 
+MOST_PREPARED_BYTES = 1 << 28
+"""Inputs for which a kernel is compiled before they are there."""
+
+
 class FusedKernel:
     """A fusion as a kernel."""
 
@@ -149,17 +154,20 @@ class FusedKernel:
             self._lock.release()
 
     def prepare(self, segment: Segment) -> None:
-        """Compile for the sizes of `segment`, by a run on zeros, if there is room for them."""
+        """Compile for the sizes of `segment`, by a run on zeros, if they are no burden."""
         device = segment.device
-        n_needed = 2 * sum(map(n_bytes, segment.inputs))
         if device.type != "cuda" or not torch.cuda.is_available():
             return
-        if n_needed > torch.cuda.mem_get_info(device)[0]:
+        n_needed = 2 * sum(_extent(spec) * spec.dtype.itemsize for spec in segment.inputs)
+        if n_needed > min(MOST_PREPARED_BYTES, torch.cuda.mem_get_info(device)[0] // 2):
             return
-        zeros = [_zeros(spec) for spec in segment.inputs]
-        numbers = [float(1) if kind is float else 1 for kind in segment.scalars]
-        with self._lock:
-            self._fused.prepare([*zeros, *numbers])
+        try:
+            zeros = [_zeros(spec) for spec in segment.inputs]
+            numbers = [float(1) if kind is float else 1 for kind in segment.scalars]
+            with self._lock:
+                self._fused.prepare([*zeros, *numbers])
+        except torch.OutOfMemoryError:
+            return  # this once: it compiles when it is first run
 
 
 class Runnable(Protocol):
@@ -173,10 +181,13 @@ class Runnable(Protocol):
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
     """A tensor laid out as `spec` says, repeated elements and gaps included."""
-    extent = 1 + sum((n - 1) * step for n, step in zip(spec.size, spec.stride, strict=True))
-    return torch.zeros(extent, dtype=spec.dtype, device=spec.device).as_strided(
-        spec.size, spec.stride
-    )
+    flat = torch.zeros(_extent(spec), dtype=spec.dtype, device=spec.device)
+    return flat.as_strided(spec.size, spec.stride)
+
+
+def _extent(spec: TensorSpec) -> int:
+    """Elements from the first to the last in memory."""
+    return 1 + sum((n - 1) * step for n, step in zip(spec.size, spec.stride, strict=True))
 
 
 def _fused(segment: Segment, artifact: bytes) -> FusedKernel:
@@ -208,6 +219,8 @@ def definition_of(segment: Segment) -> bytes:
         "lines": definition.dumped(),
         "outputs": [astuple(o) if isinstance(o, View) else o for o in lowered.outputs.outputs],
         "has_check": lowered.outputs.has_check,
+        "n_results": len(lowered.sizes),
+        "copies": definition.copies,
         "symbols": [] if symbols is None else list(symbols.own),
         "conditions": [] if symbols is None else symbols.conditions(),
     }
@@ -234,9 +247,10 @@ def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
         for i, kind in enumerate(scalars)
     )
     lines = ["def kernel(tensors, scalars):", f" results = run([*tensors, {numbers}])"]
+    lines += [f" tensors[{i}].copy_(results[{j}])" for i, j in header["copies"]]
     if outputs.has_check:
-        lines.append(" assert_in_range(results[-1])")
-    if outputs.is_plain:
+        lines.append(f" assert_in_range(results[{header['n_results'] - 1}])")
+    if outputs.is_plain and not header["copies"]:
         lines.append(" return results")
     else:
         lines.append(f" return ({''.join(f'{text}, ' for text in outputs.expressions())})")

@@ -73,6 +73,8 @@ class Definition:
     makers: list[Line] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     paths: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Inputs that are to be written from results afterwards, both by number."""
     _known: dict[str, list[V]] = field(default_factory=dict, repr=False)
 
     def add(
@@ -99,6 +101,16 @@ class Definition:
             known = [V(first + i) for i in range(n)]
             self._known[key] = known
         return known[0] if n == 1 else tuple(known)
+
+    def ancestors(self, value: V) -> set[int]:
+        """The values that `value` is made of, itself included."""
+        found, left = set(), [value.index]
+        while left:
+            i = left.pop()
+            if i not in found:
+                found.add(i)
+                left += operands(self.makers[i].args)
+        return found
 
     def output(self, value: V, alias: V | None = None) -> None:
         """Return `value`, or write it to the memory of the input `alias`."""

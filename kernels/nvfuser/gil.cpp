@@ -107,6 +107,9 @@ extern "C" {
 
 // Takes the path of nvFuser's Python module; 0 if it doesn't call the function as is expected.
 int lazy_tensor_gil_install(const char* path) {
+#ifndef __x86_64__
+  return 0;
+#endif
   void* module = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
   if (module == nullptr) {
     return 0;

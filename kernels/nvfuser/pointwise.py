@@ -255,7 +255,9 @@ def _truncated(o: Emitter, a: V, b: V) -> V:
 
 def _floored(o: Emitter, a: V, b: V) -> V:
     if not o.is_float:
-        return o("div", o("sub", a, o("remainder", a, b)), b)
+        quotient, rest = o("div", a, b), o("remainder", a, b)
+        cut = o("fmod", a, b)  # differs from `rest` where the quotient was cut towards zero
+        return o("where", o("eq", rest, cut, kind="Bool"), quotient, o("sub", quotient, 1))
     # as torch: exact where a / b rounds up to an integer, and a / b where b is zero
     rest = o("fmod", a, b)
     whole = o("div", o("sub", a, rest), b)

@@ -74,9 +74,10 @@ def _broadcast_in_dim(
 def _select(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: int) -> Value:
     if isinstance(index, torch.SymInt):
         raise Unsupported("a symbolic index")
-    n = x.meta.shape[dim]
-    place = index if index >= 0 else index + int(n)
-    at = t.op("select", x.at, t.op("constant", place, kind="Int"), dim % x.meta.ndim, kind=x.kind)
+    place = t.size(index if index >= 0 else index + x.meta.shape[dim])
+    if not isinstance(place, V):
+        place = t.op("constant", place, kind="Int")
+    at = t.op("select", x.at, place, dim % x.meta.ndim, kind=x.kind)
     return Value(at, x.kind, meta)
 
 

@@ -18,7 +18,7 @@ from torch import fx
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.generic import Sizes, order_of
 from lazy_tensor.kernels.lower import Lowered
-from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Definition, V
+from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Definition, Line, V, operands
 from lazy_tensor.kernels.segment import Segment, TensorSpec
 from lazy_tensor.kernels.torch_inductor import text_of_size
 
@@ -91,6 +91,7 @@ class Translator:
         self._inputs: list[Value] = []
         self._numbers: list[Value] = []
         self._handed_out: set[int] = set()
+        self._writes: list[tuple[Value, V]] = []
 
     def run(self, module: fx.GraphModule) -> None:
         for node in module.graph.nodes:
@@ -243,47 +244,83 @@ class Translator:
 
     def _write(self, node: fx.Node) -> None:
         target, source = (self._argument(a) for a in node.args[:2])
-        if target not in self._inputs:
+        if not any(target is given for given in self._inputs):
             raise Unsupported("a write to what is not an input")
-        self.definition.output(self._own(source, target.meta.dtype), target.at)
+        self._check_device(target.meta)
+        self._writes.append((target, self._own(source, target.meta.dtype)))
         self._env[node] = target
 
     def _outputs(self, results: Sequence[Any]) -> None:
         for result, promised in zip(results, self._promised, strict=True):
             value = self._argument(result)
+            self._check_device(value.meta)
             at = self._own(value, value.meta.dtype)
             if len(promised[0]) > 1:
                 order = stride_order(*promised)
                 at = self._op("stride_order", at, order, kind=kind_of(value.meta.dtype), fresh=True)
             self.definition.output(at)
+        n_results = len(results)
+        for target, at in self._writes:
+            if self._may_write_within(target.at, at):
+                self.definition.output(at, target.at)
+                continue
+            self.definition.output(at)
+            number = next(i for i, given in enumerate(self._inputs) if given is target)
+            self.definition.copies.append((number, n_results))
+            n_results += 1
+
+    def _check_device(self, meta: torch.Tensor) -> None:
+        """0-dim tensors on the CPU go in, but all that comes out is on the GPU."""
+        if meta.device.type != self._segment.device.type:
+            raise Unsupported(f"a result on {meta.device.type}")
 
     def _own(self, value: Value, dtype: torch.dtype) -> V:
-        """`value` rounded to `dtype`, in memory that nothing else is in."""
+        """`value` rounded to `dtype`, in dense memory that nothing else is in.
+
+        nvFuser returns views of one tensor for what differs from it by moves only, and repeated
+        elements as an expanded tensor.
+        """
         kind = kind_of(dtype)
         at = self.held_as(value, kind)
         if value.is_number:
             at = self._op("full", [], at, kind=kind, dtype=kind)
-        if self._is_only_moved(at) or at.index in self._handed_out:
-            # nvFuser would return a view of the input, or one tensor for two
-            at = self._computed(at, kind)
+        is_expanded = self._is_expanded(at)
+        is_moved = self.definition.makers[at.index].op in MOVES | {"input"}
+        if is_moved or is_expanded or at.index in self._handed_out:
+            at = self._computed(at, kind, value.meta.shape if is_expanded else None)
         self._handed_out.add(at.index)
         return at
 
-    def _computed(self, at: V, kind: str) -> V:
-        """The same values, out of an op that nvFuser doesn't take for a view."""
-        if kind == "Bool":
-            return self._op("logical_and", at, at, kind=kind, fresh=True)
+    def _computed(self, at: V, kind: str, shape: Sequence[Any] | None) -> V:
+        """The same values out of an op; with a dense operand of `shape`, no element is repeated."""
         wide = WIDE.get(kind, kind)
         held = at if wide == kind else self._op("cast", at, kind=wide, dtype=wide)
         one = self._op("constant", number_of(wide)(1), kind=wide)
-        product = self._op("mul", held, one, kind=wide, fresh=True)
-        return product if wide == kind else self._op("cast", product, kind=kind, dtype=kind)
+        if shape:
+            one = self._op("full", self.sizes(shape), one, kind=wide, dtype=wide)
+        op = "logical_and" if kind == "Bool" else "mul"
+        made = self._op(op, held, one, kind=wide, fresh=True)
+        return made if wide == kind else self._op("cast", made, kind=kind, dtype=kind)
 
-    def _is_only_moved(self, at: V) -> bool:
-        line = self.definition.makers[at.index]
-        if line.op in MOVES:
-            return self._is_only_moved(line.args[0])
-        return line.op == "input"
+    def _is_expanded(self, at: V) -> bool:
+        """Whether an expanded tensor is among what `at` was made of."""
+        return any(
+            line.op in ("expand", "broadcast_in_dim") or _has_repeats(line)
+            for line in map(self.definition.makers.__getitem__, self.definition.ancestors(at))
+        )
+
+    def _may_write_within(self, target: V, at: V) -> bool:
+        """Whether the kernel can write `at` to the memory of the input `target`.
+
+        It can if all that reads the input is elementwise and goes into `at`: each element is read
+        before it is written then, by the same thread. nvFuser itself looks at broadcasts only.
+        """
+        ancestors = self.definition.ancestors(at)
+        return all(
+            i in ancestors and line.op not in MOVES | NOT_ELEMENTWISE
+            for i, line in enumerate(self.definition.makers)
+            if line.op != "size" and target.index in operands(line.args)
+        )
 
 
 MOVES = frozenset({
@@ -291,6 +328,10 @@ MOVES = frozenset({
     "squeeze", "stride_order",
 })  # fmt: skip
 """nvFuser's ops whose result may be a view of the operand."""
+NOT_ELEMENTWISE = frozenset({
+    "cat", "cumprod", "cumsum", "full", "gather", "index_select", "iota", "max", "min", "pad",
+    "prod", "sum", "var", "var_mean",
+})  # fmt: skip
 
 
 class _Symbols(dict[str, Any]):
@@ -345,6 +386,15 @@ class _Size:
         for _ in range(exponent - 1):
             result = result * self
         return result
+
+
+def _has_repeats(line: Line) -> bool:
+    """Whether it is an input that is expanded."""
+    if line.op != "input":
+        return False
+    shape: list[int] = line.args[0]
+    contiguity: list[bool | None] = line.args[1]
+    return shape.count(1) < contiguity.count(None)
 
 
 def kind_of(dtype: torch.dtype) -> str:

@@ -31,6 +31,7 @@ class Tensor:
     data: torch.Tensor
     ones: frozenset[int] = frozenset()
     is_number: bool = False
+    expanded: frozenset[int] = frozenset()
 
     @property
     def kind(self) -> str:
@@ -72,6 +73,9 @@ class Interpreter:
                 raise AssertionError(f"{line.op} gives {result.kind}, the line says {kind}")
         self.values += results
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [given for given in self.given if isinstance(given, torch.Tensor)]
+
     def resolved(self, arg: Any) -> Any:
         if isinstance(arg, V):
             return self.values[arg.index]
@@ -94,12 +98,20 @@ class Interpreter:
         if is_cpu and value.ndim:
             raise Refused("a CPU tensor with dimensions")
         _check_layout(value, shape, contiguity, order)
-        return Tensor(value, frozenset(d for d, n in enumerate(shape) if n == 1))
+        by_place = sorted(range(value.ndim), key=lambda d: -order[d])
+        steady = {d for d, dense in zip(by_place, contiguity, strict=True) if dense is None}
+        ones = frozenset(d for d, n in enumerate(shape) if n == 1)
+        return Tensor(value, ones, expanded=frozenset(steady - ones))
 
     def output(self, value: Tensor, alias: Tensor | None) -> None:
         if value.is_number:
             raise Refused("an output that is a number")
+        if value.expanded:
+            raise AssertionError("an output whose elements nvFuser would not repeat")
         if alias is None:
+            memory = [x.untyped_storage().data_ptr() for x in (*self.tensors(), *self.outputs)]
+            if value.data.untyped_storage().data_ptr() in memory and value.data.numel():
+                raise AssertionError("an output that nvFuser would return as a view")
             self.outputs.append(value.data)
             return
         if not any(alias.data is given for given in self.given):
@@ -179,7 +191,20 @@ def elementwise(
         raise AssertionError(f"operands of kinds {[x.kind for x in operands]}")
     dtype = DTYPES[kind(first)]
     data = compute(*(x.data for x in operands)).to(dtype)
-    return Tensor(data, _broadcast(operands), all(x.is_number for x in operands))
+    is_number = all(x.is_number for x in operands)
+    return Tensor(data, _broadcast(operands), is_number, _expanded(operands))
+
+
+def _expanded(operands: Sequence[Tensor]) -> frozenset[int]:
+    """The dimensions that are repeated in all operands that have them."""
+    n = max(x.data.ndim for x in operands)
+    found = set()
+    for dim in range(n):
+        own = [(x, dim - n + x.data.ndim) for x in operands if dim >= n - x.data.ndim]
+        moving = [(x, d) for x, d in own if d not in x.ones]
+        if moving and all(d in x.expanded for x, d in moving):
+            found.add(dim)
+    return frozenset(found)
 
 
 def _wide(kind: str) -> str:
@@ -248,14 +273,15 @@ def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         raise AssertionError(f"sides of {a.kind} and {b.kind}")
     operands = (condition, a, b)
     data = torch.where(condition.data, a.data, b.data)
-    return Tensor(data, _broadcast(operands), all(x.is_number for x in operands))
+    is_number = all(x.is_number for x in operands)
+    return Tensor(data, _broadcast(operands), is_number, _expanded(operands))
 
 
 @op("cast")
 def _cast(x: Tensor, dtype: str) -> Tensor:
     if dtype == "Bool" and x.kind in FLOATS:
         raise AssertionError("a cast of a float to Bool")
-    return Tensor(x.data.to(DTYPES[dtype]), x.ones, x.is_number)
+    return Tensor(x.data.to(DTYPES[dtype], copy=True), x.ones, x.is_number, x.expanded)
 
 
 # Sizes, computed as plain numbers by way of 0-dim integers
@@ -371,7 +397,10 @@ def _reshape(x: Tensor, shape: list[Any]) -> Tensor:
 
 @op("permute")
 def _permute(x: Tensor, dims: list[int]) -> Tensor:
-    return Tensor(x.data.permute(dims), frozenset(i for i, d in enumerate(dims) if d in x.ones))
+    ones, expanded = (
+        frozenset(i for i, d in enumerate(dims) if d in kept) for kept in (x.ones, x.expanded)
+    )
+    return Tensor(x.data.permute(dims), ones, expanded=expanded)
 
 
 @op("broadcast")
@@ -383,7 +412,8 @@ def _broadcast_op(x: Tensor, is_new: list[bool]) -> Tensor:
     data = x.data.reshape(
         [1 if new else x.data.size(kept.index(d)) for d, new in enumerate(is_new)]
     )
-    return Tensor(data, frozenset(ones | {kept[d] for d in x.ones}))
+    expanded = frozenset(kept[d] for d in x.expanded)
+    return Tensor(data, frozenset(ones | {kept[d] for d in x.ones}), expanded=expanded)
 
 
 @op("squeeze")
@@ -402,7 +432,8 @@ def _expand(x: Tensor, shape: list[Any]) -> Tensor:
     for dim, n in enumerate(sizes):
         if n != x.data.size(dim) and dim not in x.ones:
             raise Refused("expand of a dimension that is not declared 1")
-    return Tensor(x.data.expand(sizes), frozenset(d for d in x.ones if sizes[d] == 1))
+    ones = frozenset(d for d in x.ones if sizes[d] == 1)
+    return Tensor(x.data.expand(sizes), ones, expanded=x.expanded | (x.ones - ones))
 
 
 @op("broadcast_in_dim")
@@ -414,6 +445,8 @@ def _broadcast_in_dim(x: Tensor, shape: list[Any], dims: list[int]) -> Tensor:
 @op("stride_order")
 def _stride_order(x: Tensor, order: list[int]) -> Tensor:
     by_place = sorted(range(x.data.ndim), key=lambda d: -order[d])
+    if x.data.permute(by_place).is_contiguous():
+        return x  # as nvFuser: a view
     dense = x.data.permute(by_place).clone(memory_format=torch.contiguous_format)
     return Tensor(dense.permute([by_place.index(d) for d in range(x.data.ndim)]), x.ones)
 

@@ -18,6 +18,7 @@ from lazy_tensor.kernels.nvfuser.backend import FusedKernel, NvfuserBackend, def
 from lazy_tensor.kernels.nvfuser.definition import loaded
 from lazy_tensor.kernels.workers import WorkerDied
 from tests.counting import Counting
+from tests.kernels.conftest import PortableToy
 from tests.nvfuser.conftest import ByTorch, Interpreted
 
 aten = torch.ops.aten
@@ -226,3 +227,38 @@ def test_a_worker_that_crashes_is_told_from_one_that_was_killed(tmp_path):
     with pytest.raises(WorkerDied, match="exit code -11"):
         worker.build(NvfuserBackend(), pair())
     service.close()
+
+
+def test_a_segment_whose_first_backend_is_known_to_fail_goes_on_in_the_background(
+    tmp_path, two_backends, monkeypatch
+):
+    _, second = two_backends
+    first = PortableToy()
+    first.name = "declines"
+    backend.register_backend("declines", first)
+
+    def crash(backend, segment):
+        raise WorkerDied("it crashed")
+
+    monkeypatch.setattr(PortableToy, "build", crash)
+    for _ in range(2):  # the second finds on disk that the first backend is not to be asked
+        service = Compiler(cache_dir=tmp_path)
+        fusion = service.fusion_of(pair(), first, mode="background", threshold=1, measure=False)
+        for _ in range(3):
+            assert service.wait(10)
+            fusion.run([torch.ones(4)], ())
+        service.close()
+        assert (fusion.status, fusion.backend.name) == ("ready", "counting")
+    assert len(second.segments) == 2
+
+
+def test_results_on_the_cpu_are_declined():
+    on_cuda = TensorSpec((4,), (1,), torch.float32, torch.device("cuda"))
+    s = spec()
+    calls = (
+        Call(aten.neg.default, (Ref(1),), (), (s,)),
+        Call(aten.add.Tensor, (Ref(0), Ref(2)), (), (on_cuda,)),
+    )
+    with pytest.raises(Declined, match="a result on cpu"):
+        definition_of(Segment((on_cuda, s), (), calls, (2, 3)))
+    definition_of(Segment((on_cuda, s), (), calls, (3,)))
