@@ -3,16 +3,10 @@
 import pytest
 
 from lazy_tensor import stats
-from lazy_tensor.dispatch.budget import Budget
 from tests.models.conftest import agree as agree
 from tests.models.run import outcome_of, training
 from tests.models.test_with_kernels import MODELS, TOLERANCE
 from tests.models.zoo import ZOO
-
-
-@pytest.fixture(autouse=True)
-def recording_never_stops(monkeypatch):
-    monkeypatch.setattr(Budget, "is_spent", False)
 
 
 @pytest.mark.parametrize("model", MODELS)
