@@ -106,14 +106,17 @@ def test_other_threads_run_while_nvfuser_compiles(lets_others_run):
 
     thread = threading.Thread(target=tick)
     thread.start()
-    before = library.n_released()
+    with library.compiling():
+        pass  # what it needs is there from now on
+    n_released, n_ticks_before = library.n_released(), n_ticks
     with pytest.raises(RuntimeError, match="CUDA"):  # noqa: PT012
         if lets_others_run:
             with library.compiling():
                 run([], device=0)
         else:
             run([], device=0)
+    n_ticks_meanwhile = n_ticks - n_ticks_before
     stop.set()
     thread.join()
-    assert library.n_released() - before == lets_others_run
-    assert (n_ticks > 10) == lets_others_run
+    assert library.n_released() - n_released == lets_others_run
+    assert (n_ticks_meanwhile > 5) == lets_others_run
