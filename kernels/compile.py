@@ -214,45 +214,36 @@ class Compiler:
 
     def _load(self, fusion: Fusion) -> None:
         """Take the kernel from disk; if there is none, wait for the fusion to be used enough."""
-        try:
-            kernel = self._kernel_on_disk(fusion)
-            if isinstance(kernel, Prepared):
-                kernel.prepare(fusion.segment)
-        except Exception as reason:
-            if self._passes_on(fusion, str(reason)):
-                self._load(fusion)
-            else:
-                fusion.give_up(str(reason))
-            return
-        if kernel is not None:
-            fusion.adopt(kernel, "from disk")
-        else:
-            fusion.count_runs(self._request)
+        self._take_kernel(fusion, builds=False)
 
     def _obtain(self, fusion: Fusion) -> None:
         """Take the kernel from disk or build it."""
         fusion.status = "compiling"
+        self._take_kernel(fusion, builds=True)
+
+    def _take_kernel(self, fusion: Fusion, *, builds: bool) -> None:
+        """Take the kernel of the first backend that has one; it is built only if `builds`."""
         try:
-            kernel = self._kernel_on_disk(fusion)
-            origin = "from disk"
-            if kernel is None:
+            kernel, origin = self._kernel_on_disk(fusion), "from disk"
+            if kernel is None and builds:
                 kernel, origin = self._built(fusion), "compiled"
             if isinstance(kernel, Prepared):
                 kernel.prepare(fusion.segment)
-        except Declined as reason:
-            if self._passes_on(fusion, str(reason)):
-                self._obtain(fusion)
-            else:
-                fusion.give_up(str(reason))
         except Exception as error:
-            if self._is_closed:
+            is_declined = isinstance(error, Declined)
+            if self._is_closed and not is_declined:
                 fusion.run_op_by_op("the compile service was closed")
             elif self._passes_on(fusion, _told(error)):
-                self._obtain(fusion)
+                self._take_kernel(fusion, builds=builds)
+            elif is_declined:
+                fusion.give_up(_told(error))
             else:
                 fusion.fail(_told(error))
         else:
-            fusion.adopt(kernel, origin)
+            if kernel is None:
+                fusion.count_runs(self._request)
+            else:
+                fusion.adopt(kernel, origin)
 
     def _passes_on(self, fusion: Fusion, reason: str) -> bool:
         """Have the next backend that takes all of the fusion's calls try, with a kernel for its
@@ -380,4 +371,6 @@ def _apart(function: Callable[[Segment], T], segment: Segment) -> T:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, BuildError) else f"{type(error).__name__}: {error}"
+    """What a fusion says of `error`: its type too, unless the message is made to stand alone."""
+    is_ours = isinstance(error, (BuildError, Declined))
+    return str(error) if is_ours else f"{type(error).__name__}: {error}"

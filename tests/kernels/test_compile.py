@@ -200,6 +200,26 @@ def test_unusable_artifact_is_built_anew(new_compiler, portable_toy, segment, tm
     assert (again.counters.compiled, again.counters.loaded) == (1, 0)
 
 
+class NeverReady:
+    """A kernel that can't be prepared for any sizes."""
+
+    def prepare(self, segment):
+        raise ValueError("too large a grid")
+
+
+def test_kernel_from_disk_that_cannot_be_prepared_is_a_failure(
+    new_compiler, portable_toy, segment, tmp_path
+):
+    new_compiler(cache_dir=tmp_path).fusion_of(segment, portable_toy, mode="blocking")
+    portable_toy.kernel = lambda segment: NeverReady()
+    compiler = new_compiler(cache_dir=tmp_path)
+    fusion = compiler.fusion_of(segment, portable_toy, mode="background", threshold=1)
+    assert compiler.wait(60)
+    assert (fusion.status, fusion.reason) == ("failed", "ValueError: too large a grid")
+    with pytest.warns(UserWarning, match="can't be compiled by 'toy'.*too large a grid"):
+        run(fusion)
+
+
 def test_another_fingerprint_is_another_artifact(new_compiler, portable_toy, segment, tmp_path):
     new_compiler(cache_dir=tmp_path).fusion_of(segment, portable_toy, mode="blocking")
     portable_toy.fingerprint = lambda: "toy 2"
