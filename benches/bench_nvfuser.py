@@ -19,6 +19,7 @@ from timing import interleaved
 from torch.nn import functional as F
 
 import lazy_tensor
+from lazy_tensor.dispatch import settings
 from lazy_tensor.kernels.nvfuser import library
 
 pytestmark = [
@@ -41,11 +42,10 @@ def rows(results_dir: Path) -> object:
 
 @pytest.fixture(autouse=True)
 def blocking(tmp_path: Path) -> object:
-    with lazy_tensor.lazy_mode(backend="nvfuser", compile="blocking", cache_dir=str(tmp_path)):
-        pass
-    lazy_tensor.configure(backend="nvfuser", compile="blocking")
+    before = settings.current()
+    lazy_tensor.configure(backend="nvfuser", compile="blocking", cache_dir=str(tmp_path))
     yield
-    lazy_tensor.configure(backend="auto", compile="background")
+    settings.put(before)
 
 
 def copy_bytes_per_s(n_bytes: int = 1 << 28) -> float:

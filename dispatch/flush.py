@@ -245,12 +245,7 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     backend = chosen_backend(_device_type(pending))
     fuses = now.compile != "off" and backend.name != "aten"
     graph = _with_remat(without_repeats(taken_apart(graph) if fuses else graph))
-    paths = backend if fuses and isinstance(backend, backends.CountsPaths) else None
-    fusible = None
-    if fuses:
-        fusible = Fusibility(
-            graph, backend.refuses, *((paths.paths, paths.max_paths) if paths else ())
-        )
+    fusible = Fusibility(graph, backend) if fuses else None
     units = units_of(graph, fusible)
 
     def fusion_of(segment: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,8 @@ from lazy_tensor.dispatch.fallible import divides_integers
 from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.order import Marks, dependencies, in_order
 from lazy_tensor.dispatch.trace import Node
-from lazy_tensor.kernels.segment import Call, ScalarRef, TensorSpec
-
-Refuses = Callable[[Call, Sequence[TensorSpec]], str | None]
+from lazy_tensor.kernels.backend import Backend, CountsPaths
+from lazy_tensor.kernels.segment import Call, ScalarRef
 
 MAX_GAP = 160
 """Recorded calls between two members after which a segment is cut: values it holds live longer."""
@@ -46,40 +45,35 @@ class Unit:
 
 
 class Fusibility:
-    """Which nodes a backend takes, asked once a node.
+    """Which nodes `backend` takes, asked once a node.
 
-    `paths`, if a backend has trouble with long chains of diamonds, says by how many paths a value
-    passes through a call; a segment ends before more than `max_paths` lead to one of its values.
+    Where it counts paths, a segment ends before more than it can bear lead to one of its values.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        refuses: Refuses,
-        paths: Callable[[Call], int] | None = None,
-        max_paths: int = 0,
-    ) -> None:
+    def __init__(self, graph: Graph, backend: Backend) -> None:
         self._graph = graph
-        self._refuses = refuses
-        self._paths = paths
-        self._max_paths = max_paths
+        self._refuses = backend.refuses
+        self._counting = backend if isinstance(backend, CountsPaths) else None
         self._known: dict[int, str | None] = {}
 
     def parts(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:
         """The members, nodes by number, in runs that a kernel can hold."""
         for part in _cut(members):
-            yield from self._cut_by_paths(nodes, part) if self._paths is not None else [part]
+            if self._counting is None:
+                yield part
+            else:
+                yield from self._cut_by_paths(self._counting, nodes, part)
 
-    def _cut_by_paths(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:
-        assert self._paths is not None
+    def _cut_by_paths(
+        self, backend: CountsPaths, nodes: list[Node], members: list[int]
+    ) -> Iterator[list[int]]:
         part: list[int] = []
         paths: dict[int, int] = {}  # that lead to what owns the memory: views count as their bases
         for i in members:
             node = nodes[i]
-            call = Call(node.facts.op, node.args, node.kwargs, node.specs)
-            through = self._paths(call)
+            through = backend.paths(Call(node.facts.op, node.args, node.kwargs, node.specs))
             found = through * sum(paths.get(self._graph.root[slot], 1) for slot in node.reads)
-            if found > self._max_paths and part:
+            if found > backend.max_paths and part:
                 yield part
                 part, paths, found = [], {}, through * len(node.reads)
             part.append(i)

@@ -31,6 +31,8 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lazy_tensor.kernels.segment import extent
+
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
 """Context manager: ops go straight to the device's kernels, no graph, no version bump."""
 
@@ -232,17 +234,11 @@ def _on_meta(specs: Specs) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
     for size, stride, offset, dtype, _ in specs:
         if offset:
-            whole = torch.empty(_extent(size, stride) + offset, dtype=dtype, device="meta")
+            whole = torch.empty(extent(size, stride) + offset, dtype=dtype, device="meta")
             tensors.append(whole.as_strided(size, stride, offset))
         else:
             tensors.append(torch.empty_strided(size, stride, dtype=dtype, device="meta"))
     return tensors
-
-
-def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
-    if 0 in size:
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 def _compiled_meta_kernels(op: OpOverload) -> list[str]:

@@ -60,6 +60,12 @@ class Outputs:
         """Source of each output in terms of `results`."""
         return [_expression(output) for output in self.outputs]
 
+    def return_line(self, *, has_more: bool = False) -> str:
+        """The line that ends a kernel; `has_more` if there are results of another use."""
+        if self.is_plain and not has_more:
+            return " return results"
+        return f" return ({''.join(f'{text}, ' for text in self.expressions())})"
+
 
 def packed(compiled: Compiled, outputs: Outputs) -> bytes:
     """One artifact of all that `unpacked` needs."""
@@ -85,8 +91,13 @@ def _header(artifact: bytes) -> tuple[dict[str, Any], int]:
 def holds_for(artifact: bytes, values: Sequence[int]) -> bool:
     """Whether what was compiled with symbolic sizes is right for these."""
     header, _ = _header(artifact)
-    names = {"math": math, **dict(zip(header["symbols"], values, strict=True))}
-    return all(eval(condition, names) for condition in header["conditions"])
+    return hold(header["conditions"], header["symbols"], values)
+
+
+def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int]) -> bool:
+    """Whether all `conditions`, expressions in the symbols, are true for these values of theirs."""
+    names = {"math": math, **dict(zip(symbols, values, strict=True))}
+    return all(eval(condition, names) for condition in conditions)
 
 
 def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
@@ -113,10 +124,7 @@ def kernel_of(
     if outputs.has_check:
         lines.append(" if results[-1].item():")
         lines.append("  raise IndexError('index out of range in a compiled segment')")
-    if outputs.is_plain:
-        lines.append(" return results")
-    else:
-        lines.append(f" return ({''.join(f'{text}, ' for text in outputs.expressions())})")
+    lines.append(outputs.return_line())
     exec(compile("\n".join(lines), "<kernel>", "exec"), names)
     kernel: Kernel = names["kernel"]
     return kernel

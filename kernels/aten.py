@@ -6,12 +6,12 @@ measured and checked against it, and falls back to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates, refs
 
 
 class AtenBackend:
@@ -105,14 +105,6 @@ def _expression(value: Any, constants: dict[str, Any]) -> str:
     return name
 
 
-def _refs(value: Any) -> Iterator[int]:
-    if isinstance(value, Ref):
-        yield value.index
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _refs(item)
-
-
 def _last_uses(segment: Segment) -> list[list[int]]:
     """For each call, the created values that nothing names after it."""
     last: dict[int, int] = {}
@@ -121,8 +113,9 @@ def _last_uses(segment: Segment) -> list[list[int]]:
         for number in range(n_values, n_values + len(call.outputs)):
             last[number] = position
         n_values += len(call.outputs)
-        for _, value in call.arguments():
-            last.update((i, position) for i in _refs(value) if i >= len(segment.inputs))
+        for ref in refs(value for _, value in call.arguments()):
+            if ref.index >= len(segment.inputs):
+                last[ref.index] = position
     dying: list[list[int]] = [[] for _ in segment.calls]
     for number, position in last.items():
         if number not in segment.outputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,13 @@ class TensorSpec:
 def n_bytes(spec: TensorSpec) -> int:
     """The bytes of the tensor's elements."""
     return math.prod(spec.size) * spec.dtype.itemsize
+
+
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from a tensor's first to its last in memory, gaps included."""
+    if 0 in size:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +170,7 @@ class Segment:
         specs: list[TensorSpec | None] = list(self.inputs)
         found: list[list[TensorSpec]] = []
         for call in self.calls:
-            taken = [specs[ref.index] for ref in _refs(value for _, value in call.arguments())]
+            taken = [specs[ref.index] for ref in refs(value for _, value in call.arguments())]
             found.append([spec for spec in taken if spec is not None])
             specs += call.outputs
         return found
@@ -193,13 +200,13 @@ class Segment:
         return hashlib.sha256(self._text.encode()).hexdigest()
 
 
-def _refs(values: Iterable[Any]) -> Iterator[Ref]:
+def refs(values: Iterable[Any]) -> Iterator[Ref]:
     """The values among arguments, those in lists included."""
     for value in values:
         if isinstance(value, Ref):
             yield value
         elif isinstance(value, tuple):
-            yield from _refs(value)
+            yield from refs(value)
 
 
 def _refs_where(call: Call, *, is_write: bool) -> Iterator[Ref]:
@@ -212,6 +219,4 @@ def _refs_where(call: Call, *, is_write: bool) -> Iterator[Ref]:
     marked |= dict.fromkeys(UNDECLARED_WRITES.get(call.op, ()), True)
     for name, value in call.arguments():
         if marked.get(name) is is_write:
-            yield from (
-                v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Ref)
-            )
+            yield from refs((value,))

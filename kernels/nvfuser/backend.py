@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -19,12 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from lazy_tensor.kernels import fusible
-from lazy_tensor.kernels.artifact import Outputs, View
+from lazy_tensor.kernels.artifact import Outputs, View, hold
 from lazy_tensor.kernels.backend import Busy, Kernel
 from lazy_tensor.kernels.inductor import default_dtype
 from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, loaded
-from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, n_bytes
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, extent, n_bytes
 from lazy_tensor.kernels.torch_inductor import SymbolicSizes
 
 Run = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
@@ -106,8 +105,7 @@ class NvfuserBackend:
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         header = json.loads(artifact)
-        names = {"math": math, **dict(zip(header["symbols"], values, strict=True))}
-        return all(eval(condition, names) for condition in header["conditions"])
+        return hold(header["conditions"], header["symbols"], values)
 
 
 CALL_S, ATEN_CALL_S = 20e-6, 5e-6
@@ -158,7 +156,9 @@ class FusedKernel:
         device = segment.device
         if device.type != "cuda" or not torch.cuda.is_available():
             return
-        n_needed = 2 * sum(_extent(spec) * spec.dtype.itemsize for spec in segment.inputs)
+        n_needed = 2 * sum(
+            extent(spec.size, spec.stride) * spec.dtype.itemsize for spec in segment.inputs
+        )
         if n_needed > min(MOST_PREPARED_BYTES, torch.cuda.mem_get_info(device)[0] // 2):
             return
         try:
@@ -181,13 +181,9 @@ class Runnable(Protocol):
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
     """A tensor laid out as `spec` says, repeated elements and gaps included."""
-    flat = torch.zeros(_extent(spec), dtype=spec.dtype, device=spec.device)
+    n_elements = extent(spec.size, spec.stride)
+    flat = torch.zeros(n_elements, dtype=spec.dtype, device=spec.device)
     return flat.as_strided(spec.size, spec.stride)
-
-
-def _extent(spec: TensorSpec) -> int:
-    """Elements from the first to the last in memory."""
-    return 1 + sum((n - 1) * step for n, step in zip(spec.size, spec.stride, strict=True))
 
 
 def _fused(segment: Segment, artifact: bytes) -> FusedKernel:
@@ -250,10 +246,7 @@ def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
     lines += [f" tensors[{i}].copy_(results[{j}])" for i, j in header["copies"]]
     if outputs.has_check:
         lines.append(f" assert_in_range(results[{header['n_results'] - 1}])")
-    if outputs.is_plain and not header["copies"]:
-        lines.append(" return results")
-    else:
-        lines.append(f" return ({''.join(f'{text}, ' for text in outputs.expressions())})")
+    lines.append(outputs.return_line(has_more=bool(header["copies"])))
     exec(compile("\n".join(lines), "<nvfuser kernel>", "exec"), names)
     kernel: Kernel = names["kernel"]
     return kernel

@@ -6,7 +6,6 @@ In: lines, one at a time, from `translate` and its rules. Out: bytes that can be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +56,7 @@ class Line:
 
 
 MAX_PATHS = 10**5
-"""Ways from inputs to a value, over all its operands, beyond which nvFuser may never finish: its
+"""Paths from inputs to a value, over all its operands, beyond which nvFuser may never finish: its
 lowering walks each of them (measured: 2^22 do not end)."""
 
 
@@ -67,7 +66,7 @@ class TooManyPaths(Declined):
 
 @dataclass
 class Definition:
-    """Lines in order; of value `i` its dtype, the line that makes it, the ways that lead to it."""
+    """Lines in order; of value `i` its dtype, the line that makes it, the paths that lead to it."""
 
     lines: list[Line] = field(default_factory=list)
     makers: list[Line] = field(default_factory=list)
@@ -141,7 +140,7 @@ def loaded(lines: Sequence[Any]) -> list[Line]:
         Line(
             op, tuple(map(_rich, args)), tuple((k, _rich(v)) for k, v in options.items()), tuple(k)
         )
-        for op, args, options, k in json.loads(json.dumps(lines))
+        for op, args, options, k in lines
     ]
 
 

@@ -39,13 +39,11 @@ class Emitter:
 
     def __call__(self, name: str, *operands: Any, kind: str | None = None) -> V:
         given = [o if isinstance(o, V) else self.number(o) for o in operands]
-        made: V = self._translator.op(name, *given, kind=self.kind if kind is None else kind)
-        return made
+        return self._translator.op(name, *given, kind=self.kind if kind is None else kind)
 
     def number(self, number: float) -> V:
         """A constant of the kind: nvFuser would take a plain number for a Double or an Int."""
-        made: V = self._translator.op("constant", number, kind=self.kind)
-        return made
+        return self._translator.op("constant", number, kind=self.kind)
 
 
 Compute = Callable[..., V]

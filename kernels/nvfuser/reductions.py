@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,12 +32,20 @@ def _dims(x: Value, dim: Dims) -> list[int]:
 def _reduced(t: Translator, name: str, x: V, dims: list[int], keepdim: bool, kind: str) -> V:
     if not dims:
         return x  # a 0-dim tensor
-    made: V = t.op(name, x, kind=kind, dims=dims, keepdim=keepdim)
-    return made
+    return t.op(name, x, kind=kind, dims=dims, keepdim=keepdim)
+
+
+# A rule that several aten ops share takes nvFuser's op first: `partial` fills it in for each
 
 
 def _accumulated(
-    t: Translator, meta: torch.Tensor, name: str, x: Value, dim: Dims, keepdim: bool
+    name: str,
+    t: Translator,
+    meta: torch.Tensor,
+    x: Value,
+    dim: Dims = None,
+    keepdim: bool = False,
+    **_: Any,
 ) -> Value:
     kind = wide_kind(meta.dtype)
     sums = kind if kind in ("Float", "Double") else "Int"
@@ -44,30 +53,15 @@ def _accumulated(
     return Value(t.held_as(total, kind), kind, meta)
 
 
-@rule("prims.sum")
-def _prims_sum(t: Translator, meta: torch.Tensor, x: Value, dims: Dims, **_: Any) -> Value:
-    return _accumulated(t, meta, "sum", x, dims, False)
-
-
-@rule("sum")
-def _sum(
-    t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any
-) -> Value:
-    return _accumulated(t, meta, "sum", x, dim, keepdim)
-
-
-@rule("prod")
-def _prod(
-    t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any
-) -> Value:
-    return _accumulated(t, meta, "prod", x, dim, keepdim)
+rule("sum", "prims.sum")(partial(_accumulated, "sum"))
+rule("prod")(partial(_accumulated, "prod"))
 
 
 @rule("mean")
 def _mean(
     t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any
 ) -> Value:
-    total = _accumulated(t, meta, "sum", x, dim, keepdim)
+    total = _accumulated("sum", t, meta, x, dim, keepdim)
     o = Emitter(t, total.kind)
     return Value(o("div", total.at, _count(t, x, _dims(x, dim), total.kind)), total.kind, meta)
 
@@ -79,7 +73,7 @@ def _count(t: Translator, x: Value, dims: list[int], kind: str) -> Any:
 
 
 def _extreme(
-    t: Translator, meta: torch.Tensor, name: str, x: Value, dim: Dims, keepdim: bool
+    name: str, t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
 ) -> Value:
     kind = wide_kind(x.meta.dtype)
     if kind == "Bool":
@@ -88,31 +82,11 @@ def _extreme(
     return Value(_reduced(t, name, t.wide(x), _dims(x, dim), keepdim, kind), kind, meta)
 
 
-@rule("amax")
-def _amax(
-    t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
-) -> Value:
-    return _extreme(t, meta, "max", x, dim, keepdim)
+rule("amax", "max.default")(partial(_extreme, "max"))
+rule("amin", "min.default")(partial(_extreme, "min"))
 
 
-@rule("amin")
-def _amin(
-    t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
-) -> Value:
-    return _extreme(t, meta, "min", x, dim, keepdim)
-
-
-@rule("max.default")
-def _max(t: Translator, meta: torch.Tensor, x: Value) -> Value:
-    return _extreme(t, meta, "max", x, None, False)
-
-
-@rule("min.default")
-def _min(t: Translator, meta: torch.Tensor, x: Value) -> Value:
-    return _extreme(t, meta, "min", x, None, False)
-
-
-def _place(t: Translator, x: Value, name: str, dim: int, keepdim: bool) -> V:
+def _place(name: str, t: Translator, x: Value, dim: int, keepdim: bool) -> V:
     """The first index at which the extreme of `dim` stands; a NaN counts as the extreme."""
     n = t.size(x.meta.shape[dim])
     kind = wide_kind(x.meta.dtype)
@@ -128,117 +102,105 @@ def _place(t: Translator, x: Value, name: str, dim: int, keepdim: bool) -> V:
     return _reduced(t, "min", candidates, [dim], keepdim, "Int")
 
 
-def _with_place(
-    t: Translator, meta: Any, name: str, x: Value, dim: int, keepdim: bool
-) -> tuple[Value, Value]:
-    values, indices = meta
-    if not x.meta.ndim:
-        return Value(x.at, x.kind, values), _zeros(t, indices)
-    dim %= x.meta.ndim
-    index = Value(_place(t, x, name, dim, keepdim), "Int", indices)
-    return _extreme(t, values, name, x, dim, keepdim), index
-
-
 def _zeros(t: Translator, meta: torch.Tensor) -> Value:
     return Value(
         t.op("full", [], t.op("constant", 0, kind="Int"), kind="Int", dtype="Int"), "Int", meta
     )
 
 
-@rule("max.dim")
-def _max_dim(t: Translator, meta: Any, x: Value, dim: int, keepdim: bool = False) -> Any:
-    return _with_place(t, meta, "max", x, dim, keepdim)
+def _with_place(
+    name: str, t: Translator, meta: Any, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
+    values, indices = meta
+    if not x.meta.ndim:
+        return Value(x.at, x.kind, values), _zeros(t, indices)
+    dim %= x.meta.ndim
+    index = Value(_place(name, t, x, dim, keepdim), "Int", indices)
+    return _extreme(name, t, values, x, dim, keepdim), index
 
 
-@rule("min.dim")
-def _min_dim(t: Translator, meta: Any, x: Value, dim: int, keepdim: bool = False) -> Any:
-    return _with_place(t, meta, "min", x, dim, keepdim)
+rule("max.dim")(partial(_with_place, "max"))
+rule("min.dim")(partial(_with_place, "min"))
 
 
 def _arg(
-    t: Translator, meta: torch.Tensor, name: str, x: Value, dim: int | None, keepdim: bool
+    name: str,
+    t: Translator,
+    meta: torch.Tensor,
+    x: Value,
+    dim: int | None = None,
+    keepdim: bool = False,
 ) -> Value:
     if not x.meta.ndim:
         return _zeros(t, meta)
     if dim is not None:
-        return Value(_place(t, x, name, dim % x.meta.ndim, keepdim), "Int", meta)
+        return Value(_place(name, t, x, dim % x.meta.ndim, keepdim), "Int", meta)
     flat = Value(t.reshaped(x, [x.meta.numel()]), x.kind, x.meta.new_empty([x.meta.numel()]))
-    place = _place(t, flat, name, 0, False)
+    place = _place(name, t, flat, 0, False)
     if keepdim:
         place = t.op("broadcast", place, [True] * x.meta.ndim, kind="Int")
     return Value(place, "Int", meta)
 
 
-@rule("argmax")
-def _argmax(
-    t: Translator, meta: torch.Tensor, x: Value, dim: int | None = None, keepdim: bool = False
+rule("argmax")(partial(_arg, "max"))
+rule("argmin")(partial(_arg, "min"))
+
+
+def _counted(
+    name: str, t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
 ) -> Value:
-    return _arg(t, meta, "max", x, dim, keepdim)
-
-
-@rule("argmin")
-def _argmin(
-    t: Translator, meta: torch.Tensor, x: Value, dim: int | None = None, keepdim: bool = False
-) -> Value:
-    return _arg(t, meta, "min", x, dim, keepdim)
-
-
-def _counted(t: Translator, x: Value, dim: Dims, keepdim: bool, *, of_false: bool) -> V:
-    """How many elements are true, or false."""
+    """Whether the number of true elements isn't 0 ("ne"), or that of false ones is ("eq")."""
     truth = t.held_as(x, "Bool")
-    if of_false:
+    if name == "eq":
         truth = t.op("logical_not", truth, kind="Bool")
     ones = t.op("cast", truth, kind="Int", dtype="Int")
-    return _reduced(t, "sum", ones, _dims(x, dim), keepdim, "Int")
+    n = _reduced(t, "sum", ones, _dims(x, dim), keepdim, "Int")
+    return Value(Emitter(t, "Int")(name, n, 0, kind="Bool"), "Bool", meta)
 
 
-@rule("any")
-def _any(
-    t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
-) -> Value:
-    n = _counted(t, x, dim, keepdim, of_false=False)
-    return Value(Emitter(t, "Int")("ne", n, 0, kind="Bool"), "Bool", meta)
+rule("any")(partial(_counted, "ne"))
+rule("all")(partial(_counted, "eq"))
 
 
-@rule("all")
-def _all(
-    t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
-) -> Value:
-    n = _counted(t, x, dim, keepdim, of_false=True)
-    return Value(Emitter(t, "Int")("eq", n, 0, kind="Bool"), "Bool", meta)
+def _scanned(name: str, t: Translator, meta: torch.Tensor, x: Value, dim: int, **_: Any) -> Value:
+    kind = wide_kind(meta.dtype)
+    at = t.held_as(x, kind)
+    # nvFuser refuses to scan a dimension of one element
+    if x.meta.ndim and not is_one(x.meta.shape[dim]):
+        at = t.op(name, at, dim % x.meta.ndim, kind=kind)
+    return Value(at, kind, meta)
 
 
-def _correction(correction: float | None) -> int:
-    if correction is None:
-        return 1
-    if correction != int(correction):
+rule("cumsum")(partial(_scanned, "cumsum"))
+rule("cumprod")(partial(_scanned, "cumprod"))
+
+
+def _spread(
+    name: str, t: Translator, x: Value, dim: Dims, correction: float | None, keepdim: bool, n: int
+) -> Any:
+    """The `n` results of "var" or "var_mean"."""
+    dims = _dims(x, dim)
+    if not dims:
+        raise Unsupported("the variance of a 0-dim tensor")
+    less = 1 if correction is None else int(correction)
+    if correction not in (None, less):
         raise Unsupported(f"a correction of {correction}")
-    return int(correction)
+    return t.definition.add(
+        name, t.wide(x), kind=wide_kind(x.meta.dtype), n=n, dims=dims, correction=less,
+        keepdim=keepdim,
+    )  # fmt: skip
 
 
-@rule("var.correction")
+@rule("var.correction", "prims.var")
 def _var(
     t: Translator,
     meta: torch.Tensor,
     x: Value,
     dim: Dims = None,
-    *,
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Value:
-    dims, kind = _dims(x, dim), wide_kind(x.meta.dtype)
-    if not dims:
-        raise Unsupported("the variance of a 0-dim tensor")
-    n = _correction(correction)
-    at = t.op("var", t.wide(x), kind=kind, dims=dims, correction=n, keepdim=keepdim)
-    return Value(at, kind, meta)
-
-
-@rule("prims.var")
-def _prims_var(
-    t: Translator, meta: torch.Tensor, x: Value, dims: Dims, correction: float = 1
-) -> Value:
-    return _var(t, meta, x, dims, correction=correction)
+    return Value(_spread("var", t, x, dim, correction, keepdim, 1), wide_kind(x.meta.dtype), meta)
 
 
 @rule("var_mean.correction")
@@ -251,33 +213,9 @@ def _var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    dims, kind = _dims(x, dim), wide_kind(x.meta.dtype)
-    if not dims:
-        raise Unsupported("the variance of a 0-dim tensor")
-    n = _correction(correction)
-    var, mean = t.op(
-        "var_mean", t.wide(x), kind=kind, n=2, dims=dims, correction=n, keepdim=keepdim
-    )
+    var, mean = _spread("var_mean", t, x, dim, correction, keepdim, 2)
+    kind = wide_kind(x.meta.dtype)
     return Value(var, kind, meta[0]), Value(mean, kind, meta[1])
-
-
-def _scanned(t: Translator, meta: torch.Tensor, name: str, x: Value, dim: int) -> Value:
-    kind = wide_kind(meta.dtype)
-    at = t.held_as(x, kind)
-    # nvFuser refuses to scan a dimension of one element
-    if x.meta.ndim and not is_one(x.meta.shape[dim]):
-        at = t.op(name, at, dim % x.meta.ndim, kind=kind)
-    return Value(at, kind, meta)
-
-
-@rule("cumsum")
-def _cumsum(t: Translator, meta: torch.Tensor, x: Value, dim: int, **_: Any) -> Value:
-    return _scanned(t, meta, "cumsum", x, dim)
-
-
-@rule("cumprod")
-def _cumprod(t: Translator, meta: torch.Tensor, x: Value, dim: int, **_: Any) -> Value:
-    return _scanned(t, meta, "cumprod", x, dim)
 
 
 @rule("native_layer_norm")
@@ -331,7 +269,7 @@ def _normalized(
     """`x` less its mean over its deviation; mean and 1 / deviation, their dimensions kept."""
     o = Emitter(t, wide_kind(x.meta.dtype))
     at = t.wide(x)
-    var, mean = t.op("var_mean", at, kind=o.kind, n=2, dims=dims, correction=0, keepdim=True)
+    var, mean = _spread("var_mean", t, x, dims, 0, True, 2)
     rstd = o("rsqrt", o("add", var, eps))
     normal = o("mul", o("sub", at, mean), rstd)
     return o, normal, [Value(mean, o.kind, meta[1]), Value(rstd, o.kind, meta[2])]

@@ -22,13 +22,9 @@ from lazy_tensor.kernels.nvfuser.translate import (
 # Views
 
 
-@rule("view.default", "_unsafe_view", "reshape", "view_copy.default")
-def _view(t: Translator, meta: torch.Tensor, x: Value, size: Any = None) -> Value:
-    return Value(t.reshaped(x, meta.shape), x.kind, meta)
-
-
-@rule("_reshape_alias")
-def _reshape_alias(t: Translator, meta: torch.Tensor, x: Value, *_: Any) -> Value:
+@rule("view.default", "_unsafe_view", "reshape", "view_copy.default", "_reshape_alias",
+      "unsqueeze", "unsqueeze_copy", "squeeze", "squeeze_copy")  # fmt: skip
+def _reshaped(t: Translator, meta: torch.Tensor, x: Value, *_: Any) -> Value:
     return Value(t.reshaped(x, meta.shape), x.kind, meta)
 
 
@@ -50,11 +46,6 @@ def _transpose(t: Translator, meta: torch.Tensor, x: Value, one: int, other: int
 @rule("t")
 def _t(t: Translator, meta: torch.Tensor, x: Value) -> Value:
     return _permute(t, meta, x, list(reversed(range(meta.ndim))))
-
-
-@rule("unsqueeze", "unsqueeze_copy", "squeeze", "squeeze_copy")
-def _squeeze_or_unsqueeze(t: Translator, meta: torch.Tensor, x: Value, *_: Any) -> Value:
-    return Value(t.reshaped(x, meta.shape), x.kind, meta)
 
 
 @rule("expand", "expand_copy", "broadcast_to")
@@ -94,21 +85,17 @@ def _slice(
     if step != 1:
         raise Unsupported("a slice with a step")
     dim %= x.meta.ndim
-    first, _ = _bounds(x.meta.shape[dim], start, end)
+    first = _bound(start, 0, x.meta.shape[dim])
     return Value(_cut(t, x, dim, first, meta.shape[dim]), x.kind, meta)
 
 
-def _bounds(n: Any, start: Any, end: Any) -> tuple[Any, Any]:
-    """A slice's first element and the one behind its last, counted from 0, in a dimension of n."""
-    found = []
-    for bound, default in ((start, 0), (end, n)):
-        place = default if bound is None else bound
-        if isinstance(place, torch.SymInt) or isinstance(n, torch.SymInt) and place > 2**62:
-            found.append(n if place is not bound else place)
-            continue
-        place = place + n if place < 0 else place
-        found.append(place if isinstance(n, torch.SymInt) else min(max(place, 0), n))
-    return found[0], found[1]
+def _bound(given: Any, default: Any, n: Any) -> Any:
+    """Where a slice begins or ends, counted from 0, in a dimension of `n` elements."""
+    place = default if given is None else given
+    if isinstance(place, torch.SymInt):
+        return place
+    place = place + n if place < 0 else place
+    return place if isinstance(n, torch.SymInt) else min(max(place, 0), n)
 
 
 def _cut(t: Translator, x: Value, dim: int, first: Any, length: Any) -> V:
@@ -117,8 +104,7 @@ def _cut(t: Translator, x: Value, dim: int, first: Any, length: Any) -> V:
     starts: list[Any] = [0] * len(shape)
     ends = t.sizes(shape)
     starts[dim], ends[dim] = t.size(first), t.size(first + length)
-    made: V = t.op("slice", x.at, starts, ends, kind=x.kind)
-    return made
+    return t.op("slice", x.at, starts, ends, kind=x.kind)
 
 
 @rule("slice_backward")
@@ -135,7 +121,7 @@ def _slice_backward(
     if step != 1:
         raise Unsupported("a slice with a step")
     dim %= meta.ndim
-    first, _ = _bounds(meta.shape[dim], start, end)
+    first = _bound(start, 0, meta.shape[dim])
     rest = meta.shape[dim] - first - gradient.meta.shape[dim]
     widths: list[Any] = [0, 0] * (meta.ndim - dim - 1) + [first, rest]
     return _pad(t, meta, gradient, widths, 0)
@@ -158,7 +144,7 @@ def _slice_scatter(
     n = meta.shape[dim]
     if isinstance(n, torch.SymInt):
         raise Unsupported("slice_scatter into a symbolic size")
-    first, last = _bounds(n, start, end)
+    first, last = _bound(start, 0, n), _bound(end, n, n)
     parts = [source]
     if first:
         parts.insert(0, _part(t, x, dim, 0, first))
@@ -196,7 +182,7 @@ def _as_strided(
 ) -> Value:
     if not (x.meta.is_contiguous() and meta.is_contiguous() and x.meta.numel() == meta.numel()):
         raise Unsupported("as_strided, other than as a view of all elements")
-    return Value(t.reshaped(x, meta.shape), x.kind, meta)
+    return _reshaped(t, meta, x)
 
 
 # Joins and paddings

@@ -89,7 +89,6 @@ class Translator:
         self._env: dict[fx.Node, Any] = {}
         self._sizes: dict[str, tuple[V, int]] = {}
         self._inputs: list[Value] = []
-        self._numbers: list[Value] = []
         self._handed_out: set[int] = set()
         self._writes: list[tuple[Value, V]] = []
 
@@ -109,18 +108,19 @@ class Translator:
 
     # Rules' part
 
-    def op(self, name: str, *args: Any, kind: str, n: int = 1, **options: Any) -> Any:
-        """One more line; values among `args` as they are held."""
-        return self.definition.add(name, *args, kind=kind, n=n, **options)
+    def op(self, name: str, *args: Any, kind: str, **options: Any) -> V:
+        """The result of one more line; values among `args` as they are held."""
+        made: V = self.definition.add(name, *args, kind=kind, **options)
+        return made
 
     def held_as(self, value: Value, kind: str) -> V:
         """`value` converted, as torch converts."""
         if value.kind == kind:
             return value.at
         if kind == "Bool":
-            zero = self._op("constant", number_of(value.kind)(0), kind=value.kind)
-            return self._op("ne", value.at, zero, kind="Bool")
-        return self._op("cast", value.at, kind=kind, dtype=kind)
+            zero = self.op("constant", number_of(value.kind)(0), kind=value.kind)
+            return self.op("ne", value.at, zero, kind="Bool")
+        return self.op("cast", value.at, kind=kind, dtype=kind)
 
     def wide(self, value: Value) -> V:
         """`value` in what its dtype is computed in."""
@@ -143,7 +143,7 @@ class Translator:
         """A number as a tensor of `shape`; a tensor as it is."""
         if not value.is_number:
             return value.at
-        return self._op("full", self.sizes(shape), value.at, kind=value.kind, dtype=value.kind)
+        return self.op("full", self.sizes(shape), value.at, kind=value.kind, dtype=value.kind)
 
     def product(self, shape: Sequence[Any]) -> Any:
         """The number of elements of a shape: a number, or a value."""
@@ -160,7 +160,7 @@ class Translator:
             return at
         if _same(_moving(before), _moving(after)):
             return self._with_ones(at, value.kind, before, after)
-        return self._op("reshape", at, self.sizes(after), kind=value.kind)
+        return self.op("reshape", at, self.sizes(after), kind=value.kind)
 
     def expanded(self, value: Value, shape: Sequence[Any]) -> V:
         """`value` repeated along dimensions of one element, and along new first ones."""
@@ -172,41 +172,35 @@ class Translator:
         places = list(range(len(shape) - len(before), len(shape)))
         sizes = self.sizes(shape)
         if not places or places[0]:
-            return self._op("broadcast_in_dim", value.at, sizes, places, kind=value.kind)
-        return self._op("expand", value.at, sizes, kind=value.kind)
+            return self.op("broadcast_in_dim", value.at, sizes, places, kind=value.kind)
+        return self.op("expand", value.at, sizes, kind=value.kind)
 
     def along(self, vector: V, like: Value, dim: int) -> V:
         """A vector as a tensor of the rank of `like`, its elements along `dim`."""
         is_new = [d != dim for d in range(like.meta.ndim)]
         kind = self.definition.kinds[vector.index]
-        return self._op("broadcast", vector, is_new, kind=kind) if any(is_new) else vector
+        return self.op("broadcast", vector, is_new, kind=kind) if any(is_new) else vector
 
     def _with_ones(self, at: V, kind: str, before: list[Any], after: list[Any]) -> V:
         """Dimensions of one element gone, then put where `after` has them."""
         ones = [d for d, n in enumerate(before) if is_one(n)]
         is_new = [is_one(n) for n in after]
         if ones:
-            at = self._op("squeeze", at, ones, kind=kind)
-        return self._op("broadcast", at, is_new, kind=kind) if any(is_new) else at
+            at = self.op("squeeze", at, ones, kind=kind)
+        return self.op("broadcast", at, is_new, kind=kind) if any(is_new) else at
 
     # The graph's ends
-
-    def _op(self, name: str, *args: Any, kind: str, **options: Any) -> V:
-        made: V = self.definition.add(name, *args, kind=kind, **options)
-        return made
 
     def _placeholder(self, meta: torch.Tensor) -> Value:
         if len(self._inputs) == len(self._segment.inputs):
             kind = KINDS[meta.dtype]
-            number = Value(self._op("scalar", kind=kind, fresh=True), kind, meta, is_number=True)
-            self._numbers.append(number)
-            return number
+            return Value(self.op("scalar", kind=kind, fresh=True), kind, meta, is_number=True)
         spec = self._segment.inputs[len(self._inputs)]
         shape = [n if n == 1 or not isinstance(n, torch.SymInt) else -1 for n in meta.shape]
         contiguity, order = descriptor(spec)
         is_cpu = spec.device.type == "cpu" != self._segment.device.type
         kind = kind_of(spec.dtype)
-        at = self._op("input", shape, contiguity, order, is_cpu, kind=kind, fresh=True)
+        at = self.op("input", shape, contiguity, order, is_cpu, kind=kind, fresh=True)
         for dim, n in enumerate(meta.shape):
             if isinstance(n, torch.SymInt):
                 self._sizes.setdefault(text_of_size(n), (at, dim))
@@ -218,7 +212,7 @@ class Translator:
         if tensor.numel() != 1:
             raise Unsupported("a constant tensor of several elements")
         kind = kind_of(tensor.dtype)
-        at = self._op("constant", tensor.item(), kind=kind)
+        at = self.op("constant", tensor.item(), kind=kind)
         return Value(at, kind, tensor, is_number=tensor.ndim == 0)
 
     def _called(self, node: fx.Node) -> Any:
@@ -257,7 +251,7 @@ class Translator:
             at = self._own(value, value.meta.dtype)
             if len(promised[0]) > 1:
                 order = stride_order(*promised)
-                at = self._op("stride_order", at, order, kind=kind_of(value.meta.dtype), fresh=True)
+                at = self.op("stride_order", at, order, kind=kind_of(value.meta.dtype), fresh=True)
             self.definition.output(at)
         n_results = len(results)
         for target, at in self._writes:
@@ -283,7 +277,7 @@ class Translator:
         kind = kind_of(dtype)
         at = self.held_as(value, kind)
         if value.is_number:
-            at = self._op("full", [], at, kind=kind, dtype=kind)
+            at = self.op("full", [], at, kind=kind, dtype=kind)
         is_expanded = self._is_expanded(at)
         is_moved = self.definition.makers[at.index].op in MOVES | {"input"}
         if is_moved or is_expanded or at.index in self._handed_out:
@@ -294,13 +288,13 @@ class Translator:
     def _computed(self, at: V, kind: str, shape: Sequence[Any] | None) -> V:
         """The same values out of an op; with a dense operand of `shape`, no element is repeated."""
         wide = WIDE.get(kind, kind)
-        held = at if wide == kind else self._op("cast", at, kind=wide, dtype=wide)
-        one = self._op("constant", number_of(wide)(1), kind=wide)
+        held = at if wide == kind else self.op("cast", at, kind=wide, dtype=wide)
+        one = self.op("constant", number_of(wide)(1), kind=wide)
         if shape:
-            one = self._op("full", self.sizes(shape), one, kind=wide, dtype=wide)
+            one = self.op("full", self.sizes(shape), one, kind=wide, dtype=wide)
         op = "logical_and" if kind == "Bool" else "mul"
-        made = self._op(op, held, one, kind=wide, fresh=True)
-        return made if wide == kind else self._op("cast", made, kind=kind, dtype=kind)
+        made = self.op(op, held, one, kind=wide, fresh=True)
+        return made if wide == kind else self.op("cast", made, kind=kind, dtype=kind)
 
     def _is_expanded(self, at: V) -> bool:
         """Whether an expanded tensor is among what `at` was made of."""
@@ -449,10 +443,7 @@ def descriptor(spec: TensorSpec) -> tuple[list[bool | None], list[int]]:
         if is_moving[dim]:
             expected = spec.stride[dim] * spec.size[dim]
     contiguity.reverse()
-    ranks = [0] * n_dims
-    for place, dim in enumerate(order):
-        ranks[dim] = n_dims - 1 - place
-    return contiguity, ranks
+    return contiguity, _ranks(order)
 
 
 def stride_order(size: Sizes, stride: Sizes) -> list[int]:
@@ -460,7 +451,12 @@ def stride_order(size: Sizes, stride: Sizes) -> list[int]:
     order = order_of(TensorSpec(size, stride, torch.float32, torch.device("cpu")))
     if order is None:
         raise Unsupported("a result with gaps in memory")
+    return _ranks(order)
+
+
+def _ranks(order: Sequence[int]) -> list[int]:
+    """For each dimension its place in `order`, which begins with the outermost, from the end."""
     ranks = [0] * len(order)
-    for place, dim in enumerate(order):
-        ranks[dim] = len(order) - 1 - place
+    for rank, dim in enumerate(reversed(order)):
+        ranks[dim] = rank
     return ranks
