@@ -90,7 +90,9 @@ def _needed(graph: Graph) -> list[Node]:
     kept: list[Node] = []
     wanted_views = set(graph.live)
     for node in reversed(graph.nodes):
-        if node.view_of is not None:
+        if node.facts.communicates:
+            is_needed = True
+        elif node.view_of is not None:
             is_needed = any(slot in wanted_views for slot in node.outs)
         else:
             is_needed = (
@@ -134,6 +136,7 @@ def without_repeats(graph: Graph) -> Graph:
         can_merge = (
             bool(node.outs)
             and not node.writes
+            and not node.facts.communicates
             and not (
                 roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
             )

@@ -1,4 +1,4 @@
-"""What must come before what: producers, uses of one memory, and calls that may raise.
+"""What must come before what: producers, uses of one memory, collectives, calls that may raise.
 
 In: a graph's calls in program order. Out: for each the calls that it must follow; units in an order
 that keeps to it. Pure: no tensor data, no caches.
@@ -42,6 +42,7 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
     """For each node those it must follow: producers, uses of the same memory, what may raise."""
     depends: list[set[int]] = []
     last_failing: int | None = None
+    last_collective: int | None = None
     writes_since: set[int] = set()
     last_write: dict[int, int] = {}
     readers: dict[int, set[int]] = defaultdict(set)
@@ -54,6 +55,9 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
             last_failing, writes_since = i, set()
         if marks.lasts(i):
             writes_since.add(i)
+        if node.facts.communicates and node.view_of is None:
+            before |= set() if last_collective is None else {last_collective}
+            last_collective = i
         written = {graph.root[slot] for slot in node.writes}
         read = {graph.root[slot] for slot in node.reads}
         for root in read | written:

@@ -80,6 +80,12 @@ class Planner:
         self.fusions: list[Fusion] = []
         self.made = {leaf.slot for leaf in graph.leaves}
         self.users = _users(graph)
+        self.in_flight: dict[int, list[int]] = {}  # memory that collectives read: their waits
+        self.waits = {
+            node.view_of: node.outs[0]
+            for node in graph.nodes
+            if node.facts.communicates and node.view_of is not None and node.outs[0] is not None
+        }
 
     def plan(self, units: list[Unit], fusion_of: FusionOf) -> Plan:
         for unit in units:
@@ -87,8 +93,8 @@ class Planner:
                 self._add_segment(unit, fusion_of)
             else:
                 self._add_call(unit.nodes[0])
-        for live in self.graph.live:
-            self._need(live)
+        for slot in (*self.graph.live, *self.waits.values()):
+            self._need(slot)
         return self._compiled()
 
     def _need(self, slot: int) -> None:
@@ -99,10 +105,24 @@ class Planner:
         assert node.view_of is not None, "a unit runs after what it depends on"
         self._add_call(node)
 
+    def _await_readers(self, nodes: Sequence[Node]) -> None:
+        """Have collectives finished that read what is about to be written."""
+        if self.in_flight:
+            for node in nodes:
+                for slot in node.writes:
+                    for wait in self.in_flight.pop(self.graph.root[slot], ()):
+                        self._need(wait)
+
     def _add_call(self, node: Node) -> None:
         reads = node.reads
         for slot in reads:
             self._need(slot)
+        self._await_readers((node,))
+        if node.facts.communicates and node.view_of is None:
+            for slot in reads:
+                self.in_flight.setdefault(self.graph.root[slot], []).extend(
+                    self.waits[out] for out in node.outs if out in self.waits
+                )
         name = self._named("op", node.facts.op._op)
         args = [self._expression(a) for a in node.args]
         args += [f"{key}={self._expression(a)}" for key, a in node.kwargs]
@@ -121,6 +141,7 @@ class Planner:
         segment, inputs, scalars, outputs = segmenter.build(unit.nodes, self.scalar_types)
         for slot in inputs:
             self._need(slot)
+        self._await_readers(unit.nodes)
         fusion = fusion_of(segment)
         self.fusions.append(fusion)
         name = self._named("segment", fusion)

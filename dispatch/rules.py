@@ -31,6 +31,7 @@ class Rule(Enum):
     DRAW_INTO = "draw the random numbers now, record a copy into the argument"
     DROPOUT = "draw the mask now, record its application"
     INDEX = "run now if an index is a mask, else record"
+    WAIT = "record that it is waited for"
     IF_NO_DROPOUT = "run now if it drops out, else record"
 
 
@@ -81,8 +82,21 @@ for _packet in (
         RULES[getattr(aten, _packet).default] = Rule.IF_NO_DROPOUT
 
 
+COLLECTIVES = frozenset(
+    "_c10d_functional::" + name
+    for name in (
+        "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce",
+        "all_reduce_coalesced", "all_to_all_single", "broadcast", "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced", "wait_tensor",
+    )
+)  # fmt: skip
+"""Ops of other ranks too that give new memory: recorded, and run in the program's order."""
+
+
 def rule_from_schema(facts: OpFacts) -> Rule:
     """The rule that the op's schema and tags give."""
+    if facts.op._schema.name == "_c10d_functional::_wrap_tensor_autograd":
+        return Rule.WAIT
     runs_now = (
         facts.is_random
         or facts.is_data_dependent
@@ -91,7 +105,9 @@ def rule_from_schema(facts: OpFacts) -> Rule:
         or not (facts.returns_tensors or facts.returns_nothing)
         or (facts.returns_nothing and not facts.writes)
         # custom ops may do what no schema says: print, count, draw random numbers, communicate
-        or facts.op.namespace not in ("aten", "prims")
+        or (
+            facts.op.namespace not in ("aten", "prims") and facts.op._schema.name not in COLLECTIVES
+        )
     )
     return Rule.NOW if runs_now else Rule.RECORD
 

@@ -23,7 +23,8 @@ class OpFacts:
     back. `is_view`: the results share memory with an argument that is not written.
     `number_args` are the positions and names of arguments that may be a Python number in
     arithmetic; `writes_list`: a foreach op in place, whose writes autograd counts tensor by tensor;
-    `checks_numbers`: some of their values are refused.
+    `checks_numbers`: some of their values are refused; `communicates`: other ranks wait for the
+    call, so that it is made whoever uses its result, and in the program's order.
     """
 
     op: OpOverload
@@ -38,6 +39,7 @@ class OpFacts:
     changes_metadata: bool
     writes_list: bool
     checks_numbers: bool
+    communicates: bool
     number_args: frozenset[int | str]
 
 
@@ -49,8 +51,11 @@ UNMARKED_WRITES: dict[OpOverload, tuple[int, ...]] = {
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }
+WAITS = frozenset({torch.ops._c10d_functional.wait_tensor.default})
+"""They give their argument back once it is there: so views, which plans make where first needed."""
 UNMARKED_VIEWS = frozenset({
-    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default
+    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+    *WAITS,
 })  # fmt: skip
 NUMBERS_SET_SHAPE = frozenset({"aten::arange", "aten::range"})
 """Ops whose numbers decide the result's size, so that they can't be run-time inputs."""
@@ -97,6 +102,7 @@ def facts_of(op: OpOverload) -> OpFacts:
         ),
         changes_metadata=torch.Tag.inplace_view in tags,
         writes_list=op._schema.name.startswith("aten::_foreach") and op._schema.name.endswith("_"),
+        communicates=op.namespace == "_c10d_functional",
         checks_numbers=op._schema.name in CHECK_NUMBERS,
         number_args=frozenset(
             _label(i, a)

@@ -24,6 +24,7 @@ from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
 aten = torch.ops.aten
+WAIT_TENSOR = torch.ops._c10d_functional.wait_tensor.default
 
 
 def _now(trace: Trace, request: Request) -> Handled:
@@ -115,6 +116,11 @@ def _index(trace: Trace, request: Request) -> Handled:
     return _now(trace, request) if any(True for _ in masks) else RECORD_IT
 
 
+def _wait(trace: Trace, request: Request) -> Handled:
+    """torch's wrapper around a collective's result, which waits when it is used: views do so."""
+    return True, record_again(request, WAIT_TENSOR, request.args[0])
+
+
 def _if_no_dropout(trace: Trace, request: Request) -> Handled:
     return _now(trace, request) if request.argument("dropout_p", 0.0) else RECORD_IT
 
@@ -139,5 +145,6 @@ HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
     Rule.DRAW_INTO: _draw_into,
     Rule.DROPOUT: _dropout,
     Rule.INDEX: _index,
+    Rule.WAIT: _wait,
     Rule.IF_NO_DROPOUT: _if_no_dropout,
 }
