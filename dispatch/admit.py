@@ -90,19 +90,23 @@ def retrace(
     def part(argument: Any) -> Any:
         nonlocal all_tiny
         kind = type(argument)
-        if kind is host.tensor_class:
+        if kind is host.tensor_class or kind is host.sharded_class:
             value = argument._value
             if value.slot is not None:
-                all_tiny = False
                 if value.slot.trace is not trace:
                     raise _NeedsALook
-                return value.slot
+                all_tiny = False
+                return key_part(trace.leaf_slots, host.tensor_class, argument)
             data = value.data
             if data is None or memory.is_exposed(data) or memory.is_shared(data):
                 raise _NeedsALook
             slot = _known_leaf(trace, data, in_mode)
             value.slot = slot
             trace.leaf_values.append(value)
+            if kind is host.sharded_class:
+                all_tiny = False
+                trace.leaves.append(data)
+                return (slot, argument._layout)
         elif kind is torch.Tensor or kind is torch.nn.Parameter:
             known = trace.leaf_slots.get(id(argument))
             if known is not None:

@@ -61,7 +61,7 @@ def grow(
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
     start = thread_time()
-    outcome = _outcome(trace, request)
+    outcome = outcome_of_call(trace, request)
     reason = outcome.runs_now
     if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
         reason = "gives several conjugate or negative views"
@@ -125,7 +125,9 @@ def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> S
     return None
 
 
-def _outcome(trace: Trace, request: Request) -> Outcome:
+def outcome_of_call(trace: Trace, request: Request) -> Outcome:
+    """The metadata of what the call gives, from the schema cache; of sharded tensors the global
+    ones."""
     metas: list[Meta] = []
 
     def numbered(tensor: torch.Tensor) -> Ref:

@@ -16,6 +16,7 @@ import torch
 
 from lazy_tensor.dispatch import memory, settings
 from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.host import Layout
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, local
@@ -30,6 +31,7 @@ native: Any = None
 """The C++ itself once it is loaded, for what `replay` asks of it."""
 
 _known: tuple[Any, ...] = ()
+_sharded: type[Any] | None = None
 
 
 def use(
@@ -39,6 +41,19 @@ def use(
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Budget, Leaf)
     _known = (classes, memory._exposed, memory._shared, _described, close_segment, _current)
+
+
+def use_sharded(sharded_class: type[Any]) -> None:
+    """Name the class of sharded tensors, whose layouts are part of keys."""
+    global _sharded
+    _sharded = sharded_class
+    if native is not None:
+        _listen_to_sharded(native)
+
+
+def _listen_to_sharded(module: Any) -> None:
+    module.use_sharded(_sharded, Layout)
+    module.listen("lazy_tensor")
 
 
 def _current() -> Trace:
@@ -81,6 +96,8 @@ def _started(path: str, _: str) -> Any:
     module.install(*_known)
     for namespace in ("aten", "profiler"):
         module.listen(namespace)
+    if _sharded is not None:
+        _listen_to_sharded(module)
     return module
 
 

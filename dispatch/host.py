@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,35 @@ class ValueTensor(torch.Tensor):
 tensor_class: type[ValueTensor] = ValueTensor
 
 
+class ShardedTensor(ValueTensor):
+    """What dispatch knows of a sharded tensor: its value is the local one, its metadata are global.
+
+    `_layout` says how the two belong together. It is hashable, and equal only to itself.
+    """
+
+    _layout: Layout
+
+
+class Layout:
+    """How a sharded tensor lies on its mesh, as far as `dispatch` must know.
+
+    `number` is the layout's for as long as the process lives; `meta` are `make_wrapper`'s arguments
+    for the sharded tensor, `local` those for its local one.
+    """
+
+    __slots__ = ("__weakref__", "local", "meta", "number")
+
+    def __init__(self, number: int, meta: tuple[Any, ...], local: tuple[Any, ...]) -> None:
+        self.number = number
+        self.meta = meta
+        self.local = local
+
+
+sharded_class: type[ShardedTensor] = ShardedTensor
+"""The class whose calls go to `call_sharded` when no state knows them."""
+call_sharded: Callable[..., Any] | None = None
+
+
 def value_in(tensor: torch.Tensor) -> Value:
     """The value of a tensor of the installed class."""
     assert isinstance(tensor, ValueTensor)
@@ -33,6 +63,11 @@ def install(cls: type[ValueTensor]) -> None:
     tensor_class = cls
 
 
+def install_sharded(cls: type[ShardedTensor], call: Callable[..., Any]) -> None:
+    global sharded_class, call_sharded
+    sharded_class, call_sharded = cls, call
+
+
 def new_tensor(value: Value, meta: tuple[Any, ...]) -> torch.Tensor:
     """A tensor of the installed class on `value`; `meta` as `make_wrapper` takes it."""
     out: ValueTensor = new_wrapper(tensor_class, meta)
@@ -40,10 +75,38 @@ def new_tensor(value: Value, meta: tuple[Any, ...]) -> torch.Tensor:
     return out
 
 
+def new_sharded(value: Value, layout: Layout) -> ShardedTensor:
+    """A tensor of the installed sharded class on a local value."""
+    out: ShardedTensor = new_wrapper(sharded_class, layout.meta)
+    out._value = value
+    out._layout = layout
+    return out
+
+
+def local_of(tensor: ShardedTensor) -> torch.Tensor:
+    """The local tensor of a sharded one, lazy, on the same value."""
+    value = tensor._value
+    if value.data is not None:
+        return concrete_on(value, value.data)
+    return new_tensor(value, tensor._layout.local)
+
+
+def local_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor of the installed class on the same value."""
+    meta = (tensor.shape, tensor.stride(), tensor.storage_offset(), None, tensor.dtype,
+            tensor.layout, tensor.device)  # fmt: skip
+    return new_tensor(value_in(tensor), meta)
+
+
 def concrete(data: torch.Tensor) -> torch.Tensor:
     """A tensor of the installed class whose value is computed."""
     value = Value()
     value.data = data
+    return concrete_on(value, data)
+
+
+def concrete_on(value: Value, data: torch.Tensor) -> torch.Tensor:
+    """Another tensor of the installed class on a computed value."""
     meta = (data.shape, data.stride(), data.storage_offset(), None, data.dtype, data.layout,
             data.device)  # fmt: skip
     return mark(new_tensor(value, meta), data.is_conj(), data.is_neg())

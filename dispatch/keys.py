@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Slot
 
@@ -48,6 +49,9 @@ def key_part(plain_slots: PlainSlots, tensor_class: type[Any], argument: Any) ->
         return TRUE if argument else FALSE
     if kind is complex:
         return (complex, str(argument))
+    if kind is host.sharded_class:
+        slot = argument._value.slot
+        return ABSENT if slot is None else (slot, argument._layout)
     return NONE if argument is None else argument
 
 

@@ -12,13 +12,19 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import admit, grow, hits, overlap, run_now, settings, special
+from lazy_tensor.dispatch import admit, grow, hits, host, overlap, run_now, settings, special
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
-from lazy_tensor.dispatch.torch_private import count_writes, make_wrapper, mark, new_wrapper
+from lazy_tensor.dispatch.torch_private import (
+    count_writes,
+    is_mode_entered,
+    make_wrapper,
+    mark,
+    new_wrapper,
+)
 from lazy_tensor.dispatch.trace import (
     ALIAS,
     KIND_MASK,
@@ -105,6 +111,9 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 out = make_wrapper(tensor_class, *state.meta)
                 out._value = args[0]._value
                 return out
+            if state.origin is not None and isinstance(owner, type) and is_mode_entered():
+                assert host.call_sharded is not None, "it made the state"
+                return host.call_sharded(trace, Request(owner, func, args, kwargs or {}))
             return step(trace, state, args)
         finally:
             trace.busy = False
@@ -134,6 +143,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
     def outputs(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
         kind = state.kind & KIND_MASK
         if kind == ONE:
+            if state.layout is not None:
+                return fresh_sharded(trace, state.layout, state.slot)
             return fresh(trace, state.meta, state.slot, state.rebase)
         if kind == SELF:
             return args[0]
@@ -147,6 +158,11 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             meta, marks = state.meta
             return mark(fresh(trace, meta, state.slot, state.rebase), *marks)
         container, metas = state.meta
+        if state.layout is not None:
+            return container(
+                None if slot is None else fresh_sharded(trace, layout, slot)
+                for layout, slot in zip(state.layout, state.slot, strict=True)
+            )
         return container(
             None if slot is None else fresh(trace, meta, slot, state.rebase)
             for meta, slot in zip(metas, state.slot, strict=True)
@@ -165,6 +181,12 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             moved = offset + trace.leaf_offsets[leaf] - recorded_offset
             meta = (meta[0], meta[1], moved, *meta[3:])
         return wrapper(meta, value)
+
+    def fresh_sharded(trace: Trace, layout: host.Layout, slot: Any) -> Any:
+        value = Value()
+        value.slot = slot
+        trace.values.append(value)
+        return host.new_sharded(value, layout)
 
     def generic_child(
         trace: Trace, slots: PlainSlots, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -205,9 +227,15 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
         if state is None and not is_cold:
             state = known(owner, trace, func, args, kwargs)
-        if state is not None:
+        if state is not None and not (
+            state.origin and isinstance(owner, type) and is_mode_entered()
+        ):
             return follow(trace, func, state, args)
         request = Request(owner, func, args, kwargs)
+        if host.call_sharded is not None and any(
+            type(tensor) is host.sharded_class for tensor in request.tensors
+        ):
+            return host.call_sharded(trace, request)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)
         if func is overlap.COPY and overlap.is_there_already(trace, request):

@@ -38,12 +38,16 @@ class Stats:
     counts: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[tuple[object, str]] = field(default_factory=Counter)
+    sharding_misses: Counter[object] = field(default_factory=Counter)
+    redistributions: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # bytes
     flush_s: float = 0.0
     all_flushes_s: float = 0.0  # since the process began
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 
     def reset(self) -> None:
-        for counter in (self.counts, self.causes, self.fallbacks):
+        for counter in (
+            self.counts, self.causes, self.fallbacks, self.sharding_misses, self.redistributions
+        ):  # fmt: skip
             counter.clear()
         self.flush_s = 0.0
         self.log.clear()

@@ -61,6 +61,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_mode_entered() -> bool:
+    """Whether a dispatch mode would see the next op; never our own within its own handler."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def new_wrapper(tensor_class: type[Any], meta: tuple[Any, ...]) -> Any:
     """`make_wrapper(tensor_class, *meta)`, an ordinary tensor in inference mode too.
 
@@ -198,6 +203,8 @@ NoMetaFunction = UnsupportedOperatorException
 # Made when the package is imported, not at the first op: this imports torch._dynamo (0.7 s).
 _fake_mode = FakeTensorMode(allow_fallback_kernels=False)
 _fake_mode.cache_enabled = False  # answers are cached by their caller
+FAKES = threading.RLock()
+"""Held while fake tensors are made and asked: they know of one thread only."""
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -215,7 +222,7 @@ def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
 
 
 def _fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
-    with _disable_current_modes(), torch.no_grad():
+    with FAKES, _disable_current_modes(), torch.no_grad():
         fakes: list[torch.Tensor] = [
             FakeTensor(_fake_mode, on_meta, spec[4])
             for on_meta, spec in zip(_on_meta(specs), specs, strict=True)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,13 +109,14 @@ class Leaf:
 class State(dict[tuple[Any, ...], "State"]):
     """A point in the trie of programs: the calls that followed, and what led here.
 
-    `meta` holds `make_wrapper`'s arguments for each output. `generic` maps keys in which numbers
-    are replaced by their types, for places that have seen several; `seen` has the last child under
-    each such key, for places that may have.
+    `meta` holds `make_wrapper`'s arguments for each output, `layout` the layouts of sharded ones.
+    A sharded call may take several steps at once: `origin` is then where it was called. `generic`
+    maps keys in which numbers are replaced by their types, for places that have seen several;
+    `seen` has the last child under each such key, for places that may have.
     """
 
-    __slots__ = ("closes", "edges", "generic", "key", "kind", "meta", "n_bytes", "n_ops",
-                 "n_scalars", "n_slots", "parent", "plans", "rebase", "seen", "slot",
+    __slots__ = ("closes", "edges", "generic", "key", "kind", "layout", "meta", "n_bytes", "n_ops",
+                 "n_scalars", "n_slots", "origin", "parent", "plans", "rebase", "seen", "slot",
                  "step")  # fmt: skip
 
     kind: int
@@ -134,6 +138,8 @@ class State(dict[tuple[Any, ...], "State"]):
         self.seen: dict[tuple[Any, ...], State] | None = None
         self.edges: object | None = None  # what `hits` knows of the calls that followed
         self.rebase: tuple[int, int] | None = None
+        self.layout: Any = None
+        self.origin: State | None = None
         self.closes = False
 
     def steps(self) -> list[Node | Leaf]:
@@ -186,7 +192,9 @@ class Trace:
         environment = self.environment = (
             *torch_private.environment(),
             settings.current().debug,
+            "redistribute" in settings.current().forbid,
             self.tape is not None,
+            frozenset(+_apart),
         )
         root = self.roots.get(environment)
         if root is None:
@@ -277,6 +285,13 @@ class Trace:
             slots.append(Slot(self, len(slots)))
         return slots[index]
 
+    def mark(self, key: tuple[Any, ...]) -> None:
+        """Take a step that isn't a call: what follows is kept apart from what follows without."""
+        state = self.state.get(key)
+        if state is None:
+            state = self.state[key] = State(self.state, key, None)
+        self.state = state
+
     def remember(self, state: State) -> None:
         """Note a flush at `state`; the least recently used paths leave when there are too many."""
         self.finals.put(id(state), state)
@@ -298,11 +313,39 @@ def _prune(_: int, state: State) -> None:
     current: State = state
     while current.parent is not None and not (len(current) or current.generic or current.plans):
         parent = current.parent
-        for children in (parent, parent.generic or {}):
-            if children.get(current.key) is current:
-                del children[current.key]
-        parent.seen = parent.edges = None  # they may hold children long gone
+        for owner in (parent, current.origin):
+            if owner is None:
+                continue
+            for children in (owner, owner.generic or {}):
+                if children.get(current.key) is current:
+                    del children[current.key]
+            owner.seen = owner.edges = None  # they may hold children long gone
         current = parent
+
+
+_apart: Counter[str] = Counter()
+"""Names of what changes the meaning of some ops at present, for all threads, and how often."""
+
+
+@contextmanager
+def setting_apart(name: str) -> Iterator[None]:
+    """Keep what is recorded inside apart from what is recorded outside, though the calls be the
+    same."""
+    _count(name, 1)
+    try:
+        yield
+    finally:
+        _count(name, -1)
+
+
+def _count(name: str, change: int) -> None:
+    with _lock:
+        _apart[name] += change
+    trace = local.trace
+    if trace.state is trace.root:
+        trace.reset()
+    else:
+        trace.mark(("apart", frozenset(+_apart)))
 
 
 class _Local(threading.local):

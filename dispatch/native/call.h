@@ -193,6 +193,10 @@ class Call {
     Ref value = value_of(tensor, object);
     if (value.get() != nullptr) {
       any_lazy_ = true;
+      if (const Ref layout = layout_of(tensor, object); layout.get() != nullptr) {
+        any_known_ = true;  // of its tensors, whether they are tiny or not, each rank has a part
+        put(words_, Tag::LAYOUT, PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
+      }
       const Ref slot = slot_in(value.get());
       if (slot.get() != Py_None) {
         if (of_slot.trace.in(slot.get()) != trace_) return false;

@@ -170,6 +170,7 @@ class Kernel : public c10::OperatorKernel {
       if (answers_itself && (tensor.dim() != 0 || !tensor.is_cpu())) return false;
       Ref object;
       const Ref held = value_of(tensor, object);
+      if (held.get() != nullptr && layout_of(tensor, object).get() != nullptr) return false;
       if (held.get() != nullptr) {
         const Ref data = data_in(held.get());
         if (data.get() == Py_None || slot_in(held.get()).get() != Py_None) return false;
@@ -270,8 +271,8 @@ class Kernel : public c10::OperatorKernel {
     const at::Tensor& tensor = value.toTensor();
     const Ref object = object_of(tensor);
     PyTypeObject* type = Py_TYPE(object.get());
-    any_lazy |= type == tensor_class;
-    return (type == tensor_class || THPVariable_CheckTypeExact(type)) && is_dense(tensor) &&
+    any_lazy |= is_lazy_class(type);
+    return (is_lazy_class(type) || THPVariable_CheckTypeExact(type)) && is_dense(tensor) &&
            !op.hasKernelForDispatchKey(
                c10::computeDispatchKey(std::nullopt, std::nullopt, tensor.device()));
   }
@@ -286,7 +287,7 @@ class Kernel : public c10::OperatorKernel {
     if (value.get() == nullptr) return false;
     const Ref slot = slot_in(value.get());
     if (slot.get() != Py_None && of_slot.trace.in(slot.get()) != trace_here) return false;
-    const at::Tensor made = another(tensor, value.get());
+    const at::Tensor made = another(tensor, value.get(), layout_of(tensor, object));
     replace_arguments(stack, 1, {made}, false);
     return true;
   }

@@ -18,6 +18,7 @@ enum class Tag : uint64_t {
   STRING,
   DEVICE,
   TENSOR,
+  LAYOUT,
   LIST,
   LEAF,
   INT_AT_RUN_TIME,

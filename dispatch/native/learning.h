@@ -18,7 +18,7 @@ std::vector<int64_t> integers(PyObject* sequence) {
 }
 
 // `meta` as `make_wrapper` takes it.
-Output output_of(PyObject* meta, PyObject* slot) {
+Output output_of(PyObject* meta, PyObject* slot, PyObject* layout) {
   Output result;
   if (meta == Py_None) return result;
   const auto item = [meta](Py_ssize_t i) { return PyTuple_GET_ITEM(meta, i); };
@@ -45,6 +45,7 @@ Output output_of(PyObject* meta, PyObject* slot) {
   result.n_bytes = at::detail::computeStorageNbytes(result.size, result.stride,
                                                     result.dtype.itemsize(), result.offset);
   result.slot = Ref::to(slot);
+  if (layout != nullptr && layout != Py_None) result.layout = Ref::to(layout);
   return result;
 }
 
@@ -57,14 +58,18 @@ std::unique_ptr<Step> step_to(PyObject* state) {
   step->state = Ref::to(state);
   PyObject* meta = of_state.meta.in(state);
   PyObject* slot = of_state.slot.in(state);
+  PyObject* layout = of_state.layout.in(state);
+  if (layout != nullptr && layout != Py_None && sharded_class == nullptr) return nullptr;
   switch (step->kind) {
     case ONE:
-      step->outputs.push_back(output_of(meta, slot));
+      step->outputs.push_back(output_of(meta, slot, layout));
       break;
     case MANY: {
       PyObject* metas = PyTuple_GET_ITEM(meta, 1);
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(metas); ++i) {
-        step->outputs.push_back(output_of(PyTuple_GET_ITEM(metas, i), PyTuple_GET_ITEM(slot, i)));
+        step->outputs.push_back(
+            output_of(PyTuple_GET_ITEM(metas, i), PyTuple_GET_ITEM(slot, i),
+                      layout == Py_None ? nullptr : PyTuple_GET_ITEM(layout, i)));
       }
       break;
     }
@@ -110,7 +115,8 @@ void learn_leaves(PyObject* trace, PyObject* state) {
 // slots.
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
   trace_here = trace;
-  PyObject* parent = of_state.parent.in(state);
+  PyObject* parent = of_state.origin.in(state);  // a sharded call may take several steps at once
+  if (parent == nullptr || parent == Py_None) parent = of_state.parent.in(state);
   if (frames.empty()) return;
   Frame& frame = frames.back();
   if (frame.info == nullptr || frame.info->function.get() != function) return;

@@ -5,9 +5,9 @@
 // In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held.
-// `watch.h` is for replays, which record nothing.
+// `sharded.h` goes between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
-#include "learning.h"
+#include "sharded.h"
 #include "watch.h"
 
 namespace hits {
@@ -75,6 +75,8 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_state, state, generic);
   FIND(of_state, state, key);
   FIND(of_state, state, kind);
+  FIND(of_state, state, layout);
+  FIND(of_state, state, origin);
   FIND(of_state, state, meta);
   FIND(of_state, state, slot);
   FIND(of_state, state, parent);
@@ -89,16 +91,37 @@ PyObject* py_install(PyObject*, PyObject* args) {
   cold_of_budget.find(budget, "cold");
   name_value = sure(PyUnicode_InternFromString("_value"));
   name_slot = sure(PyUnicode_InternFromString("slot"));
+  name_layout = sure(PyUnicode_InternFromString("_layout"));
   name_data = sure(PyUnicode_InternFromString("data"));
-  visit_attributes = tensor_class->tp_traverse;
-  tensor_class->tp_traverse = visit_tensor;
+  visit_values_of<&of_lazy>(tensor_class);
   const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));
   sure(PyObject_SetAttrString(tensor, "_value", descriptor.get()));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
+// use_sharded(cls, layout_class): sharded tensors are of `cls`, their layouts of `layout_class`.
+PyObject* py_use_sharded(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *cls, *layout;
+  if (!PyArg_ParseTuple(args, "OO", &cls, &layout)) return nullptr;
+  number_of_layout.find(layout, "number");
+  meta_of_layout.find(layout, "meta");
+  local_of_layout.find(layout, "local");
+  const Ref descriptor(
+      sure(PyDescr_NewGetSet(reinterpret_cast<PyTypeObject*>(cls), &layout_of_tensor)));
+  sure(PyObject_SetAttrString(cls, "_layout", descriptor.get()));
+  sharded_class = reinterpret_cast<PyTypeObject*>(Ref::to(cls).release());
+  visit_values_of<&of_sharded>(sharded_class);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
+    {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
+    {"sharded", py_sharded, METH_VARARGS, nullptr},
+    {"local", py_local, METH_O, nullptr},
+    {"linked", py_linked, METH_VARARGS, nullptr},
     {"install", py_install, METH_VARARGS, nullptr},
     {"listen", py_listen, METH_O, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},

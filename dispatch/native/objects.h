@@ -92,16 +92,18 @@ struct {
       claimed, is_outdated, busy, ran, slots, tape;
 } of_trace;
 struct {
-  Member edges, generic, key, kind, meta, slot, parent, step, rebase, closes, n_slots, n_scalars;
+  Member edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes, n_slots,
+      n_scalars;
 } of_state;
 struct {
   Member index, trace;
 } of_slot;
-Member cold_of_budget;
+Member cold_of_budget, number_of_layout, meta_of_layout, local_of_layout;
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
+PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
 PyObject *exposed, *shared, *describe, *close_segment, *current;
-PyObject *name_value, *name_slot, *name_data;
+PyObject *name_value, *name_slot, *name_data, *name_layout;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
 

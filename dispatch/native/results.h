@@ -16,8 +16,9 @@ at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
   impl->set_sizes_and_strides(like.size, like.stride, offset);
   impl->set_python_dispatch(true);
   impl->value = Ref::to(value).release();
+  impl->layout = Ref::to(like.layout.get()).release();
   at::Tensor made(std::move(impl));
-  const Ref object(sure(THPVariable_Wrap(made, tensor_class)));
+  const Ref object(sure(THPVariable_Wrap(made, class_with(like.layout.get()))));
   return made;
 }
 
@@ -84,10 +85,11 @@ void count_writes(const IValue& tensors) {
   }
 }
 
-// A lazy tensor on `value`, of the metadata of `tensor`.
-at::Tensor another(const at::Tensor& tensor, PyObject* value) {
+// A lazy tensor on `value`, of the metadata of `tensor`, and sharded if that is.
+at::Tensor another(const at::Tensor& tensor, PyObject* value, Ref layout = Ref()) {
   const OrdinaryTensors ordinary;
   Output like;
+  like.layout = std::move(layout);
   like.size.assign(tensor.sizes().begin(), tensor.sizes().end());
   like.stride.assign(tensor.strides().begin(), tensor.strides().end());
   like.n_bytes = tensor.storage().nbytes();

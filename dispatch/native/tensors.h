@@ -73,6 +73,14 @@ Ref in_value(PyObject* value, PyObject* Value::* member, PyObject* name) {
 Ref slot_in(PyObject* value) { return in_value(value, &Value::slot, name_slot); }
 Ref data_in(PyObject* value) { return in_value(value, &Value::data, name_data); }
 
+PyTypeObject* class_with(PyObject* layout) {
+  return layout == nullptr ? tensor_class : sharded_class;
+}
+
+bool is_lazy_class(PyTypeObject* type) {
+  return type == tensor_class || (type == sharded_class && sharded_class != nullptr);
+}
+
 // A lazy tensor that was made here: it has its value with it, where Python's has it among its
 // attributes. And autograd detaches what it saved by a method, not by an op that a kernel could
 // take.
@@ -80,6 +88,7 @@ class LazyImpl final : public c10::TensorImpl {
  public:
   using TensorImpl::TensorImpl;
   PyObject* value = nullptr;
+  PyObject* layout = nullptr;  // of a sharded tensor
 
   ~LazyImpl() override { release_value(); }
   void release_resources() override {
@@ -100,6 +109,7 @@ class LazyImpl final : public c10::TensorImpl {
     if (value != nullptr && Py_IsInitialized()) {
       const WithGil gil;
       Py_CLEAR(value);
+      Py_CLEAR(layout);
     }
   }
   c10::intrusive_ptr<TensorImpl> detached(const c10::VariableVersion& version,
@@ -114,7 +124,8 @@ class LazyImpl final : public c10::TensorImpl {
     copy_tensor_metadata(this, made.get(), version, allows_change);
     made->set_python_dispatch(true);
     made->value = Ref::to(value).release();
-    const Ref object(sure(THPVariable_Wrap(at::Tensor(made), tensor_class)));
+    made->layout = Ref::to(layout).release();
+    const Ref object(sure(THPVariable_Wrap(at::Tensor(made), class_with(layout))));
     return made;
   }
 };
@@ -130,39 +141,57 @@ Ref value_of(const at::Tensor& tensor, Ref& object) {
   const LazyImpl* impl = made_here(tensor);
   if (impl != nullptr && impl->value != nullptr) return Ref::to(impl->value);
   object = object_of(tensor);
-  if (Py_TYPE(object.get()) != tensor_class) return Ref();
+  if (!is_lazy_class(Py_TYPE(object.get()))) return Ref();
   return Ref(sure(PyObject_GetAttr(object.get(), name_value)));
 }
 
-// `LazyTensor._value`
-PyObject* get_value(PyObject* self, void*) {
+// The layout of a lazy tensor if it is sharded. `object` is what `value_of` has left there.
+Ref layout_of(const at::Tensor& tensor, const Ref& object) {
+  if (object.get() == nullptr) return Ref::to(made_here(tensor)->layout);
+  if (sharded_class == nullptr || Py_TYPE(object.get()) != sharded_class) return Ref();
+  return Ref(sure(PyObject_GetAttr(object.get(), name_layout)));
+}
+
+// `LazyTensor._value`, `DTensor._layout`
+template <PyObject* LazyImpl::* member, PyObject** name>
+PyObject* get_held(PyObject* self, void*) {
   if (const LazyImpl* impl = made_here(THPVariable_Unpack(self));
-      impl != nullptr && impl->value != nullptr) {
-    return Ref::to(impl->value).release();
+      impl != nullptr && impl->*member != nullptr) {
+    return Ref::to(impl->*member).release();
   }
   const Ref attributes(PyObject_GenericGetDict(self, nullptr));
   if (attributes.get() == nullptr) return nullptr;
-  PyObject* found = PyDict_GetItemWithError(attributes.get(), name_value);
-  if (found == nullptr && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name_value);
+  PyObject* found = PyDict_GetItemWithError(attributes.get(), *name);
+  if (found == nullptr && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, *name);
   return Ref::to(found).release();
 }
 
-int set_value(PyObject* self, PyObject* value, void*) {
+template <PyObject* LazyImpl::* member, PyObject** name>
+int set_held(PyObject* self, PyObject* held, void*) {
   if (LazyImpl* impl = made_here(THPVariable_Unpack(self))) {
-    const Ref before(std::exchange(impl->value, Ref::to(value).release()));
+    const Ref before(std::exchange(impl->*member, Ref::to(held).release()));
     return 0;
   }
   const Ref attributes(PyObject_GenericGetDict(self, nullptr));
   if (attributes.get() == nullptr) return -1;
-  return value == nullptr ? PyDict_DelItem(attributes.get(), name_value)
-                          : PyDict_SetItem(attributes.get(), name_value, value);
+  return held == nullptr ? PyDict_DelItem(attributes.get(), *name)
+                         : PyDict_SetItem(attributes.get(), *name, held);
 }
 
-PyGetSetDef value_of_tensor = {"_value", get_value, set_value, nullptr, nullptr};
+PyGetSetDef value_of_tensor = {"_value", get_held<&LazyImpl::value, &name_value>,
+                               set_held<&LazyImpl::value, &name_value>, nullptr, nullptr};
+PyGetSetDef layout_of_tensor = {"_layout", get_held<&LazyImpl::layout, &name_layout>,
+                                set_held<&LazyImpl::layout, &name_layout>, nullptr, nullptr};
 
 // What garbage collections see of a lazy tensor: what Python knows of it, and its value.
-traverseproc visit_attributes;
+// The class whose tensors have their attributes visited, and how.
+struct Visited {
+  PyTypeObject* cls;
+  traverseproc attributes;
+};
+Visited of_lazy, of_sharded;
 
+template <Visited* visited>
 int visit_tensor(PyObject* self, visitproc visit, void* arg) {
   const at::Tensor& tensor = THPVariable_Unpack(self);
   if (tensor.defined() && tensor.use_count() == 1) {
@@ -175,10 +204,16 @@ int visit_tensor(PyObject* self, visitproc visit, void* arg) {
       Py_VISIT(reinterpret_cast<Value*>(value)->failure);
     }
   }
-  tensor_class->tp_traverse = visit_attributes;  // it looks for the first base that has another
-  const int status = visit_attributes(self, visit, arg);
-  tensor_class->tp_traverse = visit_tensor;
+  visited->cls->tp_traverse = visited->attributes;  // it looks for the first base with another
+  const int status = visited->attributes(self, visit, arg);
+  visited->cls->tp_traverse = visit_tensor<visited>;
   return status;
+}
+
+template <Visited* visited>
+void visit_values_of(PyTypeObject* cls) {
+  *visited = {cls, cls->tp_traverse};
+  cls->tp_traverse = visit_tensor<visited>;
 }
 
 }  // namespace hits

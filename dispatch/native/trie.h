@@ -44,6 +44,7 @@ struct Output {
   caffe2::TypeMeta dtype;
   c10::Device device = c10::kCPU;
   Ref slot;
+  Ref layout;  // of a sharded tensor
 };
 
 // One step of the trie, ready to be taken.

@@ -193,7 +193,7 @@ PyObject* py_renew(PyObject*, PyObject* args) {
     }
     const Ref value = new_value();
     if (with != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(with).release();
-    sure(set_value(object, value.get(), nullptr));
+    sure(value_of_tensor.set(object, value.get(), nullptr));
   }
   return others.release();
   END_HANDLE_TH_ERRORS
