@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -39,9 +41,23 @@ def materialize(tree: Any) -> Any:
     """`tree` with each lazy tensor replaced by a plain `torch.Tensor` that holds its value.
 
     Any pytree. The plain tensors are detached and have memory of their own, which is copied only
-    when either side is written. Other leaves come back as they are.
+    when either side is written; a sharded one is gathered, on every rank. Other leaves come back as
+    they are.
     """
-    return pytree.tree_map(lambda x: plain_copy(x) if isinstance(x, LazyTensor) else x, tree)
+    return pytree.tree_map(_materialized, tree)
+
+
+def _materialized(leaf: Any) -> Any:
+    if _is_sharded(leaf):
+        whole = leaf.full_tensor()
+        return plain_copy(whole) if isinstance(whole, LazyTensor) else whole.detach()
+    return plain_copy(leaf) if isinstance(leaf, LazyTensor) else leaf
+
+
+def _is_sharded(x: Any) -> bool:
+    """Whether `x` is a DTensor, torch's or ours."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 @overload
@@ -54,7 +70,8 @@ def wrap(x: Any) -> Any:
     A `Tensor` gives a `LazyTensor` that shares its memory (a sparse, quantized, nested or "meta"
     one comes back as it is, and runs eagerly). An `nn.Module` comes back itself, with
     its parameters, buffers and their gradients made lazy in place: the `Parameter` objects stay the
-    same objects, so tied weights stay tied and an optimizer built before goes on working.
+    same objects, so tied weights stay tied and an optimizer built before goes on working. torch's
+    DTensors become `lazy_tensor.sharding`'s.
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
     if isinstance(x, torch.nn.Module):
@@ -66,6 +83,8 @@ def wrap(x: Any) -> Any:
         return x
     if isinstance(x, LazyTensor):
         return x
+    if _is_sharded(x):
+        return _lazy_twin(x)
     if isinstance(x, torch.Tensor):
         if not _can_be_lazy(x):
             return x
@@ -101,18 +120,28 @@ def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def _can_be_lazy(tensor: torch.Tensor) -> bool:
     """Whether traces hold such tensors: not sparse, quantized, nested, "meta" or uninitialized."""
+    if _is_sharded(tensor):
+        return True
     return not torch.nn.parameter.is_lazy(tensor) and is_recordable(tensor)
 
 
 def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy tensor on `tensor`'s memory, a parameter if it is one."""
+    if _is_sharded(tensor):
+        return _like(tensor, _sharding().adopted(tensor.detach()))
     with no_modes():
         data = tensor.detach()
     memory.share(data)
     return _like(tensor, host.concrete(data))
 
 
+def _sharding() -> Any:
+    return importlib.import_module("lazy_tensor.sharding.tensor")
+
+
 def _plain_twin(tensor: LazyTensor) -> torch.Tensor:
+    if _is_sharded(tensor):
+        return _like(tensor, _sharding().released(tensor))
     data = computed(tensor)
     memory.share(data)
     with no_modes():
@@ -131,7 +160,7 @@ def _swap_in_place(tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor
     """Let the object `tensor` become its twin, and its gradient too; attributes stay."""
     grad, tensor.grad = tensor.grad, None
     twin = make_twin(tensor)
-    kept = {k: v for k, v in tensor.__dict__.items() if k not in ("_value", "_is_param")}
+    kept = {k: v for k, v in tensor.__dict__.items() if k not in ("_value", "_layout", "_is_param")}
     try:
         torch.utils.swap_tensors(tensor, twin)
     except RuntimeError as error:

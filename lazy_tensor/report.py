@@ -55,6 +55,8 @@ def stats() -> dict[str, Any]:
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
     `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds.
+    Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
+    for, noted when a call is first seen at a place.
     """
     counts: dict[str, Any] = dict.fromkeys(ALWAYS, 0)
     counts.update(STATS.counts)
@@ -62,6 +64,11 @@ def stats() -> dict[str, Any]:
     counts["flush_causes"] = dict(STATS.causes)
     counts["fallbacks"] = {f"{op}: {why}": n for (op, why), n in STATS.fallbacks.items()}
     counts["flush_s"] = STATS.flush_s
+    counts["sharding_misses"] = {str(op): n for op, n in STATS.sharding_misses.items()}
+    counts["redistributions"] = {
+        f"{op} at {where}: {before} to {after}": n
+        for (op, before, after, where), n in STATS.redistributions.items()
+    }
     return counts
 
 
@@ -74,14 +81,17 @@ def reset_stats() -> None:
 class Report:
     """The last flushes, and what became of replays; `str()` gives text."""
 
-    def __init__(self, records: list[FlushRecord], replays: list[str]) -> None:
+    def __init__(
+        self, records: list[FlushRecord], replays: list[str], redistributions: list[str]
+    ) -> None:
         self.records = records
         self.replays = replays
+        self.redistributions = redistributions
 
     def __str__(self) -> str:
+        lines = [*self.replays, *self.redistributions]
         if not self.records:
-            return "\n".join(["nothing was flushed yet", *self.replays])
-        lines = [*self.replays]
+            return "\n".join(["nothing was flushed yet", *lines])
         lines += [f"last {len(self.records)} flushes, newest last"]
         for record in self.records:
             ran = f"in {record.n_steps} steps" if record.n_steps else "one by one"
@@ -108,4 +118,9 @@ def explain() -> Report:
     The peak is of the memory that a planned flush makes, known before it runs. Each function given
     to `replay` has a line: calls replayed and recorded, what they took, why the last was recorded.
     """
-    return Report(list(STATS.log), sorted(replay.summary() for replay in REPLAYS))
+    redistributions = [
+        f"unasked: {op} at {where} had {n_bytes} bytes go from {before} to {after}"
+        for (op, before, after, where), n_bytes in STATS.redistributions.items()
+    ]
+    replays = sorted(replay.summary() for replay in REPLAYS)
+    return Report(list(STATS.log), replays, redistributions)

@@ -1,1 +1,54 @@
-"""Sharded lazy tensors behind the names of `torch.distributed.tensor`. Nothing is exported yet."""
+"""Sharded lazy tensors behind the names of `torch.distributed.tensor`, of its `parallel`, and of
+`torch.distributed.fsdp.fully_shard`: a program changes its imports and nothing else."""
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from lazy_tensor.dispatch import hits, host, rules
+from lazy_tensor.dispatch import torch_private as _dispatch_private
+from lazy_tensor.sharding import calls as _calls
+from lazy_tensor.sharding import order as _order
+from lazy_tensor.sharding.api import (
+    distribute_module,
+    distribute_tensor,
+    empty,
+    full,
+    ones,
+    rand,
+    randn,
+    zeros,
+)
+from lazy_tensor.sharding.comm_mode import CommDebugMode
+from lazy_tensor.sharding.decisions import get_sharding_prop_cache_info
+from lazy_tensor.sharding.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    implicit_replication,
+    local_map,
+    loss_parallel,
+    parallelize_module,
+    register_sharding,
+)
+from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE
+from lazy_tensor.sharding.tensor import DTensor
+
+__all__ = [
+    "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "ParallelStyle", "Partial",
+    "Placement",
+    "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "Replicate",
+    "RowwiseParallel", "SequenceParallel", "Shard", "distribute_module", "distribute_tensor",
+    "empty", "full", "get_sharding_prop_cache_info", "implicit_replication", "init_device_mesh",
+    "local_map", "loss_parallel", "ones", "parallelize_module", "rand", "randn",
+    "register_sharding", "zeros",
+]  # fmt: skip
+
+rules.RULES[_REDISTRIBUTE] = rules.Rule.RECORD
+host.install_sharded(DTensor, _calls.call)
+hits.use_sharded(DTensor)
+_dispatch_private.allow_foreach(DTensor)
+_order.keep()

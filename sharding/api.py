@@ -1,0 +1,128 @@
+"""Sharded tensors from plain ones: `distribute_tensor`, `distribute_module`, factory functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Placement, Replicate
+
+from lazy_tensor.dispatch import torch_private as dispatch_private
+from lazy_tensor.dispatch.meta import dense_stride
+from lazy_tensor.sharding import torch_private
+from lazy_tensor.sharding.tensor import DTensor, normalized, sharded
+from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
+from lazy_tensor.tensor import LazyTensor, computed, flush_here
+
+
+def distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """A plain tensor's parts on the ranks of a mesh, as torch's `distribute_tensor` makes them.
+
+    They have memory of their own, replicated ones too, copied when either side is written.
+    """
+    if isinstance(tensor, LazyTensor) and not isinstance(tensor, DTensor):
+        leaf = computed(tensor)
+        with dispatch_private.no_modes():
+            plain = leaf.detach().requires_grad_(tensor.requires_grad)
+    else:
+        plain = tensor
+        flush_here("distribute_tensor()", quiet=True)
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf "
+            "tensor!"
+        )
+    with dispatch_private.no_modes():
+        made = torch_private.api.distribute_tensor(
+            plain, device_mesh, placements, src_data_rank=src_data_rank
+        )
+        if isinstance(made, DTensor):  # it was one
+            return made
+        local = made._local_tensor
+        if not local.is_meta and dispatch_private.storage_id(local) == dispatch_private.storage_id(
+            plain
+        ):
+            local = dispatch_private.snapshot(local)  # of what is replicated torch makes no copy
+    ours = sharded(local, made._spec)
+    ours.requires_grad_(tensor.requires_grad)
+    return ours
+
+
+distribute_module = torch_private.rebound(
+    torch_private.api.distribute_module, DTensor=DTensor, distribute_tensor=distribute_tensor
+)
+
+
+def _made(
+    size: tuple[Any, ...],
+    make: Any,
+    *,
+    draws: bool = False,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+) -> DTensor:
+    """What `make(size, dtype=..., device=...)` makes, this rank's part of it."""
+    if layout is not torch.strided:
+        raise AssertionError("layout value not supported!")
+    shape = torch_private.as_size(size)
+    mesh = device_mesh or torch_private.current_mesh()
+    placed = normalized(placements, mesh, len(shape))
+    stride = dense_stride(shape)
+    options: dict[str, Any] = {"dtype": dtype, "device": mesh.device_type}
+    if draws:  # for the whole tensor, so that the numbers are those of one process
+        whole = make(shape, **options)
+        meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+        everywhere = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
+        spec = DTensorSpec(mesh, placed, tensor_meta=meta)
+        local = torch_private.redistribute_local_tensor(whole, everywhere, spec)
+    else:
+        part, _ = torch_private.compute_local_shape_and_global_offset(shape, mesh, placed)
+        local = make(part, **options)
+        spec = DTensorSpec(mesh, placed, tensor_meta=TensorMeta(shape, stride, local.dtype))
+    made = sharded(local, spec)
+    made.requires_grad_(requires_grad)
+    return made
+
+
+def zeros(*size: Any, **options: Any) -> DTensor:
+    """Zeros of this global size; options `dtype`, `layout`, `requires_grad`, `device_mesh`,
+    `placements`, as `torch.distributed.tensor.zeros` takes them."""
+    return _made(size, torch.zeros, **options)
+
+
+def ones(*size: Any, **options: Any) -> DTensor:
+    """Ones of this global size; options as for `zeros`."""
+    return _made(size, torch.ones, **options)
+
+
+def empty(*size: Any, **options: Any) -> DTensor:
+    """Uninitialized memory of this global size; options as for `zeros`."""
+    return _made(size, torch.empty, **options)
+
+
+def full(size: Any, fill_value: Any, **options: Any) -> DTensor:
+    """One number everywhere, in a tensor of this global size; options as for `zeros`."""
+    return _made((size,), lambda shape, **given: torch.full(shape, fill_value, **given), **options)
+
+
+def rand(*size: Any, **options: Any) -> DTensor:
+    """Uniform random numbers: each rank draws those of one process, and keeps its part.
+
+    Options as for `zeros`. The ranks' generators must have the same seed.
+    """
+    return _made(size, torch.rand, draws=True, **options)
+
+
+def randn(*size: Any, **options: Any) -> DTensor:
+    """Normal random numbers; otherwise as `rand`."""
+    return _made(size, torch.randn, draws=True, **options)

@@ -1,0 +1,146 @@
+"""A call on sharded tensors that no state knows: what it does on each rank, recorded and learnt.
+
+In: a call, some of whose tensors are sharded. Out: its result, the local ops and collectives it
+takes recorded, and a state of the trie behind them, to which the same call leads at once next time.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import admit, hits, host, memory, settings
+from lazy_tensor.dispatch.keys import exact_key, generic_key
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.rules import Rule, rule_of
+from lazy_tensor.dispatch.torch_private import is_mode_entered
+from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Leaf, State, Trace
+from lazy_tensor.sharding import compute
+from lazy_tensor.sharding.tensor import DTensor
+
+
+def call(trace: Trace, request: Request) -> Any:
+    """What `host.call_sharded` is."""
+    if rule_of(request.op) is Rule.ALIAS:
+        tensor = request.args[0]
+        return host.new_sharded(tensor._value, tensor._layout)
+    start = None if _is_shown(request) else _start(trace, request)
+    ran, n_numbers = trace.ran, len(trace.scalars)
+    layouts = [t._layout for t in request.tensors if isinstance(t, DTensor)]
+    trace.busy = False
+    try:
+        with request.owner if request.in_mode else nullcontext():
+            result = compute.run(request.op, request.args, request.kwargs)
+    finally:
+        trace.busy = True
+        admit.leave(trace)
+    kept = layouts == [t._layout for t in request.tensors if isinstance(t, DTensor)]
+    if start is not None and trace.ran is ran and kept:
+        state = _learnt(trace, request, start, trace.scalars[n_numbers:], result)
+        if state is not None and hits.learn is not None:
+            hits.learn(trace, request.op, state)
+    return result
+
+
+def _is_shown(request: Request) -> bool:
+    """Whether a mode of somebody else's, which counts collectives, say, wants to see what the call
+    is made of."""
+    return not request.in_mode and is_mode_entered()
+
+
+def _start(trace: Trace, request: Request) -> State | None:
+    """The state in which all tensors of the call have their places; None if one can't have any."""
+    if trace.is_outdated or trace.budget.cold or settings.current().debug:
+        return None
+    aliases = not request.in_mode and (request.facts.is_view or request.facts.writes)
+    local = Request(request.owner, request.op, (), {})
+    for tensor in request.tensors:
+        if type(tensor) is host.sharded_class:
+            tensor = host.local_of(tensor)
+            if type(tensor) is not host.tensor_class:
+                return None  # a meta tensor
+            data = host.value_in(tensor).data
+            if aliases and data is not None and memory.is_shared(data):
+                return None  # the local op runs at once, on the memory itself
+        local.tensors.append(tensor)
+    return None if admit.admit(trace, local) is not None else trace.state
+
+
+def _learnt(
+    trace: Trace, request: Request, start: State, scalars: list[complex], result: Any
+) -> State | None:
+    """The state behind what the call has recorded, to which `start` now leads; None if the call
+    did more than record."""
+    end = trace.state
+    if end is start or not _is_recorded(start, end):
+        return None
+    slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
+    key = exact_key(slots, host.tensor_class, request.op, request.args, request.kwargs)
+    generic, numbers = generic_key(
+        slots, host.tensor_class, request.op, request.args, request.kwargs
+    )
+    if scalars and scalars != numbers:
+        return None  # only this call's numbers, in their order, can be given again
+    known = (start.generic or {}).get(generic) if scalars else start.get(key)
+    if known is not None and known.parent is end:
+        trace.state = known  # something kept the call from being a hit
+        return known
+    state = State(end, generic if scalars else key, None)
+    state.origin = start
+    if not _describe(trace, request, state, result):
+        return None
+    if scalars:
+        start.generic = start.generic or {}
+        start.generic[generic] = state
+    else:
+        start[key] = state
+    trace.state = state
+    return state
+
+
+def _is_recorded(start: State, end: State) -> bool:
+    """Whether `end` follows `start`, with nothing between them that came in from outside."""
+    state: State | None = end
+    while state is not None and state is not start:
+        if isinstance(state.step, Leaf):
+            return False
+        state = state.parent
+    return state is start
+
+
+def _describe(trace: Trace, request: Request, state: State, result: Any) -> bool:
+    """Note what the call gives; False if a state can't say it."""
+    if result is None:
+        state.kind, state.meta, state.slot = NOTHING, request.facts.writes_list, None
+        return True
+    if isinstance(result, torch.Tensor):
+        if request.args and result is request.args[0]:
+            state.kind, state.meta, state.slot = SELF, None, None
+            return True
+        if not _is_new(trace, state, result):
+            return False
+        state.kind = ONE | SLOW
+        state.layout, state.slot = result._layout, result._value.slot  # type: ignore[attr-defined]
+        state.meta = state.layout.meta
+        return True
+    if not isinstance(result, (list, tuple)) or not result:
+        return False
+    if not all(item is None or _is_new(trace, state, item) for item in result):
+        return False
+    state.kind = MANY | SLOW
+    state.layout = tuple(None if item is None else item._layout for item in result)
+    state.slot = tuple(None if item is None else item._value.slot for item in result)
+    metas = tuple(None if layout is None else layout.meta for layout in state.layout)
+    state.meta = (type(result), metas)
+    return True
+
+
+def _is_new(trace: Trace, state: State, result: Any) -> bool:
+    """Whether it is a pending sharded tensor that the call itself has made."""
+    if type(result) is not DTensor:
+        return False
+    slot = result._value.slot
+    assert state.origin is not None, "it is a sharded call's"
+    return slot is not None and slot.trace is trace and slot.index >= state.origin.n_slots

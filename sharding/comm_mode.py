@@ -1,0 +1,20 @@
+"""`CommDebugMode` for our `DTensor`: torch's, which would take it for an ordinary tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor.debug import CommDebugMode as TorchCommDebugMode
+
+from lazy_tensor.sharding.tensor import DTensor
+from lazy_tensor.sharding.torch_private import TorchDTensor
+
+
+class CommDebugMode(TorchCommDebugMode):
+    """Counts the collectives that are recorded inside it, as torch's counts those that run."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        known = tuple([TorchDTensor if issubclass(t, DTensor) else t for t in types])
+        return super().__torch_dispatch__(func, known, args, kwargs)  # type: ignore[no-untyped-call]

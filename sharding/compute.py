@@ -1,0 +1,509 @@
+"""What a call on sharded tensors does on this rank: redistribute, run the op locally, wrap.
+
+In: an op and its arguments, sharded ones among them. Out: sharded results. All it does goes through
+local lazy tensors, so that it is recorded like anything else; what follows from that is `calls`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate
+
+from lazy_tensor.dispatch import host, settings
+from lazy_tensor.dispatch import torch_private as dispatch_private
+from lazy_tensor.dispatch.grow import outcome_of_call
+from lazy_tensor.dispatch.keys import NUMBERS
+from lazy_tensor.dispatch.meta import meta_of, substituted
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.tape import Draw, drawn
+from lazy_tensor.dispatch.trace import local as here
+from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.kernels.segment import Ref
+from lazy_tensor.sharding import errors, torch_private
+from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
+from lazy_tensor.sharding.layout import spec_with
+from lazy_tensor.sharding.tensor import (
+    REDISTRIBUTE,
+    DTensor,
+    adopted,
+    become,
+    placements_of,
+    sharded,
+)
+from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
+
+aten = torch.ops.aten
+
+
+def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call's result, sharded."""
+    if op is REDISTRIBUTE:
+        return _moved(args[0], placements_of(args[1]))
+    if op in SPECIAL:
+        return SPECIAL[op](op, args, kwargs)
+    handler = torch_private.handler_of(op)
+    if handler is not None:
+        if op in UNSURE and not UNSURE[op](args):
+            return _without_rule(op, args, kwargs)
+        return _ours(handler(op, args, kwargs))
+    if op in LOSSES and args[3] == MEAN and any(_is_split(argument) for argument in args[:2]):
+        return _mean_of_losses(op, args, kwargs)
+    errors.check_arguments(op, args, kwargs)
+    known = placements_at_any_size(op, args, kwargs)
+    if known is not None:
+        specs = _specs_at_this_size(op, args, kwargs, known)
+        if specs is not None:
+            local = [_local(argument) for argument in args]
+            result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
+            return _wrapped(op, args, kwargs, result, specs)
+    numbered = _with_numbers_as_tensors(op, args)
+    info = torch_private.op_info(op, numbered, kwargs)
+    try:
+        sharding = decide(info, args, kwargs)
+    except NotImplementedError:
+        return _without_rule(op, args, kwargs)
+    except Exception as error:
+        if not _runs_on_whole_tensors(op, args, kwargs):
+            raise errors.of_propagation(op, args, kwargs, error) from error
+        return _without_rule(op, args, kwargs)
+    if _is_wrong(op, args, sharding.output_spec):
+        return _without_rule(op, args, kwargs)
+    if not facts_of(op).is_view and not facts_of(op).is_out and op not in torch_private.RANDOM_OPS:
+        learn_for_any_size(op, args, kwargs, sharding)
+    if not torch_private.is_member(info.compute_mesh):
+        return _absent(op, args, sharding.output_spec)
+    for now, then in torch_private.flat_specs(info, sharding):
+        _note(op, now, then.placements)
+    local_args = torch_private.local_arguments(info, sharding)
+    if numbered is not args:
+        local_args = tuple([
+            given if given is not tensor and local is tensor else local
+            for given, tensor, local in zip(args, numbered, local_args, strict=True)
+        ])  # fmt: skip
+    if op in torch_private.RANDOM_OPS:
+        return _random(op, args, kwargs, local_args, sharding.output_spec)
+    local_op = torch_private.local_op(op, sharding)
+    result = local_op(*local_args, **info.local_kwargs)
+    return _wrapped(op, args, kwargs, result, sharding.output_spec)
+
+
+def _specs_at_this_size(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], placements: Any
+) -> Any:
+    """The output specs for placements that are known; None if torch's rules must be asked."""
+    request = Request(DTensor, op, args, kwargs)
+    mesh = next(t.device_mesh for t in request.tensors if isinstance(t, DTensor))
+    if not torch_private.is_member(mesh):
+        return None
+    outcome = outcome_of_call(here.trace, request)
+    if outcome.runs_now is not None:
+        return None
+    facts = facts_of(op)
+    if facts.returns_arg is not None:
+        return args[facts.returns_arg]._spec
+    if facts.returns_nothing:
+        return None
+
+    def spec(placed: Any, meta: Any) -> DTensorSpec:
+        size, stride, _, dtype, _ = meta
+        tensor_meta = torch_private.TensorMeta(torch.Size(size), tuple(stride), dtype)
+        return DTensorSpec(mesh, placed, tensor_meta=tensor_meta)
+
+    if outcome.is_single:
+        return spec(placements, outcome.outs[0])
+    if len(placements) != len(outcome.outs) or any(meta is None for meta in outcome.outs):
+        return None
+    return tuple(map(spec, placements, outcome.outs))
+
+
+def _local(argument: Any) -> Any:
+    if isinstance(argument, DTensor):
+        return host.local_of(argument)
+    if isinstance(argument, (list, tuple)):
+        return [_local(item) for item in argument]
+    return argument
+
+
+def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with 0-dim tensors for numbers that stand where the op takes tensors: to add 1
+    to a sum whose terms lie on several ranks, only one may add it. The same if there are none."""
+    places = [
+        i
+        for i, (argument, described) in enumerate(zip(args, op._schema.arguments, strict=False))
+        if type(argument) in NUMBERS and str(described.type) == "Tensor"
+    ]
+    if not places:
+        return args
+    like = next(a for a in args if isinstance(a, DTensor))
+    changed = list(args)
+    for i in places:
+        fits = like.is_complex() or (like.is_floating_point() and type(args[i]) is not complex)
+        changed[i] = torch.tensor(args[i], dtype=like.dtype if fits else None, device=like.device)
+    return tuple(changed)
+
+
+def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A mean over the targets that count: the ranks may have different numbers of them, so sums are
+    reduced, not means."""
+    losses, weights = run(op, (*args[:3], SUM, *args[4:]), kwargs)
+    everywhere = (Replicate(),) * losses.device_mesh.ndim
+    losses, weights = _moved(losses, everywhere), _moved(weights, everywhere)
+    return losses / weights, weights
+
+
+def _wrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, spec: Any) -> Any:
+    """What the op gives, sharded as `spec` says; arguments that it wrote come back themselves."""
+    facts = facts_of(op)
+    if facts.is_out:
+        return _written_out(op, kwargs, spec)
+    if facts.writes and (facts.returns_arg is not None or facts.returns_nothing):
+        if facts.returns_arg is None:
+            return None
+        written = args[facts.returns_arg]
+        if facts.changes_metadata:  # `squeeze_` and its like
+            become(written, sharded(result, spec))
+        return written
+    return _wrap(result, spec)
+
+
+def _wrap(result: Any, spec: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        if spec is None:
+            return result
+        return sharded(result, torch_private.unmasked(result, spec))
+    if isinstance(result, (list, tuple)):
+        specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(result)
+        items = [_wrap(item, its) for item, its in zip(result, specs, strict=True)]
+        return items if isinstance(result, list) else tuple(items)
+    return result
+
+
+def _written_out(op: Any, kwargs: dict[str, Any], spec: Any) -> Any:
+    """The `out=` arguments, which have the result's placements now."""
+    names = [a.name for a in op._schema.arguments if a.is_out]
+    specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(names)
+    outs = [kwargs[name] for name in names]
+    for out, its in zip(outs, specs, strict=True):
+        local = host.local_of(out)
+        twin = sharded(local, its)
+        become(out, twin)
+    return tuple(outs) if len(outs) > 1 else outs[0]
+
+
+def _ours(result: Any) -> Any:
+    """Ours for torch's DTensors among the results of torch's own handlers."""
+    if isinstance(result, TorchDTensor):
+        return adopted(result)
+    if isinstance(result, (list, tuple)):
+        items = [_ours(item) for item in result]
+        return items if isinstance(result, list) else tuple(items)
+    return result
+
+
+def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
+    """`tensor` placed otherwise."""
+    spec = tensor._spec
+    target = spec_with(spec, placements)
+    local = torch_private.redistribute_local_tensor(host.local_of(tensor), spec, target)
+    return sharded(local, target)
+
+
+def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
+    """Count a redistribution that nobody asked for; refuse it if `forbid` says so."""
+    pairs = list(zip(now.placements, placements, strict=True))
+    if not any(before != after and not before.is_replicate() for before, after in pairs):
+        return  # each rank keeps some of what it has
+    meta = now.tensor_meta
+    assert meta is not None, "it is a tensor's"
+    n_bytes = meta.shape.numel() * meta.dtype.itemsize
+    where = user_line()
+    if "redistribute" in settings.current().forbid:
+        raise errors.forbidden(op, now, placements, n_bytes, where)
+    STATS.redistributions[str(op), str(now.placements), str(tuple(placements)), where] += n_bytes
+
+
+def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the op itself takes tensors of these sizes: then it was torch's rule that failed.
+
+    Sizes that depend on values count as well.
+    """
+    metas: list[Any] = []
+
+    def numbered(tensor: torch.Tensor) -> Ref:
+        metas.append(meta_of(tensor))
+        return Ref(len(metas) - 1)
+
+    request = Request(DTensor, op, args, kwargs)
+    template, named = request.mapped(numbered, None)
+
+    def call(stand_ins: list[torch.Tensor]) -> Any:
+        plain = [substituted(argument, stand_ins) for argument in template]
+        return op(*plain, **{name: substituted(a, stand_ins) for name, a in named})
+
+    try:
+        dispatch_private.fake_call(metas, call)
+    except dispatch_private.NoMetaFunction:
+        return True
+    except Exception as error:
+        return "Dynamic" in type(error).__name__ or "DataDependent" in type(error).__name__
+    return True
+
+
+def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any) -> bool:
+    """Whether torch's rule is known to give something else than one process would.
+
+    An average of averages is none where the ranks' parts differ in size. And where several
+    dimensions of a mesh split one of a tensor, unevenly, the rules lose count of the parts; where a
+    rank has nothing, kernels may refuse.
+    """
+    specs = [
+        its for its in (spec if isinstance(spec, (list, tuple)) else [spec]) if its is not None
+    ]
+    given = [t._spec for t in Request(DTensor, op, args, {}).tensors if isinstance(t, DTensor)]
+    if any(torch_private.is_split_twice(its) for its in (*given, *specs)):
+        return True
+    if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
+        return True
+    # many kernels refuse what is empty, and a maximum has none
+    takes_nothing = torch.Tag.pointwise in op.tags or op._schema.name.startswith("aten::_foreach")
+    if not takes_nothing and any(map(torch_private.has_empty_parts, given)):
+        return True
+    averages = any(
+        getattr(placement, "reduce_op", None) == "avg"
+        for its in specs
+        for placement in its.placements
+    )
+    return averages and any(map(torch_private.is_uneven, given))
+
+
+def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that torch has no rule for: what it is made of, else on gathered arguments."""
+    if dispatch_private.is_composite(op):
+        result = dispatch_private.decompose(op, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    mesh = next(t.device_mesh for t in Request(DTensor, op, args, kwargs).tensors
+                if isinstance(t, DTensor))  # fmt: skip
+    whole: dict[int, torch.Tensor] = {}
+
+    def gathered(argument: Any) -> Any:
+        if isinstance(argument, DTensor):
+            if id(argument) not in whole:
+                replicated = (Replicate(),) * argument.device_mesh.ndim
+                _note(op, argument._spec, replicated)
+                local = host.local_of(_moved(argument, replicated))
+                if local.stride() != argument.stride() and 0 not in argument.stride():
+                    local = torch.empty_strided(
+                        argument.shape, argument.stride(), dtype=local.dtype, device=local.device
+                    ).copy_(local)
+                whole[id(argument)] = local
+            return whole[id(argument)]
+        if isinstance(argument, (list, tuple)):
+            return type(argument)([gathered(item) for item in argument])
+        return argument
+
+    result = op(*gathered(args), **{name: gathered(a) for name, a in kwargs.items()})
+    request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
+    for written in request.written():
+        if isinstance(written, DTensor) and facts.changes_metadata:
+            become(written, _replicated(whole[id(written)], mesh))
+        elif isinstance(written, DTensor):
+            _put_back(written, whole[id(written)])
+    if facts.returns_arg is not None:
+        return args[facts.returns_arg]
+    if facts.is_out:
+        outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
+        return tuple(outs) if len(outs) > 1 else outs[0]
+    return _replicated(result, mesh)
+
+
+def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
+    """Write to a sharded tensor what its gathered copy has become."""
+    spec = tensor._spec
+    replicated = spec_with(spec, (Replicate(),) * spec.mesh.ndim)
+    part = torch_private.redistribute_local_tensor(whole, replicated, spec)
+    local = host.local_of(tensor)
+    if local is not part:
+        local.copy_(part)
+
+
+def _replicated(result: Any, mesh: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        meta = torch_private.TensorMeta(result.shape, result.stride(), result.dtype)
+        return sharded(result, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta))
+    if isinstance(result, (list, tuple)):
+        return type(result)([_replicated(item, mesh) for item in result])
+    return result
+
+
+def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:
+    """What a rank outside the mesh gets: tensors with nothing of them here."""
+    facts = facts_of(op)
+    if facts.returns_arg is not None:
+        return args[facts.returns_arg]
+    if facts.returns_nothing:
+        return None
+    if isinstance(spec, DTensorSpec):
+        meta = spec.tensor_meta
+        assert meta is not None, "it is a tensor's"
+        device = spec.mesh.device_type
+        return sharded(torch.empty((0,), dtype=meta.dtype, device=device), spec)
+    if isinstance(spec, (list, tuple)):
+        return type(spec)([None if s is None else _absent(op, args, s) for s in spec])
+    return None
+
+
+def _random(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], local_args: Any, spec: Any
+) -> Any:
+    """Random ops draw for the whole tensor and keep this rank's part: the numbers are those that
+    one process would draw."""
+    request = Request(DTensor, op, args, kwargs)
+    target = args[0]
+    if op is aten.native_dropout.default:
+        return _dropout(request, local_args[0], spec)
+    own = spec[0] if isinstance(spec, (list, tuple)) else spec
+    if facts_of(op).returns_arg is not None:
+        part = _part(drawn(here.trace, Draw(request, like=target)), target._spec)
+        host.local_of(target).copy_(part)
+        return target
+    if op is aten.bernoulli.default:  # its numbers are compared with the argument's
+        whole = host.local_of(_moved(target, (Replicate(),) * target.device_mesh.ndim))
+        return sharded(_part(op(whole, *args[1:], **kwargs), own), own)
+    return sharded(_part(drawn(here.trace, Draw(request, like=target)), own), own)
+
+
+def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
+    """As `special._dropout`, each rank with its part of the mask."""
+    p, trains = request.args[1], request.argument("train")
+    if trains is False or local.numel() == 0:
+        result = request.op(local, p, trains)
+        return _wrap(result, spec)
+    mask = _part(
+        drawn(here.trace, Draw(request, like=request.args[0], zeroed=True, item=1)), spec[1]
+    )
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    return sharded(local.mul(mask).mul_(scale), spec[0]), sharded(mask, spec[1])
+
+
+def _part(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """This rank's part of a tensor that each rank has."""
+    replicated = spec_with(spec, (Replicate(),) * spec.mesh.ndim)
+    part: torch.Tensor = torch_private.redistribute_local_tensor(whole, replicated, spec)
+    return part
+
+
+def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if not all(placement.is_replicate() for placement in tensor.placements):
+        replicated = (Replicate(),) * tensor.device_mesh.ndim
+        _note(op, tensor._spec, replicated)
+        tensor = _moved(tensor, replicated)
+    return op(host.local_of(tensor))
+
+
+def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    first, second = args
+    if first.shape != second.shape:
+        return False
+    if not torch_private.is_member(first.device_mesh):
+        return True  # nothing of them is here
+    if first.placements != second.placements or any(p.is_partial() for p in first.placements):
+        replicated = (Replicate(),) * first.device_mesh.ndim
+        first, second = (
+            _moved(t, replicated) if isinstance(t, DTensor) else t for t in (first, second)
+        )
+    mine, theirs = (host.local_of(t) if isinstance(t, DTensor) else t for t in (first, second))
+    same = torch.tensor(float(torch.equal(mine, theirs)), device=mine.device)
+    everywhere = torch_private.minimum_over(same, first.device_mesh)
+    return bool(everywhere.item())
+
+
+def _same_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[0].shape == args[1].shape)
+
+
+def _pinned(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return host.local_of(args[0]).is_pinned()
+
+
+def _handles_convolution(args: tuple[Any, ...]) -> bool:
+    """Whether a convolution's images are sharded evenly by sample, if at all. torch's handler takes
+    2-d ones split by width too, and exchanges their edges, but not for all strides and paddings."""
+    for image in args[:2]:
+        if not isinstance(image, DTensor):
+            continue
+        dims = {p.dim for p in image.placements if p.is_shard()}  # type: ignore[attr-defined]
+        if dims - {0}:
+            return False
+        if dims and torch_private.is_uneven(image._spec):
+            return False
+    return True
+
+
+def _is_split(argument: Any) -> bool:
+    return isinstance(argument, DTensor) and not all(p.is_replicate() for p in argument.placements)
+
+
+MEAN, SUM = 1, 2  # as at::Reduction has them
+LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+
+
+def _keeps_strides(args: tuple[Any, ...]) -> bool:
+    """Whether `as_strided` is asked for what the tensor is already."""
+    tensor, size, stride = args[:3]
+    offset = args[3] if len(args) > 3 else None
+    return tensor.shape == tuple(size) and tensor.stride() == tuple(stride) and not offset
+
+
+WHOLE_ONLY = frozenset({
+    aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,
+    aten.squeeze_copy.dim, aten.squeeze_copy.dims,
+})  # fmt: skip
+"""Ops whose rules in torch forget that parts differ from the whole."""
+UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
+    aten.convolution.default: _handles_convolution,
+    aten.convolution_backward.default: _handles_convolution,
+    aten.as_strided.default: _keeps_strides,
+}
+"""Ops whose handlers in torch are right for some arguments only."""
+
+
+def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor overwritten with one number: nothing of it is left to be reduced."""
+    tensor = args[0]
+    if isinstance(args[1], DTensor):
+        number = host.local_of(_moved(args[1], (Replicate(),) * args[1].device_mesh.ndim))
+        args = (tensor, number)
+    op(host.local_of(tensor), *args[1:], **kwargs)
+    tensor._spec = _reduced(tensor._spec)
+    return tensor
+
+
+def _uninitialized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = op(host.local_of(args[0]), **kwargs)
+    spec = spec_with(args[0]._spec, _reduced(args[0]._spec).placements, made.dtype)
+    return sharded(made, spec)
+
+
+def _reduced(spec: DTensorSpec) -> DTensorSpec:
+    """The spec with replicated for partial placements."""
+    if not any(placement.is_partial() for placement in spec.placements):
+        return spec
+    return spec_with(spec, torch_private.normalized_for_gradient(spec.placements))
+
+
+SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.empty_like.default: _uninitialized,
+    aten.fill_.Scalar: _filled,
+    aten.fill_.Tensor: _filled,
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten.is_same_size.default: _same_size,
+    aten.is_pinned.default: _pinned,
+}

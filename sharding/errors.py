@@ -1,0 +1,85 @@
+"""What is said when a call on sharded tensors can't be made: which op, which argument, what would
+work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.sharding import torch_private
+from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
+
+
+def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """RuntimeError if plain tensors of more than one element are mixed with sharded ones, or
+    sharded ones are of different meshes."""
+    meshes = []
+    for name, tensor in _named_tensors(op, args, kwargs):
+        if isinstance(tensor, TorchDTensor):
+            if tensor.device_mesh not in meshes:
+                meshes.append(tensor.device_mesh)
+        elif tensor.numel() != 1 and not torch_private.replicates_plain_tensors():
+            raise RuntimeError(
+                f"{op}: got mixed torch.Tensor and DTensor: argument {name} is a plain tensor of "
+                f"shape {tuple(tensor.shape)}. Make it one with distribute_tensor or "
+                f"DTensor.from_local, or take to_local() of the others\n{_call(op, args, kwargs)}"
+            )
+    if len(meshes) > 1 and not _is_foreach(op):
+        raise RuntimeError(
+            f"{op}: its tensors lie on {len(meshes)} different meshes, between which nothing is "
+            f"moved unasked. Gather one with full_tensor() and distribute it on the other mesh\n"
+            f"{_call(op, args, kwargs)}"
+        )
+
+
+def of_propagation(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> Exception:
+    """The error of torch's rules, or of the op's own shape check, with what it was about."""
+    text = f"{error}\n{_call(op, args, kwargs)}"
+    kind = type(error) if type(error) in (RuntimeError, ValueError, IndexError, TypeError) else None
+    return (kind or RuntimeError)(text)
+
+
+def forbidden(
+    op: Any, now: DTensorSpec, placements: tuple[Any, ...], n_bytes: int, where: str
+) -> RuntimeError:
+    """What `forbid={"redistribute"}` raises."""
+    return RuntimeError(
+        f"{op} at {where} needs a tensor of shape {tuple(now.shape)} placed {now.placements} to be "
+        f"{tuple(placements)} ({n_bytes} bytes), and forbid has 'redistribute'; call "
+        "redistribute() on it first, or place it so from the start"
+    )
+
+
+def _call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The call's tensors, one a line, and the user's line."""
+    lines = [f"at {user_line()}:"]
+    for name, tensor in _named_tensors(op, args, kwargs):
+        if isinstance(tensor, TorchDTensor):
+            placed = f"placed {tensor.placements} on {tensor.device_mesh}"
+        else:
+            placed = "plain"
+        lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}")
+    return "\n".join(lines)
+
+
+def _named_tensors(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """The call's tensors with the names of their arguments."""
+    names = [argument.name for argument in op._schema.arguments]
+    found: list[tuple[str, torch.Tensor]] = []
+    for name, argument in (*zip(names, args, strict=False), *kwargs.items()):
+        tensors = Request(host.tensor_class, op, (argument,), {}).tensors
+        for i, tensor in enumerate(tensors):
+            found.append((f"{name}[{i}]" if isinstance(argument, (list, tuple)) else name, tensor))
+    return found
+
+
+def _is_foreach(op: Any) -> bool:
+    return bool(op._schema.name.startswith("aten::_foreach"))

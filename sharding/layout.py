@@ -1,0 +1,76 @@
+"""How a sharded tensor lies on its mesh: its spec, and the metadata of the local tensor, interned.
+
+In: a spec and a local tensor. Out: a `ShardLayout`, the same object for the same of both, so that
+keys compare by identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch.grow import wrapper_arguments
+from lazy_tensor.sharding.torch_private import DTensorSpec, TensorMeta
+
+_numbers = itertools.count()
+_known: weakref.WeakValueDictionary[tuple[Any, ...], ShardLayout] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class ShardLayout(host.Layout):
+    """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: DTensorSpec, local: torch.Tensor) -> None:
+        meta = spec.tensor_meta
+        assert meta is not None, "layouts are of tensors"
+        self.spec = spec
+        described = (meta.shape, meta.stride, 0, meta.dtype, local.device)
+        here = (local.shape, local.stride(), local.storage_offset(), local.dtype, local.device)
+        super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(here))
+
+    def __repr__(self) -> str:
+        return f"ShardLayout({self.spec})"
+
+
+def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
+    """The layout of a tensor with this spec and, on this rank, this local tensor."""
+    key = (
+        spec,
+        spec.use_strided_shard_as_shard_order,
+        local.shape,
+        local.stride(),
+        local.storage_offset(),
+        local.dtype,
+        local.device,
+    )
+    layout = _known.get(key)
+    if layout is None:
+        with _lock:
+            layout = _known.get(key)
+            if layout is None:
+                layout = _known[key] = ShardLayout(spec, local)
+    return layout
+
+
+def forget() -> None:
+    """Know no layout any more: meshes that come may equal those that were, on other groups."""
+    with _lock:
+        _known.clear()
+
+
+def spec_with(
+    spec: DTensorSpec, placements: tuple[Any, ...], dtype: torch.dtype | None = None
+) -> DTensorSpec:
+    """The same tensor placed otherwise."""
+    meta = spec.tensor_meta
+    assert meta is not None, "specs of tensors say their size"
+    if dtype is not None and dtype != meta.dtype:
+        meta = TensorMeta(meta.shape, meta.stride, dtype)
+    return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=meta)

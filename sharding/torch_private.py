@@ -1,0 +1,286 @@
+"""The private names of `torch.distributed` that sharding leans on, and nothing else of torch's.
+
+Read and tested with torch 2.13. Propagation, redistribution and the rules of each op are
+torch's own; what is asked of them stands here, once.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.torch_private import FAKES
+
+NEEDED = (
+    "lazy_tensor.sharding needs torch.distributed as torch 2.13 has it; the installed torch "
+    f"{torch.__version__}"
+)
+try:
+    from torch.distributed import _functional_collectives as funcol
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
+    from torch.distributed.tensor import DTensor as TorchDTensor
+    from torch.distributed.tensor import Partial, Placement, _dispatch
+    from torch.distributed.tensor import _api as api
+    from torch.distributed.tensor._collective_utils import check_tensor_meta, mesh_broadcast
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
+    from torch.distributed.tensor._ops import _embedding_ops
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+    from torch.distributed.tensor._utils import (
+        compute_global_tensor_info,
+        compute_local_shape_and_global_offset,
+    )
+    from torch.distributed.tensor.experimental import _func_map
+    from torch.distributed.tensor.parallel import loss as _loss
+    from torch.distributed.tensor.placement_types import _StridedShard
+except ImportError as error:
+    raise ImportError(f"{NEEDED} lacks a name ({error})") from error
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+    raise ImportError(f"{NEEDED} is older; pip install 'torch>=2.13'")
+
+__all__ = [
+    "AsyncCollectiveTensor", "DTensorSpec", "DeviceMesh", "OutputSharding", "TensorMeta",
+    "TorchDTensor", "api", "check_tensor_meta", "compute_global_tensor_info",
+    "compute_local_shape_and_global_offset", "mesh_broadcast", "redistribute_local_tensor",
+]  # fmt: skip
+
+_dispatcher = TorchDTensor._op_dispatcher
+_MaskPartial: Any = (
+    getattr(_embedding_ops, "_MaskPartial", None) or vars(_embedding_ops)["MaskPartial"]
+)
+pytree: Any = vars(_dispatch)["pytree"]  # the one that `op_info` flattens with
+
+# Its sizes come from fake tensors, which our threads share.
+setattr(type(_dispatcher.sharding_propagator), "_fake_mode_lock", FAKES)  # noqa: B010
+
+RANDOM_OPS = frozenset(_dispatcher._random_ops)
+"""Ops that draw one number for each element of the global tensor."""
+
+
+def as_size(size: tuple[Any, ...]) -> torch.Size:
+    """A size given as torch's factory functions take it: numbers, or one sequence of them."""
+    found: torch.Size = vars(api)["normalize_to_torch_size"](size)
+    return found
+
+
+def current_mesh() -> DeviceMesh:
+    """The mesh of the innermost `with mesh:`; RuntimeError without one."""
+    return _mesh_resources.get_current_mesh()
+
+
+def is_strided_shard(placement: Placement) -> bool:
+    return isinstance(placement, _StridedShard)
+
+
+def strided_shard(dim: int, like: Any) -> Placement:
+    """A strided shard of another dimension."""
+    return _StridedShard(dim, split_factor=like.split_factor)
+
+
+def is_member(mesh: DeviceMesh) -> bool:
+    """Whether this rank is part of the mesh."""
+    return mesh.get_coordinate() is not None
+
+
+def handler_of(op: Any) -> Any:
+    """torch's own treatment of an op that propagation can't describe; None for the others.
+
+    `loss_parallel` puts its ops among them while it is entered.
+    """
+    return _dispatcher._custom_op_handlers.get(op)
+
+
+def replicates_plain_tensors() -> bool:
+    """Whether the program is within `implicit_replication()`."""
+    return bool(_dispatcher._allow_implicit_replication)
+
+
+def op_info(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpInfo:
+    """A call on sharded tensors as torch's rules want to see it."""
+    return _dispatcher.unwrap_to_op_info(op, args, kwargs)
+
+
+def propagate(info: OpInfo) -> OutputSharding:
+    """What torch's rules say about a call, its own caches left alone.
+
+    NotImplementedError if there is no rule.
+    """
+    assert info.schema is not None, "made with the info"
+    return _dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+
+
+def local_arguments(info: OpInfo, sharding: OutputSharding) -> tuple[Any, ...]:
+    """The arguments of the op on this rank, redistributed as the rules want them."""
+    if sharding.needs_redistribute:
+        assert sharding.redistribute_schema is not None, "it says to what"
+        type(_dispatcher).redistribute_local_args(
+            info, sharding.redistribute_schema, sharding.use_val_from_redistribute_schema
+        )
+    if info.args_tree_spec is None:
+        return tuple(info.local_args)
+    arguments: tuple[Any, ...] = pytree.tree_unflatten(list(info.local_args), info.args_tree_spec)
+    return arguments
+
+
+def takes_sizes(op: Any) -> bool:
+    """Whether what the rules say of an op depends on sizes: among its arguments, or as views do."""
+    propagator = _dispatcher.sharding_propagator
+    return (
+        op in propagator.op_to_shape_and_stride_idx
+        or op in getattr(propagator, "op_to_scalar_shape_adjuster", {})
+        or op in getattr(propagator, "squeeze_op_to_dims_variant", {})
+    )
+
+
+def local_op(op: Any, sharding: OutputSharding) -> Any:
+    """The op to run on this rank: another one where the rules have changed its arguments so."""
+    if sharding.use_val_from_redistribute_schema and sharding.redistribute_schema is not None:
+        return _dispatcher.sharding_propagator.__dict__.get("squeeze_op_to_dims_variant", {}).get(
+            op, op
+        )
+    return op
+
+
+def keep_classes_sharded(on: bool) -> None:
+    """Whether log-softmax and losses leave logits sharded by class; for all threads."""
+    if on:
+        _loss._enable_custom_loss_ops()
+    else:
+        _loss._disable_custom_loss_ops()
+
+
+def is_uneven(spec: DTensorSpec) -> bool:
+    """Whether ranks have parts of different sizes."""
+    sizes = list(spec.shape)
+    for dim, placement in enumerate(spec.placements):
+        if placement.is_shard() or is_strided_shard(placement):
+            size, n = sizes[placement.dim], spec.mesh.size(dim)  # type: ignore[attr-defined]
+            if size % n:
+                return True
+            sizes[placement.dim] = size // n  # type: ignore[attr-defined]
+    return False
+
+
+def is_split_twice(spec: DTensorSpec) -> bool:
+    """Whether several dimensions of the mesh split one of the tensor, and not into equal parts."""
+    if spec.mesh.ndim == 1:
+        return False
+    split: dict[int, int] = {}
+    twice = set()
+    for dim, placement in enumerate(spec.placements):
+        if placement.is_shard() or is_strided_shard(placement):
+            if placement.dim in split:  # type: ignore[attr-defined]
+                twice.add(placement.dim)  # type: ignore[attr-defined]
+            n = split.get(placement.dim, 1)  # type: ignore[attr-defined]
+            split[placement.dim] = n * spec.mesh.size(dim)  # type: ignore[attr-defined]
+    return any(spec.shape[dim] % split[dim] for dim in twice)
+
+
+def flat_specs(info: OpInfo, sharding: OutputSharding) -> list[tuple[DTensorSpec, DTensorSpec]]:
+    """For each sharded argument where it lies, and where the rules want it."""
+    schema = sharding.redistribute_schema
+    if not sharding.needs_redistribute or schema is None:
+        return []
+    wanted = (
+        schema.args_schema
+        if info.args_tree_spec is None
+        else tuple(pytree.tree_leaves(schema.args_schema))
+    )
+    return [
+        (now, then)
+        for now, then in zip(info.flat_args_schema, wanted, strict=False)
+        if isinstance(now, DTensorSpec) and isinstance(then, DTensorSpec)
+    ]
+
+
+def unmasked(local: torch.Tensor, spec: DTensorSpec) -> DTensorSpec:
+    """The spec with ordinary partial placements for those of a vocabulary-parallel embedding.
+
+    Those hold a mask that torch applies when it reduces; here it is applied to `local` at once, so
+    that placements hold no tensors.
+    """
+    if not any(isinstance(placement, _MaskPartial) for placement in spec.placements):
+        return spec
+    plain = []
+    for placement in spec.placements:
+        if isinstance(placement, _MaskPartial):
+            placement.mask_buffer.apply_mask(local)
+            placement.mask_buffer.release_mask()
+            placement = Partial(placement.reduce_op)
+        plain.append(placement)
+    return DTensorSpec(spec.mesh, tuple(plain), tensor_meta=spec.tensor_meta)
+
+
+def rebound(function: Any, **names: Any) -> Any:
+    """A copy of one of torch's functions in which some global names stand for something else."""
+    copy = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__ = function.__doc__
+    copy.__annotations__ = function.__annotations__
+    return copy
+
+
+def second_instance(module: types.ModuleType, name: str, **names: Any) -> types.ModuleType:
+    """One of torch's modules, executed once more under another name; in it `names` stand for
+    something else. So torch's own code makes tensors of our class."""
+    assert module.__file__ is not None, "torch is installed as files"
+    spec = spec_from_file_location(name, module.__file__)
+    assert spec is not None, "it is a Python file"
+    assert spec.loader is not None, "it is a Python file"
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    for key, value in names.items():
+        assert hasattr(made, key), f"{module.__name__} no longer has {key}"
+        setattr(made, key, value)
+    return made
+
+
+def normalized_for_gradient(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Where gradients of tensors placed so are placed: replicated where these are partial."""
+    return (
+        tuple(api._normalize_placements_for_grad(tuple(placements)))
+        if hasattr(api, "_normalize_placements_for_grad")
+        else tuple(
+            torch.distributed.tensor.Replicate() if p.is_partial() else p for p in placements
+        )
+    )
+
+
+def minimum_over(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The least of all ranks' tensors."""
+    for dim in range(mesh.ndim):
+        tensor = funcol.all_reduce(tensor, "min", (mesh, dim))
+        if isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.wait()
+    return tensor
+
+
+def local_map_for(tensor_class: type[Any]) -> Any:
+    """torch's `local_map`, which gives tensors of this class."""
+    return second_instance(
+        _func_map, "lazy_tensor.sharding.func_map", DTensor=tensor_class
+    ).local_map
+
+
+def has_empty_parts(spec: DTensorSpec) -> bool:
+    """Whether some rank may have nothing of the tensor, which has something."""
+    sizes = list(spec.shape)
+    for dim, placement in enumerate(spec.placements):
+        if placement.is_shard() or is_strided_shard(placement):
+            size, n = sizes[placement.dim], spec.mesh.size(dim)  # type: ignore[attr-defined]
+            part = -(-size // n)
+            if size and part * (n - 1) >= size:
+                return True
+            sizes[placement.dim] = part  # type: ignore[attr-defined]
+    return False
