@@ -41,6 +41,7 @@ def hits_below_python():
 
 CORE = {
     "conformance", "dispatch", "invariants", "lazy_tensor", "models", "nvfuser", "parity", "replay",
+    "sharding",
 }  # fmt: skip
 
 

@@ -1,0 +1,301 @@
+"""Tensor and sequence parallel training on ranks, against the same training in one process."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import lazy_tensor
+from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.sharding import (
+    ColwiseParallel,
+    DTensor,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    Replicate,
+    RowwiseParallel,
+    SequenceParallel,
+    Shard,
+    calls,
+    distribute_tensor,
+    init_device_mesh,
+    loss_parallel,
+    parallelize_module,
+)
+from tests.sharding.ranks import run_on_ranks
+
+WIDTH, HEADS, WORDS = 8, 2, 12
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Attention(nn.Module):
+    """Heads are what is left of the width on a rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+
+        def heads(y):
+            return y.view(batch, length, -1, WIDTH // HEADS).transpose(1, 2)
+
+        y = F.scaled_dot_product_attention(
+            heads(self.q(x)), heads(self.k(x)), heads(self.v(x)), is_causal=True
+        )
+        return self.out(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.mlp = Attention(), Mlp()
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.block = Block()
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words):
+        return self.head(self.block(self.embed(words)))
+
+
+TENSOR = {
+    "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(),
+    "attention.v": ColwiseParallel(), "attention.out": RowwiseParallel(),
+    "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(),
+}  # fmt: skip
+SEQUENCE = {
+    "norm1": SequenceParallel(), "norm2": SequenceParallel(),
+    "attention": PrepareModuleInput(
+        input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+    ),
+    "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+    **TENSOR,
+    "attention.out": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    "mlp.down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+}  # fmt: skip
+
+
+def train(model, batches, loss_of, n_steps=4, lr=0.1, optimizer=torch.optim.SGD):
+    optimizer = optimizer(model.parameters(), lr=lr)
+    losses = []
+    for step in range(n_steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, *batches[step % len(batches)])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def square_loss(model, x, target):
+    return (model(x) - target).square().mean()
+
+
+def whole(tensor):
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return lazy_tensor.materialize(full.detach())
+
+
+def compare(build, plan, batches, loss_of, world_size=2, prepare=None, **options):
+    torch.manual_seed(1)
+    model = build()
+    expected_model = copy.deepcopy(model)
+    expected = train(expected_model, batches, loss_of, **options)
+
+    def body():
+        mesh = init_device_mesh("cpu", (world_size,))
+        ours = copy.deepcopy(model)
+        parallelize_module(ours, mesh, plan)
+        if prepare is not None:
+            prepare(ours, mesh)
+        losses = [whole(loss) for loss in train(ours, batches, loss_of, **options)]
+        weights = {name: whole(p) for name, p in ours.named_parameters()}
+        return losses, weights
+
+    for losses, weights in run_on_ranks(world_size, body):
+        torch.testing.assert_close(losses, expected)
+        for name, parameter in expected_model.named_parameters():
+            torch.testing.assert_close(weights[name], parameter.detach(), msg=name)
+
+
+def images(n=2):
+    return [(torch.randn(3, 4, WIDTH), torch.randn(3, 4, WIDTH)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_mlp(optimizer):
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    compare(Mlp, plan, images(), square_loss, optimizer=optimizer)
+
+
+def test_block_with_heads_split():
+    compare(Block, TENSOR, images(), square_loss)
+
+
+def test_block_with_the_sequence_split():
+    part, everywhere = (Shard(1),), (Replicate(),)
+
+    def in_and_out(model, mesh):
+        into = PrepareModuleInput(input_layouts=everywhere, desired_input_layouts=part)
+        out = PrepareModuleOutput(output_layouts=part, desired_output_layouts=everywhere)
+        parallelize_module(model, mesh, into)
+        parallelize_module(model, mesh, out)
+
+    compare(Block, SEQUENCE, images(), square_loss, prepare=in_and_out)
+
+
+def cross_entropy(model, words, targets):
+    with loss_parallel():
+        logits = model(words)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_words_with_the_vocabulary_split():
+    plan = {
+        "embed": RowwiseParallel(input_layouts=Replicate()),
+        **{f"block.{name}": copy.deepcopy(style) for name, style in TENSOR.items()},
+        "head": ColwiseParallel(),
+    }
+    batches = [(torch.randint(WORDS, (2, 4)), torch.randint(WORDS, (2, 4))) for _ in range(2)]
+
+    def plain_loss(model, words, targets):
+        return F.cross_entropy(model(words).flatten(0, 1), targets.flatten())
+
+    plan["head"] = ColwiseParallel(output_layouts=Replicate())
+    compare(Words, plan, batches, plain_loss)
+
+
+def test_loss_stays_sharded_by_class():
+    logits = torch.randn(6, 8)
+    targets = torch.randint(8, (6,))
+    leaf = logits.clone().requires_grad_()
+    expected = F.cross_entropy(leaf, targets)
+    expected.backward()
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        for _ in range(2):
+            ours = distribute_tensor(logits, mesh, [Shard(1)]).requires_grad_()
+            lazy_tensor.reset_stats()
+            with loss_parallel():
+                loss = F.cross_entropy(ours, targets)
+                loss.backward()
+            dist.barrier()  # the ranks are threads here, and it holds for all
+            assert ours.grad.placements == (Shard(1),)
+            torch.testing.assert_close(whole(loss), expected.detach())
+            torch.testing.assert_close(whole(ours.grad), leaf.grad)
+        outside = F.cross_entropy(ours.detach(), distribute_tensor(targets, mesh, [Replicate()]))
+        torch.testing.assert_close(whole(outside), expected.detach())
+
+    run_on_ranks(2, body)
+
+
+def recorded_collectives():
+    """The collectives that this rank has recorded and not yet issued, in order."""
+    steps = local.trace.state.steps()
+    nodes = [s for s in steps if isinstance(s, Node) and s.facts.communicates and s.view_of is None]
+    return [node.facts.op._schema.name.removeprefix("_c10d_functional::") for node in nodes]
+
+
+def test_collectives_of_an_mlp_are_counted():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        model = parallelize_module(
+            Mlp(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        )
+        for _ in range(3):
+            with lazy_tensor.lazy_mode():
+                x = torch.randn(3, WIDTH, requires_grad=True)
+                model(x).sum().backward()
+                assert recorded_collectives() == ["all_reduce", "all_reduce"]
+
+    run_on_ranks(2, body)
+
+
+def test_a_settled_step_asks_nothing(monkeypatch):
+    seen = []
+    call = calls.call
+
+    def noting(trace, request):
+        seen.append(request.op)
+        return call(trace, request)
+
+    monkeypatch.setattr(host, "call_sharded", noting)
+    batches = images(1)
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        model = parallelize_module(Block(), mesh, copy.deepcopy(TENSOR))
+        with lazy_tensor.lazy_mode():  # entering it makes the other rank's trace begin anew
+            for _ in range(4):
+                dist.barrier()
+                seen.clear()
+                dist.barrier()
+                train(model, batches, square_loss, n_steps=2)
+                lazy_tensor.flush()
+
+    run_on_ranks(2, body)
+    assert not seen
+
+
+def test_ranks_may_flush_where_others_do_not():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        model = parallelize_module(Block(), mesh, copy.deepcopy(TENSOR))
+        losses = []
+        for step in range(6):
+            x = torch.full((1, 4, WIDTH), 0.1 * (step % 2))
+            loss = model(x).square().mean()
+            if dist.get_rank() == step % 2:
+                losses.append(loss.item())  # this rank alone
+            loss.backward()
+            if dist.get_rank() == 1 and step == 3:
+                lazy_tensor.flush()
+        return [whole(p.grad) for p in model.parameters()]
+
+    torch.manual_seed(2)
+    first, second = run_on_ranks(2, body)
+    for mine, theirs in zip(first, second, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_direct_collective_comes_after_what_was_recorded():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        total = tensor.sum()  # partial: reduced when it is asked for
+        reduced = total.redistribute(placements=[Replicate()])
+        assert lazy_tensor.is_pending(reduced)
+        counter = torch.ones(1)
+        dist.all_reduce(counter)
+        assert not lazy_tensor.is_pending(reduced)
+        assert counter.item() == 2
+        return whole(reduced).item()
+
+    assert run_on_ranks(2, body) == [4.0, 4.0]

@@ -1,0 +1,178 @@
+"""`DTensor` as users hold it: made, read, written, copied, saved, refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor as TorchDTensor
+
+import lazy_tensor
+import lazy_tensor.sharding as sharding
+from lazy_tensor.sharding import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
+from tests.sharding.ranks import on_ranks
+
+
+def a_mesh(*shape):
+    return init_device_mesh("cpu", shape or (dist.get_world_size(),))
+
+
+@on_ranks(2)
+def test_it_is_a_lazy_tensor_and_torchs_dtensor():
+    tensor = distribute_tensor(torch.arange(6.0).view(3, 2), a_mesh(), [Shard(0)])
+    assert isinstance(tensor, lazy_tensor.LazyTensor)
+    assert isinstance(tensor, TorchDTensor)
+    assert tensor.shape == (3, 2)
+    assert tensor.to_local().shape == ((2, 2) if dist.get_rank() == 0 else (1, 2))
+    doubled = tensor * 2
+    assert lazy_tensor.is_pending(doubled)
+    assert type(doubled) is DTensor
+    assert doubled.placements == (Shard(0),)
+
+
+@on_ranks(2)
+def test_gradients_come_back_through_local_tensors():
+    mesh = a_mesh()
+    local = torch.full((2, 3), 1.0 + dist.get_rank(), requires_grad=True)
+    tensor = DTensor.from_local(local, mesh, [Shard(0)])
+    (tensor.redistribute(placements=[Replicate()]).square().to_local().sum()).backward()
+    assert torch.equal(local.grad, 2 * local.detach())
+    partial = DTensor.from_local(local.detach().requires_grad_(), mesh, [Partial()])
+    assert torch.equal(partial.full_tensor(), torch.full((2, 3), 3.0))
+
+
+@on_ranks(2)
+def test_second_derivatives_go_through_redistribution():
+    x = distribute_tensor(torch.arange(4.0), a_mesh(), [Shard(0)]).requires_grad_()
+    y = (x.redistribute(placements=[Replicate()]) ** 3).sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(second.full_tensor(), 6 * torch.arange(4.0))
+
+
+@on_ranks(2)
+def test_writes_show_in_views_and_in_the_local_tensor():
+    tensor = distribute_tensor(torch.zeros(4, 4), a_mesh(), [Shard(0)])
+    local = tensor.to_local()
+    tensor[:, 1].fill_(3)
+    tensor.add_(1)
+    assert torch.equal(tensor.full_tensor()[:, 1], torch.full((4,), 4.0))
+    assert torch.equal(local[:, 0], torch.ones(2))
+
+
+@on_ranks(2)
+def test_copies_are_apart_and_parameters_stay_parameters():
+    tensor = torch.nn.Parameter(distribute_tensor(torch.ones(4), a_mesh(), [Shard(0)]))
+    twin = copy.deepcopy(tensor)
+    assert isinstance(twin, torch.nn.Parameter)
+    assert type(twin) is DTensor
+    assert twin.placements == tensor.placements
+    with torch.no_grad():
+        twin.mul_(5)
+    assert torch.equal(tensor.full_tensor(), torch.ones(4))
+    assert isinstance(tensor.to_local(), torch.nn.Parameter)
+
+
+@on_ranks(2)
+def test_saved_and_loaded_it_is_what_it_was():
+    tensor = distribute_tensor(torch.arange(4.0), a_mesh(), [Shard(0)]) * 2
+    file = io.BytesIO()
+    torch.save({"x": tensor}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)["x"]
+    assert loaded.placements == (Shard(0),)
+    assert torch.equal(loaded.full_tensor(), torch.arange(4.0) * 2)
+
+
+@on_ranks(3)
+def test_factories_draw_what_one_process_draws():
+    mesh = a_mesh()
+    generator = torch.Generator().manual_seed(5)
+    expected = torch.randn(5, 2, generator=generator)
+    if dist.get_rank() == 0:  # the ranks share a generator here
+        torch.manual_seed(5)
+        made = sharding.randn(5, 2, device_mesh=mesh, placements=[Shard(0)])
+        assert torch.equal(made.to_local(), expected[:2])
+    for name in ("zeros", "ones", "full"):
+        value = {"zeros": (), "ones": (), "full": (7.0,)}[name]
+        made = getattr(sharding, name)((5, 2), *value, device_mesh=mesh, placements=[Shard(0)])
+        assert torch.equal(made.full_tensor(), getattr(torch, name)((5, 2), *value))
+    assert sharding.empty(5, 2, device_mesh=mesh, placements=[Shard(1)]).shape == (5, 2)
+
+
+@on_ranks(2)
+def test_an_op_without_a_rule_gathers_and_says_so():
+    tensor = distribute_tensor(torch.arange(6.0), a_mesh(), [Shard(0)])
+    lazy_tensor.reset_stats()
+    windows = tensor.unfold(0, 2, 2)
+    assert windows.placements == (Replicate(),)
+    assert torch.equal(windows.full_tensor(), torch.arange(6.0).unfold(0, 2, 2))
+    assert torch.equal(tensor.nonzero().full_tensor(), torch.arange(6.0).nonzero())
+    assert any("unfold" in line for line in lazy_tensor.stats()["redistributions"])
+    assert "unfold" in str(lazy_tensor.explain())
+
+
+@on_ranks(2)
+def test_forbidden_redistribution_names_the_op_and_the_line():
+    tensor = distribute_tensor(torch.arange(6.0), a_mesh(), [Shard(0)])
+    before = tensor.sort()  # it gathers, unasked
+    assert torch.equal(before.values.full_tensor(), torch.arange(6.0))
+    with (
+        lazy_tensor.lazy_mode(forbid={"redistribute"}),
+        pytest.raises(RuntimeError, match=r"aten.sort.* at .*test_tensor.py.*'redistribute'"),
+    ):
+        tensor.sort()
+    tensor.redistribute(placements=[Replicate()])
+
+
+@on_ranks(2)
+def test_errors_name_argument_shape_and_placements():
+    tensor = distribute_tensor(torch.ones(4, 4), a_mesh(), [Shard(0)])
+    assert torch.equal((tensor + torch.tensor(2.0)).full_tensor(), torch.full((4, 4), 3.0))
+    with pytest.raises(RuntimeError, match=r"mixed.*argument other is a plain.*\(4, 4\)"):
+        tensor + torch.ones(4, 4)
+    with pytest.raises(RuntimeError, match="broadcast"):
+        tensor + distribute_tensor(torch.ones(3, 4), a_mesh(), [Replicate()])
+    with pytest.raises(ValueError, match="give one for each"):
+        tensor.redistribute(placements=[Shard(0), Shard(1)])
+    with pytest.raises(RuntimeError, match="no rank has all of it"):
+        tensor.numpy()
+
+
+@on_ranks(4)
+def test_two_meshes_are_not_mixed():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    one = distribute_tensor(torch.ones(4), mesh["a"], [Shard(0)])
+    other = distribute_tensor(torch.ones(4), mesh["b"], [Shard(0)])
+    with pytest.raises(RuntimeError, match="2 different meshes"):
+        one + other
+
+
+@on_ranks(2)
+def test_wrap_and_unwrap_know_it():
+    torchs = torch.distributed.tensor.distribute_tensor(torch.ones(4), a_mesh(), [Shard(0)])
+    ours = lazy_tensor.wrap(torchs)
+    assert type(ours) is DTensor
+    assert torch.equal((ours + 1).full_tensor(), torch.full((4,), 2.0))
+    back = lazy_tensor.unwrap(ours + 1)
+    assert type(back) is TorchDTensor
+    assert torch.equal(lazy_tensor.materialize([ours + 1])[0], torch.full((4,), 2.0))
+
+
+@on_ranks(2)
+def test_equal_and_item_look_at_all_ranks():
+    tensor = distribute_tensor(torch.arange(4.0), a_mesh(), [Shard(0)])
+    other = distribute_tensor(torch.tensor([0.0, 1.0, 2.0, 4.0]), a_mesh(), [Shard(0)])
+    assert torch.equal(tensor, tensor + 0)
+    assert not torch.equal(tensor, other)
+    assert tensor.sum().item() == 6.0

@@ -1,0 +1,79 @@
+"""PyTorch's own tests of DTensor against ours: `python tests/sharding/upstream.py TESTS [FILE]`.
+
+TESTS is the folder `test/distributed` of a PyTorch source tree; FILEs are paths below it. Each is
+run twice, as it stands and with our names in place of torch's; what passes against torch's DTensor
+counts, and of that what passes against ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+HERE = Path(__file__).parent
+FILES = [
+    "_tensor/test_api.py", "_tensor/test_common_rules.py", "_tensor/test_convolution_ops.py",
+    "_tensor/test_dtensor.py", "_tensor/test_embedding_ops.py", "_tensor/test_experimental_ops.py",
+    "_tensor/test_init.py", "_tensor/test_math_ops.py", "_tensor/test_matrix_ops.py",
+    "_tensor/test_op_strategy.py", "_tensor/test_optimizers.py", "_tensor/test_pointwise_ops.py",
+    "_tensor/test_random_ops.py", "_tensor/test_redistribute.py", "_tensor/test_tensor_ops.py",
+    "_tensor/test_utils.py", "_tensor/test_view_ops.py", "_tensor/experimental/test_local_map.py",
+    "_tensor/experimental/test_register_sharding.py", "tensor/parallel/test_parallelize_api.py",
+    "tensor/parallel/test_tp_examples.py", "tensor/parallel/test_tp_style.py",
+    "tensor/parallel/test_tp_random_state.py",
+]  # fmt: skip
+
+
+def outcomes(tests: Path, name: str, *, ours: bool) -> dict[str, str]:
+    """Each test of the file and what became of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        path = os.environ.get("PYTHONPATH", "")
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        if ours:
+            env["PYTHONPATH"] = f"{HERE / 'substitute'}:{path}"
+            env["UPSTREAM_TESTS"] = str(tests)
+            env["LAZY_TENSOR_COMPILE"] = "off"
+        command = [
+            sys.executable, "-m", "pytest", "-q", "--assert=plain", "-p", "no:cacheprovider",
+            f"--junitxml={report}", "--rootdir", str(tests), "-c", os.devnull, str(tests / name),
+        ]  # fmt: skip
+        log = Path(os.environ.get("UPSTREAM_LOGS", folder)) / f"{name.replace('/', '_')}.{ours}.log"
+        with log.open("w") as out:
+            subprocess.run(command, env=env, stdout=out, stderr=out, check=False, timeout=3000)
+        if not report.exists():
+            return {}
+        found = {}
+        for case in ElementTree.parse(report).getroot().iter("testcase"):
+            bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+            found[f"{case.get('classname')}.{case.get('name')}"] = bad[0] if bad else "passed"
+        return found
+
+
+def main() -> None:
+    tests = Path(sys.argv[1]).resolve()
+    total = good = 0
+    for name in sys.argv[2:] or FILES:
+        known = Path(os.environ.get("UPSTREAM_LOGS", "/nonexistent")) / "torch.json"
+        before = json.loads(known.read_text()) if known.exists() else {}
+        torchs = before.get(name) or outcomes(tests, name, ours=False)
+        if known.parent.exists():
+            known.write_text(json.dumps({**before, name: torchs}))
+        ours = outcomes(tests, name, ours=True)
+        counted = [test for test, result in torchs.items() if result == "passed"]
+        failed = [test for test in counted if ours.get(test) != "passed"]
+        total += len(counted)
+        good += len(counted) - len(failed)
+        print(f"{name}: {len(counted) - len(failed)} of {len(counted)}", flush=True)
+        for test in failed:
+            print(f"    {ours.get(test, 'not run')}: {test}", flush=True)
+    print(f"all: {good} of {total}")
+
+
+if __name__ == "__main__":
+    main()
