@@ -51,7 +51,9 @@ UNMARKED_WRITES: dict[OpOverload, tuple[int, ...]] = {
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }
-WAITS = frozenset({torch.ops._c10d_functional.wait_tensor.default})
+WAITS = frozenset(
+    {torch.ops._c10d_functional.wait_tensor.default} if torch.distributed.is_available() else ()
+)
 """They give their argument back once it is there: so views, which plans make where first needed."""
 UNMARKED_VIEWS = frozenset({
     aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,

@@ -24,7 +24,6 @@ from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
 aten = torch.ops.aten
-WAIT_TENSOR = torch.ops._c10d_functional.wait_tensor.default
 
 
 def _now(trace: Trace, request: Request) -> Handled:
@@ -118,7 +117,8 @@ def _index(trace: Trace, request: Request) -> Handled:
 
 def _wait(trace: Trace, request: Request) -> Handled:
     """torch's wrapper around a collective's result, which waits when it is used: views do so."""
-    return True, record_again(request, WAIT_TENSOR, request.args[0])
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    return True, record_again(request, wait, request.args[0])
 
 
 def _if_no_dropout(trace: Trace, request: Request) -> Handled:
