@@ -1,5 +1,7 @@
-"""Sharded lazy tensors behind the names of `torch.distributed.tensor`, of its `parallel`, and of
-`torch.distributed.fsdp.fully_shard`: a program changes its imports and nothing else."""
+"""Sharded lazy tensors behind the names of `torch.distributed.tensor` and of its `parallel`.
+
+A program changes its imports and nothing else. `fully_shard` is still missing.
+"""
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Placement, Replicate
+from torch.distributed.tensor import Placement
 
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding import torch_private
+from lazy_tensor.sharding.layout import part_of
 from lazy_tensor.sharding.tensor import DTensor, normalized, sharded
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
 from lazy_tensor.tensor import LazyTensor, computed, flush_here
@@ -82,9 +83,8 @@ def _made(
     if draws:  # for the whole tensor, so that the numbers are those of one process
         whole = make(shape, **options)
         meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
-        everywhere = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta)
         spec = DTensorSpec(mesh, placed, tensor_meta=meta)
-        local = torch_private.redistribute_local_tensor(whole, everywhere, spec)
+        local = part_of(whole, spec)
     else:
         part, _ = torch_private.compute_local_shape_and_global_offset(shape, mesh, placed)
         local = make(part, **options)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Replicate
 
 from lazy_tensor.dispatch import host, settings
 from lazy_tensor.dispatch import torch_private as dispatch_private
@@ -26,7 +25,7 @@ from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.segment import Ref
 from lazy_tensor.sharding import errors, torch_private
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
-from lazy_tensor.sharding.layout import spec_with
+from lazy_tensor.sharding.layout import everywhere, part_of, spec_with
 from lazy_tensor.sharding.tensor import (
     REDISTRIBUTE,
     DTensor,
@@ -35,7 +34,7 @@ from lazy_tensor.sharding.tensor import (
     placements_of,
     sharded,
 )
-from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
+from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor
 
 aten = torch.ops.aten
 
@@ -97,7 +96,7 @@ def _specs_at_this_size(
 ) -> Any:
     """The output specs for placements that are known; None if torch's rules must be asked."""
     request = Request(DTensor, op, args, kwargs)
-    mesh = next(t.device_mesh for t in request.tensors if isinstance(t, DTensor))
+    mesh = _mesh_of(request)
     if not torch_private.is_member(mesh):
         return None
     outcome = outcome_of_call(here.trace, request)
@@ -119,6 +118,10 @@ def _specs_at_this_size(
     if len(placements) != len(outcome.outs) or any(meta is None for meta in outcome.outs):
         return None
     return tuple(map(spec, placements, outcome.outs))
+
+
+def _mesh_of(request: Request) -> DeviceMesh:
+    return next(t.device_mesh for t in request.tensors if isinstance(t, DTensor))
 
 
 def _local(argument: Any) -> Any:
@@ -151,8 +154,8 @@ def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """A mean over the targets that count: the ranks may have different numbers of them, so sums are
     reduced, not means."""
     losses, weights = run(op, (*args[:3], SUM, *args[4:]), kwargs)
-    everywhere = (Replicate(),) * losses.device_mesh.ndim
-    losses, weights = _moved(losses, everywhere), _moved(weights, everywhere)
+    whole = everywhere(losses.device_mesh)
+    losses, weights = _moved(losses, whole), _moved(weights, whole)
     return losses / weights, weights
 
 
@@ -185,14 +188,15 @@ def _wrap(result: Any, spec: Any) -> Any:
 
 def _written_out(op: Any, kwargs: dict[str, Any], spec: Any) -> Any:
     """The `out=` arguments, which have the result's placements now."""
-    names = [a.name for a in op._schema.arguments if a.is_out]
-    specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(names)
-    outs = [kwargs[name] for name in names]
+    outs = _outs(op, kwargs)
+    specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(outs)
     for out, its in zip(outs, specs, strict=True):
-        local = host.local_of(out)
-        twin = sharded(local, its)
-        become(out, twin)
+        become(out, sharded(host.local_of(out), its))
     return tuple(outs) if len(outs) > 1 else outs[0]
+
+
+def _outs(op: Any, kwargs: dict[str, Any]) -> list[Any]:
+    return [kwargs[argument.name] for argument in op._schema.arguments if argument.is_out]
 
 
 def _ours(result: Any) -> Any:
@@ -270,7 +274,7 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any) -> bool:
     if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
         return True
     # many kernels refuse what is empty, and a maximum has none
-    takes_nothing = torch.Tag.pointwise in op.tags or op._schema.name.startswith("aten::_foreach")
+    takes_nothing = torch.Tag.pointwise in op.tags or errors.is_foreach(op)
     if not takes_nothing and any(map(torch_private.has_empty_parts, given)):
         return True
     averages = any(
@@ -287,14 +291,14 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         result = dispatch_private.decompose(op, args, kwargs)
         if result is not NotImplemented:
             return result
-    mesh = next(t.device_mesh for t in Request(DTensor, op, args, kwargs).tensors
-                if isinstance(t, DTensor))  # fmt: skip
+    request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
+    mesh = _mesh_of(request)
     whole: dict[int, torch.Tensor] = {}
 
     def gathered(argument: Any) -> Any:
         if isinstance(argument, DTensor):
             if id(argument) not in whole:
-                replicated = (Replicate(),) * argument.device_mesh.ndim
+                replicated = everywhere(argument.device_mesh)
                 _note(op, argument._spec, replicated)
                 local = host.local_of(_moved(argument, replicated))
                 if local.stride() != argument.stride() and 0 not in argument.stride():
@@ -308,7 +312,6 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return argument
 
     result = op(*gathered(args), **{name: gathered(a) for name, a in kwargs.items()})
-    request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
     for written in request.written():
         if isinstance(written, DTensor) and facts.changes_metadata:
             become(written, _replicated(whole[id(written)], mesh))
@@ -317,16 +320,14 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if facts.returns_arg is not None:
         return args[facts.returns_arg]
     if facts.is_out:
-        outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
+        outs = _outs(op, kwargs)
         return tuple(outs) if len(outs) > 1 else outs[0]
     return _replicated(result, mesh)
 
 
 def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
     """Write to a sharded tensor what its gathered copy has become."""
-    spec = tensor._spec
-    replicated = spec_with(spec, (Replicate(),) * spec.mesh.ndim)
-    part = torch_private.redistribute_local_tensor(whole, replicated, spec)
+    part = part_of(whole, tensor._spec)
     local = host.local_of(tensor)
     if local is not part:
         local.copy_(part)
@@ -335,7 +336,7 @@ def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
 def _replicated(result: Any, mesh: Any) -> Any:
     if isinstance(result, torch.Tensor):
         meta = torch_private.TensorMeta(result.shape, result.stride(), result.dtype)
-        return sharded(result, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta))
+        return sharded(result, DTensorSpec(mesh, everywhere(mesh), tensor_meta=meta))
     if isinstance(result, (list, tuple)):
         return type(result)([_replicated(item, mesh) for item in result])
     return result
@@ -369,13 +370,13 @@ def _random(
         return _dropout(request, local_args[0], spec)
     own = spec[0] if isinstance(spec, (list, tuple)) else spec
     if facts_of(op).returns_arg is not None:
-        part = _part(drawn(here.trace, Draw(request, like=target)), target._spec)
+        part = part_of(drawn(here.trace, Draw(request, like=target)), target._spec)
         host.local_of(target).copy_(part)
         return target
     if op is aten.bernoulli.default:  # its numbers are compared with the argument's
-        whole = host.local_of(_moved(target, (Replicate(),) * target.device_mesh.ndim))
-        return sharded(_part(op(whole, *args[1:], **kwargs), own), own)
-    return sharded(_part(drawn(here.trace, Draw(request, like=target)), own), own)
+        whole = host.local_of(_moved(target, everywhere(target.device_mesh)))
+        return sharded(part_of(op(whole, *args[1:], **kwargs), own), own)
+    return sharded(part_of(drawn(here.trace, Draw(request, like=target)), own), own)
 
 
 def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
@@ -384,24 +385,17 @@ def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
     if trains is False or local.numel() == 0:
         result = request.op(local, p, trains)
         return _wrap(result, spec)
-    mask = _part(
+    mask = part_of(
         drawn(here.trace, Draw(request, like=request.args[0], zeroed=True, item=1)), spec[1]
     )
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
     return sharded(local.mul(mask).mul_(scale), spec[0]), sharded(mask, spec[1])
 
 
-def _part(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """This rank's part of a tensor that each rank has."""
-    replicated = spec_with(spec, (Replicate(),) * spec.mesh.ndim)
-    part: torch.Tensor = torch_private.redistribute_local_tensor(whole, replicated, spec)
-    return part
-
-
 def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
-    if not all(placement.is_replicate() for placement in tensor.placements):
-        replicated = (Replicate(),) * tensor.device_mesh.ndim
+    if _is_split(tensor):
+        replicated = everywhere(tensor.device_mesh)
         _note(op, tensor._spec, replicated)
         tensor = _moved(tensor, replicated)
     return op(host.local_of(tensor))
@@ -414,14 +408,13 @@ def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if not torch_private.is_member(first.device_mesh):
         return True  # nothing of them is here
     if first.placements != second.placements or any(p.is_partial() for p in first.placements):
-        replicated = (Replicate(),) * first.device_mesh.ndim
+        replicated = everywhere(first.device_mesh)
         first, second = (
             _moved(t, replicated) if isinstance(t, DTensor) else t for t in (first, second)
         )
     mine, theirs = (host.local_of(t) if isinstance(t, DTensor) else t for t in (first, second))
     same = torch.tensor(float(torch.equal(mine, theirs)), device=mine.device)
-    everywhere = torch_private.minimum_over(same, first.device_mesh)
-    return bool(everywhere.item())
+    return bool(torch_private.minimum_over(same, first.device_mesh).item())
 
 
 def _same_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -478,7 +471,7 @@ def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A tensor overwritten with one number: nothing of it is left to be reduced."""
     tensor = args[0]
     if isinstance(args[1], DTensor):
-        number = host.local_of(_moved(args[1], (Replicate(),) * args[1].device_mesh.ndim))
+        number = host.local_of(_moved(args[1], everywhere(args[1].device_mesh)))
         args = (tensor, number)
     op(host.local_of(tensor), *args[1:], **kwargs)
     tensor._spec = _reduced(tensor._spec)

@@ -28,7 +28,7 @@ def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
                 f"shape {tuple(tensor.shape)}. Make it one with distribute_tensor or "
                 f"DTensor.from_local, or take to_local() of the others\n{_call(op, args, kwargs)}"
             )
-    if len(meshes) > 1 and not _is_foreach(op):
+    if len(meshes) > 1 and not is_foreach(op):
         raise RuntimeError(
             f"{op}: its tensors lie on {len(meshes)} different meshes, between which nothing is "
             f"moved unasked. Gather one with full_tensor() and distribute it on the other mesh\n"
@@ -81,5 +81,6 @@ def _named_tensors(
     return found
 
 
-def _is_foreach(op: Any) -> bool:
+def is_foreach(op: Any) -> bool:
+    """Whether the op does the same to each tensor of a list, whatever their meshes."""
     return bool(op._schema.name.startswith("aten::_foreach"))

@@ -12,10 +12,16 @@ import weakref
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Placement, Replicate
 
 from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.grow import wrapper_arguments
-from lazy_tensor.sharding.torch_private import DTensorSpec, TensorMeta
+from lazy_tensor.sharding.torch_private import (
+    DeviceMesh,
+    DTensorSpec,
+    TensorMeta,
+    redistribute_local_tensor,
+)
 
 _numbers = itertools.count()
 _known: weakref.WeakValueDictionary[tuple[Any, ...], ShardLayout] = weakref.WeakValueDictionary()
@@ -63,6 +69,18 @@ def forget() -> None:
     """Know no layout any more: meshes that come may equal those that were, on other groups."""
     with _lock:
         _known.clear()
+
+
+def everywhere(mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """The placements of what every rank of the mesh has whole."""
+    return (Replicate(),) * mesh.ndim
+
+
+def part_of(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """This rank's part of a tensor that each rank has."""
+    replicated = spec_with(spec, everywhere(spec.mesh))
+    part: torch.Tensor = redistribute_local_tensor(whole, replicated, spec)
+    return part
 
 
 def spec_with(

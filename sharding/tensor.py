@@ -19,7 +19,7 @@ from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.trace import Value
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
-from lazy_tensor.sharding.layout import ShardLayout, layout_of
+from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
 from lazy_tensor.tensor import LazyTensor, computed
 
@@ -139,7 +139,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """The whole tensor on every rank, as torch's `DTensor.full_tensor` gives it."""
-        replicated = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        replicated = self.redistribute(placements=everywhere(self.device_mesh))
         return replicated.to_local(grad_placements=grad_placements)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -150,11 +150,6 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
         )
 
     __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        if self.dim() == 0 and not self.is_complex():
-            return self.item().__format__(spec)
-        return object.__format__(self, spec)
 
     def numpy(self, *, force: bool = False) -> Any:
         """The whole value, if each rank has it; RuntimeError otherwise, as gathering is asked for
@@ -210,12 +205,6 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
 
     def as_subclass(self, cls: type[Any]) -> Any:
         return torch.Tensor.as_subclass(self, cls)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return LazyTensor.__torch_dispatch__(func, types, args, kwargs)
 
 
 def value_of(local: torch.Tensor) -> Value:
@@ -287,7 +276,7 @@ def normalized(
     different ways.
     """
     if placements is None:
-        return (Replicate(),) * mesh.ndim
+        return everywhere(mesh)
     if len(placements) != mesh.ndim:
         raise ValueError(
             f"placements: {len(placements)} were given ({tuple(placements)}) for a mesh of "

@@ -6,6 +6,7 @@ torch's own; what is asked of them stands here, once.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
@@ -29,7 +30,6 @@ try:
     from torch.distributed.tensor._collective_utils import check_tensor_meta, mesh_broadcast
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
-    from torch.distributed.tensor._ops import _embedding_ops
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import (
         compute_global_tensor_info,
@@ -37,7 +37,7 @@ try:
     )
     from torch.distributed.tensor.experimental import _func_map
     from torch.distributed.tensor.parallel import loss as _loss
-    from torch.distributed.tensor.placement_types import _StridedShard
+    from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 except ImportError as error:
     raise ImportError(f"{NEEDED} lacks a name ({error})") from error
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
@@ -50,9 +50,6 @@ __all__ = [
 ]  # fmt: skip
 
 _dispatcher = TorchDTensor._op_dispatcher
-_MaskPartial: Any = (
-    getattr(_embedding_ops, "_MaskPartial", None) or vars(_embedding_ops)["MaskPartial"]
-)
 pytree: Any = vars(_dispatch)["pytree"]  # the one that `op_info` flattens with
 
 # Its sizes come from fake tensors, which our threads share.
@@ -132,17 +129,15 @@ def takes_sizes(op: Any) -> bool:
     propagator = _dispatcher.sharding_propagator
     return (
         op in propagator.op_to_shape_and_stride_idx
-        or op in getattr(propagator, "op_to_scalar_shape_adjuster", {})
-        or op in getattr(propagator, "squeeze_op_to_dims_variant", {})
+        or op in propagator.op_to_scalar_shape_adjuster
+        or op in propagator.squeeze_op_to_dims_variant
     )
 
 
 def local_op(op: Any, sharding: OutputSharding) -> Any:
     """The op to run on this rank: another one where the rules have changed its arguments so."""
     if sharding.use_val_from_redistribute_schema and sharding.redistribute_schema is not None:
-        return _dispatcher.sharding_propagator.__dict__.get("squeeze_op_to_dims_variant", {}).get(
-            op, op
-        )
+        return _dispatcher.sharding_propagator.squeeze_op_to_dims_variant.get(op, op)
     return op
 
 
@@ -154,31 +149,44 @@ def keep_classes_sharded(on: bool) -> None:
         _loss._disable_custom_loss_ops()
 
 
+def splits(spec: DTensorSpec) -> list[tuple[int, int]]:
+    """For each dimension of the mesh that splits the tensor: which one of its, in how many."""
+    return [
+        (placement.dim, spec.mesh.size(dim))  # type: ignore[attr-defined]
+        for dim, placement in enumerate(spec.placements)
+        if placement.is_shard() or is_strided_shard(placement)
+    ]
+
+
 def is_uneven(spec: DTensorSpec) -> bool:
     """Whether ranks have parts of different sizes."""
     sizes = list(spec.shape)
-    for dim, placement in enumerate(spec.placements):
-        if placement.is_shard() or is_strided_shard(placement):
-            size, n = sizes[placement.dim], spec.mesh.size(dim)  # type: ignore[attr-defined]
-            if size % n:
-                return True
-            sizes[placement.dim] = size // n  # type: ignore[attr-defined]
+    for dim, n in splits(spec):
+        if sizes[dim] % n:
+            return True
+        sizes[dim] //= n
+    return False
+
+
+def has_empty_parts(spec: DTensorSpec) -> bool:
+    """Whether some rank may have nothing of the tensor, which has something."""
+    sizes = list(spec.shape)
+    for dim, n in splits(spec):
+        part = -(-sizes[dim] // n)
+        if sizes[dim] and part * (n - 1) >= sizes[dim]:
+            return True
+        sizes[dim] = part
     return False
 
 
 def is_split_twice(spec: DTensorSpec) -> bool:
     """Whether several dimensions of the mesh split one of the tensor, and not into equal parts."""
-    if spec.mesh.ndim == 1:
-        return False
-    split: dict[int, int] = {}
-    twice = set()
-    for dim, placement in enumerate(spec.placements):
-        if placement.is_shard() or is_strided_shard(placement):
-            if placement.dim in split:  # type: ignore[attr-defined]
-                twice.add(placement.dim)  # type: ignore[attr-defined]
-            n = split.get(placement.dim, 1)  # type: ignore[attr-defined]
-            split[placement.dim] = n * spec.mesh.size(dim)  # type: ignore[attr-defined]
-    return any(spec.shape[dim] % split[dim] for dim in twice)
+    ways: dict[int, list[int]] = {}
+    for dim, n in splits(spec):
+        ways.setdefault(dim, []).append(n)
+    return any(
+        len(numbers) > 1 and spec.shape[dim] % math.prod(numbers) for dim, numbers in ways.items()
+    )
 
 
 def flat_specs(info: OpInfo, sharding: OutputSharding) -> list[tuple[DTensorSpec, DTensorSpec]]:
@@ -248,13 +256,7 @@ def second_instance(module: types.ModuleType, name: str, **names: Any) -> types.
 
 def normalized_for_gradient(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """Where gradients of tensors placed so are placed: replicated where these are partial."""
-    return (
-        tuple(api._normalize_placements_for_grad(tuple(placements)))
-        if hasattr(api, "_normalize_placements_for_grad")
-        else tuple(
-            torch.distributed.tensor.Replicate() if p.is_partial() else p for p in placements
-        )
-    )
+    return api._normalize_placements_for_grad(tuple(placements))
 
 
 def minimum_over(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -271,16 +273,3 @@ def local_map_for(tensor_class: type[Any]) -> Any:
     return second_instance(
         _func_map, "lazy_tensor.sharding.func_map", DTensor=tensor_class
     ).local_map
-
-
-def has_empty_parts(spec: DTensorSpec) -> bool:
-    """Whether some rank may have nothing of the tensor, which has something."""
-    sizes = list(spec.shape)
-    for dim, placement in enumerate(spec.placements):
-        if placement.is_shard() or is_strided_shard(placement):
-            size, n = sizes[placement.dim], spec.mesh.size(dim)  # type: ignore[attr-defined]
-            part = -(-size // n)
-            if size and part * (n - 1) >= size:
-                return True
-            sizes[placement.dim] = part  # type: ignore[attr-defined]
-    return False
