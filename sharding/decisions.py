@@ -63,15 +63,15 @@ def learn_for_any_size(
 
     Nothing is cheaper than that, so the rules decide the same for them.
     """
-    specs = sharding.output_spec
+    specs: Any = sharding.output_spec
     if sharding.needs_redistribute or specs is None or torch_private.takes_sizes(op):
         return
-    if isinstance(specs, (list, tuple)) and any(spec is None for spec in specs):
+    several = isinstance(specs, (list, tuple))
+    if several and any(spec is None for spec in specs):
         return
     key = _family(op, args, kwargs)
     if key is not None:
-        single = not isinstance(specs, (list, tuple))
-        _families.put(key, specs.placements if single else tuple(s.placements for s in specs))
+        _families.put(key, tuple(s.placements for s in specs) if several else specs.placements)
 
 
 def _family(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
