@@ -1,6 +1,5 @@
-"""Sharded lazy tensors behind the names of `torch.distributed.tensor` and of its `parallel`.
-
-A program changes its imports and nothing else. `fully_shard` is still missing.
+"""Sharded lazy tensors behind the names of `torch.distributed.tensor`, of its `parallel`, and of
+`torch.distributed.fsdp.fully_shard`. A program changes its imports and nothing else.
 """
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,6 +21,7 @@ from lazy_tensor.sharding.api import (
 )
 from lazy_tensor.sharding.comm_mode import CommDebugMode
 from lazy_tensor.sharding.decisions import get_sharding_prop_cache_info
+from lazy_tensor.sharding.fsdp import fully_shard
 from lazy_tensor.sharding.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -38,15 +38,25 @@ from lazy_tensor.sharding.parallel import (
 )
 from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE
 from lazy_tensor.sharding.tensor import DTensor
+from lazy_tensor.sharding.torch_fsdp import (
+    CPUOffloadPolicy,
+    DataParallelMeshDims,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+    register_fsdp_forward_method,
+)
 
 __all__ = [
-    "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "ParallelStyle", "Partial",
-    "Placement",
-    "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "Replicate",
-    "RowwiseParallel", "SequenceParallel", "Shard", "distribute_module", "distribute_tensor",
-    "empty", "full", "get_sharding_prop_cache_info", "implicit_replication", "init_device_mesh",
-    "local_map", "loss_parallel", "ones", "parallelize_module", "rand", "randn",
-    "register_sharding", "zeros",
+    "CPUOffloadPolicy", "ColwiseParallel", "CommDebugMode", "DTensor", "DataParallelMeshDims",
+    "DeviceMesh", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "ParallelStyle",
+    "Partial", "Placement", "PrepareModuleInput", "PrepareModuleInputOutput",
+    "PrepareModuleOutput", "Replicate", "RowwiseParallel", "SequenceParallel", "Shard",
+    "UnshardHandle", "distribute_module", "distribute_tensor", "empty", "full", "fully_shard",
+    "get_sharding_prop_cache_info", "implicit_replication", "init_device_mesh", "local_map",
+    "loss_parallel", "ones", "parallelize_module", "rand", "randn",
+    "register_fsdp_forward_method", "register_sharding", "zeros",
 ]  # fmt: skip
 
 rules.RULES[_REDISTRIBUTE] = rules.Rule.RECORD

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import admit, hits, host, memory, settings
+from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.keys import exact_key, generic_key
+from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_of
 from lazy_tensor.dispatch.torch_private import is_mode_entered
@@ -122,24 +124,30 @@ def _describe(trace: Trace, request: Request, state: State, result: Any) -> bool
         if not _is_new(trace, state, result):
             return False
         state.kind = ONE | SLOW
-        state.layout, state.slot = result._layout, result._value.slot  # type: ignore[attr-defined]
-        state.meta = state.layout.meta
+        state.layout, state.meta, state.slot = _described(result)
         return True
     if not isinstance(result, (list, tuple)) or not result:
         return False
     if not all(item is None or _is_new(trace, state, item) for item in result):
         return False
     state.kind = MANY | SLOW
-    state.layout = tuple(None if item is None else item._layout for item in result)
-    state.slot = tuple(None if item is None else item._value.slot for item in result)
-    metas = tuple(None if layout is None else layout.meta for layout in state.layout)
+    parts = [(None, None, None) if item is None else _described(item) for item in result]
+    state.layout, metas, state.slot = zip(*parts, strict=True)
     state.meta = (type(result), metas)
     return True
 
 
+def _described(result: Any) -> tuple[Any, Any, Any]:
+    """Layout, metadata and slot of a new tensor; a plain one has no layout."""
+    slot = host.value_in(result).slot
+    if type(result) is DTensor:
+        return result._layout, result._layout.meta, slot
+    return None, wrapper_arguments(meta_of(result)), slot
+
+
 def _is_new(trace: Trace, state: State, result: Any) -> bool:
-    """Whether it is a pending sharded tensor that the call itself has made."""
-    if type(result) is not DTensor:
+    """Whether it is a pending tensor that the call itself has made."""
+    if type(result) not in (DTensor, host.tensor_class):
         return False
     slot = result._value.slot
     assert state.origin is not None, "it is a sharded call's"

@@ -14,6 +14,7 @@ import torch
 from lazy_tensor.dispatch import host, settings
 from lazy_tensor.dispatch.request import FIXED
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.torch_private import DTensorSpec, OutputSharding
@@ -38,7 +39,7 @@ def decide(info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutputSh
     found = _decisions.get(key)
     if found is None:
         STATS.sharding_misses[op] += 1
-        found = torch_private.propagate(info)
+        found = _asked(info)
         _decisions.put(key, found)
     return found
 
@@ -54,6 +55,16 @@ def placements_at_any_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """
     key = _family(op, args, kwargs)
     return None if key is None else _families.get(key)
+
+
+def _asked(info: Any) -> OutputSharding:
+    """What torch's rules say. To ask them is part of recording: it flushes nothing."""
+    trace = local.trace
+    was_busy, trace.busy = trace.busy, True
+    try:
+        return torch_private.propagate(info)
+    finally:
+        trace.busy = was_busy
 
 
 def learn_for_any_size(

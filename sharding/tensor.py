@@ -338,6 +338,40 @@ def _linked(made: Any, tensor: torch.Tensor, function: Any, argument: Any) -> An
     return _Linked.apply(tensor, made, function, argument)  # type: ignore[no-untyped-call]
 
 
+class _LinkedAll(torch.autograd.Function):
+    """What `linked_all` of the C++ does, where that isn't there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Any, argument: Any, made: list[Any], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.function, ctx.argument = function, argument
+        return tuple(
+            host.new_sharded(one._value, one._layout)
+            if isinstance(one, DTensor)
+            else host.local_like(one)
+            for one in made
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        return None, None, None, *ctx.function(grads, ctx.argument)
+
+
+def linked_all(made: list[Any], tensors: list[Any], function: Any, argument: Any) -> list[Any]:
+    """`made`, of which autograd knows nothing, as what became of as many tensors, by one node:
+    `function(gradients, argument)` gives their gradients, None where there is none.
+
+    The node runs before others that could. In C++ it may serve any number of times; without, for
+    one forward.
+    """
+    if hits.native is not None:
+        hits.native.linked_all(made, tensors, function, argument)
+        return made
+    return list(_LinkedAll.apply(function, argument, made, *tensors))  # type: ignore[no-untyped-call]
+
+
 def _to_local_as(grad: DTensor, placements: tuple[Placement, ...]) -> torch.Tensor:
     """The gradient of what `from_local` was given."""
     if grad._layout.spec.placements != placements:
@@ -473,8 +507,8 @@ def _checked_move(
     )
 
 
-MOVE = torch.library.Library("lazy_tensor", "DEF")
-MOVE.define("redistribute(Tensor input, int placements) -> Tensor")
+LIBRARY = torch.library.Library("lazy_tensor", "DEF")
+LIBRARY.define("redistribute(Tensor input, int placements) -> Tensor")
 REDISTRIBUTE = torch.ops.lazy_tensor.redistribute.default
 _redistribute = REDISTRIBUTE._op
 _numbers: dict[tuple[Placement, ...], int] = {}

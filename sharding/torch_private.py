@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.torch_private import FAKES
+from lazy_tensor.dispatch.torch_private import FAKES, no_modes
 
 NEEDED = (
     "lazy_tensor.sharding needs torch.distributed as torch 2.13 has it; the installed torch "
@@ -50,6 +50,7 @@ __all__ = [
 ]  # fmt: skip
 
 _dispatcher = TorchDTensor._op_dispatcher
+_functional = torch.ops._c10d_functional
 pytree: Any = vars(_dispatch)["pytree"]  # the one that `op_info` flattens with
 
 # Its sizes come from fake tensors, which our threads share.
@@ -108,7 +109,8 @@ def propagate(info: OpInfo) -> OutputSharding:
     NotImplementedError if there is no rule.
     """
     assert info.schema is not None, "made with the info"
-    return _dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+    with no_modes():  # it makes tensors of its own
+        return _dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
 
 
 def local_arguments(info: OpInfo, sharding: OutputSharding) -> tuple[Any, ...]:
@@ -266,6 +268,23 @@ def minimum_over(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if isinstance(tensor, AsyncCollectiveTensor):
             tensor = tensor.wait()
     return tensor
+
+
+def all_gathered(flat: torch.Tensor, n_ranks: int, group: str) -> torch.Tensor:
+    """The ranks' tensors one after the other, in a group called so."""
+    made = _functional.all_gather_into_tensor(flat, n_ranks, group)
+    return _functional.wait_tensor(made)  # type: ignore[no-any-return]
+
+
+def reduce_scattered(flat: torch.Tensor, op: str, n_ranks: int, group: str) -> torch.Tensor:
+    """This rank's part of the ranks' tensors reduced."""
+    made = _functional.reduce_scatter_tensor(flat, op, n_ranks, group)
+    return _functional.wait_tensor(made)  # type: ignore[no-any-return]
+
+
+def all_reduced(flat: torch.Tensor, op: str, group: str) -> torch.Tensor:
+    """The ranks' tensors reduced."""
+    return _functional.wait_tensor(_functional.all_reduce(flat, op, group))  # type: ignore[no-any-return]
 
 
 def local_map_for(tensor_class: type[Any]) -> Any:

@@ -122,6 +122,7 @@ PyMethodDef methods[] = {
     {"sharded", py_sharded, METH_VARARGS, nullptr},
     {"local", py_local, METH_O, nullptr},
     {"linked", py_linked, METH_VARARGS, nullptr},
+    {"linked_all", py_linked_all, METH_VARARGS, nullptr},
     {"install", py_install, METH_VARARGS, nullptr},
     {"listen", py_listen, METH_O, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},

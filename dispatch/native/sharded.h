@@ -12,12 +12,14 @@
 
 namespace hits {
 
-// A node of the graph whose gradient `function(gradient, argument)` gives.
-class Linked : public torch::autograd::Node {
+// A node of the graph whose gradients Python gives.
+class PythonNode : public torch::autograd::Node {
  public:
-  Linked(PyObject* function, PyObject* argument)
+  PythonNode(PyObject* function, PyObject* argument)
       : function_(Ref::to(function)), argument_(Ref::to(argument)) {}
-  ~Linked() override {
+  PythonNode(PyObject* function, PyObject* argument, uint64_t sequence_nr)
+      : Node(sequence_nr), function_(Ref::to(function)), argument_(Ref::to(argument)) {}
+  ~PythonNode() override {
     if (!Py_IsInitialized()) {
       function_.release();
       argument_.release();
@@ -27,27 +29,62 @@ class Linked : public torch::autograd::Node {
     function_ = Ref();
     argument_ = Ref();
   }
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    if (!gradients[0].defined()) return {at::Tensor()};
-    const WithGil gil;
-    const Ref gradient = object_of(gradients[0]);
-    const Ref result(sure(PyObject_CallFunctionObjArgs(function_.get(), gradient.get(),
-                                                       argument_.get(), nullptr)));
-    return {THPVariable_Unpack(result.get())};
-  }
   std::string name() const override { return "ShardingBackward"; }
+
+ protected:
+  Ref call(PyObject* given) const {
+    return Ref(
+        sure(PyObject_CallFunctionObjArgs(function_.get(), given, argument_.get(), nullptr)));
+  }
 
  private:
   Ref function_, argument_;
 };
 
+// `function(gradient, argument)` gives the gradient.
+class Linked : public PythonNode {
+ public:
+  using PythonNode::PythonNode;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    const WithGil gil;
+    const Ref gradient = object_of(gradients[0]);
+    const Ref result = call(gradient.get());
+    return {THPVariable_Unpack(result.get())};
+  }
+};
+
+// `function(gradients, argument)` gives the gradients, None where there is none, on both sides. It
+// runs as soon as the engine has them all.
+class LinkedAll : public PythonNode {
+ public:
+  LinkedAll(PyObject* function, PyObject* argument) : PythonNode(function, argument, UINT64_MAX) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    const WithGil gil;
+    const auto n = static_cast<Py_ssize_t>(gradients.size());
+    const Ref given(sure(PyTuple_New(n)));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      Ref item = gradients[i].defined() ? object_of(gradients[i]) : Ref::to(Py_None);
+      PyTuple_SET_ITEM(given.get(), i, item.release());
+    }
+    gradients.clear();
+    const Ref result = call(given.get());
+    torch::autograd::variable_list found;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      const Ref item(sure(PySequence_GetItem(result.get(), i)));
+      found.push_back(item.get() == Py_None ? at::Tensor() : THPVariable_Unpack(item.get()));
+    }
+    return found;
+  }
+};
+
 // Nodes are counted in one way by torch 2.13, in another by 2.10.
-template <class Pointer>
+template <class Pointer, class Kind>
 Pointer make_node(PyObject* function, PyObject* argument) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<Linked>(function, argument);
+    return std::make_shared<Kind>(function, argument);
   } else {
-    return Pointer(c10::make_intrusive<Linked>(function, argument));
+    return Pointer(c10::make_intrusive<Kind>(function, argument));
   }
 }
 
@@ -59,11 +96,40 @@ PyObject* py_linked(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOOO", &output, &input, &function, &argument)) return nullptr;
   const at::Tensor &made = THPVariable_Unpack(output), &from = THPVariable_Unpack(input);
   if (c10::GradMode::is_enabled() && from.requires_grad()) {
-    const auto node = make_node<decltype(torch::autograd::Edge::function)>(function, argument);
+    const auto node = make_node<decltype(torch::autograd::Edge::function), Linked>(function, argument);
     node->set_next_edges(torch::autograd::collect_next_edges(from));
     torch::autograd::set_history(at::Tensor(made), node);
   }
   return Ref::to(output).release();
+  END_HANDLE_TH_ERRORS
+}
+
+// linked_all(outputs, inputs, function, argument): the same for as many outputs as inputs, whether
+// or not gradients are enabled.
+PyObject* py_linked_all(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *outputs, *inputs, *function, *argument;
+  if (!PyArg_ParseTuple(args, "O!O!OO", &PyList_Type, &outputs, &PyList_Type, &inputs, &function,
+                        &argument)) {
+    return nullptr;
+  }
+  using Pointer = decltype(torch::autograd::Edge::function);
+  const auto node = make_node<Pointer, LinkedAll>(function, argument);
+  torch::autograd::edge_list edges;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); ++i) {
+    const at::Tensor& from = THPVariable_Unpack(PyList_GET_ITEM(inputs, i));
+    edges.push_back(from.requires_grad() ? torch::autograd::impl::gradient_edge(from)
+                                         : torch::autograd::Edge());
+  }
+  node->set_next_edges(std::move(edges));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i) {
+    const at::Tensor& made = THPVariable_Unpack(PyList_GET_ITEM(outputs, i));
+    const auto place = node->add_input_metadata(made);
+    if (THPVariable_Unpack(PyList_GET_ITEM(inputs, i)).requires_grad()) {
+      torch::autograd::impl::set_gradient_edge(made, {node, place});
+    }
+  }
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 

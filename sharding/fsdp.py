@@ -1,0 +1,427 @@
+"""`fully_shard`: parameters sharded over ranks, gathered for use by recorded steps.
+
+torch's own states decide when a group is gathered, resharded and reduced; what happens then is in
+`gathering`. The whole parameters of a group are lazy tensors that stay the same, whose memory comes
+and goes; one autograd node stands between them and the sharded ones.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import hits, host
+from lazy_tensor.dispatch import torch_private as dispatch_private
+from lazy_tensor.dispatch.meta import dense_stride
+from lazy_tensor.sharding import gathering, torch_fsdp
+from lazy_tensor.sharding.gathering import Gathering, Reduction, number_of
+from lazy_tensor.sharding.tensor import DTensor, adopted, linked_all, sharded
+from lazy_tensor.sharding.torch_fsdp import FSDPMeshInfo, HSDPMeshInfo, ShardedState, TrainingState
+
+
+class ShardedParameter(torch_fsdp.FSDPParam):
+    """One parameter of a group: sharded, and whole in memory that is there while it is needed."""
+
+    buffer: torch.Tensor | None = None
+
+    def adopt(self) -> None:
+        """Make the sharded parameter that torch has made one of ours."""
+        self.__dict__.pop("_sharded_param_data")  # its memory would count as a plain tensor's
+        self.__dict__.pop("all_gather_outputs", None)
+        made = self.sharded_param
+        self.sharded_param = torch.nn.Parameter(adopted(made), made.requires_grad)
+        self._setattr_on_modules(self.sharded_param)
+
+    def to_sharded_dtensor(self, tensor: torch.Tensor) -> DTensor:
+        return sharded(tensor, self._sharding_spec)
+
+    def to_sharded_post_forward_dtensor(self, tensor: torch.Tensor) -> DTensor:
+        return adopted(super().to_sharded_post_forward_dtensor(tensor))
+
+    def reset_sharded_param(self) -> None:
+        """Take up what the module has now, after `load_state_dict(assign=True)`, say."""
+        info = self._module_info
+        now = getattr(info.module, info.param_name)
+        if now is not self.sharded_param and not isinstance(now, DTensor):
+            now = torch.nn.Parameter(adopted(now), now.requires_grad)
+            self._setattr_on_modules(now)
+        self.sharded_param = now
+        self._sharding_spec = now._spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the whole parameter."""
+        dtype: torch.dtype = self.param_dtype or self.orig_dtype
+        return dtype
+
+    def whole(self, n_ranks: int) -> Any:
+        """The whole parameter, of which autograd knows nothing yet."""
+        if self.buffer is None or self.buffer.dtype != self.dtype:
+            n = n_ranks * self.padded_sharded_param_size.numel()
+            with dispatch_private.no_modes(), dispatch_private.no_inference():
+                memory = torch.empty(n, dtype=self.dtype, device=self.device)
+                data = memory.as_strided(self._orig_size, dense_stride(self._orig_size))
+            dispatch_private.storage_of(memory).resize_(0)
+            self.buffer = host.concrete(data)
+        made = host.local_like(self.buffer)
+        if self._unsharded_dtensor_spec is not None:
+            made = sharded(made, self._get_unsharded_dtensor_spec(made))
+        return made
+
+    @property
+    def all_gather_outputs(self) -> list[torch.Tensor]:  # type: ignore[override]
+        """The memory of the whole parameter, padding included."""
+        assert self.buffer is not None, "it was gathered"
+        n = self.padded_sharded_param_size.numel() * self.mesh_info.shard_mesh_size
+        return [self.buffer.as_strided((n,), (1,), 0)]
+
+    def free_unsharded_param(self) -> None:
+        """Nothing: groups release the memory of all their parameters at once."""
+
+
+class ParameterGroup(torch_fsdp.FSDPParamGroup):
+    """Parameters that are gathered, and whose gradients are reduced, by one collective."""
+
+    fsdp_params: list[ShardedParameter]  # type: ignore[assignment]
+    mesh_info: Any
+    post_forward_mesh_info: Any
+    _gathered: torch.Tensor | None = None
+    _numbers: dict[Any, int]
+    _buffers: list[torch.Tensor]
+    _linked_to: list[tuple[Any, bool]] | None = None
+    _is_linked_natively = False
+    _kept: list[torch.Tensor | None]
+
+    def lazy_init(self) -> None:
+        if torch_fsdp.has_own_collectives(self):
+            raise NotImplementedError(
+                f"{self}: set_custom_all_gather and its like replace collectives that traces hold; "
+                "leave them out with lazy_tensor.sharding"
+            )
+        super().lazy_init()  # type: ignore[no-untyped-call]
+        self._numbers = {}
+        self._kept = [None] * len(self.fsdp_params)
+
+    # -- whole and sharded
+
+    def unshard(self, async_op: bool = False) -> None:
+        """Gather the parameters; `wait_for_unshard` gives them to the modules."""
+        if self._gathered is not None or self.is_unsharded:
+            return
+        if not self.unshard_in_backward and self._training_state == TrainingState.PRE_BACKWARD:
+            return
+        is_after = self.is_sharded_post_forward
+        shards = [
+            p._sharded_post_forward_param_data if is_after else p.sharded_param
+            for p in self.fsdp_params
+        ]
+        self._gathered = gathering.gathered(shards, self._gathering(is_after))
+
+    def _gathering(self, is_after: bool) -> int:
+        number = self._numbers.get(is_after)
+        if number is None:
+            info = self.post_forward_mesh_info if is_after else self.mesh_info
+            is_split = isinstance(info, FSDPMeshInfo)
+            n_ranks = info.shard_mesh_size if is_split else 1
+            whole = [p.padded_sharded_param_size.numel() * self._n_ranks for p in self.fsdp_params]
+            plan = Gathering(
+                numels=tuple(n // n_ranks for n in whole),
+                dims=tuple(0 if is_after else p.fsdp_placement.dim for p in self.fsdp_params),
+                n_ranks=n_ranks,
+                group=info.shard_process_group.group_name if is_split else "",
+                dtypes=tuple(p.dtype for p in self.fsdp_params),
+                device=self.device,
+            )
+            number = self._numbers[is_after] = number_of(plan)
+        return number
+
+    @property
+    def _n_ranks(self) -> int:
+        info = self.mesh_info
+        return info.shard_mesh_size if isinstance(info, FSDPMeshInfo) else 1
+
+    def wait_for_unshard(self) -> None:
+        if self._gathered is None:
+            return
+        self._link()
+        gathering.refill_(
+            self._buffers, self._gathered, self._gathering(self.is_sharded_post_forward)
+        )
+        self._gathered = None
+        self._to_unsharded()
+
+    def _to_unsharded(self) -> None:
+        if self.is_unsharded:
+            return
+        for p in self.fsdp_params:
+            p._setattr_on_modules(p._unsharded_param)
+            p.sharded_state = ShardedState.UNSHARDED
+            p._sharded_post_forward_param = p._sharded_post_forward_param_data = None
+        self._sharded_state = ShardedState.UNSHARDED
+
+    def _to_sharded(self) -> None:
+        if self.is_sharded:
+            return
+        if self.is_unsharded:
+            gathering.release_(self._buffers)
+        for p in self.fsdp_params:
+            p._setattr_on_modules(p.sharded_param)
+            p.sharded_state = ShardedState.SHARDED
+        self._sharded_state = ShardedState.SHARDED
+
+    def _to_sharded_post_forward(self) -> None:
+        if self.is_unsharded:
+            with torch.no_grad():
+                super()._to_sharded_post_forward()  # type: ignore[no-untyped-call]
+            gathering.release_(self._buffers)
+
+    def reshard(self) -> None:
+        if self._training_state == TrainingState.FORWARD:
+            if not self._reshard_after_forward:
+                return
+            if self._use_post_forward_mesh:
+                self._to_sharded_post_forward()
+                return
+        self._to_sharded()
+
+    @property
+    def _use_post_forward_mesh(self) -> bool:
+        after = self.post_forward_mesh_info
+        return after is not None and after is not self.mesh_info
+
+    # -- between whole and sharded parameters, for autograd
+
+    def _link(self) -> None:
+        """Let the gradients of the whole parameters come to the sharded ones."""
+        known = self._linked_to
+        if known is not None and dispatch_private.in_backward():
+            return  # what forward used
+        to = [(p.sharded_param, p.sharded_param.requires_grad) for p in self.fsdp_params]
+        if (
+            known is not None
+            and self._is_linked_natively
+            and all(a is b and x == y for (a, x), (b, y) in zip(known, to, strict=True))
+        ):
+            return
+        whole = [p.whole(self._n_ranks) for p in self.fsdp_params]
+        self._buffers = [p.buffer for p in self.fsdp_params if p.buffer is not None]
+        if any(requires_grad for _, requires_grad in to):
+            whole = linked_all(whole, [p for p, _ in to], _reduced, weakref.ref(self))
+        for p, tensor in zip(self.fsdp_params, whole, strict=True):
+            tensor._is_param = True
+            p._unsharded_param = tensor
+        self._linked_to, self._is_linked_natively = to, hits.native is not None
+
+    def pre_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
+        is_first = self._training_state != TrainingState.FORWARD
+        self._training_state = TrainingState.FORWARD
+        self.unshard()
+        self.wait_for_unshard()
+        if is_first and self._has_frozen:
+            return torch_fsdp.call_after_gradients(_Resharding(self), args, kwargs)
+        return args, kwargs
+
+    @property
+    def _has_frozen(self) -> bool:
+        """Whether backward may need parameters that have no gradients to wait for."""
+        assert self._linked_to is not None, "it was gathered"
+        return not all(requires_grad for _, requires_grad in self._linked_to)
+
+    def post_forward(self, module: Any, inputs: Any, output: Any) -> Any:
+        if not dispatch_private.in_backward():  # activation checkpointing computes again there
+            self.reshard()
+            self._record_post_forward()
+        self._training_state = TrainingState.IDLE
+        return output
+
+    def pre_backward(self, default_prefetch: bool, *_: Any) -> None:
+        if self._training_state == TrainingState.PRE_BACKWARD:
+            return
+        self._training_state = TrainingState.PRE_BACKWARD
+        self.unshard()
+        self.wait_for_unshard()
+        if default_prefetch:
+            self._backward_prefetch()
+
+    def post_backward(self, *_: Any) -> None:
+        """At the end of a backward that gave the group no gradients: reduce what was kept."""
+        self._training_state = TrainingState.POST_BACKWARD
+        if self.reshard_after_backward:
+            self.reshard()
+        if not self.reduce_grads or self._linked_to is None:
+            return
+        reduced = self._reduced([None] * len(self.fsdp_params))
+        for p, gradient in zip(self.fsdp_params, reduced, strict=True):
+            if gradient is None:
+                continue
+            parameter = p.sharded_param
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+                hook(parameter)
+
+    def finalize_backward(self) -> None:
+        self._gathered = None  # of a group that was gathered for nothing
+        self._post_forward_indices.clear()
+
+    def _reset_iter_state(self) -> None:
+        self._gathered = self._partial_reduce_output = None
+        self._kept = [None] * len(self.fsdp_params)
+        self._post_forward_indices.clear()
+        self._training_state = TrainingState.IDLE
+        self._to_sharded()
+
+    # -- gradients
+
+    def take_gradients(self, gradients: Sequence[torch.Tensor | None]) -> list[DTensor | None]:
+        """The sharded parameters' gradients, for those of the whole ones; None where they wait."""
+        self._training_state = TrainingState.POST_BACKWARD
+        if self.reshard_after_backward and not self._has_frozen:
+            self.reshard()
+        if self.reduce_grads:
+            return self._reduced(gradients)
+        for i, gradient in enumerate(map(self._in_reduce_dtype, gradients)):
+            self._kept[i] = _sum(self._kept[i], gradient)
+        return [None] * len(gradients)
+
+    def _in_reduce_dtype(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if gradient is None or self._reduce_dtype is None:
+            return gradient
+        return gradient.to(self._reduce_dtype)
+
+    def _reduced(self, gradients: Sequence[torch.Tensor | None]) -> list[DTensor | None]:
+        given: list[torch.Tensor] = []
+        places: list[int] = []
+        for i, (p, gradient) in enumerate(zip(self.fsdp_params, gradients, strict=True)):
+            gradient = _sum(self._kept[i], gradient)
+            self._kept[i] = None
+            if gradient is None:
+                if not (self.reduce_scatter_unused_params and p.sharded_param.requires_grad):
+                    continue
+                gradient = torch.zeros_like(p._unsharded_param)
+            given.append(p._get_grad_inner_tensor(gradient))
+            places.append(i)
+        found: list[DTensor | None] = [None] * len(gradients)
+        if places:
+            parameters: list[Any] = [self.fsdp_params[i].sharded_param for i in places]
+            for i, gradient in zip(
+                places, self._all_reduced(parameters, given, places), strict=False
+            ):
+                found[i] = gradient
+        return found
+
+    def _all_reduced(
+        self, parameters: list[DTensor], gradients: list[torch.Tensor], places: list[int]
+    ) -> Sequence[DTensor]:
+        """The gradients of these parameters; none if the replicas' are to be summed later."""
+        number = self._reduction(places, gradients[0].dtype)
+        waits = not self.all_reduce_grads and isinstance(self.mesh_info, HSDPMeshInfo)
+        if not waits and self._partial_reduce_output is None and self._all_reduce_hook is None:
+            return gathering.reduced(parameters, gradients, number)
+        plan = gathering.plan_of(number)
+        flat = gathering.reduce_scattered(gradients, plan)
+        if self._partial_reduce_output is not None:
+            flat = flat + self._partial_reduce_output
+        self._partial_reduce_output = flat if waits else None
+        if waits:
+            return ()
+        flat = gathering.all_reduced(flat, plan)
+        if self._all_reduce_hook is not None:
+            self._all_reduce_hook(flat)
+        return gathering.as_gradients(parameters, flat, plan)
+
+    def _reduction(self, places: list[int], dtype: torch.dtype) -> int:
+        separate = getattr(self.mesh_info, "reduce_scatter_process_group", None)
+        key = (tuple(places), dtype, self.gradient_divide_factor, separate)
+        number = self._numbers.get(key)
+        if number is None:
+            info = self.mesh_info
+            members = [self.fsdp_params[i] for i in places]
+            dtype = self._reduce_dtype or dtype
+            before, after = torch_fsdp.divisors(self, dtype)
+            has_replicas = isinstance(info, torch_fsdp.DDPMeshInfo)
+            is_split = isinstance(info, FSDPMeshInfo)
+            plan = Reduction(
+                numels=tuple(p.padded_sharded_param_size.numel() for p in members),
+                dims=tuple(p.fsdp_placement.dim for p in members),
+                n_ranks=self._n_ranks,
+                group=self._reduce_scatter_process_group.group_name if is_split else "",
+                replicas=self._all_reduce_process_group.group_name if has_replicas else None,
+                op="sum",
+                before=before,
+                after=after,
+                dtype=dtype,
+                out_dtype=members[0].orig_dtype,
+                out_device=members[0].sharded_param.device,
+            )
+            number = self._numbers[key] = number_of(plan)
+        return number
+
+
+def _sum(kept: torch.Tensor | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if kept is None or gradient is None:
+        return gradient if kept is None else kept
+    return kept + gradient
+
+
+class _Resharding:
+    """Reshards a group once the gradients of its module's inputs are there."""
+
+    def __init__(self, group: ParameterGroup) -> None:
+        self.group = group
+
+    def post_backward(self) -> None:
+        if self.group.reshard_after_backward:
+            self.group.reshard()
+
+
+def _reduced(gradients: Any, group: weakref.ref[ParameterGroup]) -> list[DTensor | None]:
+    """What the autograd node of a group calls."""
+    here = group()
+    return [None] * len(gradients) if here is None else here.take_gradients(gradients)
+
+
+class _NoStream:
+    """Collectives are recorded; where they run is for plans to decide."""
+
+    def wait_event(self, _: Any) -> None: ...
+    def wait_stream(self, _: Any) -> None: ...
+
+
+class _Order(torch_fsdp.FSDPCommContext):
+    """What the states of one model share: the order of the groups in forward."""
+
+    def lazy_init(self, device: torch.device) -> None:
+        self.all_gather_copy_in_stream = self.all_gather_stream = _NoStream()
+        self.all_gather_state: Any = None
+        self.reduce_scatter_states: list[Any] = []
+        self._last_post_reduce_events: dict[Any, Any] = {}
+        self.post_forward_order = []
+
+
+class _State(torch_fsdp.FSDPState):
+    """torch's state of a module, with hooks as they are under `torch.compile`'s wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._comm_ctx = _Order()
+
+    _pre_forward = torch_fsdp.undecorated(torch_fsdp.FSDPState._pre_forward)
+    _post_forward = torch_fsdp.undecorated(torch_fsdp.FSDPState._post_forward)
+    _pre_backward = torch_fsdp.undecorated(torch_fsdp.FSDPState._pre_backward)
+    _root_post_backward_final_callback = torch_fsdp.undecorated(
+        torch_fsdp.FSDPState._root_post_backward_final_callback
+    )
+
+
+def _adopt(group: Any) -> None:
+    """Make a group that torch has made one of ours, its parameters too."""
+    group.__class__ = ParameterGroup
+    for p in group.fsdp_params:
+        p.__class__ = ShardedParameter
+        p.adopt()
+
+
+fully_shard = torch_fsdp.fully_shard_with(_State, _adopt)

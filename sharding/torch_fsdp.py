@@ -1,0 +1,102 @@
+"""The private names of torch's `fully_shard` that ours is built on: another data path below them.
+
+Read and tested with torch 2.13. What a group is, when it is gathered, resharded and reduced, and
+all of `FSDPModule`'s methods are torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazy_tensor.sharding import torch_private
+
+try:
+    from torch.distributed._composable.contract import contract
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        DataParallelMeshDims,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        UnshardHandle,
+        register_fsdp_forward_method,
+    )
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+        DefaultAllGather,
+        DefaultReduceScatter,
+        _get_gradient_divide_factors,
+    )
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        DDPMeshInfo,
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        TrainingState,
+    )
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
+        FSDPCommContext,
+        FSDPParamGroup,
+    )
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+except ImportError as error:
+    raise ImportError(f"{torch_private.NEEDED} lacks a name ({error})") from error
+
+__all__ = [
+    "CPUOffloadPolicy", "DDPMeshInfo", "DataParallelMeshDims", "FSDPCommContext", "FSDPMeshInfo",
+    "FSDPModule", "FSDPParam", "FSDPParamGroup", "FSDPState", "HSDPMeshInfo",
+    "MixedPrecisionPolicy", "OffloadPolicy", "ShardedState", "TrainingState", "UnshardHandle",
+    "register_fsdp_forward_method",
+]  # fmt: skip
+
+
+def undecorated(method: Any) -> Any:
+    """A hook of torch's states without the wrapper that keeps `torch.compile` out of it."""
+    return method.__wrapped__
+
+
+def fully_shard_with(state_class: type[Any], adopt: Callable[[Any], None]) -> Any:
+    """torch's `fully_shard` with other states; `adopt` is given each group that it makes."""
+    inner = torch_private.rebound(_fully_shard.fully_shard.__wrapped__)  # type: ignore[attr-defined]
+
+    def body(module: Any, /, **options: Any) -> Any:
+        made = inner(module, **options)
+        first = module if isinstance(module, torch.nn.Module) else module[0]
+        for group in decorated.state(first)._fsdp_param_groups:
+            adopt(group)
+        return made
+
+    body.__name__, body.__doc__ = inner.__name__, inner.__doc__
+    decorated = contract(state_cls=state_class)(body)
+    inner.__globals__["fully_shard"] = decorated  # it looks its state up by itself
+    return decorated
+
+
+def divisors(group: FSDPParamGroup, dtype: torch.dtype) -> tuple[float | None, float | None]:
+    """What gradients are divided by before they are summed, and after."""
+    mesh_info = group.mesh_info
+    before, after, *_ = _get_gradient_divide_factors(
+        group._reduce_scatter_process_group if isinstance(mesh_info, FSDPMeshInfo) else None,
+        group._all_reduce_process_group if isinstance(mesh_info, DDPMeshInfo) else None,
+        dtype,
+        group.device.type,
+        group.gradient_divide_factor,
+        True,
+    )
+    return tuple(None if factor == 1 else factor for factor in (before, after))  # type: ignore[return-value]
+
+
+def has_own_collectives(group: FSDPParamGroup) -> bool:
+    """Whether somebody has replaced what gathers or reduces the group's parameters."""
+    return (
+        type(group._all_gather_comm) is not DefaultAllGather
+        or type(group._reduce_scatter_comm) is not DefaultReduceScatter
+    )
+
+
+def call_after_gradients(callback: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments, so that `callback.post_backward()` comes once their gradients are there."""
+    return FSDPParamGroup._register_post_backward_hook(callback, args, kwargs)
