@@ -23,7 +23,7 @@ from lazy_tensor.dispatch.plan import Plan, Planner
 from lazy_tensor.dispatch.remat import rematerialized
 from lazy_tensor.dispatch.rules import run_at_once
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, live_values
+from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, is_apart, live_values
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels import backend as backends
 from lazy_tensor.kernels.compile import Compiler
@@ -275,12 +275,22 @@ def chosen_backend(device_type: str) -> backends.Backend:
 
 
 def close_segment(trace: Trace) -> None:
-    """Hand the trace to the device, as `closes_segment` wants it."""
+    """Hand the trace to the device, as `closes_segment` wants it; within a call of several steps
+    that is left to its end."""
+    if trace.holds is not None:
+        trace.holds = True
+        return
     flush(trace, "segment closed", quiet=True)
+
+
+DIRECT = "collectives that nobody sees"
+"""In force while something communicates below Python: collectives are then issued at once."""
 
 
 def closes_segment(node: Node) -> bool:
     """Whether recording `node` hands the trace to the device at once (see `flush_policy`)."""
+    if node.facts.communicates and node.view_of is None and is_apart(DIRECT):
+        return True
     policy = settings.current().flush_policy
     device = next((spec.device.type for spec in node.specs if spec is not None), "cpu")
     if policy == "at_materialization" or (policy == "auto" and device == "cpu"):

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from lazy_tensor.dispatch.graph import Graph, may_fail
+from lazy_tensor.dispatch.in_flight import with_overlap
 from lazy_tensor.dispatch.trace import Node
 
 
@@ -80,12 +81,14 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
 
 
 def in_order(
-    units: Sequence[Sequence[Node]], nodes: list[Node], depends: list[set[int]]
+    graph: Graph, units: Sequence[Sequence[Node]], nodes: list[Node], depends: list[set[int]]
 ) -> list[int]:
-    """The units' numbers so that each follows what it depends on, else by its last node's place."""
+    """The units' numbers so that each follows what it depends on, else by its last node's place,
+    collectives earlier and what waits for them later."""
     index = {id(node): i for i, node in enumerate(nodes)}
     unit_of = {index[id(node)]: u for u, unit in enumerate(units) for node in unit}
-    place = [max(index[id(node)] for node in unit) for unit in units]
+    place = [float(max(index[id(node)] for node in unit)) for unit in units]
+    place = with_overlap(graph, nodes, depends, unit_of, place)
     followers: list[set[int]] = [set() for _ in units]
     n_before = [0] * len(units)
     for i, before in enumerate(depends):

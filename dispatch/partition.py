@@ -143,13 +143,17 @@ def _has_scalar(argument: Any) -> bool:
 def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
     """The graph's units, in order. Views are no units: who needs one makes it.
 
-    Without `fusible` every call is its own unit, in program order.
+    Without `fusible` every call is its own unit, in program order but for collectives.
     """
     nodes = [node for node in graph.nodes if node.view_of is None]
-    if fusible is None:
-        return [Unit([node], False) for node in nodes]
-    takes = [fusible.reason_against(node) is None for node in nodes]
     marks = Marks(graph, nodes)
+    if fusible is None:
+        if not any(node.facts.communicates for node in nodes):
+            return [Unit([node], False) for node in nodes]
+        single = [[node] for node in nodes]
+        depends = dependencies(graph, nodes, marks)
+        return [Unit(single[i], False) for i in in_order(graph, single, nodes, depends)]
+    takes = [fusible.reason_against(node) is None for node in nodes]
     depends = dependencies(graph, nodes, marks)
     through = [_through_views(graph, node, fusible) for node in nodes]
     groups = list(_Groups(graph, nodes, takes, depends, marks, through).found())
@@ -163,7 +167,7 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
         if unit.is_fused and not _aliasing_is_safe(graph, unit, fusible):
             unit.is_fused = False
         flat += [unit] if unit.is_fused else [Unit([node], False) for node in unit.nodes]
-    return [flat[u] for u in in_order([unit.nodes for unit in flat], nodes, depends)]
+    return [flat[u] for u in in_order(graph, [unit.nodes for unit in flat], nodes, depends)]
 
 
 class _Groups:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch.graph import Graph
+from lazy_tensor.dispatch.in_flight import gives_less
 from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
@@ -81,6 +82,7 @@ class Planner:
         self.made = {leaf.slot for leaf in graph.leaves}
         self.users = _users(graph)
         self.in_flight: dict[int, list[int]] = {}  # memory that collectives read: their waits
+        self.reductions: list[int] = []  # the waits for the last one
         self.waits = {
             node.view_of: node.outs[0]
             for node in graph.nodes
@@ -119,6 +121,10 @@ class Planner:
             self._need(slot)
         self._await_readers((node,))
         if node.facts.communicates and node.view_of is None:
+            if gives_less(node.facts.op):
+                for wait in self.reductions:
+                    self._need(wait)  # its input stays as long as it is under way
+                self.reductions = [self.waits[out] for out in node.outs if out in self.waits]
             for slot in reads:
                 self.in_flight.setdefault(self.graph.root[slot], []).extend(
                     self.waits[out] for out in node.outs if out in self.waits

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,9 +171,9 @@ class Trace:
 
     # not for size: `hits` finds what it needs by their offsets
     __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "environment", "finals",
-                 "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values", "leaves",
-                 "lock", "passing", "ran", "root", "roots", "scalars", "slots", "snapshot_slots",
-                 "state", "storages", "tape", "twin", "values", "varying")  # fmt: skip
+                 "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values",
+                 "leaves", "lock", "passing", "ran", "root", "roots", "scalars", "slots",
+                 "snapshot_slots", "state", "storages", "tape", "twin", "values", "varying")  # fmt: skip
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -182,6 +183,7 @@ class Trace:
         self.claimed = False
         self.is_outdated = False
         self.busy = False
+        self.holds: bool | None = None  # a call of several steps: whether one closes a segment
         self.tape: Any = None  # see `dispatch.tape`
         self.lock = threading.RLock()  # held while the trace is flushed
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
@@ -336,6 +338,18 @@ def setting_apart(name: str) -> Iterator[None]:
         yield
     finally:
         _count(name, -1)
+
+
+def set_apart(name: str, user: object) -> None:
+    """The same from now on, as long as `user` lives."""
+    _count(name, 1)
+    restart_empty_traces()
+    weakref.finalize(user, _apart.subtract, [name])  # traces that start later are told
+
+
+def is_apart(name: str) -> bool:
+    """Whether something of this name is in force."""
+    return bool(_apart[name])
 
 
 def _count(name: str, change: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import admit, hits, host, memory, settings
+from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.keys import exact_key, generic_key
 from lazy_tensor.dispatch.meta import meta_of
@@ -32,17 +33,24 @@ def call(trace: Trace, request: Request) -> Any:
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = [t._layout for t in request.tensors if isinstance(t, DTensor)]
     trace.busy = False
+    outer, trace.holds = trace.holds, False
     try:
         with request.owner if request.in_mode else nullcontext():
             result = compute.run(request.op, request.args, request.kwargs)
     finally:
         trace.busy = True
+        closes = trace.holds
+        trace.holds = None if outer is None else outer or closes
         admit.leave(trace)
     kept = layouts == [t._layout for t in request.tensors if isinstance(t, DTensor)]
     if start is not None and trace.ran is ran and kept:
         state = _learnt(trace, request, start, trace.scalars[n_numbers:], result)
-        if state is not None and hits.learn is not None:
-            hits.learn(trace, request.op, state)
+        if state is not None:
+            state.closes = closes
+            if hits.learn is not None:
+                hits.learn(trace, request.op, state)
+    if closes:
+        close_segment(trace)
     return result
 
 

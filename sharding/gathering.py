@@ -162,7 +162,7 @@ def reduce_scattered(gradients: Sequence[torch.Tensor], plan: Reduction) -> torc
     for gradient, dim in zip(gradients, plan.dims, strict=True):
         gradient = gradient.to(plan.dtype)
         split.append(torch.cat(gradient.chunk(plan.n_ranks, dim)) if dim else gradient)
-    packed = torch._chunk_cat(split, 0, plan.n_ranks).view(-1)
+    packed: torch.Tensor = torch.ops.aten._chunk_cat(split, 0, plan.n_ranks).view(-1)
     if plan.before is not None:
         packed = packed.div_(plan.before)
     if plan.n_ranks == 1:

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.flush import DIRECT
+from lazy_tensor.dispatch.trace import Node, local, set_apart
 from lazy_tensor.sharding import decisions, layout, tensor
 from lazy_tensor.tensor import flush_here
 
@@ -61,6 +63,14 @@ def keep() -> None:
         for name, function in list(vars(module).items()):  # many import them by name
             if type(function) is FunctionType and function in wrapped:
                 setattr(module, name, wrapped[function])
+    own_init = DistributedDataParallel.__init__
+
+    @functools.wraps(own_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        set_apart(DIRECT, self)  # its reducer is C++, which calls nothing that could be seen
+        own_init(self, *args, **kwargs)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     atexit.register(_hand_over)
 
 

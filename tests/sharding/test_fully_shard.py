@@ -274,11 +274,10 @@ def test_memory_of_whole_parameters_comes_and_goes() -> None:
     model = by_blocks(made(), line())
     group = model.blocks[1]._get_fsdp_state()._fsdp_param_group
 
-    def n_bytes() -> Any:
+    def n_bytes() -> int:
         lazy_tensor.flush()
-        return sum(
-            host.value_in(p.buffer).data.untyped_storage().nbytes() for p in group.fsdp_params
-        )
+        memory: list[Any] = [host.value_in(p.buffer).data for p in group.fsdp_params]
+        return sum(tensor.untyped_storage().nbytes() for tensor in memory)
 
     seen: list[int] = []
     model.blocks[1].up.register_forward_hook(lambda *_: seen.append(n_bytes()))

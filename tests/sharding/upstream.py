@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
+FSDP = "_composable/fsdp"
 FILES = [
     "_tensor/test_api.py", "_tensor/test_common_rules.py", "_tensor/test_convolution_ops.py",
     "_tensor/test_dtensor.py", "_tensor/test_embedding_ops.py", "_tensor/test_experimental_ops.py",
@@ -26,7 +28,37 @@ FILES = [
     "_tensor/experimental/test_register_sharding.py", "tensor/parallel/test_parallelize_api.py",
     "tensor/parallel/test_tp_examples.py", "tensor/parallel/test_tp_style.py",
     "tensor/parallel/test_tp_random_state.py",
+    *(f"{FSDP}/test_fully_shard_{name}.py" for name in (
+        "autograd", "clip_grad_norm_", "comm", "frozen", "grad_scaler", "init", "memory",
+        "mixed_precision", "state", "state_dict", "training",
+    )),
 ]  # fmt: skip
+ON_CPU = {
+    r"^ *@skip_if_lt_x_gpu\(.*\)\n": "",
+    r"^ *@unittest.skipIf\(not TEST_CUDA, .*\)\n": "",
+    r"\bTEST_CUDA\b": "True",
+    r"(min\(\d, )?torch.cuda.device_count\(\)\)?": "4",
+    r"torch.device\(\"cuda\", [^)]*\)\)": 'torch.device("cpu")',
+    r"torch.device\(\"cuda\", [^)]*\)": 'torch.device("cpu")',
+    r"\"cuda(:0)?\"": '"cpu"',
+    r"\.cuda\(\)": ".cpu()",
+    r"device_ids=\[self.rank\],?": "",
+    r"import True(, \w+)?\n": "import TEST_CUDA as _\n",
+}  # fmt: skip
+"""What keeps torch's tests of `fully_shard` from running without a GPU, and what to write then."""
+
+
+def on_cpu(tests: Path) -> Path:
+    """A copy of the tests of `fully_shard` that runs without a GPU."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / FSDP).mkdir(parents=True)
+    for path in (tests / FSDP).glob("*.py"):
+        text = path.read_text()
+        for pattern, new in ON_CPU.items():
+            text = re.sub(pattern, new, text, flags=re.MULTILINE)
+        ranks = "import torch; torch.accelerator.device_count = lambda: 4\n"
+        (folder / FSDP / path.name).write_text(ranks + text)
+    return folder
 
 
 def outcomes(tests: Path, name: str, *, ours: bool) -> dict[str, str]:
@@ -57,14 +89,16 @@ def outcomes(tests: Path, name: str, *, ours: bool) -> dict[str, str]:
 
 def main() -> None:
     tests = Path(sys.argv[1]).resolve()
+    cpu_tests = on_cpu(tests)
     total = good = 0
     for name in sys.argv[2:] or FILES:
+        where = cpu_tests if name.startswith(FSDP) else tests
         known = Path(os.environ.get("UPSTREAM_LOGS", "/nonexistent")) / "torch.json"
         before = json.loads(known.read_text()) if known.exists() else {}
-        torchs = before.get(name) or outcomes(tests, name, ours=False)
+        torchs = before.get(name) or outcomes(where, name, ours=False)
         if known.parent.exists():
             known.write_text(json.dumps({**before, name: torchs}))
-        ours = outcomes(tests, name, ours=True)
+        ours = outcomes(where, name, ours=True)
         counted = [test for test, result in torchs.items() if result == "passed"]
         failed = [test for test in counted if ours.get(test) != "passed"]
         total += len(counted)
