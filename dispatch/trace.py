@@ -173,7 +173,8 @@ class Trace:
     __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "environment", "finals",
                  "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values",
                  "leaves", "lock", "passing", "ran", "root", "roots", "scalars", "slots",
-                 "snapshot_slots", "state", "storages", "tape", "twin", "values", "varying")  # fmt: skip
+                 "snapshot_slots", "state", "storages", "tape", "twin", "values",
+                 "varying")  # fmt: skip
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []

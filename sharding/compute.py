@@ -99,7 +99,8 @@ def _specs_at_this_size(
     mesh = _mesh_of(request)
     if not torch_private.is_member(mesh):
         return None
-    outcome = outcome_of_call(here.trace, request)
+    with dispatch_private.no_modes():
+        outcome = outcome_of_call(here.trace, request)
     if outcome.runs_now is not None:
         return None
     facts = facts_of(op)

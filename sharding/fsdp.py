@@ -7,6 +7,7 @@ and goes; one autograd node stands between them and the sharded ones.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -22,18 +23,33 @@ from lazy_tensor.sharding.tensor import DTensor, adopted, linked_all, sharded
 from lazy_tensor.sharding.torch_fsdp import FSDPMeshInfo, HSDPMeshInfo, ShardedState, TrainingState
 
 
+_SETATTR: Any = torch.nn.Module.__setattr__
+
+
 class ShardedParameter(torch_fsdp.FSDPParam):
     """One parameter of a group: sharded, and whole in memory that is there while it is needed."""
 
     buffer: torch.Tensor | None = None
+    places: list[tuple[Any, str]]
+    """Where modules keep the parameter, under which names."""
 
     def adopt(self) -> None:
         """Make the sharded parameter that torch has made one of ours."""
         self.__dict__.pop("_sharded_param_data")  # its memory would count as a plain tensor's
         self.__dict__.pop("all_gather_outputs", None)
-        made = self.sharded_param
+        info, made = self._module_info, self.sharded_param
+        shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+        self.places = [(info.module, info.param_name), *shared]
         self.sharded_param = torch.nn.Parameter(adopted(made), made.requires_grad)
-        self._setattr_on_modules(self.sharded_param)
+        self.show(self.sharded_param)
+
+    def show(self, tensor: Any) -> None:
+        """Let the modules have `tensor` for the parameter."""
+        for module, name in self.places:
+            if type(module).__setattr__ is _SETATTR:
+                module._parameters[name] = tensor  # what that comes to, at a tenth of the price
+            else:
+                setattr(module, name, tensor)
 
     def to_sharded_dtensor(self, tensor: torch.Tensor) -> DTensor:
         return sharded(tensor, self._sharding_spec)
@@ -47,7 +63,7 @@ class ShardedParameter(torch_fsdp.FSDPParam):
         now = getattr(info.module, info.param_name)
         if now is not self.sharded_param and not isinstance(now, DTensor):
             now = torch.nn.Parameter(adopted(now), now.requires_grad)
-            self._setattr_on_modules(now)
+            self.show(now)
         self.sharded_param = now
         self._sharding_spec = now._spec
 
@@ -91,7 +107,9 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
     _gathered: torch.Tensor | None = None
     _numbers: dict[Any, int]
     _buffers: list[torch.Tensor]
-    _linked_to: list[tuple[Any, bool]] | None = None
+    _linked_to: list[Any] | None = None
+    _learns: list[bool]
+    _has_frozen: bool  # then backward may need parameters that have no gradients to wait for
     _is_linked_natively = False
     _kept: list[torch.Tensor | None]
 
@@ -157,9 +175,11 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
         if self.is_unsharded:
             return
         for p in self.fsdp_params:
-            p._setattr_on_modules(p._unsharded_param)
+            p.show(p._unsharded_param)
             p.sharded_state = ShardedState.UNSHARDED
-            p._sharded_post_forward_param = p._sharded_post_forward_param_data = None
+        if self._use_post_forward_mesh:
+            for p in self.fsdp_params:
+                p._sharded_post_forward_param = p._sharded_post_forward_param_data = None
         self._sharded_state = ShardedState.UNSHARDED
 
     def _to_sharded(self) -> None:
@@ -168,7 +188,7 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
         if self.is_unsharded:
             gathering.release_(self._buffers)
         for p in self.fsdp_params:
-            p._setattr_on_modules(p.sharded_param)
+            p.show(p.sharded_param)
             p.sharded_state = ShardedState.SHARDED
         self._sharded_state = ShardedState.SHARDED
 
@@ -196,24 +216,24 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
 
     def _link(self) -> None:
         """Let the gradients of the whole parameters come to the sharded ones."""
-        known = self._linked_to
-        if known is not None and dispatch_private.in_backward():
-            return  # what forward used
-        to = [(p.sharded_param, p.sharded_param.requires_grad) for p in self.fsdp_params]
-        if (
-            known is not None
-            and self._is_linked_natively
-            and all(a is b and x == y for (a, x), (b, y) in zip(known, to, strict=True))
-        ):
-            return
+        to = [p.sharded_param for p in self.fsdp_params]
+        learns = [parameter.requires_grad for parameter in to]
+        if self._linked_to is not None:
+            if dispatch_private.in_backward():
+                return  # what forward used
+            is_same = all(map(operator.is_, to, self._linked_to)) and learns == self._learns
+            if is_same and self._is_linked_natively:
+                return
         whole = [p.whole(self._n_ranks) for p in self.fsdp_params]
         self._buffers = [p.buffer for p in self.fsdp_params if p.buffer is not None]
-        if any(requires_grad for _, requires_grad in to):
-            whole = linked_all(whole, [p for p, _ in to], _reduced, weakref.ref(self))
+        if any(learns):
+            whole = linked_all(whole, to, _reduced, weakref.ref(self))
         for p, tensor in zip(self.fsdp_params, whole, strict=True):
             tensor._is_param = True
             p._unsharded_param = tensor
-        self._linked_to, self._is_linked_natively = to, hits.native is not None
+        self._linked_to, self._learns = to, learns
+        self._has_frozen = not all(learns)
+        self._is_linked_natively = hits.native is not None
 
     def pre_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
         is_first = self._training_state != TrainingState.FORWARD
@@ -223,12 +243,6 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
         if is_first and self._has_frozen:
             return torch_fsdp.call_after_gradients(_Resharding(self), args, kwargs)
         return args, kwargs
-
-    @property
-    def _has_frozen(self) -> bool:
-        """Whether backward may need parameters that have no gradients to wait for."""
-        assert self._linked_to is not None, "it was gathered"
-        return not all(requires_grad for _, requires_grad in self._linked_to)
 
     def post_forward(self, module: Any, inputs: Any, output: Any) -> Any:
         if not dispatch_private.in_backward():  # activation checkpointing computes again there
@@ -243,8 +257,19 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
         self._training_state = TrainingState.PRE_BACKWARD
         self.unshard()
         self.wait_for_unshard()
-        if default_prefetch:
+        if default_prefetch and self._num_param_groups == 1:
+            self._gather_next()
+        elif default_prefetch:
             self._backward_prefetch()
+
+    def _gather_next(self) -> None:
+        """Gather the group whose forward came before this one's: backward needs it next."""
+        if self._post_forward_indices:
+            place = self._post_forward_indices.pop()
+            if place:
+                before = self.comm_ctx.post_forward_order[place - 1]
+                if before.unshard_in_backward:
+                    before.unshard()
 
     def post_backward(self, *_: Any) -> None:
         """At the end of a backward that gave the group no gradients: reduce what was kept."""

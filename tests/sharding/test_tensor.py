@@ -176,3 +176,17 @@ def test_equal_and_item_look_at_all_ranks():
     assert torch.equal(tensor, tensor + 0)
     assert not torch.equal(tensor, other)
     assert tensor.sum().item() == 6.0
+
+
+@on_ranks(2)
+def test_a_decision_for_all_sizes_serves_new_ones_in_lazy_mode():
+    mesh = a_mesh()
+
+    def one_of(n):
+        return distribute_tensor(torch.ones(n, 3), mesh, [Shard(0)])
+
+    for n in (4, 6, 8):
+        with lazy_tensor.lazy_mode():  # no closed form: fake tensors are asked
+            first, second = torch._foreach_lerp([one_of(n)] * 2, [one_of(n) * 3] * 2, 0.5)
+        assert torch.equal(first.full_tensor(), torch.full((n, 3), 2.0))
+        assert second.placements == (Shard(0),)

@@ -1,0 +1,127 @@
+"""Host cost of `fully_shard`: a training step of a tiny GPT, and of 200 tiny modules.
+
+A fake process group of 4 on the CPU: collectives do nothing, what is left is what Python and the
+dispatcher take. Sides: the model on one rank, lazy and eager, and its parameters sharded over 4, by
+`fully_shard` of ours and of torch. Writes `results/fully_shard.md`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from bench_record import forget_recording
+from pytest_benchmark.fixture import BenchmarkFixture
+from results_table import page
+from timing import Timings, interleaved
+from torch.distributed.fsdp import fully_shard as torchs_fully_shard
+from torch.nn import Linear, Module, Sequential, functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lazy_tensor
+from lazy_tensor import sharding
+from lazy_tensor.cli.gpt import GPT, N_BYTES, GPTConfig
+
+N_ROWS = 4
+N_MODULES = 200
+SIDES = ("lazy", "sharded", "eager", "torch's")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    torch.set_num_threads(1)
+    before = lazy_tensor.dispatch.settings.current()
+    lazy_tensor.configure(backend="aten", compile="off")
+    yield sharding.init_device_mesh("cpu", (4,))
+    lazy_tensor.dispatch.settings.put(before)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def rows(results_dir: Path) -> Iterator[list[list[str]]]:
+    found: list[list[str]] = []
+    yield found
+    if len(found) == N_ROWS:
+        title = "Host cost of `fully_shard` on 4 ranks, milliseconds"
+        columns = ["", *SIDES, "sharded / lazy", "torch's / eager", "sharded / torch's"]
+        (results_dir / "fully_shard.md").write_text(page(title, columns, found))
+
+
+def tiny_gpt() -> tuple[Module, Callable[[Any], Any], Callable[[Any], list[Any]]]:
+    model = GPT(GPTConfig(n_layers=4, n_heads=4, width=128, context=64))
+    tokens = torch.randint(0, N_BYTES, (4, 64))
+
+    def loss_of(made: Any) -> Any:
+        return functional.cross_entropy(made(tokens).flatten(0, 1), tokens.flatten())
+
+    return model, loss_of, lambda made: [*made.blocks, made]
+
+
+def many_modules() -> tuple[Module, Callable[[Any], Any], Callable[[Any], list[Any]]]:
+    model = Sequential(*(Linear(8, 8) for _ in range(N_MODULES)))
+    x = torch.randn(2, 8)
+    return model, lambda made: made(x).sum(), lambda made: [*made, made]
+
+
+def steps(build: Any, mesh: Any, *, runs: bool) -> dict[str, Callable[[], object]]:
+    """A training step for each side, that what was recorded `runs` in or is forgotten after."""
+    model, loss_of, parts = build()
+
+    def step(side: str) -> Callable[[], object]:
+        made: Any = copy.deepcopy(model)
+        if side in ("sharded", "torch's"):
+            shard = sharding.fully_shard if side == "sharded" else torchs_fully_shard
+            for part in parts(made):
+                shard(part, mesh=mesh)
+        optimizer = torch.optim.AdamW(made.parameters(), foreach=True)
+        n_run = 2  # at least, for the optimizer's state
+
+        def eagerly() -> None:
+            loss_of(made).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def lazily() -> None:
+            nonlocal n_run
+            n_run -= 1
+            with lazy_tensor.lazy_mode():
+                eagerly()
+                if runs or n_run >= 0:
+                    lazy_tensor.flush()
+                else:
+                    forget_recording()
+
+        return lazily if side in ("lazy", "sharded") else eagerly
+
+    return {side: step(side) for side in SIDES}
+
+
+@pytest.mark.parametrize("name", ["a tiny GPT", f"{N_MODULES} linear layers"])
+@pytest.mark.parametrize("what", ["recording a step", "a whole step"])
+def bench_step(
+    benchmark: BenchmarkFixture,
+    smoke: bool,
+    rows: list[list[str]],
+    mesh: Any,
+    name: str,
+    what: str,
+) -> None:
+    build = tiny_gpt if "GPT" in name else many_modules
+    functions = steps(build, mesh, runs=what == "a whole step")
+    rounds, warmup = (2, 2) if smoke else (40, 12)
+    timings: Timings = benchmark.pedantic(
+        interleaved, args=(functions, rounds, warmup), rounds=1, iterations=1
+    )
+    rows.append([
+        f"{name}, {what}",
+        *(f"{timings.spread(side).median_s * 1e3:.2f}" for side in SIDES),
+        f"{timings.ratio('sharded', 'lazy'):.2f}×",
+        f"{timings.ratio(SIDES[3], 'eager'):.2f}×",
+        f"{timings.ratio('sharded', SIDES[3]):.2f}×",
+    ])  # fmt: skip
