@@ -398,8 +398,10 @@ class _Resharding:
         self.group = group
 
     def post_backward(self) -> None:
-        if self.group.reshard_after_backward:
-            self.group.reshard()
+        group = self.group
+        if group.reshard_after_backward:
+            group.reshard()
+            group._training_state = TrainingState.IDLE  # the module may come again: gather then
 
 
 def _reduced(gradients: Any, group: weakref.ref[ParameterGroup]) -> list[DTensor | None]:

@@ -498,3 +498,40 @@ def test_what_is_refused_says_why() -> None:
     with pytest.raises(ValueError, match="containers"):
         fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh)
     assert Replicate() not in next(model.parameters()).placements
+
+
+class Again(nn.Module):
+    """Each of its modules comes several times, one of them frozen, with gradients and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.frozen, self.learns = (nn.Linear(5, 5) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for _ in range(3):
+            x = self.frozen(torch.relu(self.learns(x)))
+            with torch.no_grad():
+                x += torch.relu(self.learns(x))
+        return x
+
+
+def test_modules_that_come_several_times() -> None:
+    torch.manual_seed(0)
+    plain, x = Again(), torch.randn(N, 8, 5)
+    models = [copy.deepcopy(plain) for _ in range(N)]
+    plain(x.flatten(0, 1)).sum().div(N).backward()
+
+    def body() -> list[Any]:
+        rank = dist.get_rank()
+        model, mesh = models[rank], line()
+        for part in [*model.children(), model]:
+            fully_shard(part, mesh=mesh)
+        model(x[rank]).sum().backward()
+        gradients = [p.grad.full_tensor() for p in model.parameters() if p.requires_grad]
+        return [lazy_tensor.materialize(gradient) for gradient in gradients]
+
+    expected = [p.grad for p in plain.parameters() if p.requires_grad]
+    for found in run_on_ranks(N, body):
+        torch.testing.assert_close(found, expected)
