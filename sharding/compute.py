@@ -44,7 +44,9 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op is REDISTRIBUTE:
         return _moved(args[0], placements_of(args[1]))
     if op in SPECIAL:
-        return SPECIAL[op](op, args, kwargs)
+        result = SPECIAL[op](op, args, kwargs)
+        if result is not NotImplemented:
+            return result
     handler = torch_private.handler_of(op)
     if handler is not None:
         if op in UNSURE and not UNSURE[op](args):
@@ -52,6 +54,10 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _ours(handler(op, args, kwargs))
     if op in LOSSES and args[3] == MEAN and any(_is_split(argument) for argument in args[:2]):
         return _mean_of_losses(op, args, kwargs)
+    if errors.is_foreach(op):
+        groups = _groups(args[0])
+        if len(groups) > 1:
+            return _group_by_group(op, args, kwargs, groups)
     errors.check_arguments(op, args, kwargs)
     known = placements_at_any_size(op, args, kwargs)
     if known is not None:
@@ -119,6 +125,55 @@ def _specs_at_this_size(
     if len(placements) != len(outcome.outs) or any(meta is None for meta in outcome.outs):
         return None
     return tuple(map(spec, placements, outcome.outs))
+
+
+def _groups(tensors: Any) -> list[list[int]]:
+    """The places of tensors on one mesh, mesh by mesh, and of plain ones."""
+    groups: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        groups.setdefault(mesh, []).append(i)
+    return list(groups.values())
+
+
+def _group_by_group(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: list[list[int]]
+) -> Any:
+    """A call that treats each tensor of its lists by itself, made for the tensors of each mesh."""
+    n = sum(map(len, groups))
+
+    def part(argument: Any, places: list[int]) -> Any:
+        is_list = isinstance(argument, (list, tuple)) and len(argument) == n
+        return [argument[i] for i in places] if is_list else argument
+
+    found: list[Any] = [None] * n
+    for places in groups:
+        given = {name: part(argument, places) for name, argument in kwargs.items()}
+        made = op(*[part(argument, places) for argument in args], **given)
+        if made is not None:
+            for i, tensor in zip(places, made, strict=True):
+                found[i] = tensor
+    return None if op._schema.returns == [] else found
+
+
+def _stacked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Numbers of several meshes, and plain ones, together: whole ones, as norms of gradients are.
+
+    Everything else that is mixed is refused.
+    """
+    tensors = args[0]
+    if len(_groups(tensors)) > 1 and not any(tensor.ndim for tensor in tensors):
+        return op([_whole(op, tensor) for tensor in tensors], *args[1:], **kwargs)
+    return NotImplemented
+
+
+def _whole(op: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, plain."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    replicated = everywhere(tensor.device_mesh)
+    _note(op, tensor._spec, replicated)
+    return host.local_of(_moved(tensor, replicated))
 
 
 def _mesh_of(request: Request) -> DeviceMesh:
@@ -394,12 +449,7 @@ def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
 
 
 def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    if _is_split(tensor):
-        replicated = everywhere(tensor.device_mesh)
-        _note(op, tensor._spec, replicated)
-        tensor = _moved(tensor, replicated)
-    return op(host.local_of(tensor))
+    return op(_whole(op, args[0]) if _is_split(args[0]) else host.local_of(args[0]))
 
 
 def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -500,4 +550,5 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.equal.default: _equal,
     aten.is_same_size.default: _same_size,
     aten.is_pinned.default: _pinned,
+    aten.stack.default: _stacked,
 }

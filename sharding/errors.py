@@ -3,6 +3,7 @@ work."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
 
 def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """RuntimeError if plain tensors of more than one element are mixed with sharded ones, or
-    sharded ones are of different meshes."""
+    sharded ones are of different meshes, but where each tensor is treated by itself."""
+    if is_foreach(op):
+        return
     meshes = []
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor):
@@ -28,7 +31,7 @@ def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
                 f"shape {tuple(tensor.shape)}. Make it one with distribute_tensor or "
                 f"DTensor.from_local, or take to_local() of the others\n{_call(op, args, kwargs)}"
             )
-    if len(meshes) > 1 and not is_foreach(op):
+    if len(meshes) > 1:
         raise RuntimeError(
             f"{op}: its tensors lie on {len(meshes)} different meshes, between which nothing is "
             f"moved unasked. Gather one with full_tensor() and distribute it on the other mesh\n"
@@ -59,13 +62,29 @@ def forbidden(
 def _call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The call's tensors, one a line, and the user's line."""
     lines = [f"at {user_line()}:"]
+    parameters = _parameter_names()
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor):
             placed = f"placed {tensor.placements} on {tensor.device_mesh}"
         else:
             placed = "plain"
-        lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}")
+        known = parameters.get(id(tensor if tensor._base is None else tensor._base))
+        named = "" if known is None else f", parameter {known!r}"
+        lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}{named}")
     return "\n".join(lines)
+
+
+def _parameter_names() -> dict[int, str]:
+    """The names of all parameters that modules hold, from the outermost ones, by `id`."""
+    # not isinstance(): that asks proxies among the objects what they stand for
+    modules: list[Any] = [t for t in gc.get_objects() if issubclass(type(t), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    return {
+        id(parameter): name
+        for module in modules
+        if id(module) not in inner
+        for name, parameter in module.named_parameters()
+    }
 
 
 def _named_tensors(
@@ -83,4 +102,4 @@ def _named_tensors(
 
 def is_foreach(op: Any) -> bool:
     """Whether the op does the same to each tensor of a list, whatever their meshes."""
-    return bool(op._schema.name.startswith("aten::_foreach"))
+    return bool(op._schema.name.startswith(("aten::_foreach", "aten::_fused")))

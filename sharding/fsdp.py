@@ -22,7 +22,6 @@ from lazy_tensor.sharding.gathering import Gathering, Reduction, number_of
 from lazy_tensor.sharding.tensor import DTensor, adopted, linked_all, sharded
 from lazy_tensor.sharding.torch_fsdp import FSDPMeshInfo, HSDPMeshInfo, ShardedState, TrainingState
 
-
 _SETATTR: Any = torch.nn.Module.__setattr__
 
 

@@ -8,14 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).parent / "checkpoint_program.py"
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent.parent / "examples" / "train_sharded.py"
 
 
-def on_processes(n, *arguments):
+def on_processes(n, program, *arguments):
     """What the program prints, run by torch's launcher on so many processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LAZY_TENSOR_COMPILE": "off"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={n}", str(PROGRAM), *arguments]  # fmt: skip
+               f"--nproc-per-node={n}", str(program), *map(str, arguments)]  # fmt: skip
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -24,8 +25,24 @@ def on_processes(n, *arguments):
 
 
 def test_checkpoints_hold_the_tensors_for_any_number_of_processes(tmp_path):
-    shown = [on_processes(n, str(tmp_path / str(n))) for n in (2, 1)]
+    program = HERE / "checkpoint_program.py"
+    shown = [on_processes(n, program, tmp_path / str(n)) for n in (2, 1)]
     numbers = [[float(x) for x in re.findall(r"\d+\.\d+", text)] for text in shown]
     assert len(numbers[0]) == 2
     for two, one in zip(*numbers, strict=True):
         assert abs(two - one) < 1e-5
+
+
+def test_the_example_goes_on_with_another_number_of_processes(tmp_path):
+    def losses(n, *arguments):
+        shown = on_processes(n, EXAMPLE, *arguments)
+        return [float(x) for x in re.findall(r"step \d+: loss (\d+\.\d+)", shown)]
+
+    common = ("--every", 3, "--checkpoint", tmp_path / "first")
+    first = losses(4, "--tensor-parallel", 2, "--steps", 3, *common)
+    rest = losses(2, "--steps", 5, *common)
+    alone = losses(1, "--steps", 5, "--checkpoint", tmp_path / "second")
+    assert len(first) == 3
+    assert len(rest) == 2
+    for found, expected in zip(first + rest, alone, strict=True):
+        assert abs(found - expected) < 2e-3

@@ -190,3 +190,41 @@ def test_a_decision_for_all_sizes_serves_new_ones_in_lazy_mode():
             first, second = torch._foreach_lerp([one_of(n)] * 2, [one_of(n) * 3] * 2, 0.5)
         assert torch.equal(first.full_tensor(), torch.full((n, 3), 2.0))
         assert second.placements == (Shard(0),)
+
+
+@on_ranks(4)
+def test_norms_and_clipping_over_several_meshes_and_plain_parameters():
+    line = init_device_mesh("cpu", (4,))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    plain = [torch.arange(6.0).view(3, 2) + i for i in range(4)]
+    places = [
+        (line, [Shard(0)]),
+        (square, [Shard(0), Replicate()]),
+        (square["b"], [Shard(1)]),
+        None,
+    ]
+    for foreach in (True, False):
+        parameters, expected = [], []
+        for tensor, place in zip(plain, places, strict=True):
+            mine = torch.nn.Parameter(
+                distribute_tensor(tensor, *place) if place else tensor.clone()
+            )
+            theirs = torch.nn.Parameter(tensor.clone())
+            (mine * 2).sum().backward()
+            (theirs * 2).sum().backward()
+            parameters.append(mine)
+            expected.append(theirs)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=foreach)
+        theirs_norm = torch.nn.utils.clip_grad_norm_(expected, 1.0, foreach=foreach)
+        torch.testing.assert_close(lazy_tensor.materialize(norm), theirs_norm)
+        for mine, theirs in zip(parameters, expected, strict=True):
+            found = mine.grad.full_tensor() if isinstance(mine, DTensor) else mine.grad
+            torch.testing.assert_close(lazy_tensor.materialize(found), theirs.grad)
+
+
+@on_ranks(2)
+def test_errors_name_the_parameter():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    sharding.parallelize_module(model, a_mesh(), {"0": sharding.ColwiseParallel()})
+    with pytest.raises(RuntimeError, match=r"parameter '0.weight'"):
+        torch.add(model[0].weight, torch.ones(2, 2))
