@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazy_tensor
 import lazy_tensor.sharding as sharding
-from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch import flush, host
 from lazy_tensor.sharding import MixedPrecisionPolicy, Replicate, Shard, fully_shard
 from tests.sharding.ranks import on_ranks, run_on_ranks
 
@@ -535,3 +536,40 @@ def test_modules_that_come_several_times() -> None:
     expected = [p.grad for p in plain.parameters() if p.requires_grad]
     for found in run_on_ranks(N, body):
         torch.testing.assert_close(found, expected)
+
+
+def test_plans_gather_ahead_and_wait_for_reductions_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    build_plan = flush.build_plan
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        plans.append(build_plan(*args, **kwargs))
+        return plans[-1]
+
+    monkeypatch.setattr(flush, "build_plan", noted)
+
+    def body() -> None:
+        model = by_blocks(made(), line())
+        for _ in range(3):
+            with lazy_tensor.lazy_mode():
+                loss_of(model, TOKENS[dist.get_rank()]).backward()
+                lazy_tensor.flush()
+            for parameter in model.parameters():
+                parameter.grad = None
+
+    run_on_ranks(N, body)
+    steps = [str(node.facts.op) for step in plans[-1].steps for node in step.nodes]
+    names = [op.split("::")[-1].split(".")[-2] for op in steps]
+    gathers = [i for i, name in enumerate(names) if name == "all_gather_into_tensor"]
+    scatters = [i for i, name in enumerate(names) if name == "reduce_scatter_tensor"]
+    assert (len(gathers), len(scatters)) == (7, 4)
+
+    def until(name: str, start: int) -> list[str]:
+        return names[start : names.index(name, start)]
+
+    for gather in gathers[2:4]:  # the second and the third block's, in forward
+        assert "addmm" in until("refill_", gather)
+    for scatter in scatters[:2]:
+        assert "mm" in until("div_", scatter)
+    for scatter, following in itertools.pairwise(scatters):
+        assert names[scatter:following].count("div_") == 1  # one under way at a time

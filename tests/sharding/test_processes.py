@@ -46,3 +46,7 @@ def test_the_example_goes_on_with_another_number_of_processes(tmp_path):
     assert len(rest) == 2
     for found, expected in zip(first + rest, alone, strict=True):
         assert abs(found - expected) < 2e-3
+
+
+def test_collectives_of_ddp_and_of_ours_keep_their_order():
+    assert on_processes(2, HERE / "beside_ddp_program.py").count("done") == 2

@@ -36,6 +36,7 @@ FILES = [
 ON_CPU = {
     r"^ *@skip_if_lt_x_gpu\(.*\)\n": "",
     r"^ *@unittest.skipIf\(not TEST_CUDA, .*\)\n": "",
+    r"^ *@?test_compiled_fsdp(,|\(.*\))\n": "",
     r"\bTEST_CUDA\b": "True",
     r"(min\(\d, )?torch.cuda.device_count\(\)\)?": "4",
     r"torch.device\(\"cuda\", [^)]*\)\)": 'torch.device("cpu")',

@@ -1,7 +1,7 @@
 """Puts our sharding names in the place of torch's, as a program would that changed its imports.
 
 On the path of the processes that run PyTorch's own tests (see `upstream.py`): each test module, and
-torch's module of helpers for them, gets ours when it has been executed.
+torch's modules of helpers for them, gets ours when it has been executed.
 """
 
 import importlib.abc
@@ -15,7 +15,10 @@ NAMES = (
     "PrepareModuleInput", "PrepareModuleOutput", "PrepareModuleInputOutput", "ParallelStyle",
     "loss_parallel", "local_map", "fully_shard", "register_sharding", "CommDebugMode",
 )  # fmt: skip
-HELPERS = "torch.testing._internal.distributed._tensor.common_dtensor"
+HELPERS = (
+    "torch.testing._internal.distributed._tensor.common_dtensor",
+    "torch.testing._internal.common_fsdp",
+)
 TESTS = os.environ["UPSTREAM_TESTS"]
 
 
@@ -26,7 +29,7 @@ class Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None or spec.origin is None:
             return None
-        if name != HELPERS and not spec.origin.startswith(TESTS):
+        if name not in HELPERS and not spec.origin.startswith(TESTS):
             return None
         execute = spec.loader.exec_module
 
