@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan import Plan, Step
@@ -113,6 +114,7 @@ def _carry_on(
 ) -> None:
     """Run what does not depend on the failed first of `later`, and writes nothing that lasts."""
     failed = isinstance(error, Exception)
+    is_lost = failed and _communicates(later[0])
     spoiled = {root[slot] for node in later[0].nodes for slot in node.writes} if failed else set()
     if failed or any(node.writes for node in later[0].nodes):
         later = later[1:]  # an interrupt comes after a call, whose writes are done
@@ -120,8 +122,10 @@ def _carry_on(
     for part in later:
         written = {root[slot] for node in part.nodes for slot in node.writes}
         touched = {root[slot] for slot in part.reads} | written
-        if not (touched & spoiled or (failed and written & lasting - new)) and all(
-            map(is_there, part.reads)
+        if (
+            not (touched & spoiled or (failed and written & lasting - new))
+            and all(map(is_there, part.reads))
+            and not (is_lost and _communicates(part))  # nor would it come to an end
         ):
             try:
                 part.run()
@@ -130,6 +134,10 @@ def _carry_on(
             except Exception:
                 pass  # the first error is the one that is raised
         spoiled |= written
+
+
+def _communicates(part: _Later) -> bool:
+    return any(node.facts.communicates for node in part.nodes)
 
 
 def _note_step(error: BaseException, step: Step, value_of: Callable[[Any], Any]) -> None:
@@ -147,6 +155,8 @@ def _note_step(error: BaseException, step: Step, value_of: Callable[[Any], Any])
 
 def _note_call(error: BaseException, node: Node, value_of: Callable[[Any], Any]) -> None:
     error.add_note(f"{described(node, value_of)} {_recorded(node)}")
+    if node.facts.communicates and host.who_is_missing is not None:
+        error.add_note(host.who_is_missing())
 
 
 def _recorded(node: Node) -> str:

@@ -50,6 +50,8 @@ class Layout:
 sharded_class: type[ShardedTensor] = ShardedTensor
 """The class whose calls go to `call_sharded` when no state knows them."""
 call_sharded: Callable[..., Any] | None = None
+who_is_missing: Callable[[], str] | None = None
+"""What is said when a collective fails: which ranks did not fail with this one."""
 
 
 def value_in(tensor: torch.Tensor) -> Value:
@@ -63,9 +65,11 @@ def install(cls: type[ValueTensor]) -> None:
     tensor_class = cls
 
 
-def install_sharded(cls: type[ShardedTensor], call: Callable[..., Any]) -> None:
-    global sharded_class, call_sharded
-    sharded_class, call_sharded = cls, call
+def install_sharded(
+    cls: type[ShardedTensor], call: Callable[..., Any], missing: Callable[[], str]
+) -> None:
+    global sharded_class, call_sharded, who_is_missing
+    sharded_class, call_sharded, who_is_missing = cls, call, missing
 
 
 def new_tensor(value: Value, meta: tuple[Any, ...]) -> torch.Tensor:

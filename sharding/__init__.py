@@ -9,6 +9,7 @@ from lazy_tensor.dispatch import hits, host, rules
 from lazy_tensor.dispatch import torch_private as _dispatch_private
 from lazy_tensor.sharding import calls as _calls
 from lazy_tensor.sharding import order as _order
+from lazy_tensor.sharding import ranks as _ranks
 from lazy_tensor.sharding.api import (
     distribute_module,
     distribute_tensor,
@@ -60,7 +61,7 @@ __all__ = [
 ]  # fmt: skip
 
 rules.RULES[_REDISTRIBUTE] = rules.Rule.RECORD
-host.install_sharded(DTensor, _calls.call)
+host.install_sharded(DTensor, _calls.call, _ranks.who_is_missing)
 hits.use_sharded(DTensor)
 _dispatch_private.allow_foreach(DTensor)
 _order.keep()

@@ -22,6 +22,7 @@ NEEDED = (
 )
 try:
     from torch.distributed import _functional_collectives as funcol
+    from torch.distributed import distributed_c10d
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
     from torch.distributed.tensor import DTensor as TorchDTensor
@@ -285,6 +286,11 @@ def reduce_scattered(flat: torch.Tensor, op: str, n_ranks: int, group: str) -> t
 def all_reduced(flat: torch.Tensor, op: str, group: str) -> torch.Tensor:
     """The ranks' tensors reduced."""
     return _functional.wait_tensor(_functional.all_reduce(flat, op, group))  # type: ignore[no-any-return]
+
+
+def store() -> Any:
+    """What the ranks of the default group met by."""
+    return distributed_c10d._get_default_store()
 
 
 def local_map_for(tensor_class: type[Any]) -> Any:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "train_sharded.py"
 
@@ -50,3 +52,13 @@ def test_the_example_goes_on_with_another_number_of_processes(tmp_path):
 
 def test_collectives_of_ddp_and_of_ours_keep_their_order():
     assert on_processes(2, HERE / "beside_ddp_program.py").count("done") == 2
+
+
+@pytest.mark.parametrize("how", ["dies", "elsewhere"])
+def test_a_missing_rank_is_named_with_the_op_and_the_line(how):
+    shown = on_processes(2, HERE / "missing_rank_program.py", how)
+    assert "_c10d_functional" in shown
+    assert "missing_rank_program.py:26" in shown
+    assert "by rank 1 within" in shown
+    (seconds,) = re.findall(r"after (\d+) s", shown)
+    assert int(seconds) < 25  # the group's 8 s, and once only
