@@ -143,9 +143,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
     def outputs(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
         kind = state.kind & KIND_MASK
         if kind == ONE:
-            if state.layout is not None:
-                return fresh_sharded(trace, state.layout, state.slot)
-            return fresh(trace, state.meta, state.slot, state.rebase)
+            return fresh(trace, state.meta, state.slot, state.rebase, state.layout)
         if kind == SELF:
             return args[0]
         if kind == ALIAS:
@@ -158,22 +156,24 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             meta, marks = state.meta
             return mark(fresh(trace, meta, state.slot, state.rebase), *marks)
         container, metas = state.meta
-        if state.layout is not None:
-            return container(
-                None if slot is None else fresh_sharded(trace, layout, slot)
-                for layout, slot in zip(state.layout, state.slot, strict=True)
-            )
+        layouts = state.layout or (None,) * len(metas)
         return container(
-            None if slot is None else fresh(trace, meta, slot, state.rebase)
-            for meta, slot in zip(metas, state.slot, strict=True)
+            None if slot is None else fresh(trace, meta, slot, state.rebase, layout)
+            for meta, slot, layout in zip(metas, state.slot, layouts, strict=True)
         )
 
     def fresh(
-        trace: Trace, meta: tuple[Any, ...], slot: Any, rebase: tuple[int, int] | None
+        trace: Trace,
+        meta: tuple[Any, ...],
+        slot: Any,
+        rebase: tuple[int, int] | None,
+        layout: host.Layout | None = None,
     ) -> Any:
         value = Value()
         value.slot = slot
         trace.values.append(value)
+        if layout is not None:
+            return host.new_sharded(value, layout)
         if rebase is not None:
             leaf, recorded_offset = rebase
             value.leaf = leaf
@@ -181,12 +181,6 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             moved = offset + trace.leaf_offsets[leaf] - recorded_offset
             meta = (meta[0], meta[1], moved, *meta[3:])
         return wrapper(meta, value)
-
-    def fresh_sharded(trace: Trace, layout: host.Layout, slot: Any) -> Any:
-        value = Value()
-        value.slot = slot
-        trace.values.append(value)
-        return host.new_sharded(value, layout)
 
     def generic_child(
         trace: Trace, slots: PlainSlots, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

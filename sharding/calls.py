@@ -29,6 +29,8 @@ def call(trace: Trace, request: Request) -> Any:
     if rule_of(request.op) is Rule.ALIAS:
         tensor = request.args[0]
         return host.new_sharded(tensor._value, tensor._layout)
+    # without the numbers of a state that was found but not taken, as a mode wants to see the call
+    del trace.scalars[trace.state.n_scalars :]
     start = None if _is_shown(request) else _start(trace, request)
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = [t._layout for t in request.tensors if isinstance(t, DTensor)]

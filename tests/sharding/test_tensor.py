@@ -228,3 +228,26 @@ def test_errors_name_the_parameter():
     sharding.parallelize_module(model, a_mesh(), {"0": sharding.ColwiseParallel()})
     with pytest.raises(RuntimeError, match=r"parameter '0.weight'"):
         torch.add(model[0].weight, torch.ones(2, 2))
+
+
+@on_ranks(2)
+def test_numbers_of_a_call_that_a_mode_watches_are_its_own():
+    def scaled(number):
+        return distribute_tensor(torch.ones(2), a_mesh(), [Shard(0)]) * number * 3.5
+
+    for number in range(1, 9):  # until numbers are inputs of the trace
+        scaled(float(number)).to_local().tolist()
+    with sharding.CommDebugMode():
+        product = scaled(9.0) * 11.0
+    assert product.to_local().tolist() == [9.0 * 3.5 * 11.0]
+
+
+@on_ranks(2)
+def test_lists_of_sharded_and_plain_tensors_come_back_so_each_time():
+    sharded = distribute_tensor(torch.ones(4), a_mesh(), [Shard(0)])
+    plain = lazy_tensor.wrap(torch.ones(3))
+    for _ in range(3):
+        first, second = torch._foreach_mul([sharded, plain], 2.0)
+        assert type(first) is DTensor
+        assert type(second) is lazy_tensor.LazyTensor
+        assert second.tolist() == [2.0] * 3
