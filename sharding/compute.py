@@ -354,9 +354,7 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     def gathered(argument: Any) -> Any:
         if isinstance(argument, DTensor):
             if id(argument) not in whole:
-                replicated = everywhere(argument.device_mesh)
-                _note(op, argument._spec, replicated)
-                local = host.local_of(_moved(argument, replicated))
+                local = _whole(op, argument)
                 if local.stride() != argument.stride() and 0 not in argument.stride():
                     local = torch.empty_strided(
                         argument.shape, argument.stride(), dtype=local.dtype, device=local.device

@@ -18,8 +18,6 @@ from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
 def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """RuntimeError if plain tensors of more than one element are mixed with sharded ones, or
     sharded ones are of different meshes, but where each tensor is treated by itself."""
-    if is_foreach(op):
-        return
     meshes = []
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor):
@@ -31,7 +29,7 @@ def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
                 f"shape {tuple(tensor.shape)}. Make it one with distribute_tensor or "
                 f"DTensor.from_local, or take to_local() of the others\n{_call(op, args, kwargs)}"
             )
-    if len(meshes) > 1:
+    if len(meshes) > 1 and not is_foreach(op):
         raise RuntimeError(
             f"{op}: its tensors lie on {len(meshes)} different meshes, between which nothing is "
             f"moved unasked. Gather one with full_tensor() and distribute it on the other mesh\n"

@@ -16,7 +16,7 @@ PATIENCE_S = 5.0
 
 
 def who_is_missing() -> str:
-    """This rank, and the ranks that did not fail within `PATIENCE_S`: they are gone, or elsewhere."""
+    """This rank, and those that did not fail within `PATIENCE_S`: they are gone, or elsewhere."""
     rank, others = dist.get_rank(), set(range(dist.get_world_size())) - {dist.get_rank()}
     try:
         store = torch_private.store()

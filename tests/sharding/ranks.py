@@ -56,7 +56,6 @@ def run_on_ranks(world_size: int, body: Callable[[], Any]) -> list[Any]:
     def rank_runs(rank: int) -> None:
         dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
         try:
-            torch.manual_seed(0)  # the generator is the process's: only one rank may draw at a time
             results[rank] = body()
             lazy_tensor.flush()
         except BaseException as error:
@@ -65,6 +64,7 @@ def run_on_ranks(world_size: int, body: Callable[[], Any]) -> list[Any]:
         finally:
             dist.destroy_process_group()
 
+    torch.manual_seed(0)  # the generator is the process's: only one rank may draw at a time
     threads = [threading.Thread(target=rank_runs, args=(rank,)) for rank in range(world_size)]
     try:
         for thread in threads:

@@ -228,6 +228,8 @@ def test_errors_name_the_parameter():
     sharding.parallelize_module(model, a_mesh(), {"0": sharding.ColwiseParallel()})
     with pytest.raises(RuntimeError, match=r"parameter '0.weight'"):
         torch.add(model[0].weight, torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match=r"other\[0\] is a plain tensor"):
+        torch._foreach_add_([model.get_parameter("0.weight").detach()], [torch.ones(2, 2)])
 
 
 @on_ranks(2)
