@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from bench_record import forget_recording
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page
 from timing import Timings, interleaved
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 from torch.nn import Linear, Module, Sequential, functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
 from lazy_tensor import sharding
@@ -30,17 +28,6 @@ from lazy_tensor.cli.gpt import GPT, N_BYTES, GPTConfig
 N_ROWS = 4
 N_MODULES = 200
 SIDES = ("lazy", "sharded", "eager", "torch's")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    torch.set_num_threads(1)
-    before = lazy_tensor.dispatch.settings.current()
-    lazy_tensor.configure(backend="aten", compile="off")
-    yield sharding.init_device_mesh("cpu", (4,))
-    lazy_tensor.dispatch.settings.put(before)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

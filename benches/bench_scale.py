@@ -108,7 +108,7 @@ def communicated() -> tuple[Counter[str], int]:
         specs.update(
             {s: spec for s, spec in zip(step.outs, step.specs, strict=True) if s is not None}
         )
-        if step.facts.communicates and step.view_of is None:
+        if step.issues:
             sizes = [specs[slot] for slot in (*step.reads, *filter(None, step.outs))]
             elements = max(torch.Size(spec.size).numel() for spec in sizes)
             found[step.facts.op._schema.name.split("::")[1]] += elements * ITEM

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.tensor as torchs
 import torch.distributed.tensor.parallel as torchs_parallel
 from bench_record import forget_recording
@@ -22,7 +21,6 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page
 from timing import Timings, interleaved
 from torch.nn import Linear, Module, functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
 import lazy_tensor.sharding as ours
@@ -30,17 +28,6 @@ import lazy_tensor.sharding as ours
 N_ROWS = 9
 N_OPS = 100
 WIDTH, HEADS = 16, 4
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    torch.set_num_threads(1)
-    before = lazy_tensor.dispatch.settings.current()
-    lazy_tensor.configure(backend="aten", compile="off")
-    yield ours.init_device_mesh("cpu", (4,))
-    lazy_tensor.dispatch.settings.put(before)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lazy_tensor.dispatch import hits
+import lazy_tensor
+from lazy_tensor.dispatch import hits, settings
 from lazy_tensor.dispatch.flush import compiler
 
 
@@ -27,6 +33,19 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 def hits_below_python() -> None:
     """Hits go the way they go in a program that has run for a while."""
     hits.start(compiler().disk)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    """Four ranks of a fake process group, on one thread and without kernels: collectives do
+    nothing, what is left is what the host does."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    torch.set_num_threads(1)
+    before = settings.current()
+    lazy_tensor.configure(backend="aten", compile="off")
+    yield init_device_mesh("cpu", (4,))
+    settings.put(before)
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -289,7 +289,7 @@ DIRECT = "collectives that nobody sees"
 
 def closes_segment(node: Node) -> bool:
     """Whether recording `node` hands the trace to the device at once (see `flush_policy`)."""
-    if node.facts.communicates and node.view_of is None and is_apart(DIRECT):
+    if node.issues and is_apart(DIRECT):
         return True
     policy = settings.current().flush_policy
     device = next((spec.device.type for spec in node.specs if spec is not None), "cpu")

@@ -56,7 +56,7 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
             last_failing, writes_since = i, set()
         if marks.lasts(i):
             writes_since.add(i)
-        if node.facts.communicates and node.view_of is None:
+        if node.issues:
             before |= set() if last_collective is None else {last_collective}
             last_collective = i
         written = {graph.root[slot] for slot in node.writes}

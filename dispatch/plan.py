@@ -120,7 +120,7 @@ class Planner:
         for slot in reads:
             self._need(slot)
         self._await_readers((node,))
-        if node.facts.communicates and node.view_of is None:
+        if node.issues:
             if gives_less(node.facts.op):
                 for wait in self.reductions:
                     self._need(wait)  # its input stays as long as it is under way

@@ -16,11 +16,10 @@ from lazy_tensor.dispatch import admit, grow, hits, host, overlap, run_now, sett
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.keys import PlainSlots, exact_key, generic_key, key_part
-from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.torch_private import (
     count_writes,
-    is_mode_entered,
     make_wrapper,
     mark,
     new_wrapper,
@@ -111,9 +110,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 out = make_wrapper(tensor_class, *state.meta)
                 out._value = args[0]._value
                 return out
-            if state.origin is not None and isinstance(owner, type) and is_mode_entered():
-                assert host.call_sharded is not None, "it made the state"
-                return host.call_sharded(trace, Request(owner, func, args, kwargs or {}))
+            if state.origin is not None and is_shown(owner):
+                return miss(owner, trace, func, args, kwargs or {})
             return step(trace, state, args)
         finally:
             trace.busy = False
@@ -221,9 +219,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
         if state is None and not is_cold:
             state = known(owner, trace, func, args, kwargs)
-        if state is not None and not (
-            state.origin and isinstance(owner, type) and is_mode_entered()
-        ):
+        if state is not None and not (state.origin and is_shown(owner)):
             return follow(trace, func, state, args)
         request = Request(owner, func, args, kwargs)
         if host.call_sharded is not None and any(

@@ -13,7 +13,14 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch.schema import OpFacts, facts_of
+from lazy_tensor.dispatch.torch_private import is_mode_entered
 from lazy_tensor.kernels.segment import ScalarRef
+
+
+def is_shown(owner: Any) -> bool:
+    """Whether a mode of somebody else's, which counts collectives, say, wants to see what a call on
+    sharded tensors is made of. `owner` is the class or mode that was given the call."""
+    return isinstance(owner, type) and is_mode_entered()
 
 
 class Request:

@@ -89,6 +89,11 @@ class Node:
             _collect_refs((argument,), found)
         object.__setattr__(self, "reads", tuple(found))
 
+    @property
+    def issues(self) -> bool:
+        """Whether it starts a collective, as against waiting for one."""
+        return self.facts.communicates and self.view_of is None
+
 
 def _collect_refs(arguments: tuple[Any, ...], found: list[int]) -> None:
     for argument in arguments:

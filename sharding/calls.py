@@ -16,9 +16,8 @@ from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.keys import exact_key, generic_key
 from lazy_tensor.dispatch.meta import meta_of
-from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, rule_of
-from lazy_tensor.dispatch.torch_private import is_mode_entered
 from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Leaf, State, Trace
 from lazy_tensor.sharding import compute
 from lazy_tensor.sharding.tensor import DTensor
@@ -31,7 +30,7 @@ def call(trace: Trace, request: Request) -> Any:
         return host.new_sharded(tensor._value, tensor._layout)
     # without the numbers of a state that was found but not taken, as a mode wants to see the call
     del trace.scalars[trace.state.n_scalars :]
-    start = None if _is_shown(request) else _start(trace, request)
+    start = None if is_shown(request.owner) else _start(trace, request)
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = [t._layout for t in request.tensors if isinstance(t, DTensor)]
     trace.busy = False
@@ -54,12 +53,6 @@ def call(trace: Trace, request: Request) -> Any:
     if closes:
         close_segment(trace)
     return result
-
-
-def _is_shown(request: Request) -> bool:
-    """Whether a mode of somebody else's, which counts collectives, say, wants to see what the call
-    is made of."""
-    return not request.in_mode and is_mode_entered()
 
 
 def _start(trace: Trace, request: Request) -> State | None:

@@ -27,11 +27,11 @@ from lazy_tensor.sharding import errors, torch_private
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
 from lazy_tensor.sharding.layout import everywhere, part_of, spec_with
 from lazy_tensor.sharding.tensor import (
+    PLACEMENTS,
     REDISTRIBUTE,
     DTensor,
     adopted,
     become,
-    placements_of,
     sharded,
 )
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor
@@ -42,7 +42,7 @@ aten = torch.ops.aten
 def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call's result, sharded."""
     if op is REDISTRIBUTE:
-        return _moved(args[0], placements_of(args[1]))
+        return _moved(args[0], PLACEMENTS[args[1]])
     if op in SPECIAL:
         result = SPECIAL[op](op, args, kwargs)
         if result is not NotImplemented:

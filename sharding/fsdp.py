@@ -18,7 +18,7 @@ from lazy_tensor.dispatch import hits, host
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding import gathering, torch_fsdp
-from lazy_tensor.sharding.gathering import Gathering, Reduction, number_of
+from lazy_tensor.sharding.gathering import PLANS, Gathering, Reduction
 from lazy_tensor.sharding.tensor import DTensor, adopted, linked_all, sharded
 from lazy_tensor.sharding.torch_fsdp import FSDPMeshInfo, HSDPMeshInfo, ShardedState, TrainingState
 
@@ -67,6 +67,11 @@ class ShardedParameter(torch_fsdp.FSDPParam):
         self._sharding_spec = now._spec
 
     @property
+    def part_numel(self) -> int:
+        """The elements of one rank's part, padding included."""
+        return self.padded_sharded_param_size.numel()
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the whole parameter."""
         dtype: torch.dtype = self.param_dtype or self.orig_dtype
@@ -75,7 +80,7 @@ class ShardedParameter(torch_fsdp.FSDPParam):
     def whole(self, n_ranks: int) -> Any:
         """The whole parameter, of which autograd knows nothing yet."""
         if self.buffer is None or self.buffer.dtype != self.dtype:
-            n = n_ranks * self.padded_sharded_param_size.numel()
+            n = n_ranks * self.part_numel
             with dispatch_private.no_modes(), dispatch_private.no_inference():
                 memory = torch.empty(n, dtype=self.dtype, device=self.device)
                 data = memory.as_strided(self._orig_size, dense_stride(self._orig_size))
@@ -90,7 +95,7 @@ class ShardedParameter(torch_fsdp.FSDPParam):
     def all_gather_outputs(self) -> list[torch.Tensor]:  # type: ignore[override]
         """The memory of the whole parameter, padding included."""
         assert self.buffer is not None, "it was gathered"
-        n = self.padded_sharded_param_size.numel() * self.mesh_info.shard_mesh_size
+        n = self.part_numel * self.mesh_info.shard_mesh_size
         return [self.buffer.as_strided((n,), (1,), 0)]
 
     def free_unsharded_param(self) -> None:
@@ -143,7 +148,7 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
             info = self.post_forward_mesh_info if is_after else self.mesh_info
             is_split = isinstance(info, FSDPMeshInfo)
             n_ranks = info.shard_mesh_size if is_split else 1
-            whole = [p.padded_sharded_param_size.numel() * self._n_ranks for p in self.fsdp_params]
+            whole = [p.part_numel * self._n_ranks for p in self.fsdp_params]
             plan = Gathering(
                 numels=tuple(n // n_ranks for n in whole),
                 dims=tuple(0 if is_after else p.fsdp_placement.dim for p in self.fsdp_params),
@@ -152,7 +157,7 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
                 dtypes=tuple(p.dtype for p in self.fsdp_params),
                 device=self.device,
             )
-            number = self._numbers[is_after] = number_of(plan)
+            number = self._numbers[is_after] = PLANS.number(plan)
         return number
 
     @property
@@ -344,7 +349,7 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
         waits = not self.all_reduce_grads and isinstance(self.mesh_info, HSDPMeshInfo)
         if not waits and self._partial_reduce_output is None and self._all_reduce_hook is None:
             return gathering.reduced(parameters, gradients, number)
-        plan = gathering.plan_of(number)
+        plan = PLANS[number]
         flat = gathering.reduce_scattered(gradients, plan)
         if self._partial_reduce_output is not None:
             flat = flat + self._partial_reduce_output
@@ -368,19 +373,18 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
             has_replicas = isinstance(info, torch_fsdp.DDPMeshInfo)
             is_split = isinstance(info, FSDPMeshInfo)
             plan = Reduction(
-                numels=tuple(p.padded_sharded_param_size.numel() for p in members),
+                numels=tuple(p.part_numel for p in members),
                 dims=tuple(p.fsdp_placement.dim for p in members),
                 n_ranks=self._n_ranks,
                 group=self._reduce_scatter_process_group.group_name if is_split else "",
                 replicas=self._all_reduce_process_group.group_name if has_replicas else None,
-                op="sum",
                 before=before,
                 after=after,
                 dtype=dtype,
                 out_dtype=members[0].orig_dtype,
                 out_device=members[0].sharded_param.device,
             )
-            number = self._numbers[key] = number_of(plan)
+            number = self._numbers[key] = PLANS.number(plan)
         return number
 
 

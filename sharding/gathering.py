@@ -16,6 +16,7 @@ from lazy_tensor.dispatch import host, rules
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding import compute, torch_private
+from lazy_tensor.sharding.numbered import Numbered
 from lazy_tensor.sharding.tensor import LIBRARY, DTensor, sharded
 
 
@@ -43,7 +44,6 @@ class Reduction:
     n_ranks: int
     group: str
     replicas: str | None
-    op: str
     before: float | None
     after: float | None
     dtype: torch.dtype
@@ -51,18 +51,8 @@ class Reduction:
     out_device: torch.device
 
 
-_numbers: dict[Gathering | Reduction, int] = {}
-_plans: list[Any] = []
-
-
-def number_of(plan: Gathering | Reduction) -> int:
-    """The number that stands for a plan in calls; equal ones have the same."""
-    number = _numbers.get(plan)
-    if number is None:
-        _plans.append(plan)
-        number = _numbers[plan] = len(_plans) - 1
-    return number
-
+PLANS: Numbered[Any] = Numbered()
+"""`Gathering`s and `Reduction`s; calls have their numbers."""
 
 LIBRARY.define("gather(Tensor[] shards, int plan) -> Tensor")
 LIBRARY.define("refill_(Tensor(a!)[] whole, Tensor gathered, int plan) -> ()")
@@ -70,14 +60,8 @@ LIBRARY.define("release_(Tensor(a!)[] whole) -> ()")
 LIBRARY.define("reduce_gradients(Tensor[] parameters, Tensor[] gradients, int plan) -> Tensor[]")
 _ops = torch.ops.lazy_tensor
 _gather_op, _reduce_op = _ops.gather.default, _ops.reduce_gradients.default
-_gather, _refill_, _release_, _reduce = (
-    op.default._op for op in (_ops.gather, _ops.refill_, _ops.release_, _ops.reduce_gradients)
-)
-
-
-def plan_of(number: int) -> Any:
-    """The plan that a number stands for."""
-    return _plans[number]
+_gather, _reduce = _gather_op._op, _reduce_op._op
+refill_, release_ = _ops.refill_.default._op, _ops.release_.default._op
 
 
 def gathered(shards: list[Any], number: int) -> torch.Tensor:
@@ -87,16 +71,6 @@ def gathered(shards: list[Any], number: int) -> torch.Tensor:
             flat: torch.Tensor = _gather(shards, number)
             return flat
         return _gathered(_gather_op, (shards, number), {})
-
-
-def refill_(whole: list[torch.Tensor], flat: torch.Tensor, number: int) -> None:
-    """Give the whole parameters memory again, with what was gathered in it."""
-    _refill_(whole, flat, number)
-
-
-def release_(whole: list[torch.Tensor]) -> None:
-    """Free the memory of the whole parameters, of which views may be left."""
-    _release_(whole)
 
 
 def reduced(
@@ -110,7 +84,7 @@ def reduced(
 
 def _gathered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     shards, number = args
-    plan: Gathering = _plans[number]
+    plan: Gathering = PLANS[number]
     flat: list[torch.Tensor] = []
     for shard, numel, dtype in zip(shards, plan.numels, plan.dtypes, strict=True):
         local = host.local_of(shard) if isinstance(shard, DTensor) else shard
@@ -124,7 +98,8 @@ def _gathered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
 
 
 def _refill(whole: list[torch.Tensor], flat: torch.Tensor, number: int) -> None:
-    plan: Gathering = _plans[number]
+    """Give the whole parameters memory again, with what was gathered in it."""
+    plan: Gathering = PLANS[number]
     n = plan.n_ranks
     into: list[torch.Tensor] = []
     for tensor, numel, dim in zip(whole, plan.numels, plan.dims, strict=True):
@@ -144,6 +119,7 @@ def _refill(whole: list[torch.Tensor], flat: torch.Tensor, number: int) -> None:
 
 
 def _release(whole: list[torch.Tensor]) -> None:
+    """Free the memory of the whole parameters, of which views may be left."""
     for tensor in whole:
         storage = dispatch_private.storage_of(tensor)
         if storage.nbytes():
@@ -152,7 +128,7 @@ def _release(whole: list[torch.Tensor]) -> None:
 
 def _reduce_gradients(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[DTensor]:
     parameters, gradients, number = args
-    plan: Reduction = _plans[number]
+    plan: Reduction = PLANS[number]
     return as_gradients(parameters, all_reduced(reduce_scattered(gradients, plan), plan), plan)
 
 
@@ -167,14 +143,14 @@ def reduce_scattered(gradients: Sequence[torch.Tensor], plan: Reduction) -> torc
         packed = packed.div_(plan.before)
     if plan.n_ranks == 1:
         return packed
-    return torch_private.reduce_scattered(packed, plan.op, plan.n_ranks, plan.group)
+    return torch_private.reduce_scattered(packed, "sum", plan.n_ranks, plan.group)
 
 
 def all_reduced(flat: torch.Tensor, plan: Reduction) -> torch.Tensor:
     """Summed over the replicas, if the mesh has any."""
     if plan.replicas is None:
         return flat
-    return torch_private.all_reduced(flat, plan.op, plan.replicas)
+    return torch_private.all_reduced(flat, "sum", plan.replicas)
 
 
 def as_gradients(

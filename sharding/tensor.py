@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.trace import Value
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of
+from lazy_tensor.sharding.numbered import Numbered
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
 from lazy_tensor.tensor import LazyTensor, computed
 
@@ -309,6 +310,13 @@ def _checked(local: torch.Tensor, spec: DTensorSpec, *, with_size: bool) -> torc
     return local
 
 
+def _another(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the same value, for autograd to take."""
+    if isinstance(tensor, DTensor):
+        return host.new_sharded(tensor._value, tensor._layout)
+    return host.local_like(tensor)
+
+
 class _Linked(torch.autograd.Function):
     """What `linked` of the C++ does, where that isn't there."""
 
@@ -318,9 +326,7 @@ class _Linked(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         ctx.function, ctx.argument = function, argument
-        if isinstance(made, DTensor):
-            return host.new_sharded(made._value, made._layout)
-        return host.local_like(made)
+        return _another(made)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
@@ -347,12 +353,7 @@ class _LinkedAll(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.function, ctx.argument = function, argument
-        return tuple(
-            host.new_sharded(one._value, one._layout)
-            if isinstance(one, DTensor)
-            else host.local_like(one)
-            for one in made
-        )
+        return tuple(map(_another, made))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
@@ -511,8 +512,8 @@ LIBRARY = torch.library.Library("lazy_tensor", "DEF")
 LIBRARY.define("redistribute(Tensor input, int placements) -> Tensor")
 REDISTRIBUTE = torch.ops.lazy_tensor.redistribute.default
 _redistribute = REDISTRIBUTE._op
-_numbers: dict[tuple[Placement, ...], int] = {}
-_placements: list[tuple[Placement, ...]] = []
+PLACEMENTS: Numbered[tuple[Placement, ...]] = Numbered()
+"""What the argument `placements` of `lazy_tensor::redistribute` stands for."""
 
 
 def moved(
@@ -523,17 +524,8 @@ def moved(
         tensor = tensor.to(dtype)  # type: ignore[assignment]
     if placements == tensor._layout.spec.placements:
         return _sharded(_local(tensor), tensor._layout)
-    number = _numbers.get(placements)
-    if number is None:
-        _placements.append(placements)
-        number = _numbers[placements] = len(_placements) - 1
-    made: DTensor = _redistribute(tensor, number)
+    made: DTensor = _redistribute(tensor, PLACEMENTS.number(placements))
     return made
-
-
-def placements_of(number: int) -> tuple[Placement, ...]:
-    """The placements that an argument of `lazy_tensor::redistribute` stands for."""
-    return _placements[number]
 
 
 def forget() -> None:

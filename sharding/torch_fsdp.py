@@ -15,15 +15,6 @@ from lazy_tensor.sharding import torch_private
 
 try:
     from torch.distributed._composable.contract import contract
-    from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
-        DataParallelMeshDims,
-        FSDPModule,
-        MixedPrecisionPolicy,
-        OffloadPolicy,
-        UnshardHandle,
-        register_fsdp_forward_method,
-    )
     from torch.distributed.fsdp._fully_shard import _fully_shard
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
         DefaultAllGather,
@@ -46,10 +37,8 @@ except ImportError as error:
     raise ImportError(f"{torch_private.NEEDED} lacks a name ({error})") from error
 
 __all__ = [
-    "CPUOffloadPolicy", "DDPMeshInfo", "DataParallelMeshDims", "FSDPCommContext", "FSDPMeshInfo",
-    "FSDPModule", "FSDPParam", "FSDPParamGroup", "FSDPState", "HSDPMeshInfo",
-    "MixedPrecisionPolicy", "OffloadPolicy", "ShardedState", "TrainingState", "UnshardHandle",
-    "register_fsdp_forward_method",
+    "DDPMeshInfo", "FSDPCommContext", "FSDPMeshInfo", "FSDPParam", "FSDPParamGroup", "FSDPState",
+    "HSDPMeshInfo", "ShardedState", "TrainingState",
 ]  # fmt: skip
 
 
@@ -60,17 +49,19 @@ def undecorated(method: Any) -> Any:
 
 def fully_shard_with(state_class: type[Any], adopt: Callable[[Any], None]) -> Any:
     """torch's `fully_shard` with other states; `adopt` is given each group that it makes."""
-    inner = torch_private.rebound(_fully_shard.fully_shard.__wrapped__)  # type: ignore[attr-defined]
 
-    def body(module: Any, /, **options: Any) -> Any:
-        made = inner(module, **options)
-        first = module if isinstance(module, torch.nn.Module) else module[0]
-        for group in decorated.state(first)._fsdp_param_groups:
+    init = _fully_shard._init_param_group  # type: ignore[attr-defined]
+
+    def init_param_group(state: Any, *args: Any, **kwargs: Any) -> None:
+        init(state, *args, **kwargs)
+        for group in state._fsdp_param_groups:
             adopt(group)
-        return made
 
-    body.__name__, body.__doc__ = inner.__name__, inner.__doc__
-    decorated = contract(state_cls=state_class)(body)
+    inner = torch_private.rebound(
+        _fully_shard.fully_shard.__wrapped__,  # type: ignore[attr-defined]
+        _init_param_group=init_param_group,
+    )
+    decorated = contract(state_cls=state_class)(inner)
     inner.__globals__["fully_shard"] = decorated  # it looks its state up by itself
     return decorated
 

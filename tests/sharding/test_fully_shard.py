@@ -137,6 +137,12 @@ def check(
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def compare_gradients(model: nn.Module, expected: nn.Module) -> None:
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        found = ours.grad.full_tensor()
+        torch.testing.assert_close(lazy_tensor.materialize(found), theirs.grad)
+
+
 def line() -> Any:
     return sharding.init_device_mesh("cpu", (N,))
 
@@ -292,36 +298,26 @@ def test_memory_of_whole_parameters_comes_and_goes() -> None:
     assert all(isinstance(p, sharding.DTensor) for p in model.blocks[1].parameters())
 
 
+@pytest.mark.parametrize(
+    ("switch", "waits", "shape"),
+    [("set_requires_gradient_sync", SCATTER, (N,)), ("set_requires_all_reduce", REDUCE, (2, 2))],
+)
 @on_ranks(N)
-def test_gradients_wait_until_they_are_to_be_reduced() -> None:
-    model = by_blocks(made(), line())
+def test_gradients_wait_until_they_are_to_be_reduced(
+    switch: str, waits: Any, shape: tuple[int, ...]
+) -> None:
+    names = ("replicas", "parts")[-len(shape) :]
+    model = by_blocks(made(), sharding.init_device_mesh("cpu", shape, mesh_dim_names=names))
     expected = made()
     for i in range(3):
         tokens = TOKENS.roll(i, 0)
         loss_of(expected, tokens.flatten(0, 1)).backward()
-        model.set_requires_gradient_sync(i == 2)
+        getattr(model, switch)(i == 2)
         with _Counting() as counts:
             loss_of(model, tokens[dist.get_rank()]).backward()
-        assert counts.found.get(SCATTER, 0) == (4 if i == 2 else 0)
-    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(lazy_tensor.materialize(ours.grad.full_tensor()), theirs.grad)
-
-
-@on_ranks(N)
-def test_replicas_may_sum_later() -> None:
-    mesh = sharding.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))
-    model = by_blocks(made(), mesh)
-    expected = made()
-    for i in range(3):
-        tokens = TOKENS.roll(i, 0)
-        loss_of(expected, tokens.flatten(0, 1)).backward()
-        model.set_requires_all_reduce(i == 2)
-        with _Counting() as counts:
-            loss_of(model, tokens[dist.get_rank()]).backward()
-        assert counts.found.get(REDUCE, 0) == (4 if i == 2 else 0)
-        assert counts.found[SCATTER] == 4
-    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(lazy_tensor.materialize(ours.grad.full_tensor()), theirs.grad)
+        assert counts.found[waits] == (4 if i == 2 else 0)
+        assert waits is SCATTER or counts.found[SCATTER] == 4
+    compare_gradients(model, expected)
 
 
 @on_ranks(N)
@@ -331,8 +327,7 @@ def test_gradients_add_up_over_backwards() -> None:
         tokens = TOKENS.roll(i, 0)
         loss_of(expected, tokens.flatten(0, 1)).backward()
         loss_of(model, tokens[dist.get_rank()]).backward()
-    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(lazy_tensor.materialize(ours.grad.full_tensor()), theirs.grad)
+    compare_gradients(model, expected)
 
 
 @on_ranks(N)
@@ -343,8 +338,7 @@ def test_two_forwards_before_one_backward() -> None:
         loss_of(expected, TOKENS.flatten(0, 1)) + loss_of(expected, TOKENS.flip(0, 1).flatten(0, 1))
     ).backward()
     (loss_of(model, TOKENS[rank]) + loss_of(model, TOKENS.flip(0, 1)[rank])).backward()
-    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(lazy_tensor.materialize(ours.grad.full_tensor()), theirs.grad)
+    compare_gradients(model, expected)
 
 
 @on_ranks(N)
