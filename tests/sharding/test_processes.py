@@ -59,6 +59,15 @@ def test_collectives_of_ddp_and_of_ours_keep_their_order():
     assert on_processes(2, HERE / "beside_ddp_program.py").count("done") == 2
 
 
+def test_collectives_are_under_way_while_a_rank_computes():
+    shown = on_processes(2, HERE / "overlap_program.py")
+    found = re.findall(r"(\w+): (\d+) of (\d+) beside", shown)
+    assert len(found) == 4
+    for kind, n, of in found:
+        assert int(of) == (12 if kind == "all_gather" else 6)
+        assert int(n) >= int(of) - 3, shown  # the first has nothing beside it, nor has the last
+
+
 @pytest.mark.parametrize("how", ["dies", "elsewhere"])
 def test_a_missing_rank_is_named_with_the_op_and_the_line(how):
     shown = on_processes(2, HERE / "missing_rank_program.py", how)
