@@ -527,6 +527,17 @@ def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tensor
 
 
+def _put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Writes where a mask says so, for which torch's rule forgets that masks are split too."""
+    tensor, indices, values, *_ = args
+    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    if not masks:
+        return NotImplemented
+    if len(args) == 3 and not kwargs and masks[0].shape == tensor.shape and values.ndim == 0:
+        return run(aten.masked_fill_.Tensor, (tensor, masks[0], values), {})
+    return _without_rule(op, args, kwargs)
+
+
 def _uninitialized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = op(host.local_of(args[0]), **kwargs)
     spec = spec_with(args[0]._spec, _reduced(args[0]._spec).placements, made.dtype)
@@ -544,6 +555,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.empty_like.default: _uninitialized,
     aten.fill_.Scalar: _filled,
     aten.fill_.Tensor: _filled,
+    aten.index_put_.default: _put,
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.is_same_size.default: _same_size,

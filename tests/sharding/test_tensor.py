@@ -223,6 +223,24 @@ def test_norms_and_clipping_over_several_meshes_and_plain_parameters():
 
 
 @on_ranks(2)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_writes_where_a_mask_says_so(placement):
+    plain = torch.linspace(-1, 1, 12).view(3, 4)
+    for values in (torch.tensor(2.0), torch.arange(6.0)):
+        expected, found = plain.clone(), distribute_tensor(plain, a_mesh(), [placement])
+        expected[expected > 0] = values
+        value = values if values.ndim == 0 else distribute_tensor(values, a_mesh(), [Replicate()])
+        found[found > 0] = value
+        assert found.placements == (placement,)
+        torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
+    rows = torch.tensor([True, False, True])
+    expected, found = plain.clone(), distribute_tensor(plain, a_mesh(), [placement])
+    expected[rows] = 0.0
+    found[distribute_tensor(rows, a_mesh(), [Shard(0)])] = 0.0
+    torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
+
+
+@on_ranks(2)
 def test_errors_name_the_parameter():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     sharding.parallelize_module(model, a_mesh(), {"0": sharding.ColwiseParallel()})
