@@ -39,6 +39,7 @@ class Settings:
     segment_cache_size: int = 1024
     schema_cache_size: int = 16384
     sharding_cache_size: int = 4096
+    bucket_bytes: int = 25 << 20
     max_segment_ops: int = 16384
     max_pending_bytes: int = 1 << 36
     remat_interval: int = 0
@@ -57,6 +58,7 @@ class Settings:
             "segment_cache_size",
             "schema_cache_size",
             "sharding_cache_size",
+            "bucket_bytes",
             "max_segment_ops",
             "max_pending_bytes",
             "compile_threshold",

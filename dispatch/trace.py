@@ -201,6 +201,7 @@ class Trace:
             *torch_private.environment(),
             settings.current().debug,
             "redistribute" in settings.current().forbid,
+            settings.current().bucket_bytes,
             self.tape is not None,
             frozenset(+_apart),
         )

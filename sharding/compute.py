@@ -24,6 +24,7 @@ from lazy_tensor.dispatch.trace import local as here
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.segment import Ref
 from lazy_tensor.sharding import errors, torch_private
+from lazy_tensor.sharding.buckets import reduced_together
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
 from lazy_tensor.sharding.layout import everywhere, part_of, spec_with
 from lazy_tensor.sharding.tensor import (
@@ -82,8 +83,13 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         learn_for_any_size(op, args, kwargs, sharding)
     if not torch_private.is_member(info.compute_mesh):
         return _absent(op, args, sharding.output_spec)
-    for now, then in torch_private.flat_specs(info, sharding):
+    pairs = torch_private.flat_specs(info, sharding)
+    for now, then in pairs:
         _note(op, now, then.placements)
+    if pairs and errors.is_foreach(op):
+        reduced = reduced_together(args, pairs)
+        if reduced is not None:
+            return run(op, reduced, kwargs)
     local_args = torch_private.local_arguments(info, sharding)
     if numbered is not args:
         local_args = tuple([

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lazy_tensor.dispatch.trace import Node, local
 from lazy_tensor.sharding import (
     ColwiseParallel,
     DTensor,
+    Partial,
     PrepareModuleInput,
     PrepareModuleOutput,
     Replicate,
@@ -219,7 +221,7 @@ def test_loss_stays_sharded_by_class():
 def recorded_collectives():
     """The collectives that this rank has recorded and not yet issued, in order."""
     steps = local.trace.state.steps()
-    nodes = [s for s in steps if isinstance(s, Node) and s.facts.communicates and s.view_of is None]
+    nodes = [s for s in steps if isinstance(s, Node) and s.issues]
     return [node.facts.op._schema.name.removeprefix("_c10d_functional::") for node in nodes]
 
 
@@ -299,3 +301,29 @@ def test_a_direct_collective_comes_after_what_was_recorded():
         return whole(reduced).item()
 
     assert run_on_ranks(2, body) == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(("bucket_bytes", "n_reductions"), [(1 << 20, 1), (100, 3), (1, 5)])
+def test_small_reductions_of_one_call_go_together(bucket_bytes, n_reductions):
+    sizes = [(4, 5), (3,), (), (7, 3), (2, 2, 2)]  # in bytes: 80, 12, 4, 84, 32
+
+    def tensors(factor=1.0):
+        return [torch.arange(math.prod(s)).float().reshape(s).mul(factor) for s in sizes]
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        rank = dist.get_rank()
+        for _ in range(3):
+            with lazy_tensor.lazy_mode(bucket_bytes=bucket_bytes):
+                found = [distribute_tensor(t, mesh, [Replicate()]) for t in tensors()]
+                lazy_tensor.flush()
+                partial = [
+                    DTensor.from_local(t, mesh, [Partial("avg")]) for t in tensors(1.0 + rank)
+                ]
+                torch._foreach_add_(found, partial)
+                assert recorded_collectives() == ["all_reduce"] * n_reductions
+        return [whole(t) for t in found]
+
+    expected = [t + t * 1.5 for t in tensors()]
+    for found in run_on_ranks(2, body):
+        torch.testing.assert_close(found, expected)
