@@ -13,7 +13,7 @@ from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import part_of
 from lazy_tensor.sharding.tensor import DTensor, normalized, sharded
-from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
+from lazy_tensor.sharding.torch_private import DeviceMesh, TensorMeta
 from lazy_tensor.tensor import LazyTensor, computed, flush_here
 
 
@@ -83,12 +83,12 @@ def _made(
     if draws:  # for the whole tensor, so that the numbers are those of one process
         whole = make(shape, **options)
         meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
-        spec = DTensorSpec(mesh, placed, tensor_meta=meta)
+        spec = torch_private.spec_of(mesh, placed, meta)
         local = part_of(whole, spec)
     else:
         part, _ = torch_private.compute_local_shape_and_global_offset(shape, mesh, placed)
         local = make(part, **options)
-        spec = DTensorSpec(mesh, placed, tensor_meta=TensorMeta(shape, stride, local.dtype))
+        spec = torch_private.spec_of(mesh, placed, TensorMeta(shape, stride, local.dtype))
     made = sharded(local, spec)
     made.requires_grad_(requires_grad)
     return made

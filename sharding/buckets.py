@@ -89,9 +89,9 @@ def _reduce(bucket: list[Member], mesh: Any, dim: int, placement: Partial) -> No
     flat = torch.cat([local.reshape(-1) for local in locals_])
     meta = TensorMeta(flat.shape, dense_stride(flat.shape), flat.dtype)
     placements: list[Any] = list(everywhere(mesh))
-    whole = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    whole = torch_private.spec_of(mesh, tuple(placements), meta)
     placements[dim] = placement
-    partial = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    partial = torch_private.spec_of(mesh, tuple(placements), meta)
     flat = torch_private.redistribute_local_tensor(flat, partial, whole)
     parts = flat.split([local.numel() for local in locals_])
     for (items, i, then), part, local in zip(bucket, parts, locals_, strict=True):

@@ -59,10 +59,11 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         groups = _groups(args[0])
         if len(groups) > 1:
             return _group_by_group(op, args, kwargs, groups)
-    errors.check_arguments(op, args, kwargs)
-    known = placements_at_any_size(op, args, kwargs)
+    request = Request(DTensor, op, args, kwargs)
+    errors.check_arguments(request)
+    known = placements_at_any_size(request)
     if known is not None:
-        specs = _specs_at_this_size(op, args, kwargs, known)
+        specs = _specs_at_this_size(request, known)
         if specs is not None:
             local = [_local(argument) for argument in args]
             result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
@@ -80,7 +81,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _is_wrong(op, args, sharding.output_spec):
         return _without_rule(op, args, kwargs)
     if not facts_of(op).is_view and not facts_of(op).is_out and op not in torch_private.RANDOM_OPS:
-        learn_for_any_size(op, args, kwargs, sharding)
+        learn_for_any_size(request, sharding)
     if not torch_private.is_member(info.compute_mesh):
         return _absent(op, args, sharding.output_spec)
     pairs = torch_private.flat_specs(info, sharding)
@@ -103,11 +104,8 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _wrapped(op, args, kwargs, result, sharding.output_spec)
 
 
-def _specs_at_this_size(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], placements: Any
-) -> Any:
+def _specs_at_this_size(request: Request, placements: Any) -> Any:
     """The output specs for placements that are known; None if torch's rules must be asked."""
-    request = Request(DTensor, op, args, kwargs)
     mesh = _mesh_of(request)
     if not torch_private.is_member(mesh):
         return None
@@ -115,16 +113,16 @@ def _specs_at_this_size(
         outcome = outcome_of_call(here.trace, request)
     if outcome.runs_now is not None:
         return None
-    facts = facts_of(op)
+    facts = request.facts
     if facts.returns_arg is not None:
-        return args[facts.returns_arg]._spec
+        return request.args[facts.returns_arg]._spec
     if facts.returns_nothing:
         return None
 
     def spec(placed: Any, meta: Any) -> DTensorSpec:
         size, stride, _, dtype, _ = meta
         tensor_meta = torch_private.TensorMeta(torch.Size(size), tuple(stride), dtype)
-        return DTensorSpec(mesh, placed, tensor_meta=tensor_meta)
+        return torch_private.spec_of(mesh, placed, tensor_meta)
 
     if outcome.is_single:
         return spec(placements, outcome.outs[0])
@@ -396,7 +394,7 @@ def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
 def _replicated(result: Any, mesh: Any) -> Any:
     if isinstance(result, torch.Tensor):
         meta = torch_private.TensorMeta(result.shape, result.stride(), result.dtype)
-        return sharded(result, DTensorSpec(mesh, everywhere(mesh), tensor_meta=meta))
+        return sharded(result, torch_private.spec_of(mesh, everywhere(mesh), meta))
     if isinstance(result, (list, tuple)):
         return type(result)([_replicated(item, mesh) for item in result])
     return result

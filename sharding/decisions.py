@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import host, settings
-from lazy_tensor.dispatch.request import FIXED
+from lazy_tensor.dispatch.request import FIXED, Request
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
-from lazy_tensor.sharding.torch_private import DTensorSpec, OutputSharding
+from lazy_tensor.sharding.torch_private import OutputSharding
 
 _decisions: Cache[tuple[Any, ...], OutputSharding] = Cache("sharding", 4096)
 settings.on_change(lambda new: _decisions.resize(new.sharding_cache_size))
@@ -48,13 +48,12 @@ _families: Cache[tuple[Any, ...], Any] = Cache("sharding_families", 4096)
 settings.on_change(lambda new: _families.resize(new.sharding_cache_size))
 
 
-def placements_at_any_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def placements_at_any_size(request: Request) -> Any:
     """Where the outputs lie of a call that was decided for other sizes, all inputs as they are.
 
     A tuple of placements for a single tensor, a tuple of such tuples for several; None if unknown.
     """
-    key = _family(op, args, kwargs)
-    return None if key is None else _families.get(key)
+    return _families.get(_family(request))
 
 
 def _asked(info: Any) -> OutputSharding:
@@ -67,49 +66,36 @@ def _asked(info: Any) -> OutputSharding:
         trace.busy = was_busy
 
 
-def learn_for_any_size(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sharding: OutputSharding
-) -> None:
+def learn_for_any_size(request: Request, sharding: OutputSharding) -> None:
     """Keep a decision that moves nothing for calls of other sizes that divide alike.
 
     Nothing is cheaper than that, so the rules decide the same for them.
     """
     specs: Any = sharding.output_spec
-    if sharding.needs_redistribute or specs is None or torch_private.takes_sizes(op):
+    if sharding.needs_redistribute or specs is None or torch_private.takes_sizes(request.op):
         return
     several = isinstance(specs, (list, tuple))
     if several and any(spec is None for spec in specs):
         return
-    key = _family(op, args, kwargs)
-    if key is not None:
-        _families.put(key, tuple(s.placements for s in specs) if several else specs.placements)
+    placements = tuple(s.placements for s in specs) if several else specs.placements
+    _families.put(_family(request), placements)
 
 
-def _family(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _family(request: Request) -> tuple[Any, ...]:
     """What of a call a decision depends on, sizes only as far as they divide among the ranks."""
-    meshes: list[Any] = []
+    args = tuple(map(_alike, request.args))
+    if not request.kwargs:
+        return (request.op, args)
+    return (request.op, args, tuple([(name, _alike(a)) for name, a in request.kwargs.items()]))
 
-    def part(argument: Any) -> Any:
-        if type(argument) is host.sharded_class:
-            spec: DTensorSpec = argument._spec  # type: ignore[attr-defined]
-            meshes.append(spec.mesh)
-            ways = [spec.mesh.size(dim) for dim in range(spec.mesh.ndim)]
-            sizes = tuple([
-                (n == 1, *[(n % way == 0, n >= way) for way in ways]) for n in argument.shape
-            ])  # fmt: skip
-            parts = (
-                torch_private.is_uneven(spec),
-                torch_private.has_empty_parts(spec),
-                torch_private.is_split_twice(spec),
-            )
-            how = (spec.mesh, spec.placements, argument.dtype, argument.is_contiguous())
-            return (*how, sizes, parts)
-        if isinstance(argument, (list, tuple)):
-            return tuple([part(item) for item in argument])
-        return _described(argument)
 
-    key = (op, part(args), tuple([(name, part(a)) for name, a in kwargs.items()]))
-    return key if all(mesh == meshes[0] for mesh in meshes) else None
+def _alike(argument: Any) -> Any:
+    kind = type(argument)
+    if kind is host.sharded_class:
+        return argument._layout.family
+    if kind is list or kind is tuple:
+        return (kind, *map(_alike, argument))
+    return _described(argument)
 
 
 def _described(argument: Any) -> Any:

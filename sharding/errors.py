@@ -15,10 +15,20 @@ from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
 
 
-def check_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_arguments(request: Request) -> None:
     """RuntimeError if plain tensors of more than one element are mixed with sharded ones, or
     sharded ones are of different meshes, but where each tensor is treated by itself."""
-    meshes = []
+    op, args, kwargs = request.op, request.args, request.kwargs
+    meshes: list[Any] = []
+    for tensor in request.tensors:
+        if not isinstance(tensor, TorchDTensor):
+            break
+        if not any(tensor.device_mesh is mesh for mesh in meshes):
+            meshes.append(tensor.device_mesh)
+    else:
+        if len(meshes) < 2:
+            return
+    meshes.clear()
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor):
             if tensor.device_mesh not in meshes:

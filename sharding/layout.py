@@ -16,14 +16,20 @@ from torch.distributed.tensor import Placement, Replicate
 
 from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.grow import wrapper_arguments
+from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding.torch_private import (
     DeviceMesh,
     DTensorSpec,
     TensorMeta,
+    has_empty_parts,
+    is_split_twice,
+    is_uneven,
     redistribute_local_tensor,
+    spec_of,
 )
 
 _numbers = itertools.count()
+_families: dict[tuple[Any, ...], int] = {}
 _known: weakref.WeakValueDictionary[tuple[Any, ...], ShardLayout] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -31,18 +37,37 @@ _lock = threading.Lock()
 class ShardLayout(host.Layout):
     """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype."""
 
-    __slots__ = ("spec",)
+    __slots__ = ("_family", "spec")
 
     def __init__(self, spec: DTensorSpec, local: torch.Tensor) -> None:
         meta = spec.tensor_meta
         assert meta is not None, "layouts are of tensors"
         self.spec = spec
+        self._family: int | None = None
         described = (meta.shape, meta.stride, 0, meta.dtype, local.device)
         here = (local.shape, local.stride(), local.storage_offset(), local.dtype, local.device)
         super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(here))
 
+    @property
+    def family(self) -> int:
+        """The same number for layouts that differ in sizes alone, which divide alike among ranks:
+        what a decision depends on."""
+        if self._family is None:
+            self._family = _families.setdefault(_described(self.spec), next(_numbers))
+        return self._family
+
     def __repr__(self) -> str:
         return f"ShardLayout({self.spec})"
+
+
+def _described(spec: DTensorSpec) -> tuple[Any, ...]:
+    meta = spec.tensor_meta
+    assert meta is not None, "layouts are of tensors"
+    ways = [spec.mesh.size(dim) for dim in range(spec.mesh.ndim)]
+    sizes = [(n == 1, *[(n % way == 0, n >= way) for way in ways]) for n in meta.shape]
+    is_dense = tuple(meta.stride) == dense_stride(meta.shape)
+    parts = (is_uneven(spec), has_empty_parts(spec), is_split_twice(spec))
+    return (spec.mesh, spec.placements, meta.dtype, is_dense, tuple(sizes), parts)
 
 
 def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
@@ -69,6 +94,7 @@ def forget() -> None:
     """Know no layout any more: meshes that come may equal those that were, on other groups."""
     with _lock:
         _known.clear()
+        _families.clear()
 
 
 def everywhere(mesh: DeviceMesh) -> tuple[Placement, ...]:
@@ -91,4 +117,4 @@ def spec_with(
     assert meta is not None, "specs of tensors say their size"
     if dtype is not None and dtype != meta.dtype:
         meta = TensorMeta(meta.shape, meta.stride, dtype)
-    return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=meta)
+    return spec_of(spec.mesh, tuple(placements), meta)

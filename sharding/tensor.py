@@ -392,7 +392,7 @@ def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
         _, stride = torch_private.compute_global_tensor_info(grad, spec.mesh, spec.placements)
         wanted = torch_private.normalized_for_gradient(placements)
         meta = TensorMeta(spec.tensor_meta.shape, tuple(stride), grad.dtype)
-        made = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=meta)
+        made = torch_private.spec_of(spec.mesh, tuple(placements), meta)
         known = _FromLocal(layout_of(made, grad), wanted, spec.mesh)
         _plans.put(key, known)
     return _linked(_sharded(grad, known.layout), grad, _to_local_as, known.wanted)  # type: ignore[no-any-return]
@@ -447,7 +447,7 @@ def _from_local(
     else:
         found = torch_private.compute_global_tensor_info(local, mesh, given)
         size = (torch.Size(found[0]), tuple(found[1]))
-    spec = DTensorSpec(mesh, given, tensor_meta=TensorMeta(*size, local.dtype))
+    spec = torch_private.spec_of(mesh, given, TensorMeta(*size, local.dtype))
     if not torch_private.is_member(mesh):
         local = local.new_empty(0)
     elif run_check:

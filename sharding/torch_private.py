@@ -152,6 +152,22 @@ def keep_classes_sharded(on: bool) -> None:
         _loss._disable_custom_loss_ops()
 
 
+_orders: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def spec_of(mesh: DeviceMesh, placements: tuple[Any, ...], meta: TensorMeta) -> DTensorSpec:
+    """What `DTensorSpec` makes, which finds out anew each time in which order dimensions of the
+    mesh split the tensor: that follows from the placements alone."""
+    known = _orders.get(placements)
+    if known is None:
+        known = dict(vars(DTensorSpec(mesh, placements)))
+        del known["mesh"]
+        _orders[placements] = known
+    made = object.__new__(DTensorSpec)
+    vars(made).update(known, mesh=mesh, tensor_meta=meta)
+    return made
+
+
 def splits(spec: DTensorSpec) -> list[tuple[int, int]]:
     """For each dimension of the mesh that splits the tensor: which one of its, in how many."""
     return [
