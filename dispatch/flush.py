@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lazy_tensor.dispatch import hits, settings, torch_private
+from lazy_tensor.dispatch import hits, settings, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
@@ -88,10 +88,12 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         )
     if trace.tape is not None:
         trace.tape.stop(f"{cause} at {where} needs values")
+    watched = watch.before_flush(trace)
     pending = trace.take()
     hits.EXTENSION.start_if_compiled()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
+        watch.after_flush(watched, failed=False)
         trace.remember(pending.state)
         return
     start = perf_counter()
@@ -105,6 +107,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         raise
     finally:
         seconds = perf_counter() - start
+        watch.after_flush(watched, failed=bool(raised))
         trace.budget.earn(pending.state.n_ops, seconds)
         trace.remember(pending.state)
         _account(cause, where, pending.state.n_ops, seconds, raised, shown)

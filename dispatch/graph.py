@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from lazy_tensor.dispatch.fallible import may_raise
 from lazy_tensor.dispatch.trace import Leaf, Node
 from lazy_tensor.kernels.segment import Ref, TensorSpec
@@ -109,6 +111,7 @@ def _needed(graph: Graph) -> list[Node]:
     return kept
 
 
+CLONE = torch.ops.aten.clone.default
 NEAR = 12
 """Calls between the last use of a value and its repeat over which the value is kept for it."""
 
@@ -141,6 +144,9 @@ def without_repeats(graph: Graph) -> Graph:
                 roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
             )
         )
+        if _is_bare_copy(graph, node) and can_merge and graph.root[node.reads[0]] not in written:
+            names[next(iter(roots))] = node.reads[0]
+            continue
         if first and can_merge and last_use[first[0]] >= position - NEAR:
             names.update(
                 (new, old)
@@ -155,6 +161,11 @@ def without_repeats(graph: Graph) -> Graph:
             version[graph.root[slot]] += 1
         nodes.append(node)
     return with_nodes(graph, nodes)
+
+
+def _is_bare_copy(graph: Graph, node: Node) -> bool:
+    """Whether the call gives what it was given, laid out alike, in memory of its own."""
+    return node.facts.op is CLONE and node.specs[0] == graph.spec[node.reads[0]]
 
 
 def _last_uses(graph: Graph) -> list[int]:

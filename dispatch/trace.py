@@ -59,6 +59,7 @@ class Value:
     data: torch.Tensor | None = None
     failure: BaseException | None = None
     leaf: int | None = None  # the leaf with a storage offset that this is a view of
+    watch: Any = None  # see `dispatch.watch`
 
 
 @dataclass(frozen=True, slots=True)

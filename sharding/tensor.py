@@ -21,6 +21,7 @@ from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of
 from lazy_tensor.sharding.numbered import Numbered
+from lazy_tensor.sharding.shared import note_phase, shared
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
 from lazy_tensor.tensor import LazyTensor, computed
 
@@ -134,7 +135,10 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
         if not (self.requires_grad and torch.is_grad_enabled()):
             return moved(self, move.placements, move.dtype)
         with dispatch_private.below_autograd():
-            made = moved(self, move.placements, move.dtype)
+            if getattr(self, "_is_param", False) and move.placements != layout.spec.placements:
+                made = shared(self, move, lambda: moved(self, move.placements, move.dtype))
+            else:
+                made = moved(self, move.placements, move.dtype)
         linked: DTensor = _linked(made, self, _moved_back, move.back)
         return linked
 
@@ -401,6 +405,7 @@ def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
 def _moved_back(grad: DTensor, how: tuple[Any, ...]) -> torch.Tensor:
     """The gradient of what `redistribute` was given: back to where that was."""
     placements, wire, out = how
+    note_phase()
     if wire is not None:
         grad = grad.to(wire)  # type: ignore[assignment]
     grad = grad.redistribute(placements=_on_the_way_back(grad.placements, placements))

@@ -24,7 +24,7 @@ bool is_dense(const at::Tensor& tensor) {
 // As `trace.Value`, which Python makes, but unknown to garbage collections: a long trace would set
 // them off. What it holds they see as the tensor's that owns it.
 struct Value {
-  PyObject_HEAD PyObject *slot, *leaf, *data, *failure;
+  PyObject_HEAD PyObject *slot, *leaf, *data, *failure, *watch;
 };
 
 void delete_value(PyObject* self) {
@@ -33,6 +33,7 @@ void delete_value(PyObject* self) {
   Py_CLEAR(value->leaf);
   Py_CLEAR(value->data);
   Py_CLEAR(value->failure);
+  Py_CLEAR(value->watch);
   PyObject_Free(self);
 }
 
@@ -53,6 +54,7 @@ PyGetSetDef value_members[] = {
     {"leaf", get_member<&Value::leaf>, set_member<&Value::leaf>, nullptr, nullptr},
     {"data", get_member<&Value::data>, set_member<&Value::data>, nullptr, nullptr},
     {"failure", get_member<&Value::failure>, set_member<&Value::failure>, nullptr, nullptr},
+    {"watch", get_member<&Value::watch>, set_member<&Value::watch>, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 PyTypeObject value_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
@@ -60,7 +62,7 @@ PyTypeObject value_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 Ref new_value() {
   auto* made = PyObject_New(Value, &value_type);
   sure(reinterpret_cast<PyObject*>(made));
-  made->slot = made->leaf = made->data = made->failure = nullptr;
+  made->slot = made->leaf = made->data = made->failure = made->watch = nullptr;
   return Ref(reinterpret_cast<PyObject*>(made));
 }
 

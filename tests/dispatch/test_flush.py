@@ -104,6 +104,34 @@ def test_repeated_expressions_run_once():
     assert ops.count(torch.ops.aten.mm.default) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "n_copies"),
+    [
+        (lambda x, copy: copy.exp(), 0),
+        (lambda x, copy: copy.view(-1).exp(), 0),
+        (lambda x, copy: copy.add_(1), 1),
+        (lambda x, copy: copy, 1),
+        (lambda x, copy: copy[0], 1),
+        (lambda x, copy: x.zero_() + copy, 1),
+        (lambda x, copy: x[0].zero_() + copy, 1),
+    ],
+)
+def test_copies_that_nobody_can_tell_apart_are_left_out(change, n_copies):
+    plain = torch.randn(8, 8)
+
+    def program(x):
+        x = x @ x
+        return x, change(x, x.clone())
+
+    expected = program(plain)
+    for _ in range(3):
+        with lazy_mode():
+            found = program(plain)
+        torch.testing.assert_close(materialize(found), expected, rtol=0, atol=0)
+    ops = [node.facts.op for step in flush_plans()[-1].steps for node in step.nodes]
+    assert ops.count(torch.ops.aten.clone.default) == n_copies
+
+
 def test_recomputation_is_not_merged_with_what_it_recomputes():
     x = torch.randn(8, 8)
 

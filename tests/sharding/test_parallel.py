@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -327,3 +328,111 @@ def test_small_reductions_of_one_call_go_together(bucket_bytes, n_reductions):
     expected = [t + t * 1.5 for t in tensors()]
     for found in run_on_ranks(2, body):
         torch.testing.assert_close(found, expected)
+
+
+class Tied(nn.Module):
+    """Two layers with one parameter, gathered by each, under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.between = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x, look=lambda x: None):
+        for layer in (self.first, self.between, self.second):
+            weight = layer.weight
+            if isinstance(weight, DTensor):
+                weight = weight.redistribute(placements=[Replicate()]).to_local()
+            x = torch.tanh(F.linear(x, weight))
+            look(x)
+        return x
+
+
+drawing = threading.Lock()  # the generator is shared by the threads that are ranks
+
+
+def tied_on(mesh):
+    with drawing:
+        torch.manual_seed(0)
+        model = Tied()
+    for layer in (model.first, model.between):
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+    model.second.weight = model.first.weight
+    return model
+
+
+def trained_tied(model, look=lambda x: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = []
+    for step in range(4):
+        with lazy_tensor.lazy_mode():
+            x = torch.linspace(-1, 1, 3 * WIDTH).view(3, WIDTH) + step
+            loss = model(x, look).square().mean()
+            counts.append(recorded_collectives().count("all_gather_into_tensor"))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [whole(p) for p in model.parameters()], counts
+
+
+def test_a_parameter_of_two_layers_is_gathered_once():
+    def body():
+        model = tied_on(init_device_mesh("cpu", (2,)))
+        return trained_tied(model)
+
+    torch.manual_seed(0)
+    expected, _ = trained_tied(Tied())
+    for found, counts in run_on_ranks(2, body):
+        assert counts == [3, 2, 2, 2]  # from the second time on it is known to be gathered twice
+        torch.testing.assert_close(found, expected)
+
+
+def test_what_is_shared_does_not_depend_on_flushes():
+    def body():
+        model = tied_on(init_device_mesh("cpu", (2,)))
+        look = (lambda x: x.sum().item()) if dist.get_rank() == 0 else lambda x: None
+        return trained_tied(model, look)
+
+    torch.manual_seed(0)
+    expected, _ = trained_tied(Tied())
+    for found, _ in run_on_ranks(2, body):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("how", ["itself", "data", "view", "view alone", "local"])
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_gather_is_not_shared_over_a_write(how, looks):
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        plain = torch.arange(8.0).view(4, 2)
+        parameter = nn.Parameter(distribute_tensor(plain, mesh, [Shard(0)]))
+        view = parameter.detach().view(4, 2)
+        writes = {
+            "itself": parameter.detach,
+            "data": lambda: parameter.data,
+            "view": lambda: parameter.detach().view(2, 2, 2),
+            "view alone": lambda: view,
+            "local": lambda: parameter.to_local().detach(),
+        }
+
+        def gathered():
+            return parameter.redistribute(placements=[Replicate()])
+
+        for step in range(4):
+            with lazy_tensor.lazy_mode():
+                first = gathered()
+                first.detach().mul_(0)  # it is the caller's own
+                if looks and dist.get_rank() == 0:
+                    lazy_tensor.flush()
+                second = gathered()
+                writes[how]().add_(1)
+                if looks and dist.get_rank() == 1:
+                    lazy_tensor.flush()
+                third = gathered()
+            assert torch.equal(whole(first), torch.zeros(4, 2))
+            assert torch.equal(whole(second), plain + step)
+            assert torch.equal(whole(third), plain + step + 1)
+
+    run_on_ranks(2, body)
