@@ -54,6 +54,11 @@ who_is_missing: Callable[[], str] | None = None
 """What is said when a collective fails: which ranks did not fail with this one."""
 
 
+def layout_of(tensor: torch.Tensor) -> Layout | None:
+    """How a sharded tensor lies on its mesh; None for any other."""
+    return tensor._layout if type(tensor) is sharded_class else None
+
+
 def value_in(tensor: torch.Tensor) -> Value:
     """The value of a tensor of the installed class."""
     assert isinstance(tensor, ValueTensor)

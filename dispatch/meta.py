@@ -86,7 +86,8 @@ def propagate(
     try:
         if len({meta[4] for meta in metas}) == 1 and has_native_meta(facts):
             return outcome_of(torch_private.meta_call(metas, call), facts, metas[0][4])
-        result = torch_private.fake_call(metas, call)
+        with torch_private.FAKES:  # a fake tensor says it's on "meta" while another one is asked
+            return outcome_of(torch_private.fake_call(metas, call), facts)
     except torch_private.NoMetaFunction as error:
         if facts.returns_nothing and facts.writes:
             return Outcome()
@@ -94,7 +95,6 @@ def propagate(
     except Exception as error:
         # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
         return Outcome(runs_now=f"no metadata: {type(error).__name__}")
-    return outcome_of(result, facts)
 
 
 @cache

@@ -415,7 +415,7 @@ class Picture:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self._hold(label, value, FACETS, _facets, setattr)
-            own = [key for key in self._named(vars(value)) if key not in ("_value", "_is_param")]
+            own = [key for key in self._named(vars(value)) if key not in _OF_LAZY]
             if own:
                 self._hold(label, vars(value), own, _globals, _put_item)
         elif isinstance(value, dict):
@@ -474,7 +474,11 @@ class Picture:
             raise Unreachable(f"{label} is an iterator; pass what it gives as an argument")
         elif hasattr(kind, "__replayed__"):
             self._queue.append((label, value.__replayed__))
-        elif _package(kind) not in _LIBRARIES - {"torch"} or isinstance(value, _NAMESPACES):
+        elif (
+            _package(kind) not in _LIBRARIES - {"torch"}
+            or isinstance(value, _NAMESPACES)
+            or getattr(kind, "is_state_of_modules", False)
+        ):
             self._visit_attributes(label, value)
 
     def _visit_if_users(self, label: str, value: Any) -> None:
@@ -551,6 +555,8 @@ class Picture:
         return [name for name in attributes if name in self._names]
 
 
+_OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
+"""Attributes of lazy tensors that say nothing that isn't looked at otherwise."""
 _FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _ALWAYS = frozenset({"forward", "backward", "setup_context"})
 """Methods that torch calls, whatever the code mentions."""

@@ -87,7 +87,7 @@ class Arguments:
             self.objects.append((label, kind))  # for its methods
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
-            if kind is not LazyTensor and value.__dict__:
+            if not issubclass(kind, LazyTensor) and value.__dict__:
                 self._read_attributes(label, value, parts)
         elif kind in (float, complex, slice, range):
             parts.append(repr(value))

@@ -219,12 +219,15 @@ class Settled:
         objects = [self._holdings[one.holding].values[one.key] for one in left]
         self._left_objects = {id(tensor) for tensor in objects}
         self._requires_grad: list[bool] = []
-        self._filled: list[tuple[Left, tuple[Any, ...]]] = []
+        self._filled: list[tuple[Left, tuple[Any, ...], host.Layout | None]] = []
+        self._layouts: list[host.Layout | None] = []
         for one, tensor in zip(left, objects, strict=True):
             if one.was_empty:
-                self._filled.append((one, wrapper_arguments(meta_of(tensor))))
+                meta = wrapper_arguments(meta_of(tensor))
+                self._filled.append((one, meta, host.layout_of(tensor)))
             else:
                 self._requires_grad.append(tensor.requires_grad and tensor.is_leaf)
+                self._layouts.append(host.layout_of(tensor))
         self._getters = [self._getter(*_place(one)) for one in self._renewed]
 
     def run(self, leaves: list[Any], lasting: Tensors, tensors: Tensors) -> Any:
@@ -238,7 +241,8 @@ class Settled:
         written = [fetch(tensors) if callable(fetch) else fetch for fetch in self._written]
         lasting = lasting[: len(self._renewed)]
         if self._unread:  # their memory is free for what takes its place
-            _renew([lasting[i] for i in self._unread], [None] * len(self._unread))
+            layouts = [self._layouts[i] for i in self._unread]
+            _renew([lasting[i] for i in self._unread], [None] * len(self._unread), layouts)
         kept, drawn = leaves, []
         with torch_private.kernels_only(), POOL.using():
             if self._draws:
@@ -262,12 +266,15 @@ class Settled:
         """Leave behind what the call does, as far as it was computed."""
         there = [i for i, one in enumerate(self._renewed) if one.slot in of_slot]
         data = [of_slot[self._renewed[i].slot] for i in there]
-        for k in _renew([lasting[i] for i in there], data):
-            new = host.concrete(data[k]).requires_grad_(self._requires_grad[there[k]])
+        layouts = [self._layouts[i] for i in there]
+        for k in _renew([lasting[i] for i in there], data, layouts):
+            layout = layouts[k]
+            new = host.concrete(data[k]) if layout is None else _made(data[k], None, layout)
+            new.requires_grad_(self._requires_grad[there[k]])
             self._put(self._renewed[there[k]], new, tensors)
-        for one, meta in self._filled:
+        for one, meta, layout in self._filled:
             if one.slot in of_slot:
-                self._put(one, host.new_tensor(_valued(of_slot[one.slot]), meta), tensors)
+                self._put(one, _made(of_slot[one.slot], meta, layout), tensors)
 
     def _put(self, place: Left, tensor: torch.Tensor, tensors: Tensors) -> None:
         """Put a tensor where the call would have put it."""
@@ -302,7 +309,7 @@ class Settled:
             else:
                 value = values[one.name] = _valued(of_slot[one.name])
             assert one.meta is not None, "what makes a tensor has its metadata"
-            tensor = host.new_tensor(value, one.meta)
+            tensor = _on(value, one.meta, one.layout)
             if one.grad == "leaf":
                 tensor.requires_grad_()
             elif one.grad:
@@ -362,20 +369,31 @@ def _have_facets(tensors: Tensors, facets: list[tuple[int, tuple[Any, ...]]]) ->
     return all(all(map(is_same, values, facets_of(tensors[i]))) for i, values in facets)
 
 
-def _renew(tensors: Tensors, data: Sequence[torch.Tensor | None]) -> list[int]:
+def _renew(
+    tensors: Tensors,
+    data: Sequence[torch.Tensor | None],
+    layouts: Sequence[host.Layout | None],
+) -> list[int]:
     """Give lazy tensors new values, or empty ones; the numbers of those not lazy, or of other
-    metadata. What they had before may belong to an alias too, and stays as it is."""
+    metadata or layouts. What they had before may belong to an alias too, and stays as it is."""
+    others: Sequence[int] = range(len(tensors))
     if hits.native is not None:
-        others: list[int] = hits.native.renew(tensors, data)
-        return others
-    others = []
-    for i, (tensor, value) in enumerate(zip(tensors, data, strict=True)):
-        fits = value is None or meta_of(tensor) == meta_of(value)
-        if isinstance(tensor, LazyTensor) and fits:
+        others = hits.native.renew(tensors, data)
+    left: list[int] = []
+    for i in others:
+        tensor, value, layout = tensors[i], data[i], layouts[i]
+        if layout is not None:
+            fits = host.layout_of(tensor) is layout
+        else:
+            fits = type(tensor) is LazyTensor and (
+                value is None or meta_of(tensor) == meta_of(value)
+            )
+        if fits:
+            assert isinstance(tensor, LazyTensor), "only those have layouts"
             tensor._value = _valued(value)
         else:
-            others.append(i)
-    return others
+            left.append(i)
+    return left
 
 
 def _viewing(fetch: Any, view: tuple[Any, ...]) -> Fetch:
@@ -388,6 +406,15 @@ def _viewing(fetch: Any, view: tuple[Any, ...]) -> Fetch:
             return base.as_strided(size, stride, base.storage_offset() + moved)
 
     return viewed
+
+
+def _made(data: torch.Tensor, meta: Any, layout: host.Layout | None) -> torch.Tensor:
+    return _on(_valued(data), meta, layout)
+
+
+def _on(value: Value, meta: Any, layout: host.Layout | None) -> torch.Tensor:
+    """A lazy tensor on a value, sharded if it has a layout."""
+    return host.new_tensor(value, meta) if layout is None else host.new_sharded(value, layout)
 
 
 def _valued(data: torch.Tensor | None) -> Value:

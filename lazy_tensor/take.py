@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import hits, torch_private
+from lazy_tensor.dispatch import hits, host, torch_private
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
 from lazy_tensor.dispatch.tape import Draw, Tape
@@ -58,15 +58,17 @@ class Left:
 class Returned:
     """A leaf of what the call gave back: `kind` and its number, constant or object.
 
-    "slot" and "leaf" make a tensor of `meta` on the value, "argument", "place" and "left" are the
-    very object, "again" is what an earlier one is, "constant" is no tensor. `grad` says whether the
-    tensor requires one ("leaf") or has been differentiated ("spent").
+    "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`; "argument",
+    "place" and "left" are the very object, "again" is what an earlier one is, "constant" is no
+    tensor. `grad` says whether the tensor requires one ("leaf") or has been differentiated
+    ("spent").
     """
 
     kind: str
     name: Any
     meta: tuple[Any, ...] | None = None
     grad: str = ""
+    layout: host.Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,8 @@ def described(tensors: Sequence[torch.Tensor], *, with_types: bool = True) -> An
     """What decides whether a call may treat such tensors alike; comparable, nothing else.
 
     Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
-    a storage offset, is a conjugate or negative view, and the first place of the same object.
+    a storage offset, is a conjugate or negative view, the first place of the same object, and how
+    it is sharded.
     """
     try:
         words = None if hits.native is None else hits.native.argument_words(tensors, with_types)
@@ -212,7 +215,8 @@ def described_in_python(tensors: Sequence[torch.Tensor], *, with_types: bool) ->
             continue
         size, stride, offset, dtype, device = meta_of(tensor)
         marks = bool(offset), tensor.is_conj(), tensor.is_neg()
-        found += (size, stride, dtype, device, *marks, tensor.requires_grad, tensor.is_leaf)
+        layout = host.layout_of(tensor)
+        found += (size, stride, dtype, device, *marks, tensor.requires_grad, tensor.is_leaf, layout)
     return tuple(found)
 
 
@@ -548,12 +552,12 @@ class _Reading:
                 "it returns a tensor with its graph, which a replay doesn't build; call backward() "
                 "inside, or return the tensor's detach()"
             )
-        meta = wrapper_arguments(meta_of(leaf))
+        meta, layout = wrapper_arguments(meta_of(leaf)), host.layout_of(leaf)
         if slot is not None:
             self.claimed.add(slot)
-            return Returned("slot", slot, meta, grad)
+            return Returned("slot", slot, meta, grad, layout)
         if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
-            return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad)
+            return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad, layout)
         raise Obstacle("it returns a tensor that it didn't compute")
 
     def _written(self) -> tuple[int, ...]:

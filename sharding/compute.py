@@ -84,6 +84,8 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         learn_for_any_size(request, sharding)
     if not torch_private.is_member(info.compute_mesh):
         return _absent(op, args, sharding.output_spec)
+    if sharding.needs_redistribute and _moves_what_is_written(request, info, sharding):
+        return _without_rule(op, args, kwargs)
     pairs = torch_private.flat_specs(info, sharding)
     for now, then in pairs:
         _note(op, now, then.placements)
@@ -102,6 +104,20 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     local_op = torch_private.local_op(op, sharding)
     result = local_op(*local_args, **info.local_kwargs)
     return _wrapped(op, args, kwargs, result, sharding.output_spec)
+
+
+def _moves_what_is_written(request: Request, info: Any, sharding: Any) -> bool:
+    """Whether the rule places arguments otherwise that the op writes: the writes would be lost.
+
+    Rules look at the first argument; fused optimizers write several.
+    """
+    if not (request.facts.writes and errors.is_foreach(request.op)):
+        return False
+    placed = [t._spec for t in request.written() if isinstance(t, DTensor)]
+    return any(
+        now.placements != then.placements and any(now is spec for spec in placed)
+        for now, then in torch_private.flat_specs(info, sharding)
+    )
 
 
 def _specs_at_this_size(request: Request, placements: Any) -> Any:
@@ -334,7 +350,7 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any) -> bool:
     if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
         return True
     # many kernels refuse what is empty, and a maximum has none
-    takes_nothing = torch.Tag.pointwise in op.tags or errors.is_foreach(op)
+    takes_nothing = torch.Tag.pointwise in op.tags or op in OF_ANY_SIZE or errors.is_foreach(op)
     if not takes_nothing and any(map(torch_private.has_empty_parts, given)):
         return True
     averages = any(
@@ -507,6 +523,11 @@ def _keeps_strides(args: tuple[Any, ...]) -> bool:
     return tensor.shape == tuple(size) and tensor.stride() == tuple(stride) and not offset
 
 
+OF_ANY_SIZE = frozenset({
+    aten._to_copy.default, aten.clone.default, aten.copy_.default, aten.full_like.default,
+    aten.ones_like.default, aten.zero_.default, aten.zeros_like.default,
+})  # fmt: skip
+"""Ops that do the same to each element though torch doesn't tag them so."""
 WHOLE_ONLY = frozenset({
     aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,
     aten.squeeze_copy.dim, aten.squeeze_copy.dims,

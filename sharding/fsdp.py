@@ -28,6 +28,7 @@ _SETATTR: Any = torch.nn.Module.__setattr__
 class ShardedParameter(torch_fsdp.FSDPParam):
     """One parameter of a group: sharded, and whole in memory that is there while it is needed."""
 
+    is_state_of_modules = True  # replays look into it
     buffer: torch.Tensor | None = None
     places: list[tuple[Any, str]]
     """Where modules keep the parameter, under which names."""
@@ -105,6 +106,7 @@ class ShardedParameter(torch_fsdp.FSDPParam):
 class ParameterGroup(torch_fsdp.FSDPParamGroup):
     """Parameters that are gathered, and whose gradients are reduced, by one collective."""
 
+    is_state_of_modules = True
     fsdp_params: list[ShardedParameter]  # type: ignore[assignment]
     mesh_info: Any
     post_forward_mesh_info: Any
@@ -433,6 +435,8 @@ class _Order(torch_fsdp.FSDPCommContext):
 
 class _State(torch_fsdp.FSDPState):
     """torch's state of a module, with hooks as they are under `torch.compile`'s wrapper."""
+
+    is_state_of_modules = True
 
     def __init__(self) -> None:
         super().__init__()

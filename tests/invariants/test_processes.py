@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lazy_tensor import is_lazy, lazy_mode, materialize, wrap
+from lazy_tensor import is_lazy, lazy_mode, materialize, reset_stats, stats, wrap
 
 N_THREADS = 4
 
@@ -199,3 +199,16 @@ def test_a_child_forked_while_another_thread_flushes_is_not_stuck():
         stop.set()
         thread.join()
     assert codes == {0}
+
+
+def test_threads_that_ask_for_metadata_at_the_same_time():
+    """A fake tensor says that it is on "meta" while another thread asks one of the same mode."""
+
+    def work(_):
+        for i in range(1, 200):
+            with lazy_mode():
+                torch._chunk_cat([torch.ones(i, 3), torch.ones(i + 1, 3)], 0, 2)
+
+    reset_stats()
+    in_threads(work)
+    assert not [reason for reason in map(str, stats()["fallbacks"]) if "dense" in reason]

@@ -271,3 +271,29 @@ def test_lists_of_sharded_and_plain_tensors_come_back_so_each_time():
         assert type(first) is DTensor
         assert type(second) is lazy_tensor.LazyTensor
         assert second.tolist() == [2.0] * 3
+
+
+@on_ranks(4)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("states", ["as parameters", "replicated"])
+def test_optimizers_where_a_rank_has_no_part(fused, states):
+    """Six rows on four ranks: the last has none. A fused step writes more than its parameters."""
+    plain, grads = torch.linspace(-1, 1, 6), torch.linspace(2, -3, 6)
+    expected = torch.nn.Parameter(plain.clone())
+    parameter = torch.nn.Parameter(distribute_tensor(plain, a_mesh(), [Shard(0)]))
+    optimizers = [torch.optim.AdamW([p], lr=0.1, fused=fused) for p in (expected, parameter)]
+    for step in range(4):
+        expected.grad = grads.clone()
+        parameter.grad = distribute_tensor(grads, a_mesh(), [Shard(0)])
+        for optimizer in optimizers:
+            optimizer.step()
+        state = optimizers[1].state[parameter]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if states == "replicated" and step == 0:
+                state[name] = state[name].redistribute(placements=[Replicate()])
+            found = lazy_tensor.materialize(state[name].full_tensor())
+            torch.testing.assert_close(found, optimizers[0].state[expected][name])
+    wanted = Replicate() if states == "replicated" else Shard(0)
+    assert state["exp_avg"].placements == (wanted,)
+    found = lazy_tensor.materialize(parameter.full_tensor().detach())
+    torch.testing.assert_close(found, expected.detach())
