@@ -7,8 +7,11 @@ answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
+
+import torch
 
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Node, State, Trace, Value
@@ -127,6 +130,16 @@ def _writes(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
 
 
 _known: Cache[int, tuple[State, dict[int, int], dict[int, int]]] = Cache("", 16)
+
+
+def note_writes(tensors: Iterable[torch.Tensor | None]) -> None:
+    """Drop what was derived from tensors that were written by what no trace holds."""
+    if not _by_storage:
+        return
+    for tensor in tensors:
+        value = getattr(tensor, "_value", None)
+        if value is not None and value.watch is not None:
+            value.watch.stop()
 
 
 def after_flush(values: list[Value], *, failed: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import hits, host, memory, torch_private
+from lazy_tensor.dispatch import hits, host, memory, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
@@ -259,6 +259,7 @@ class Settled:
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
         self._leave(of_slot, lasting, tensors)
         torch_private.count_writes(written)
+        watch.note_writes(written)
         torch_private.count_writes(lasting)  # graphs that saved one must not use its new value
         return self._result(of_slot, kept, tensors)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import hits, host, torch_private
+from lazy_tensor.dispatch import hits, host, torch_private, watch
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
 from lazy_tensor.dispatch.tape import Draw, Tape
@@ -271,6 +271,7 @@ def take(
     torch.clear_autocast_cache()
     if tape.obstacle is not None:
         return result, tape.obstacle
+    watch.before_flush(trace)  # what is out of date at its end need not outlive it
     try:
         if numbers != _random_states():
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")

@@ -15,7 +15,7 @@ from lazy_tensor import sharding
 from lazy_tensor.sharding import DTensor, Partial, Replicate, Shard, distribute_tensor
 from tests.sharding.ranks import run_on_ranks
 from tests.sharding.test_fully_shard import TOKENS, by_blocks, loss_of, made
-from tests.sharding.test_parallel import Mlp
+from tests.sharding.test_parallel import Mlp, Tied, tied_on
 
 N_CALLS = 8
 
@@ -100,6 +100,34 @@ def test_a_fully_sharded_step(lazily: bool) -> None:
     for found, n_replayed, obstacle in run_on_ranks(4, body):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         assert n_replayed >= 2, obstacle
+
+
+def test_a_parameter_that_two_layers_gather() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    batches = torch.randn(N_CALLS, 3, 8)
+
+    def losses(model: nn.Module, *, replays: bool) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> Any:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        run: Any = lazy_tensor.replay(step) if replays else step
+        return [whole(run(x)) for x in batches], getattr(run, "n_replayed", 0)
+
+    expected, _ = losses(copy.deepcopy(model), replays=False)
+
+    def body() -> Any:
+        return losses(tied_on(sharding.init_device_mesh("cpu", (2,)), model), replays=True)
+
+    for found, n_replayed in run_on_ranks(2, body):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert n_replayed >= 2
 
 
 @pytest.mark.filterwarnings("ignore:replay")  # gradients that wait are no tensors it can leave

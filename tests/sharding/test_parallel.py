@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 
 import pytest
 import torch
@@ -350,13 +349,13 @@ class Tied(nn.Module):
         return x
 
 
-drawing = threading.Lock()  # the generator is shared by the threads that are ranks
+def tied():
+    torch.manual_seed(0)
+    return Tied()
 
 
-def tied_on(mesh):
-    with drawing:
-        torch.manual_seed(0)
-        model = Tied()
+def tied_on(mesh, plain):
+    model = copy.deepcopy(plain)
     for layer in (model.first, model.between):
         layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
     model.second.weight = model.first.weight
@@ -378,25 +377,26 @@ def trained_tied(model, look=lambda x: None):
 
 
 def test_a_parameter_of_two_layers_is_gathered_once():
-    def body():
-        model = tied_on(init_device_mesh("cpu", (2,)))
-        return trained_tied(model)
+    plain = tied()
+    expected, _ = trained_tied(copy.deepcopy(plain))
 
-    torch.manual_seed(0)
-    expected, _ = trained_tied(Tied())
+    def body():
+        return trained_tied(tied_on(init_device_mesh("cpu", (2,)), plain))
+
     for found, counts in run_on_ranks(2, body):
         assert counts == [3, 2, 2, 2]  # from the second time on it is known to be gathered twice
         torch.testing.assert_close(found, expected)
 
 
 def test_what_is_shared_does_not_depend_on_flushes():
+    plain = tied()
+    expected, _ = trained_tied(copy.deepcopy(plain))
+
     def body():
-        model = tied_on(init_device_mesh("cpu", (2,)))
+        model = tied_on(init_device_mesh("cpu", (2,)), plain)
         look = (lambda x: x.sum().item()) if dist.get_rank() == 0 else lambda x: None
         return trained_tied(model, look)
 
-    torch.manual_seed(0)
-    expected, _ = trained_tied(Tied())
     for found, _ in run_on_ranks(2, body):
         torch.testing.assert_close(found, expected)
 
