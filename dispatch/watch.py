@@ -70,7 +70,7 @@ def _version_of(value: Value) -> tuple[int, int] | None:
 
 
 def _is_written_since(trace: Trace, since: State | None, value: Value) -> bool:
-    if value.slot is not None:
+    if value.slot is not None and value.slot.trace is trace:
         root = trace.root_of(value.slot.index)
     elif value.data is not None and storage_id(value.data) in trace.storages:
         root = trace.storages[storage_id(value.data)]  # a view of it is there
@@ -129,7 +129,7 @@ def _writes(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
     return places, writes
 
 
-_known: Cache[int, tuple[State, dict[int, int], dict[int, int]]] = Cache("", 16)
+_known: Cache[int, tuple[State, dict[int, int], dict[int, int]]] = Cache("writes", 16)
 
 
 def note_writes(tensors: Iterable[torch.Tensor | None]) -> None:

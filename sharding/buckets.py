@@ -7,7 +7,7 @@ together follows from the call alone: ranks that flush elsewhere do the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,16 +20,19 @@ from lazy_tensor.sharding.layout import everywhere
 from lazy_tensor.sharding.tensor import DTensor, sharded
 from lazy_tensor.sharding.torch_private import DTensorSpec, TensorMeta
 
-Member = tuple[list[Any], int, DTensorSpec]
-"""A tensor's list, its place there, and where it must lie."""
+Member = tuple[list[Any], int, DTensorSpec, DTensorSpec]
+"""A tensor's list, its place there, where it lies, and where it must lie."""
 
 
 def reduced_together(
-    args: tuple[Any, ...], pairs: list[tuple[DTensorSpec, DTensorSpec]]
+    args: tuple[Any, ...],
+    pairs: list[tuple[DTensorSpec, DTensorSpec]],
+    note: Callable[[DTensorSpec, tuple[Any, ...]], None],
 ) -> tuple[Any, ...] | None:
     """`args` with the partial tensors of its lists reduced; None if no two go together.
 
-    `pairs` say for each sharded tensor among the arguments where it lies and where it must lie.
+    `pairs` say for each sharded tensor among the arguments where it lies and where it must lie;
+    `note` is told of those that are reduced. Local strides count for nothing: ranks may differ.
     """
     copied = tuple([list(a) if isinstance(a, (list, tuple)) else a for a in args])
     tensors = [
@@ -44,10 +47,13 @@ def reduced_together(
     alike: dict[Any, list[Member]] = {}
     for (items, i), (now, then) in zip(tensors, pairs, strict=True):
         dim = _reduced_dim(now, then)
-        if dim is not None and host.local_of(items[i]).is_contiguous():
+        if dim is not None and items[i].is_contiguous():
             how = (now.mesh, dim, now.placements[dim], items[i].dtype)
-            alike.setdefault(how, []).append((items, i, then))
+            alike.setdefault(how, []).append((items, i, now, then))
     buckets = [(how, bucket) for how, members in alike.items() for bucket in _buckets(members)]
+    for _, bucket in buckets:
+        for *_, now, then in bucket:
+            note(now, then.placements)
     for (mesh, dim, placement, _), bucket in buckets:
         _reduce(bucket, mesh, dim, placement)
     return copied if buckets else None
@@ -72,7 +78,7 @@ def _buckets(members: list[Member]) -> Iterator[list[Member]]:
     bucket: list[Member] = []
     filled = 0
     for member in members:
-        items, i, _ = member
+        items, i, *_ = member
         n_bytes = items[i].nbytes
         if bucket and filled + n_bytes > most:
             if len(bucket) > 1:
@@ -85,7 +91,7 @@ def _buckets(members: list[Member]) -> Iterator[list[Member]]:
 
 
 def _reduce(bucket: list[Member], mesh: Any, dim: int, placement: Partial) -> None:
-    locals_ = [host.local_of(items[i]) for items, i, _ in bucket]
+    locals_ = [host.local_of(items[i]) for items, i, *_ in bucket]
     flat = torch.cat([local.reshape(-1) for local in locals_])
     meta = TensorMeta(flat.shape, dense_stride(flat.shape), flat.dtype)
     placements: list[Any] = list(everywhere(mesh))
@@ -94,5 +100,5 @@ def _reduce(bucket: list[Member], mesh: Any, dim: int, placement: Partial) -> No
     partial = torch_private.spec_of(mesh, tuple(placements), meta)
     flat = torch_private.redistribute_local_tensor(flat, partial, whole)
     parts = flat.split([local.numel() for local in locals_])
-    for (items, i, then), part, local in zip(bucket, parts, locals_, strict=True):
+    for (items, i, _, then), part, local in zip(bucket, parts, locals_, strict=True):
         items[i] = sharded(part.view(local.shape), then)

@@ -7,6 +7,7 @@ local lazy tensors, so that it is recorded like anything else; what follows from
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,12 +88,12 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if sharding.needs_redistribute and _moves_what_is_written(request, info, sharding):
         return _without_rule(op, args, kwargs)
     pairs = torch_private.flat_specs(info, sharding)
-    for now, then in pairs:
-        _note(op, now, then.placements)
     if pairs and errors.is_foreach(op):
-        reduced = reduced_together(args, pairs)
+        reduced = reduced_together(args, pairs, partial(_note, op))
         if reduced is not None:
             return run(op, reduced, kwargs)
+    for now, then in pairs:
+        _note(op, now, then.placements)
     local_args = torch_private.local_arguments(info, sharding)
     if numbered is not args:
         local_args = tuple([
