@@ -3,15 +3,6 @@
 """
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    DataParallelMeshDims,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    UnshardHandle,
-    register_fsdp_forward_method,
-)
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from lazy_tensor.dispatch import hits, host, rules
@@ -48,6 +39,15 @@ from lazy_tensor.sharding.parallel import (
 )
 from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE
 from lazy_tensor.sharding.tensor import DTensor
+from lazy_tensor.sharding.torch_fsdp import (  # with a clear error where torch lacks one
+    CPUOffloadPolicy,
+    DataParallelMeshDims,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+    register_fsdp_forward_method,
+)
 
 __all__ = [
     "CPUOffloadPolicy", "ColwiseParallel", "CommDebugMode", "DTensor", "DataParallelMeshDims",

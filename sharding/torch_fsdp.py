@@ -15,6 +15,15 @@ from lazy_tensor.sharding import torch_private
 
 try:
     from torch.distributed._composable.contract import contract
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        DataParallelMeshDims,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        UnshardHandle,
+        register_fsdp_forward_method,
+    )
     from torch.distributed.fsdp._fully_shard import _fully_shard
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
         DefaultAllGather,
@@ -37,8 +46,10 @@ except ImportError as error:
     raise ImportError(f"{torch_private.NEEDED} lacks a name ({error})") from error
 
 __all__ = [
-    "DDPMeshInfo", "FSDPCommContext", "FSDPMeshInfo", "FSDPParam", "FSDPParamGroup", "FSDPState",
-    "HSDPMeshInfo", "ShardedState", "TrainingState",
+    "CPUOffloadPolicy", "DDPMeshInfo", "DataParallelMeshDims", "FSDPCommContext", "FSDPMeshInfo",
+    "FSDPModule", "FSDPParam", "FSDPParamGroup", "FSDPState", "HSDPMeshInfo",
+    "MixedPrecisionPolicy", "OffloadPolicy", "ShardedState", "TrainingState", "UnshardHandle",
+    "register_fsdp_forward_method",
 ]  # fmt: skip
 
 
