@@ -76,13 +76,8 @@ def _is_written_since(trace: Trace, since: State | None, value: Value) -> bool:
         root = trace.storages[storage_id(value.data)]  # a view of it is there
     else:
         return False
-    state: State | None = trace.state
-    while state is not None and state is not since:
-        step = state.step
-        if isinstance(step, Node) and any(trace.root_of(slot) == root for slot in step.writes):
-            return True
-        state = state.parent
-    return False
+    places, writes = _writes(trace)
+    return writes.get(root, -1) > places.get(id(since), -1)
 
 
 def before_flush(trace: Trace) -> list[Value]:
@@ -90,17 +85,14 @@ def before_flush(trace: Trace) -> list[Value]:
     `after_flush`."""
     if not _by_storage:
         return []
-    places, writes = _writes(trace)
+    _, writes = _writes(trace)
     left: list[Value] = []
     seen: set[Watch] = set()
     for value in (*trace.leaf_values, *trace.values):
         watch = value.watch
         if watch is not None and value.slot is not None:
             seen.add(watch)
-            since = places.get(id(watch._state), -1)
-            if writes.get(trace.root_of(value.slot.index), -1) > since:
-                watch.stop()
-            if watch._is_valid:
+            if watch.is_current(trace, value):
                 left.append(value)
     for storage, slot in trace.storages.items():
         watch = _by_storage.get(storage)

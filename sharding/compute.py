@@ -85,9 +85,9 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         learn_for_any_size(request, sharding)
     if not torch_private.is_member(info.compute_mesh):
         return _absent(op, args, sharding.output_spec)
-    if sharding.needs_redistribute and _moves_what_is_written(request, info, sharding):
-        return _without_rule(op, args, kwargs)
     pairs = torch_private.flat_specs(info, sharding)
+    if _moves_what_is_written(request, pairs):
+        return _without_rule(op, args, kwargs)
     if pairs and errors.is_foreach(op):
         reduced = reduced_together(args, pairs, partial(_note, op))
         if reduced is not None:
@@ -107,7 +107,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _wrapped(op, args, kwargs, result, sharding.output_spec)
 
 
-def _moves_what_is_written(request: Request, info: Any, sharding: Any) -> bool:
+def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
     """Whether the rule places arguments otherwise that the op writes: the writes would be lost.
 
     Rules look at the first argument; fused optimizers write several.
@@ -117,7 +117,7 @@ def _moves_what_is_written(request: Request, info: Any, sharding: Any) -> bool:
     placed = [t._spec for t in request.written() if isinstance(t, DTensor)]
     return any(
         now.placements != then.placements and any(now is spec for spec in placed)
-        for now, then in torch_private.flat_specs(info, sharding)
+        for now, then in pairs
     )
 
 

@@ -19,32 +19,31 @@ def check_arguments(request: Request) -> None:
     """RuntimeError if plain tensors of more than one element are mixed with sharded ones, or
     sharded ones are of different meshes, but where each tensor is treated by itself."""
     op, args, kwargs = request.op, request.args, request.kwargs
+    sharded = [tensor for tensor in request.tensors if isinstance(tensor, TorchDTensor)]
+    if len(sharded) < len(request.tensors):
+        _refuse_plain(op, args, kwargs)
     meshes: list[Any] = []
-    for tensor in request.tensors:
-        if not isinstance(tensor, TorchDTensor):
-            break
-        if not any(tensor.device_mesh is mesh for mesh in meshes):
+    for tensor in sharded:
+        if tensor.device_mesh not in meshes:
             meshes.append(tensor.device_mesh)
-    else:
-        if len(meshes) < 2:
-            return
-    meshes.clear()
-    for name, tensor in _named_tensors(op, args, kwargs):
-        if isinstance(tensor, TorchDTensor):
-            if tensor.device_mesh not in meshes:
-                meshes.append(tensor.device_mesh)
-        elif tensor.numel() != 1 and not torch_private.replicates_plain_tensors():
-            raise RuntimeError(
-                f"{op}: got mixed torch.Tensor and DTensor: argument {name} is a plain tensor of "
-                f"shape {tuple(tensor.shape)}. Make it one with distribute_tensor or "
-                f"DTensor.from_local, or take to_local() of the others\n{_call(op, args, kwargs)}"
-            )
     if len(meshes) > 1 and not is_foreach(op):
         raise RuntimeError(
             f"{op}: its tensors lie on {len(meshes)} different meshes, between which nothing is "
             f"moved unasked. Gather one with full_tensor() and distribute it on the other mesh\n"
             f"{_call(op, args, kwargs)}"
         )
+
+
+def _refuse_plain(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for name, tensor in _named_tensors(op, args, kwargs):
+        if isinstance(tensor, TorchDTensor) or tensor.numel() == 1:
+            continue
+        if not torch_private.replicates_plain_tensors():
+            raise RuntimeError(
+                f"{op}: got mixed torch.Tensor and DTensor: argument {name} is a plain tensor of "
+                f"shape {tuple(tensor.shape)}. Make it one with distribute_tensor or "
+                f"DTensor.from_local, or take to_local() of the others\n{_call(op, args, kwargs)}"
+            )
 
 
 def of_propagation(

@@ -436,3 +436,20 @@ def test_a_gather_is_not_shared_over_a_write(how, looks):
             assert torch.equal(whole(third), plain + step + 1)
 
     run_on_ranks(2, body)
+
+
+def test_a_gather_is_not_shared_over_a_write_that_no_trace_holds():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.zeros(2, 2)
+        parameter = nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)]))
+        for step in range(4):
+            gathered = [parameter.redistribute(placements=[Replicate()]) for _ in range(2)]
+            assert all(torch.equal(whole(t), torch.full((4, 2), float(step))) for t in gathered)
+            pending = parameter.detach() + 1
+            # the caller's own tensor, outside the mode; at first a write that is recorded
+            (local if step else parameter.detach()).add_(1)
+            lazy_tensor.flush()
+            assert not lazy_tensor.is_pending(pending)
+
+    run_on_ranks(2, body)
