@@ -7,6 +7,8 @@ step and of every step whose shapes were never seen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,24 +41,40 @@ def closed_form(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
     """The outcome on tensors without empty ones; floating ones of one dtype if not a view."""
-    if not metas or any(0 in meta[0] for meta in metas):
+    form = _form_of(facts.op)
+    if form is None or not metas:
         return None
-    op = facts.op
-    if op in VIEWS and not kwargs:
-        viewed = VIEWS[op](args, metas[0])
-        return None if viewed is None else Outcome(outs=(viewed,))
-    if metas[0][3] not in _FLOATING:
-        return None
+    for size, *_ in metas:
+        if 0 in size:
+            return None
+    if form is _view:
+        return _view(facts, args, kwargs, metas)
+    return form(facts, args, kwargs, metas) if metas[0][3] in _FLOATING else None
+
+
+@cache
+def _form_of(op: OpOverload) -> Callable[..., Outcome | None] | None:
+    if op in VIEWS:
+        return _view
     if op in OTHERS:
-        return _of_other(op, args, kwargs, metas)
-    return _elementwise(facts, args, kwargs, metas) if _keeps_dtype(op) else None
+        return _of_other
+    keeps_dtype = op.overloadpacket.__name__.removesuffix("_") in KEEP_DTYPE
+    return _elementwise if op.namespace == "aten" and keeps_dtype else None
+
+
+def _view(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+) -> Outcome | None:
+    viewed = None if kwargs else VIEWS[facts.op](args, metas[0])
+    return None if viewed is None else Outcome(outs=(viewed,))
 
 
 def _of_other(
-    op: OpOverload, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
-    named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}
-    result = OTHERS[op]({**named, **dict(kwargs)}, metas)
+    named = dict(zip(facts.argument_names, args, strict=False))
+    named.update(kwargs)
+    result = OTHERS[facts.op](named, metas)
     if result is None:
         return None
     if isinstance(result, list):
@@ -64,38 +82,38 @@ def _of_other(
     return Outcome(outs=(result,))
 
 
-def _keeps_dtype(op: OpOverload) -> bool:
-    name = op.overloadpacket.__name__
-    return op.namespace == "aten" and name.removesuffix("_") in KEEP_DTYPE
-
-
 def _elementwise(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
     if len(args) == 1 and facts.op.overloadpacket is aten.clamp:
         return None  # it asks for a bound
-    if not all(_is_plain_argument(a) for a in (*args, *(a for _, a in kwargs))):
-        return None
-    if any(type(a) is bool for i, a in enumerate(args) if i in facts.number_args):
-        return None  # not all take one
-    dtype, device = metas[0][3:]
-    if any(meta[3] != dtype or meta[4] != device for meta in metas):
-        return None
-    sizes = [tuple(meta[0]) for meta in metas]
-    shape = broadcast(sizes)
-    if shape is None:
-        return None
+    for i, argument in enumerate(args):
+        kind = type(argument)
+        if kind in _CHANGES_RESULT or (kind is bool and i in facts.number_args):
+            return None  # not all take a bool
+    for _, argument in kwargs:
+        if type(argument) in _CHANGES_RESULT:
+            return None
+    first, *others = metas
+    if all(meta[:2] == first[:2] and meta[3:] == first[3:] for meta in others):
+        shape = tuple(first[0])
+    else:
+        if any(meta[3:] != first[3:] for meta in others):
+            return None
+        shared = broadcast([tuple(meta[0]) for meta in metas])
+        if shared is None:
+            return None
+        shape = shared
     if facts.returns_arg == 0:
-        return Outcome() if shape == sizes[0] else None
+        return Outcome() if shape == first[0] else None
     if facts.writes or any(_asks_for_layout(a) for _, a in kwargs):
         return None
     stride = result_stride(facts.op, shape, metas)
-    return None if stride is None else Outcome(outs=((shape, stride, 0, dtype, device),))
+    return None if stride is None else Outcome(outs=((shape, stride, 0, *first[3:]),))
 
 
-def _is_plain_argument(argument: Any) -> bool:
-    """Whether an argument can't change dtype, layout or device of the result."""
-    return not isinstance(argument, (torch.dtype, torch.layout, torch.device, complex, str))
+_CHANGES_RESULT = frozenset({torch.dtype, torch.layout, torch.device, complex, str})
+"""Types of arguments that may change dtype, layout or device of the result."""
 
 
 def _asks_for_layout(argument: Any) -> bool:
@@ -109,7 +127,10 @@ def result_stride(
     op: OpOverload, shape: tuple[int, ...], metas: list[Meta]
 ) -> tuple[int, ...] | None:
     """The strides of an elementwise result; None if only torch can tell."""
-    if all(tuple(stride) == dense_stride(size) for size, stride, *_ in metas):
+    for size, stride, *_ in metas:
+        if stride != dense_stride(size):
+            break
+    else:
         return dense_stride(shape)
     if op.overloadpacket.__name__ in NOT_ITERATED or (len(shape) > 3 and 1 in shape):
         return None  # size 1 makes a layout "channels last" and something else at a time

@@ -126,8 +126,8 @@ def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> S
 
 
 def outcome_of_call(trace: Trace, request: Request) -> Outcome:
-    """The metadata of what the call gives, from the schema cache; of sharded tensors the global
-    ones."""
+    """The metadata of what the call gives: in closed form, else from the schema cache; of sharded
+    tensors the global ones."""
     metas: list[Meta] = []
 
     def numbered(tensor: torch.Tensor) -> Ref:
@@ -135,20 +135,25 @@ def outcome_of_call(trace: Trace, request: Request) -> Outcome:
         return Ref(len(metas) - 1)
 
     facts = request.facts
-    args, kwargs = request.mapped(numbered, _typed if facts.checks_numbers else type)
-    key = (request.op._op, args, kwargs, tuple(metas), trace.environment)
+    args, kwargs = request.mapped(numbered, None)
+    outcome = closed_form(facts, args, kwargs, metas)
+    if outcome is not None:
+        return outcome
+    of_numbers = _typed if facts.checks_numbers else type
+    key = (request.op._op, request.mapped(_anything, of_numbers), tuple(metas), trace.environment)
     known = known_outcome(key)
     if known is not None:
         return known
     STATS.counts["schema_misses"] += 1
-    metas.clear()
-    args, kwargs = request.mapped(numbered, None)
-    outcome = closed_form(facts, args, kwargs, metas)
-    if outcome is None:
-        outcome = propagate(facts, args, kwargs, metas)
-        if outcome.runs_now is None:
-            outcome = as_kernels_say(outcome, facts, args, kwargs, metas)
+    outcome = propagate(facts, args, kwargs, metas)
+    if outcome.runs_now is None:
+        outcome = as_kernels_say(outcome, facts, args, kwargs, metas)
     return learn(key, outcome)
+
+
+def _anything(_: torch.Tensor) -> Any:
+    """A tensor in a key: they stand there in order, by their metadata."""
+    return Ref
 
 
 def _typed(number: complex) -> tuple[type, complex]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ _schema_cache: Cache[tuple[Any, ...], Outcome] = Cache("schema", 16384)
 settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
 
 
+@lru_cache(4096)
 def dense_stride(size: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a contiguous tensor of this size."""
     stride, step = [], 1

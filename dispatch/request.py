@@ -30,7 +30,7 @@ class Request:
     the arguments, in order, repeats included.
     """
 
-    __slots__ = ("args", "in_mode", "kwargs", "op", "owner", "tensors")
+    __slots__ = ("_facts", "args", "in_mode", "kwargs", "op", "owner", "tensors")
 
     def __init__(
         self, owner: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -40,6 +40,7 @@ class Request:
         self.args = args
         self.kwargs = kwargs
         self.in_mode = not isinstance(owner, type)
+        self._facts: OpFacts | None = None
         self.tensors: list[torch.Tensor] = []
         for argument in args:
             if type(argument) not in FIXED:
@@ -49,7 +50,9 @@ class Request:
 
     @property
     def facts(self) -> OpFacts:
-        return facts_of(self.op)
+        if self._facts is None:
+            self._facts = facts_of(self.op)
+        return self._facts
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The argument called `name` in the schema, wherever it was passed."""

@@ -41,6 +41,7 @@ class OpFacts:
     checks_numbers: bool
     communicates: bool
     number_args: frozenset[int | str]
+    argument_names: tuple[str, ...]
 
 
 aten = torch.ops.aten
@@ -112,4 +113,5 @@ def facts_of(op: OpOverload) -> OpFacts:
             if op._schema.name not in NUMBERS_SET_SHAPE
             and str(a.type) in ("number", "float", "Tensor", "Optional[number]", "List[number]")
         ),
+        argument_names=tuple(argument.name for argument in arguments),
     )

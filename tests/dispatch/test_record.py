@@ -158,10 +158,10 @@ def test_trie_is_bounded():
 def test_schema_cache_is_counted():
     x = torch.randn(3)
     with lazy_mode():
-        x + x
+        x.cumsum(0)  # no closed form tells what it gives
     first = cache_info()["schema"]
     with lazy_mode():
-        (x + x).exp()
+        x.cumsum(0).cumprod(0)
     second = cache_info()["schema"]
     assert second.misses == first.misses + 1
     assert second.maxsize
