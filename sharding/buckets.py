@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial
 
-from lazy_tensor.dispatch import host, settings
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import everywhere
-from lazy_tensor.sharding.tensor import DTensor, sharded
+from lazy_tensor.sharding.tensor import DTensor, local_of, sharded
 from lazy_tensor.sharding.torch_private import DTensorSpec, TensorMeta
 
 Member = tuple[list[Any], int, DTensorSpec, DTensorSpec]
@@ -91,7 +91,7 @@ def _buckets(members: list[Member]) -> Iterator[list[Member]]:
 
 
 def _reduce(bucket: list[Member], mesh: Any, dim: int, placement: Partial) -> None:
-    locals_ = [host.local_of(items[i]) for items, i, *_ in bucket]
+    locals_ = [local_of(items[i]) for items, i, *_ in bucket]
     flat = torch.cat([local.reshape(-1) for local in locals_])
     meta = TensorMeta(flat.shape, dense_stride(flat.shape), flat.dtype)
     placements: list[Any] = list(everywhere(mesh))

@@ -20,7 +20,7 @@ from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, rule_of
 from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Leaf, State, Trace
 from lazy_tensor.sharding import compute
-from lazy_tensor.sharding.tensor import DTensor
+from lazy_tensor.sharding.tensor import DTensor, local_of
 
 
 def call(trace: Trace, request: Request) -> Any:
@@ -32,19 +32,18 @@ def call(trace: Trace, request: Request) -> Any:
     del trace.scalars[trace.state.n_scalars :]
     start = None if is_shown(request.owner) else _start(trace, request)
     ran, n_numbers = trace.ran, len(trace.scalars)
-    layouts = [t._layout for t in request.tensors if isinstance(t, DTensor)]
+    layouts = _layouts(request) if request.facts.writes else None
     trace.busy = False
     outer, trace.holds = trace.holds, False
     try:
         with request.owner if request.in_mode else nullcontext():
-            result = compute.run(request.op, request.args, request.kwargs)
+            result = compute.run(request)
     finally:
         trace.busy = True
         closes = trace.holds
         trace.holds = None if outer is None else outer or closes
         admit.leave(trace)
-    kept = layouts == [t._layout for t in request.tensors if isinstance(t, DTensor)]
-    if start is not None and trace.ran is ran and kept:
+    if start is not None and trace.ran is ran and (layouts is None or layouts == _layouts(request)):
         state = _learnt(trace, request, start, trace.scalars[n_numbers:], result)
         if state is not None:
             state.closes = closes
@@ -55,15 +54,21 @@ def call(trace: Trace, request: Request) -> Any:
     return result
 
 
+def _layouts(request: Request) -> list[host.Layout]:
+    return [tensor._layout for tensor in request.tensors if isinstance(tensor, DTensor)]
+
+
 def _start(trace: Trace, request: Request) -> State | None:
     """The state in which all tensors of the call have their places; None if one can't have any."""
     if trace.is_outdated or trace.budget.cold or settings.current().debug:
         return None
+    if all(type(t) is host.sharded_class and _is_here(trace, t) for t in request.tensors):
+        return trace.state
     aliases = not request.in_mode and (request.facts.is_view or request.facts.writes)
     local = Request(request.owner, request.op, (), {})
     for tensor in request.tensors:
         if type(tensor) is host.sharded_class:
-            tensor = host.local_of(tensor)
+            tensor = local_of(tensor)
             if type(tensor) is not host.tensor_class:
                 return None  # a meta tensor
             data = host.value_in(tensor).data
@@ -71,6 +76,11 @@ def _start(trace: Trace, request: Request) -> State | None:
                 return None  # the local op runs at once, on the memory itself
         local.tensors.append(tensor)
     return None if admit.admit(trace, local) is not None else trace.state
+
+
+def _is_here(trace: Trace, tensor: Any) -> bool:
+    slot = tensor._value.slot
+    return slot is not None and slot.trace is trace
 
 
 def _learnt(

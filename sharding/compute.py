@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Shard
 
-from lazy_tensor.dispatch import host, settings
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.grow import outcome_of_call
 from lazy_tensor.dispatch.keys import NUMBERS
@@ -27,13 +28,14 @@ from lazy_tensor.kernels.segment import Ref
 from lazy_tensor.sharding import errors, torch_private
 from lazy_tensor.sharding.buckets import reduced_together
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
-from lazy_tensor.sharding.layout import everywhere, part_of, spec_with
+from lazy_tensor.sharding.layout import everywhere, part_of, spec_of_regular, spec_with
 from lazy_tensor.sharding.tensor import (
     PLACEMENTS,
     REDISTRIBUTE,
     DTensor,
     adopted,
     become,
+    local_of,
     sharded,
 )
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor
@@ -41,10 +43,16 @@ from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTe
 aten = torch.ops.aten
 
 
-def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(request: Request) -> Any:
     """The call's result, sharded."""
+    op, args, kwargs = request.op, request.args, request.kwargs
     if op is REDISTRIBUTE:
         return _moved(args[0], PLACEMENTS[args[1]])
+    known = placements_at_any_size(request)
+    if known is not None:
+        made = _at_this_size(request, known)
+        if made is not NotImplemented:
+            return made
     if op in SPECIAL:
         result = SPECIAL[op](op, args, kwargs)
         if result is not NotImplemented:
@@ -60,15 +68,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         groups = _groups(args[0])
         if len(groups) > 1:
             return _group_by_group(op, args, kwargs, groups)
-    request = Request(DTensor, op, args, kwargs)
     errors.check_arguments(request)
-    known = placements_at_any_size(request)
-    if known is not None:
-        specs = _specs_at_this_size(request, known)
-        if specs is not None:
-            local = [_local(argument) for argument in args]
-            result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
-            return _wrapped(op, args, kwargs, result, specs)
     numbered = _with_numbers_as_tensors(op, args)
     info = torch_private.op_info(op, numbered, kwargs)
     try:
@@ -79,19 +79,19 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _runs_on_whole_tensors(op, args, kwargs):
             raise errors.of_propagation(op, args, kwargs, error) from error
         return _without_rule(op, args, kwargs)
-    if _is_wrong(op, args, sharding.output_spec):
+    pairs = torch_private.flat_specs(info, sharding)
+    if _is_wrong(op, args, sharding.output_spec, [then for _, then in pairs]):
         return _without_rule(op, args, kwargs)
     if not facts_of(op).is_view and not facts_of(op).is_out and op not in torch_private.RANDOM_OPS:
         learn_for_any_size(request, sharding)
     if not torch_private.is_member(info.compute_mesh):
         return _absent(op, args, sharding.output_spec)
-    pairs = torch_private.flat_specs(info, sharding)
     if _moves_what_is_written(request, pairs):
         return _without_rule(op, args, kwargs)
     if pairs and errors.is_foreach(op):
         reduced = reduced_together(args, pairs, partial(_note, op))
         if reduced is not None:
-            return run(op, reduced, kwargs)
+            return run(Request(DTensor, op, reduced, kwargs))
     for now, then in pairs:
         _note(op, now, then.placements)
     local_args = torch_private.local_arguments(info, sharding)
@@ -121,11 +121,46 @@ def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTen
     )
 
 
+def _at_this_size(request: Request, placements: Any) -> Any:
+    """What a call gives that was decided for other sizes; NotImplemented if torch's rules must be
+    asked."""
+    if not torch_private.is_member(_mesh_of(request)):
+        return NotImplemented
+    op, args, kwargs = request.op, request.args, request.kwargs
+    specs = None
+    is_regular = all(tensor._layout.is_regular for tensor in request.tensors)  # type: ignore[attr-defined]
+    if not is_regular:
+        specs = _specs_at_this_size(request, placements)
+        if specs is None:
+            return NotImplemented
+    local = [_local(argument) for argument in args]
+    try:
+        result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
+    except RuntimeError:
+        if is_regular:
+            return NotImplemented  # sizes that don't fit: the rules' error says it of the whole
+        raise
+    if specs is None:
+        specs = _specs_of_regular(request, placements, result)
+        if specs is None:
+            specs = _specs_at_this_size(request, placements)
+    return _wrapped(op, args, kwargs, result, specs)
+
+
+def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:
+    """The output specs that the result on this rank's regular parts tells; None if it doesn't."""
+    mesh = _mesh_of(request)
+    if request.facts.returns_arg is not None:
+        return request.args[request.facts.returns_arg]._spec
+    if isinstance(result, torch.Tensor):
+        return spec_of_regular(mesh, placements, result)
+    specs = [spec_of_regular(mesh, *its) for its in zip(placements, result, strict=True)]
+    return None if None in specs else specs
+
+
 def _specs_at_this_size(request: Request, placements: Any) -> Any:
     """The output specs for placements that are known; None if torch's rules must be asked."""
     mesh = _mesh_of(request)
-    if not torch_private.is_member(mesh):
-        return None
     with dispatch_private.no_modes():
         outcome = outcome_of_call(here.trace, request)
     if outcome.runs_now is not None:
@@ -194,7 +229,7 @@ def _whole(op: Any, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     replicated = everywhere(tensor.device_mesh)
     _note(op, tensor._spec, replicated)
-    return host.local_of(_moved(tensor, replicated))
+    return local_of(_moved(tensor, replicated))
 
 
 def _mesh_of(request: Request) -> DeviceMesh:
@@ -203,7 +238,7 @@ def _mesh_of(request: Request) -> DeviceMesh:
 
 def _local(argument: Any) -> Any:
     if isinstance(argument, DTensor):
-        return host.local_of(argument)
+        return local_of(argument)
     if isinstance(argument, (list, tuple)):
         return [_local(item) for item in argument]
     return argument
@@ -230,7 +265,7 @@ def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A mean over the targets that count: the ranks may have different numbers of them, so sums are
     reduced, not means."""
-    losses, weights = run(op, (*args[:3], SUM, *args[4:]), kwargs)
+    losses, weights = run(Request(DTensor, op, (*args[:3], SUM, *args[4:]), kwargs))
     whole = everywhere(losses.device_mesh)
     losses, weights = _moved(losses, whole), _moved(weights, whole)
     return losses / weights, weights
@@ -268,7 +303,7 @@ def _written_out(op: Any, kwargs: dict[str, Any], spec: Any) -> Any:
     outs = _outs(op, kwargs)
     specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(outs)
     for out, its in zip(outs, specs, strict=True):
-        become(out, sharded(host.local_of(out), its))
+        become(out, sharded(local_of(out), its))
     return tuple(outs) if len(outs) > 1 else outs[0]
 
 
@@ -290,7 +325,7 @@ def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
     """`tensor` placed otherwise."""
     spec = tensor._spec
     target = spec_with(spec, placements)
-    local = torch_private.redistribute_local_tensor(host.local_of(tensor), spec, target)
+    local = torch_private.redistribute_local_tensor(local_of(tensor), spec, target)
     return sharded(local, target)
 
 
@@ -335,8 +370,9 @@ def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return True
 
 
-def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any) -> bool:
-    """Whether torch's rule is known to give something else than one process would.
+def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpec]) -> bool:
+    """Whether torch's rule, which wants arguments to lie so, is known to give something else than
+    one process would.
 
     An average of averages is none where the ranks' parts differ in size. And where several
     dimensions of a mesh split one of a tensor, unevenly, the rules lose count of the parts; where a
@@ -352,7 +388,7 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any) -> bool:
         return True
     # many kernels refuse what is empty, and a maximum has none
     takes_nothing = torch.Tag.pointwise in op.tags or op in OF_ANY_SIZE or errors.is_foreach(op)
-    if not takes_nothing and any(map(torch_private.has_empty_parts, given)):
+    if not takes_nothing and any(map(torch_private.has_empty_parts, (*given, *wanted))):
         return True
     averages = any(
         getattr(placement, "reduce_op", None) == "avg"
@@ -403,7 +439,7 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
     """Write to a sharded tensor what its gathered copy has become."""
     part = part_of(whole, tensor._spec)
-    local = host.local_of(tensor)
+    local = local_of(tensor)
     if local is not part:
         local.copy_(part)
 
@@ -446,10 +482,10 @@ def _random(
     own = spec[0] if isinstance(spec, (list, tuple)) else spec
     if facts_of(op).returns_arg is not None:
         part = part_of(drawn(here.trace, Draw(request, like=target)), target._spec)
-        host.local_of(target).copy_(part)
+        local_of(target).copy_(part)
         return target
     if op is aten.bernoulli.default:  # its numbers are compared with the argument's
-        whole = host.local_of(_moved(target, everywhere(target.device_mesh)))
+        whole = local_of(_moved(target, everywhere(target.device_mesh)))
         return sharded(part_of(op(whole, *args[1:], **kwargs), own), own)
     return sharded(part_of(drawn(here.trace, Draw(request, like=target)), own), own)
 
@@ -468,7 +504,7 @@ def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
 
 
 def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op(_whole(op, args[0]) if _is_split(args[0]) else host.local_of(args[0]))
+    return op(_whole(op, args[0]) if _is_split(args[0]) else local_of(args[0]))
 
 
 def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -482,7 +518,7 @@ def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         first, second = (
             _moved(t, replicated) if isinstance(t, DTensor) else t for t in (first, second)
         )
-    mine, theirs = (host.local_of(t) if isinstance(t, DTensor) else t for t in (first, second))
+    mine, theirs = (local_of(t) if isinstance(t, DTensor) else t for t in (first, second))
     same = torch.tensor(float(torch.equal(mine, theirs)), device=mine.device)
     return bool(torch_private.minimum_over(same, first.device_mesh).item())
 
@@ -492,21 +528,24 @@ def _same_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _pinned(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return host.local_of(args[0]).is_pinned()
+    return local_of(args[0]).is_pinned()
 
 
-def _handles_convolution(args: tuple[Any, ...]) -> bool:
-    """Whether a convolution's images are sharded evenly by sample, if at all. torch's handler takes
-    2-d ones split by width too, and exchanges their edges, but not for all strides and paddings."""
-    for image in args[:2]:
-        if not isinstance(image, DTensor):
-            continue
-        dims = {p.dim for p in image.placements if p.is_shard()}  # type: ignore[attr-defined]
-        if dims - {0}:
-            return False
-        if dims and torch_private.is_uneven(image._spec):
-            return False
-    return True
+def _handles_convolution(n_images: int, args: tuple[Any, ...]) -> bool:
+    """Whether a convolution's images are sharded evenly by sample, if at all, and weights are not.
+
+    torch's handler takes 2-d ones split by width too, and exchanges their edges, but not for all
+    strides and paddings.
+    """
+    images = [image for image in args[:n_images] if isinstance(image, DTensor)]
+    weights = [weight for weight in args[n_images:3] if isinstance(weight, DTensor)]
+    if any(map(_is_split, weights)) or len({image.placements for image in images}) > 1:
+        return False
+    return not any(
+        torch_private.is_uneven(image._spec) or (not p.is_replicate() and p != Shard(0))
+        for image in images
+        for p in image.placements
+    )
 
 
 def _is_split(argument: Any) -> bool:
@@ -535,8 +574,8 @@ WHOLE_ONLY = frozenset({
 })  # fmt: skip
 """Ops whose rules in torch forget that parts differ from the whole."""
 UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
-    aten.convolution.default: _handles_convolution,
-    aten.convolution_backward.default: _handles_convolution,
+    aten.convolution.default: partial(_handles_convolution, 1),
+    aten.convolution_backward.default: partial(_handles_convolution, 2),
     aten.as_strided.default: _keeps_strides,
 }
 """Ops whose handlers in torch are right for some arguments only."""
@@ -546,9 +585,9 @@ def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A tensor overwritten with one number: nothing of it is left to be reduced."""
     tensor = args[0]
     if isinstance(args[1], DTensor):
-        number = host.local_of(_moved(args[1], everywhere(args[1].device_mesh)))
+        number = local_of(_moved(args[1], everywhere(args[1].device_mesh)))
         args = (tensor, number)
-    op(host.local_of(tensor), *args[1:], **kwargs)
+    op(local_of(tensor), *args[1:], **kwargs)
     tensor._spec = _reduced(tensor._spec)
     return tensor
 
@@ -560,12 +599,12 @@ def _put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not masks:
         return NotImplemented
     if len(args) == 3 and not kwargs and masks[0].shape == tensor.shape and values.ndim == 0:
-        return run(aten.masked_fill_.Tensor, (tensor, masks[0], values), {})
+        return run(Request(DTensor, aten.masked_fill_.Tensor, (tensor, masks[0], values), {}))
     return _without_rule(op, args, kwargs)
 
 
 def _uninitialized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    made = op(host.local_of(args[0]), **kwargs)
+    made = op(local_of(args[0]), **kwargs)
     spec = spec_with(args[0]._spec, _reduced(args[0]._spec).placements, made.dtype)
     return sharded(made, spec)
 

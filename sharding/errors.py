@@ -69,29 +69,44 @@ def forbidden(
 def _call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The call's tensors, one a line, and the user's line."""
     lines = [f"at {user_line()}:"]
-    parameters = _parameter_names()
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor):
             placed = f"placed {tensor.placements} on {tensor.device_mesh}"
         else:
             placed = "plain"
-        known = parameters.get(id(tensor if tensor._base is None else tensor._base))
+        known = _parameter_name(tensor if tensor._base is None else tensor._base)
         named = "" if known is None else f", parameter {known!r}"
         lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}{named}")
     return "\n".join(lines)
 
 
-def _parameter_names() -> dict[int, str]:
-    """The names of all parameters that modules hold, from the outermost ones, by `id`."""
-    # not isinstance(): that asks proxies among the objects what they stand for
-    modules: list[Any] = [t for t in gc.get_objects() if issubclass(type(t), torch.nn.Module)]
-    inner = {id(child) for module in modules for child in module.children()}
-    return {
-        id(parameter): name
-        for module in modules
-        if id(module) not in inner
-        for name, parameter in module.named_parameters()
-    }
+def _parameter_name(tensor: torch.Tensor) -> str | None:
+    """What the outermost module that holds a parameter calls it; None if none does."""
+    path: list[str] = []
+    held = _holder(tensor, "_parameters")
+    while held is not None:
+        name, module = held
+        path.insert(0, name)
+        held = _holder(module, "_modules")
+    return ".".join(path) or None
+
+
+def _holder(item: Any, kind: str) -> tuple[str, torch.nn.Module] | None:
+    """The module in whose `kind` of things `item` is, and its name there."""
+    # not by gc.get_objects(): a tuple that another thread is about to fill must stay its own
+    for things in filter(_is_dict, gc.get_referrers(item)):
+        name = next((name for name, thing in list(things.items()) if thing is item), None)
+        for attributes in filter(_is_dict, gc.get_referrers(things)):
+            if attributes.get(kind) is not things:
+                continue
+            for module in gc.get_referrers(attributes):
+                if issubclass(type(module), torch.nn.Module) and vars(module) is attributes:
+                    return str(name), module
+    return None
+
+
+def _is_dict(thing: Any) -> bool:
+    return type(thing) is dict
 
 
 def _named_tensors(

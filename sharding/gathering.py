@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import host, rules
+from lazy_tensor.dispatch import rules
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.meta import dense_stride
 from lazy_tensor.sharding import compute, torch_private
 from lazy_tensor.sharding.numbered import Numbered
-from lazy_tensor.sharding.tensor import LIBRARY, DTensor, sharded
+from lazy_tensor.sharding.tensor import LIBRARY, DTensor, local_of, sharded
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _gathered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
     plan: Gathering = PLANS[number]
     flat: list[torch.Tensor] = []
     for shard, numel, dtype in zip(shards, plan.numels, plan.dtypes, strict=True):
-        local = host.local_of(shard) if isinstance(shard, DTensor) else shard
+        local = local_of(shard) if isinstance(shard, DTensor) else shard
         part = local.to(plan.device).reshape(-1).to(dtype)
         missing = numel - part.numel()
         flat.append(torch.constant_pad_nd(part, (0, missing)) if missing else part)

@@ -23,9 +23,11 @@ from lazy_tensor.sharding.torch_private import (
     TensorMeta,
     has_empty_parts,
     is_split_twice,
+    is_strided_shard,
     is_uneven,
     redistribute_local_tensor,
     spec_of,
+    ways_of,
 )
 
 _numbers = itertools.count()
@@ -35,15 +37,20 @@ _lock = threading.Lock()
 
 
 class ShardLayout(host.Layout):
-    """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype."""
+    """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype.
 
-    __slots__ = ("_family", "spec")
+    `moves` is what is known of redistributing tensors that lie so, for `tensor`.
+    """
+
+    __slots__ = ("_family", "_is_regular", "moves", "spec")
 
     def __init__(self, spec: DTensorSpec, local: torch.Tensor) -> None:
         meta = spec.tensor_meta
         assert meta is not None, "layouts are of tensors"
         self.spec = spec
         self._family: int | None = None
+        self._is_regular: bool | None = None
+        self.moves: dict[tuple[Any, ...], Any] = {}
         described = (meta.shape, meta.stride, 0, meta.dtype, local.device)
         here = (local.shape, local.stride(), local.storage_offset(), local.dtype, local.device)
         super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(here))
@@ -55,6 +62,15 @@ class ShardLayout(host.Layout):
         if self._family is None:
             self._family = _families.setdefault(_described(self.spec), next(_numbers))
         return self._family
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the ranks have equal parts, dense and of more than one row each as the whole is:
+        what an op makes of a part then tells what it makes of the whole."""
+        if self._is_regular is None:
+            dense = self.meta[1] is None and self.local[1] is None
+            self._is_regular = dense and _has_like_parts(self.spec)
+        return self._is_regular
 
     def __repr__(self) -> str:
         return f"ShardLayout({self.spec})"
@@ -68,6 +84,12 @@ def _described(spec: DTensorSpec) -> tuple[Any, ...]:
     is_dense = tuple(meta.stride) == dense_stride(meta.shape)
     parts = (is_uneven(spec), has_empty_parts(spec), is_split_twice(spec))
     return (spec.mesh, spec.placements, meta.dtype, is_dense, tuple(sizes), parts)
+
+
+def _has_like_parts(spec: DTensorSpec) -> bool:
+    if is_uneven(spec) or any(map(is_strided_shard, spec.placements)):
+        return False
+    return not any(spec.shape[dim] == ways for dim, ways in ways_of(spec).items())
 
 
 def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
@@ -107,6 +129,25 @@ def part_of(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
     replicated = spec_with(spec, everywhere(spec.mesh))
     part: torch.Tensor = redistribute_local_tensor(whole, replicated, spec)
     return part
+
+
+def spec_of_regular(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], part: torch.Tensor
+) -> DTensorSpec | None:
+    """The spec of what an op gives on regular tensors; None if a part doesn't tell."""
+    size = list(part.shape)
+    if part.storage_offset() or part.stride() != dense_stride(part.shape):
+        return None
+    for dim, placement in enumerate(placements):
+        if is_strided_shard(placement):
+            return None
+        if placement.is_shard():
+            sharded = placement.dim  # type: ignore[attr-defined]
+            if part.shape[sharded] < 2:
+                return None
+            size[sharded] *= mesh.size(dim)
+    whole = torch.Size(size)
+    return spec_of(mesh, placements, TensorMeta(whole, dense_stride(whole), part.dtype))
 
 
 def spec_with(

@@ -52,11 +52,11 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
 
     @_spec.setter
     def _spec(self, spec: DTensorSpec) -> None:
-        self._layout = layout_of(spec, host.local_of(self))
+        self._layout = layout_of(spec, local_of(self))
 
     @property
     def _local_tensor(self) -> torch.Tensor:
-        return host.local_of(self)
+        return local_of(self)
 
     @_local_tensor.setter
     def _local_tensor(self, local: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """This rank's part, as torch's `DTensor.to_local` gives it."""
         how = (self._layout, grad_placements and tuple(grad_placements))
-        local: torch.Tensor = _linked(_local(self), self, _from_local_as, how)
+        local: torch.Tensor = _linked(local_of(self), self, _from_local_as, how)
         if getattr(self, "_is_param", False):
             local._is_param = True
         return local
@@ -125,13 +125,12 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
         """
         layout = self._layout
         mesh = None if device_mesh is layout.spec.mesh else device_mesh
-        key = (layout, placements and tuple(placements), mesh, forward_dtype, backward_dtype)
-        move = _moves.get(key)
+        key = (placements and tuple(placements), mesh, forward_dtype, backward_dtype)
+        move = layout.moves.get(key)
         if move is None:
-            move = _checked_move(
+            move = layout.moves[key] = _checked_move(
                 layout.spec, device_mesh, placements, forward_dtype, backward_dtype
             )
-            _moves.put(key, move)
         if not (self.requires_grad and torch.is_grad_enabled()):
             return moved(self, move.placements, move.dtype)
         with dispatch_private.below_autograd():
@@ -148,7 +147,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
         return replicated.to_local(grad_placements=grad_placements)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        local = host.local_of(self)
+        local = local_of(self)
         return (
             f"DTensor(local_tensor={local}, device_mesh={self.device_mesh}, "
             f"placements={self.placements})"
@@ -170,7 +169,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
                 f"{caller} of a DTensor placed {self.placements}: no rank has all of it; call "
                 "full_tensor() first (on every rank), or to_local()"
             )
-        local = host.local_of(self)
+        local = local_of(self)
         return local.requires_grad_(self.requires_grad) if not local.requires_grad else local
 
     def __float__(self) -> float:
@@ -242,7 +241,8 @@ def _sharded(local: torch.Tensor, layout: ShardLayout) -> DTensor:
     return host.new_sharded(value, layout)  # type: ignore[return-value]
 
 
-def _local(tensor: DTensor) -> torch.Tensor:
+def local_of(tensor: host.ShardedTensor) -> torch.Tensor:
+    """The local tensor, lazy, on the same value."""
     if hits.native is not None:
         local: torch.Tensor | None = hits.native.local(tensor)
         if local is not None:
@@ -253,7 +253,7 @@ def _local(tensor: DTensor) -> torch.Tensor:
 def become(tensor: DTensor, twin: DTensor) -> None:
     """Make `tensor` what `twin` is, the same object for Python and for autograd."""
     if meta_of(twin) != meta_of(tensor):
-        dispatch_private.become(tensor, _sharded(_local(twin), twin._layout))
+        dispatch_private.become(tensor, _sharded(local_of(twin), twin._layout))
     tensor._value, tensor._layout = twin._value, twin._layout
 
 
@@ -482,9 +482,6 @@ class _Move:
     back: tuple[Any, ...]
 
 
-_moves: Cache[tuple[Any, ...], _Move] = Cache("redistribute", 4096)
-
-
 def _checked_move(
     spec: DTensorSpec,
     device_mesh: DeviceMesh | None,
@@ -528,12 +525,11 @@ def moved(
     if dtype is not None:
         tensor = tensor.to(dtype)  # type: ignore[assignment]
     if placements == tensor._layout.spec.placements:
-        return _sharded(_local(tensor), tensor._layout)
+        return _sharded(local_of(tensor), tensor._layout)
     made: DTensor = _redistribute(tensor, PLACEMENTS.number(placements))
     return made
 
 
 def forget() -> None:
-    """Look at calls of `from_local` and `redistribute` anew, on meshes that may equal old ones."""
+    """Look at calls of `from_local` anew, on meshes that may equal old ones."""
     _plans.clear()
-    _moves.clear()

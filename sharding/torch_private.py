@@ -6,7 +6,6 @@ torch's own; what is asked of them stands here, once.
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
@@ -177,6 +176,14 @@ def splits(spec: DTensorSpec) -> list[tuple[int, int]]:
     ]
 
 
+def ways_of(spec: DTensorSpec) -> dict[int, int]:
+    """Into how many parts each dimension that is split is split."""
+    ways: dict[int, int] = {}
+    for dim, n in splits(spec):
+        ways[dim] = ways.get(dim, 1) * n
+    return ways
+
+
 def is_uneven(spec: DTensorSpec) -> bool:
     """Whether ranks have parts of different sizes."""
     sizes = list(spec.shape)
@@ -200,11 +207,9 @@ def has_empty_parts(spec: DTensorSpec) -> bool:
 
 def is_split_twice(spec: DTensorSpec) -> bool:
     """Whether several dimensions of the mesh split one of the tensor, and not into equal parts."""
-    ways: dict[int, list[int]] = {}
-    for dim, n in splits(spec):
-        ways.setdefault(dim, []).append(n)
+    split = [dim for dim, _ in splits(spec)]
     return any(
-        len(numbers) > 1 and spec.shape[dim] % math.prod(numbers) for dim, numbers in ways.items()
+        split.count(dim) > 1 and spec.shape[dim] % ways for dim, ways in ways_of(spec).items()
     )
 
 

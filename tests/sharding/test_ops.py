@@ -32,10 +32,15 @@ RANDOM = {
 }  # fmt: skip
 
 
+ONCE_WRONG = {"nn.functional.adaptive_max_pool3d"}
+"""On the largest mesh only, where the rule wants parts of which some are empty."""
+
+
 def is_left_out(op):
     name = op.name.removeprefix("nn.functional.")
     return (
         name in LEFT_OUT
+        or op.variant_test_name == "partial_views"  # what lies around a view stays where it is
         or name in RANDOM
         or "dropout" in name
         or name in ("multi_head_attention_forward", "to_sparse", "scaled_dot_product_attention")
@@ -55,6 +60,7 @@ def pytest_generate_tests(metafunc):
     meshes = MESHES if is_full else MESHES[:1]
     ops = OPS if is_full else [op for op in OPS if number_of(op.formatted_name) % 8 == 0]
     cases = [(op, mesh) for op in ops for mesh in meshes]
+    cases += [(op, MESHES[2]) for op in OPS if op.name in ONCE_WRONG and not is_full]
     metafunc.parametrize(
         ("op", "shape"), cases, ids=[f"{op.formatted_name}-{mesh}" for op, mesh in cases]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
@@ -297,3 +298,18 @@ def test_optimizers_where_a_rank_has_no_part(fused, states):
     assert state["exp_avg"].placements == (wanted,)
     found = lazy_tensor.materialize(parameter.full_tensor().detach())
     torch.testing.assert_close(found, expected.detach())
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("placements", itertools.product((Replicate(), Shard(0)), repeat=3))
+def test_convolution_with_any_of_its_arguments_sharded(placements):
+    # torch's handler takes the weight to be whole, whatever it is
+    plain = [
+        torch.arange(48.0).view(2, 4, 6).sin(),
+        torch.arange(48.0).view(4, 4, 3).cos(),
+        torch.ones(4),
+    ]
+    expected = torch.nn.functional.conv1d(*plain)
+    given = [distribute_tensor(t, a_mesh(), [p]) for t, p in zip(plain, placements, strict=True)]
+    found = torch.nn.functional.conv1d(*given)
+    torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
