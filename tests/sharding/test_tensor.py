@@ -301,15 +301,15 @@ def test_optimizers_where_a_rank_has_no_part(fused, states):
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("placements", itertools.product((Replicate(), Shard(0)), repeat=3))
+@pytest.mark.parametrize("placements", list(itertools.product((Replicate(), Shard(0)), repeat=3)))
 def test_convolution_with_any_of_its_arguments_sharded(placements):
     # torch's handler takes the weight to be whole, whatever it is
-    plain = [
-        torch.arange(48.0).view(2, 4, 6).sin(),
-        torch.arange(48.0).view(4, 4, 3).cos(),
-        torch.ones(4),
-    ]
-    expected = torch.nn.functional.conv1d(*plain)
-    given = [distribute_tensor(t, a_mesh(), [p]) for t, p in zip(plain, placements, strict=True)]
-    found = torch.nn.functional.conv1d(*given)
+    x, weight = torch.arange(48.0).view(2, 4, 6).sin(), torch.arange(48.0).view(4, 4, 3).cos()
+    bias, mesh = torch.ones(4), a_mesh()
+    expected = torch.nn.functional.conv1d(x, weight, bias)
+    x, weight, bias = (
+        distribute_tensor(tensor, mesh, [placement])
+        for tensor, placement in zip((x, weight, bias), placements, strict=True)
+    )
+    found = torch.nn.functional.conv1d(x, weight, bias)
     torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
