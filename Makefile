@@ -85,7 +85,7 @@ lint: $(STAMP) typing-tree
 typing-tree:
 	rm -rf $(BUILD)/typing
 	mkdir -p $(BUILD)/typing/lazy_tensor
-	ln -s $(addprefix ../../../,$(wildcard lazy_tensor/*.py) lazy_tensor/cli lazy_tensor/py.typed \
+	ln -s $(addprefix ../../../,$(wildcard lazy_tensor/*.py) lazy_tensor/cli lazy_tensor/reports lazy_tensor/py.typed \
 		dispatch kernels sharding) $(BUILD)/typing/lazy_tensor/
 	ln -s ../../tests ../../benches $(BUILD)/typing/
 

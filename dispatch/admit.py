@@ -274,6 +274,7 @@ def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:
         found = None if twin is None else twin.get(key)
         trace.twin = None if found is None else (state, found)
         trace.state[key] = state
+        trace.note_new(state)
         trace.budget.pay(LEAF_S)
     return _step_to_leaf(trace, state, storage, offset)
 

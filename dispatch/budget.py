@@ -22,7 +22,7 @@ class Budget:
     program does. It stays cold twice as long each time in a row that recording does not pay.
     """
 
-    __slots__ = ("cold", "cold_since_s", "left_s", "n_misses", "next_cold")
+    __slots__ = ("cold", "cold_since_s", "grown_s", "left_s", "n_misses", "next_cold")
 
     def __init__(self) -> None:
         self.reset()
@@ -32,11 +32,13 @@ class Budget:
         self.cold = 0
         self.next_cold = FIRST_COLD_OPS
         self.n_misses = 0
+        self.grown_s = 0.0  # since the last flush
         self.cold_since_s = 0.0
 
     def pay(self, seconds: float) -> None:
         """Account for a state made in this time."""
         self.left_s -= seconds
+        self.grown_s += seconds
         self.n_misses += 1
 
     @property
@@ -47,6 +49,7 @@ class Budget:
         """Account for a flush of `n_ops` recorded ops that took `seconds` to run."""
         hits = max(n_ops - self.n_misses, 0)
         self.n_misses = 0
+        self.grown_s = 0.0
         self.left_s = min(self.left_s + hits * HIT_EARNS_S + SHARE_OF_WORK * seconds, MOST_S)
         if hits > n_ops // 2:
             self.next_cold = FIRST_COLD_OPS

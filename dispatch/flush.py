@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import threading
 import warnings
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lazy_tensor.dispatch import hits, settings, torch_private, watch
+from lazy_tensor.dispatch import hits, observe, settings, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
@@ -89,6 +90,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     if trace.tape is not None:
         trace.tape.stop(f"{cause} at {where} needs values")
     watched = watch.before_flush(trace)
+    first_new, grown_s = trace.first_new, trace.budget.grown_s
     pending = trace.take()
     hits.EXTENSION.start_if_compiled()
     if pending.state.n_ops == 0:
@@ -96,12 +98,15 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         watch.after_flush(watched, failed=False)
         trace.remember(pending.state)
         return
-    start = perf_counter()
+    start, n_built = perf_counter(), STATS.counts["plans_built"]
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
-    shown, raised = None, ""
+    plan, raised, planned = None, "", start
     try:
-        shown = _run(pending, alive, live)
+        plan = plan_of(pending, live, at_once=observe.is_timing())
+        planned = perf_counter()
+        with observe.flush_shown(cause):
+            _run(pending, alive, plan or _with_remat(graph_of(pending.state.steps(), live)))
     except BaseException as error:
         raised = type(error).__name__
         raise
@@ -110,29 +115,46 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         watch.after_flush(watched, failed=bool(raised))
         trace.budget.earn(pending.state.n_ops, seconds)
         trace.remember(pending.state)
-        _account(cause, where, pending.state.n_ops, seconds, raised, shown)
+        _account(
+            FlushRecord(
+                thread=threading.current_thread().name,
+                cause=cause,
+                where=where,
+                n_ops=pending.state.n_ops,
+                began_s=start,
+                seconds=seconds,
+                plan_s=planned - start,
+                grown_s=grown_s,
+                raised=raised,
+                state=pending.state,
+                first_new=first_new,
+                steps=None if plan is None else plan.steps,
+                peak_bytes=0 if plan is None else plan.peak_bytes,
+                was_built=STATS.counts["plans_built"] > n_built,
+                statuses=() if plan is None else tuple([f.status for f in plan.fusions]),
+                reasons=() if plan is None else tuple([f.reason for f in plan.fusions]),
+                steps_s=observe.times_s(),
+            )
+        )
     if MISJUDGED:
         _distrust(trace)
-    if shown is not None and "compile" in settings.current().forbid:
-        _refuse_compiling(shown, where)
+    if plan is not None and "compile" in settings.current().forbid:
+        _refuse_compiling(plan, where)
 
 
-def _run(pending: Pending, alive: list[Value], live: tuple[int, ...]) -> Plan | None:
-    plan = plan_of(pending, live)
-    ask_for_extensions(plan)
-    ran: Plan | Graph = plan or _with_remat(graph_of(pending.state.steps(), live))
+def _run(pending: Pending, alive: list[Value], ran: Plan | Graph) -> None:
+    ask_for_extensions(ran if isinstance(ran, Plan) else None)
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
         with torch_private.kernels_only(), POOL.using():
             if isinstance(ran, Plan):
-                results = ran.function(pending.leaves, pending.scalars)
+                results = observe.function_of(ran)(pending.leaves, pending.scalars)
             else:
                 results = interpret(ran, pending.leaves, pending.scalars)
     except BaseException as error:
         _fail(pending, alive, error, ran)
         raise
     _settle(pending, alive, results)
-    return plan
 
 
 def ask_for_extensions(plan: Plan | None) -> None:
@@ -317,19 +339,12 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan 
     _release(alive, pending.leaf_values)
 
 
-def _account(
-    cause: str, where: str, n_ops: int, seconds: float, raised: str, plan: Plan | None
-) -> None:
+def _account(record: FlushRecord) -> None:
     counts = STATS.counts
-    counts["ops"] += n_ops
+    counts["ops"] += record.n_ops
     counts["flushes"] += 1
-    STATS.causes[cause] += 1
-    STATS.flush_s += seconds
-    STATS.all_flushes_s += seconds
-    ran: tuple[Any, ...] = ()
-    if plan is not None:
-        counts["segments"] += len(plan.fusions)
-        statuses = tuple([fusion.status for fusion in plan.fusions])
-        reasons = tuple([fusion.reason for fusion in plan.fusions])
-        ran = len(plan.steps), plan.peak_bytes, plan.sizes, statuses, reasons
-    STATS.log.append(FlushRecord(cause, where, n_ops, seconds, raised, *ran))
+    STATS.causes[record.cause] += 1
+    STATS.flush_s += record.seconds
+    STATS.all_flushes_s += record.seconds
+    counts["segments"] += len(record.statuses)
+    STATS.log.append(record)

@@ -94,6 +94,7 @@ def grow(
         if numbers:
             parent.seen = parent.seen or {}
             parent.seen[generic_key] = state
+    trace.note_new(state)
     trace.budget.pay(thread_time() - start)
     return state
 

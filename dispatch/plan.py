@@ -11,6 +11,7 @@ import linecache
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,17 @@ FusionOf = Callable[[Segment], Fusion]
 
 @dataclass(slots=True)
 class Step:
-    """One line of a plan: what it reads, what it sets, and the nodes it stands for."""
+    """One line of a plan: what it reads, what it sets, and the nodes it stands for.
+
+    `fusion` is a segment's; a single call has none, and `reason` says why it isn't part of one.
+    """
 
     code: str
     reads: tuple[int, ...]
     sets: tuple[int, ...]
     nodes: tuple[Node, ...]
+    fusion: Fusion | None = None
+    reason: str = ""
 
 
 _plan_numbers = itertools.count()
@@ -50,6 +56,7 @@ class Plan:
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
+    source: str
     steps: list[Step]
     fusions: tuple[Fusion, ...]
     filename: str
@@ -60,6 +67,22 @@ class Plan:
     sizes: tuple[int, ...]
 
     FIRST_LINE = 4
+
+    def observed(
+        self,
+        leaves: list[torch.Tensor],
+        scalars: list[complex],
+        around: Callable[[int], AbstractContextManager[Any]],
+    ) -> tuple[torch.Tensor, ...]:
+        """What `function` gives, step `i` run within `around(i)`."""
+        head, *lines = self.source.splitlines()
+        first = self.FIRST_LINE - 2
+        for i in range(len(self.steps)):
+            lines[first + i] = f" with around({i}): {lines[first + i].lstrip()}"
+        names = {**self.names, "around": around}
+        exec(compile("\n".join([head, *lines]), self.filename, "exec"), names)
+        results: tuple[torch.Tensor, ...] = names["plan"](leaves, scalars)
+        return results
 
     def number_at(self, line: int) -> int | None:
         """The number of the step on a line of `function`."""
@@ -139,7 +162,7 @@ class Planner:
                     fix = self._named("restrided", restrided)
                     stride = self._expression(self.graph.spec[out].stride)
                     code += f"; v{out} = {fix}(v{out}, {stride})"
-        self._add(code, reads, node.outs, (node,))
+        self._add(Step(code, reads, _made(node.outs), (node,), reason=self._reason(node)))
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
         assert self.fusible is not None
@@ -155,14 +178,19 @@ class Planner:
         numbers = "".join(f"S[{i}], " for i in scalars)
         target = "".join(f"v{slot}, " for slot in outputs)
         code = f"{target}{'= ' if target else ''}{name}.run(({tensors}), ({numbers}))"
-        self._add(code, tuple(inputs), tuple(outputs), tuple(segmenter.inside))
+        self._add(Step(code, tuple(inputs), tuple(outputs), tuple(segmenter.inside), fusion))
 
-    def _add(
-        self, code: str, reads: Sequence[int], sets: Sequence[int | None], nodes: tuple[Node, ...]
-    ) -> None:
-        made = tuple(slot for slot in sets if slot is not None)
-        self.made.update(made)
-        self.steps.append(Step(code, tuple(reads), made, nodes))
+    def _add(self, step: Step) -> None:
+        self.made.update(step.sets)
+        self.steps.append(step)
+
+    def _reason(self, node: Node) -> str:
+        """Why `node` runs by itself."""
+        if node.view_of is not None:
+            return "a view"
+        if self.fusible is None:
+            return "nothing is fused with these settings"
+        return self.fusible.reason_against(node) or "nothing beside it can be fused with it"
 
     def _named(self, prefix: str, thing: Any) -> str:
         name = f"{prefix}{len(self.names)}"
@@ -195,6 +223,7 @@ class Planner:
         graph = self.graph
         plan = Plan(
             function=self.names["plan"],
+            source=source,
             steps=self.steps,
             fusions=tuple(self.fusions),
             filename=filename,
@@ -233,6 +262,10 @@ class Planner:
                 if users[root[slot]] == 0 and root[slot] in own:
                     now -= n_bytes(self.graph.spec[root[slot]])
         return peak
+
+
+def _made(outs: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple([slot for slot in outs if slot is not None])
 
 
 def _target(node: Node) -> str:

@@ -6,6 +6,7 @@ first if the call could see, or change, anything that is pending.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -55,10 +56,17 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
     trace.ran = request.op, trace.state
+    start = perf_counter()
     if not all(is_plain(tensor) for tensor in request.tensors):
-        return _run(trace, request, wraps=True)
-    result = _careful(request, request.args, request.kwargs)
-    return result if reason in PLAIN_RESULT else _returned(result, {}, True)
+        result = _run(trace, request, wraps=True)
+    else:
+        result = _careful(request, request.args, request.kwargs)
+        if reason not in PLAIN_RESULT:
+            result = _returned(result, {}, True)
+    if reason not in EXPECTED:
+        call, times_s = f"{request.op} at {user_line()} ({reason})", STATS.ran_at_once_s
+        times_s[call] = times_s.get(call, 0.0) + perf_counter() - start
+    return result
 
 
 def _careful(request: Request, args: Any, kwargs: Any) -> Any:

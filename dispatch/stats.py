@@ -7,28 +7,46 @@ here; the ops of a trace are added up when it is flushed.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazy_tensor.dispatch.plan import Step
+    from lazy_tensor.dispatch.trace import State
 
 
 @dataclass(frozen=True, slots=True)
 class FlushRecord:
     """One flush: `cause` (an aten op, "exit", "flush()", ...), the user's `where`, what ran.
 
-    `raised` names the type of the error that ended it, if one did. The rest is of its plan, a trace
-    that had none ran op by op: `peak_bytes`, foretold, of what the plan makes (inside kernels and
-    before it left out), and for each segment its `sizes`, in ops, what ran it, why.
+    `began_s` is by `time.perf_counter`; `seconds` is all that it took, `plan_s` of these to find or
+    build its plan, waiting for kernels included if it waits for them. `grown_s` went into making
+    states of the trie before it, `first_new` the first of them. `state` is where the trace ended,
+    `steps` what its plan ran (None: op by op), with each fusion's status and reason as they were
+    then, and each step's seconds if somebody wanted them. `raised` names the type of the error that
+    ended it, if one did.
     """
 
+    thread: str
     cause: str
     where: str
     n_ops: int
+    began_s: float
     seconds: float
+    plan_s: float = 0.0
+    grown_s: float = 0.0
     raised: str = ""
-    n_steps: int = 0
+    state: State | None = None
+    first_new: State | None = None
+    steps: list[Step] | None = None
     peak_bytes: int = 0
-    sizes: tuple[int, ...] = ()
+    was_built: bool = False
     statuses: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    steps_s: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -40,17 +58,33 @@ class Stats:
     fallbacks: Counter[tuple[object, str]] = field(default_factory=Counter)
     sharding_misses: Counter[object] = field(default_factory=Counter)
     redistributions: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # bytes
+    ran_at_once_s: dict[str, float] = field(default_factory=dict)  # by call, line and reason
+    since_s: float = field(default_factory=perf_counter)  # by the same clock as a flush's beginning
     flush_s: float = 0.0
     all_flushes_s: float = 0.0  # since the process began
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 
     def reset(self) -> None:
         for counter in (
-            self.counts, self.causes, self.fallbacks, self.sharding_misses, self.redistributions
+            self.counts, self.causes, self.fallbacks, self.sharding_misses, self.redistributions,
         ):  # fmt: skip
             counter.clear()
+        self.ran_at_once_s.clear()
+        self.since_s = perf_counter()
         self.flush_s = 0.0
         self.log.clear()
+
+    @contextmanager
+    def log_apart(self) -> Iterator[list[FlushRecord]]:
+        """Every flush inside, however many; they are in the log as well, afterwards."""
+        before, self.log = self.log, deque()
+        found: list[FlushRecord] = []
+        try:
+            yield found
+        finally:
+            found += self.log
+            before.extend(found)
+            self.log = before
 
 
 STATS = Stats()

@@ -61,6 +61,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_profiled() -> bool:
+    """Whether torch's profiler records what this thread does."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
 def is_mode_entered() -> bool:
     """Whether a dispatch mode would see the next op; never our own within its own handler."""
     return bool(torch._C._len_torch_dispatch_stack())

@@ -177,9 +177,9 @@ class Trace:
 
     # not for size: `hits` finds what it needs by their offsets
     __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "environment", "finals",
-                 "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values",
-                 "leaves", "lock", "passing", "ran", "root", "roots", "scalars", "slots",
-                 "snapshot_slots", "state", "storages", "tape", "twin", "values",
+                 "first_new", "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots",
+                 "leaf_values", "leaves", "lock", "passing", "ran", "root", "roots", "scalars",
+                 "slots", "snapshot_slots", "state", "storages", "tape", "twin", "values",
                  "varying")  # fmt: skip
 
     def __init__(self) -> None:
@@ -222,6 +222,7 @@ class Trace:
         self.storages: dict[int, int] = {}
         self.scalars: list[complex] = []
         self.twin: tuple[State, State] | None = None
+        self.first_new: State | None = None  # made since the trace was empty
         self.ran: tuple[Any, State] | None = None  # the op that ran at once, last, and when
         self._rooted: State | None = None  # up to here `_roots` is filled in
         self._roots: dict[int, int] = {}
@@ -258,6 +259,11 @@ class Trace:
             for index in step.writes
         )
 
+    def note_new(self, state: State) -> None:
+        """Note a state that was just made."""
+        if self.first_new is None:
+            self.first_new = state
+
     def twin_of(self, state: State) -> State | None:
         """Where the calls that led to a new state led before, with other numbers among them."""
         return self.twin[1] if self.twin is not None and self.twin[0] is state else None
@@ -283,6 +289,8 @@ class Trace:
 
     def forget(self) -> None:
         """Drop the trie (`cache_clear`); what is pending must have been flushed."""
+        for state in self.finals.values():
+            state.plans = None  # the log may hold the state
         self.roots.clear()
         self.varying.clear()
         self.finals.clear()

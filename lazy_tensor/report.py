@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from functools import _CacheInfo as CacheInfo
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from lazy_tensor.dispatch import flush, settings
+from lazy_tensor.dispatch import flush, observe, settings
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
 from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.mode import lazy_mode
 from lazy_tensor.replay import REPLAYS
+from lazy_tensor.reports.advice import Advice, advice_on
+from lazy_tensor.reports.flushes import Flush, looked_at
+from lazy_tensor.reports.page import framed, page_of
+from lazy_tensor.reports.text import lines_of
 
 
 def configure(**options: Any) -> None:
@@ -79,48 +89,96 @@ def reset_stats() -> None:
 
 
 class Report:
-    """The last flushes, and what became of replays; `str()` gives text."""
+    """The last flushes and what became of replays, with what would help most.
+
+    `str()` gives text, rich prints it coloured, a notebook shows it, `save` writes a page.
+    `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
+    the calls that could not be recorded, with their shares of the time; `result` is what the
+    function gave that `explain` was given, if any.
+    """
 
     def __init__(
-        self, records: list[FlushRecord], replays: list[str], redistributions: list[str]
+        self,
+        records: list[FlushRecord],
+        replays: Sequence[str] = (),
+        redistributions: Sequence[str] = (),
+        ran_at_once: dict[str, float] | None = None,
+        result: Any = None,
     ) -> None:
         self.records = records
-        self.replays = replays
-        self.redistributions = redistributions
+        self.replays = list(replays)
+        self.redistributions = list(redistributions)
+        self.ran_at_once = ran_at_once or {}
+        self.result = result
+
+    @cached_property
+    def flushes(self) -> list[Flush]:
+        """The flushes with their segments, calls, lines, bytes and times, oldest first."""
+        return looked_at(self.records)
+
+    @cached_property
+    def advice(self) -> list[Advice]:
+        """At most three changes that would help, the largest share of time first."""
+        now = settings.current()
+        return advice_on(
+            self.flushes,
+            ran_at_once=self.ran_at_once,
+            compiles=now.compile != "off" and now.backend != "aten",
+            replays=bool(self.replays),
+        )
 
     def __str__(self) -> str:
-        lines = [*self.replays, *self.redistributions]
-        if not self.records:
-            return "\n".join(["nothing was flushed yet", *lines])
-        lines += [f"last {len(self.records)} flushes, newest last"]
-        for record in self.records:
-            ran = f"in {record.n_steps} steps" if record.n_steps else "one by one"
-            peak = f", peak {record.peak_bytes / 2**20:.1f} MiB" if record.n_steps else ""
-            ended = f", raised {record.raised}" if record.raised else ""
-            lines.append(
-                f"{record.where}: {record.cause}: {record.n_ops} ops {ran}, "
-                f"{record.seconds * 1e3:.2f} ms{peak}{ended}"
-            )
-            lines += [
-                f"    segment {status}: {size} ops{f' ({reason})' if reason else ''}"
-                for status, size, reason in zip(
-                    record.statuses, record.sizes, record.reasons, strict=True
-                )
-            ]
-        return "\n".join(lines)
+        return "\n".join(line for _, line in lines_of(self))
 
     __repr__ = __str__
 
+    def __rich__(self) -> Any:
+        from rich.text import Text
 
-def explain() -> Report:
-    """A report on the last flushes: where, why, how many ops, which segments, how long.
+        return Text("\n").join(Text(line, style) for style, line in lines_of(self))
 
-    The peak is of the memory that a planned flush makes, known before it runs. Each function given
-    to `replay` has a line: calls replayed and recorded, what they took, why the last was recorded.
+    def _repr_html_(self) -> str:
+        return framed(page_of(self))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that shows the report in a browser, offline: a timeline, each flush as a
+        picture of its segments, and the text. ValueError if `path` doesn't end in `.html`."""
+        if Path(path).suffix != ".html":
+            raise ValueError(f"save(): path={str(path)!r} must end in .html")
+        Path(path).write_text(page_of(self), encoding="utf-8")
+
+
+def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Report:
+    """A report on the last flushes: where, why, what ran each segment, what was new, how long.
+
+    With a function, on its call with these arguments alone, in `lazy_mode`; its plans are built at
+    once and each of their steps is timed (which waits for the device); `result` of the report is
+    what it returned. The peak is of the memory that a planned flush makes, known before it runs.
+    Each function given to `replay` has a line: calls replayed and recorded, what they took, why the
+    last was recorded.
     """
+    if fn is None:
+        return _report(list(STATS.log), {}, STATS.since_s)
+    if not callable(fn):
+        raise TypeError(f"explain(): fn={fn!r} can't be called")
+    flush.flush(local.trace, "explain()", quiet=True)
+    before, since_s = dict(STATS.ran_at_once_s), perf_counter()
+    with STATS.log_apart() as records, observe.timing(), lazy_mode():
+        result = fn(*args, **kwargs)
+    return _report(records, before, since_s, result)
+
+
+def _report(
+    records: list[FlushRecord], before: dict[str, float], since_s: float, result: Any = None
+) -> Report:
+    passed_s = perf_counter() - since_s
+    ran_at_once = {
+        call: (seconds - before.get(call, 0.0)) / passed_s
+        for call, seconds in STATS.ran_at_once_s.items()
+    }
     redistributions = [
         f"unasked: {op} at {where} had {n_bytes} bytes go from {before} to {after}"
         for (op, before, after, where), n_bytes in STATS.redistributions.items()
     ]
     replays = sorted(replay.summary() for replay in REPLAYS)
-    return Report(list(STATS.log), replays, redistributions)
+    return Report(records, replays, redistributions, ran_at_once, result)

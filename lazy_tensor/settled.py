@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import hits, host, memory, torch_private, watch
+from lazy_tensor.dispatch import hits, host, memory, observe, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
@@ -252,7 +252,7 @@ class Settled:
             if any(one.kind == "leaf" for one in self._returned):
                 kept = leaves.copy()
             try:
-                results = self._plan.function(leaves, self._scalars)
+                results = observe.function_of(self._plan)(leaves, self._scalars)
             except BaseException as error:
                 self._fail(error, lasting, tensors)
                 raise

@@ -570,7 +570,7 @@ OF_ANY_SIZE = frozenset({
 """Ops that do the same to each element though torch doesn't tag them so."""
 WHOLE_ONLY = frozenset({
     aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,
-    aten.squeeze_copy.dim, aten.squeeze_copy.dims,
+    aten.squeeze_copy.dim, aten.squeeze_copy.dims, aten.view_copy.default,
 })  # fmt: skip
 """Ops whose rules in torch forget that parts differ from the whole."""
 UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {

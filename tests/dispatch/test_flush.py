@@ -46,9 +46,9 @@ def test_explain_foretells_the_peak_of_a_plan():
 
     for _ in range(3):
         three_at_a_time()
-    record = explain().records[-1]
-    assert record.peak_bytes == 3.25 * 2**20
-    assert "peak 3.2 MiB" in str(explain()).splitlines()[-1]
+    report = explain()
+    assert report.flushes[-1].peak_bytes == 3.25 * 2**20
+    assert "peak 3.2 MiB" in str(report)
 
 
 def test_explain_shows_a_flush_that_raised():

@@ -1,0 +1,103 @@
+"""A report as one page that opens offline: its data as JSON, inside `page.html`, which draws it."""
+
+from __future__ import annotations
+
+import html
+import json
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazy_tensor.reports.bandwidth import share_of_bandwidth
+from lazy_tensor.reports.flushes import Flush, Step, amount
+
+if TYPE_CHECKING:
+    from lazy_tensor.report import Report
+
+HEIGHT_PX = 720
+
+
+@cache
+def _template() -> str:
+    return (files("lazy_tensor.reports") / "page.html").read_text(encoding="utf-8")
+
+
+def page_of(report: Report) -> str:
+    """The whole page, self-contained."""
+    flushes = report.flushes
+    data = {
+        "summary": f"{len(flushes)} flushes, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads",
+        "advice": [str(one) for one in report.advice],
+        "flushes": [_flush(flush) for flush in flushes],
+        "text": str(report),
+    }
+    # "</script>" in a file's name would end the data early
+    return _template().replace("{data}", json.dumps(data).replace("<", "\\u003c"))
+
+
+def framed(page: str) -> str:
+    """The page inside another one, for notebooks."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {HEIGHT_PX}px; '
+        'border: 0"></iframe>'
+    )
+
+
+def _flush(flush: Flush) -> dict[str, Any]:
+    kept = [i for i, step in enumerate(flush.steps) if step.reason != "a view"]
+    number = {i: n for n, i in enumerate(kept)}
+    return {
+        "thread": flush.thread,
+        "cause": flush.cause,
+        "where": flush.where,
+        "n_ops": flush.n_ops,
+        "began_s": flush.began_s,
+        "seconds": flush.seconds,
+        "plan_s": flush.plan_s,
+        "gap_s": flush.gap_s,
+        "grown_s": flush.grown_s,
+        "raised": flush.raised,
+        "miss": flush.miss,
+        "how": flush.how,
+        "peak": amount(flush.peak_bytes) if flush.peak_bytes else "",
+        "saved": amount(flush.n_bytes_saved) if flush.n_bytes_saved else "",
+        "steps": [
+            _step(flush.steps[i], sorted({number[j] for j in _makers(flush.steps, i, number)}))
+            for i in kept
+        ],
+    }
+
+
+def _makers(steps: tuple[Step, ...], i: int, kept: dict[int, int]) -> set[int]:
+    """The steps whose results step `i` uses, through views."""
+    found: set[int] = set()
+    left = list(steps[i].needs)
+    while left:
+        j = left.pop()
+        if j in kept:
+            found.add(j)
+        else:
+            left += steps[j].needs
+    return found
+
+
+def _step(step: Step, needs: list[int]) -> dict[str, Any]:
+    share = share_of_bandwidth(step)
+    return {
+        "is_segment": step.is_segment,
+        "title": step.title,
+        "lines": step.lines,
+        "status": step.status,
+        "reason": step.reason,
+        "ops": [[op.name, op.where, op.gives] for op in step.ops],
+        "takes": step.takes,
+        "gives": step.gives,
+        "moved": f"{amount(step.n_bytes)} read and written" if step.n_bytes else "",
+        "bandwidth": "" if share is None else f"{share:.0%} of what memory gives",
+        "saved": amount(step.n_bytes_saved) if step.n_bytes_saved else "",
+        "seconds": step.seconds,
+        "needs": needs,
+    }

@@ -1,0 +1,103 @@
+"""A report as text: what `print(explain())` shows, coloured where a terminal takes it (rich)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from lazy_tensor.reports.bandwidth import share_of_bandwidth
+from lazy_tensor.reports.flushes import Flush, Step, amount, shortened
+
+if TYPE_CHECKING:
+    from lazy_tensor.report import Report
+
+MOST_CALLS = 4
+
+
+def lines_of(report: Report) -> Iterator[tuple[str, str]]:
+    """`(style, line)` of the whole report; the styles are rich's."""
+    for line in report.replays:
+        yield "", line
+    for line in report.redistributions:
+        yield "yellow", line
+    flushes = report.flushes
+    if not flushes:
+        yield "", "nothing was flushed yet"
+        return
+    yield "bold", f"last {len(flushes)} flushes"
+    alike: dict[tuple[object, ...], list[Flush]] = {}
+    for flush in flushes:
+        alike.setdefault(flush.likeness, []).append(flush)
+    for several in alike.values():
+        yield from _of_flushes(several)
+    if report.advice:
+        yield "bold", "what would help most"
+    for number, one in enumerate(report.advice, 1):
+        yield "green", f"    {number}. {one}"
+
+
+def _of_flushes(alike: Sequence[Flush]) -> Iterator[tuple[str, str]]:
+    """A head line for flushes that did the same; what the last of them ran below."""
+    last = alike[-1]
+    parts = [_ms(median(flush.seconds for flush in alike))]
+    if len(alike) > 1:
+        parts[0] = f"{len(alike)} times, {parts[0]} (at first {_ms(alike[0].seconds)})"
+    gaps = [flush.gap_s for flush in alike if flush.gap_s is not None]
+    if gaps:
+        parts.append(f"{_ms(median(gaps))} of Python before")
+    planned = median(flush.plan_s for flush in alike)
+    if planned >= WORTH_SHOWING * median(flush.seconds for flush in alike):
+        parts.append(f"{_ms(planned)} of it planning")
+    if last.peak_bytes:
+        parts.append(f"peak {last.peak_bytes / 2**20:.1f} MiB")
+    if last.n_bytes_saved:
+        parts.append(f"{amount(last.n_bytes_saved)} never written")
+    if last.raised:
+        parts.append(f"raised {last.raised}")
+    style = "red" if last.raised else "cyan"
+    yield style, f"{last.where}: {last.cause}: {last.n_ops} ops {last.how}, {', '.join(parts)}"
+    for flush in alike:
+        if flush.miss:
+            yield "yellow", f"    new: {flush.miss}"
+    for step in last.steps:
+        if step.is_segment:
+            yield "", f"    {_segment(step)}"
+    yield from _calls([step for step in last.steps if not step.is_segment])
+
+
+WORTH_SHOWING = 0.05
+ENOUGH_BYTES = 1 << 20
+"""What a segment must move before its share of bandwidth says anything."""
+
+
+def _segment(step: Step) -> str:
+    told = f" ({step.reason})" if step.reason else ""
+    parts = [f"segment {step.status}: {len(step.ops)} ops{told}", step.title, f"at {step.lines}"]
+    speed = share_of_bandwidth(step) if step.n_bytes >= ENOUGH_BYTES else None
+    moved = f"{amount(step.n_bytes)} read and written"
+    if step.seconds is not None:
+        moved += f" in {step.seconds * 1e6:.0f} us"
+    parts.append(moved if speed is None else f"{moved}, {speed:.0%} of what memory gives")
+    return "; ".join(parts)
+
+
+def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
+    """Single calls, those of one reason together."""
+    by_reason: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.reason != "a view":
+            by_reason.setdefault(step.reason, []).append(step)
+    for reason, alike in by_reason.items():
+        counts = Counter(step.title for step in alike)
+        named = [f"{name} {n}×" if n > 1 else name for name, n in counts.most_common(MOST_CALLS)]
+        more = ", ..." if len(counts) > MOST_CALLS else ""
+        seconds = [step.seconds for step in alike if step.seconds is not None]
+        took = f", {_ms(sum(seconds))}" if seconds else ""
+        places = shortened(op.where for step in alike for op in step.ops)
+        yield "dim", f"    not fused, because {reason}: {', '.join(named)}{more} at {places}{took}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
