@@ -12,7 +12,10 @@ import stat
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _MAGIC = b"LTKERN01"
 _SUFFIX = ".ltk"
@@ -131,21 +134,31 @@ def _write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+class Entry(NamedTuple):
+    """An artifact on disk: when it was used last (seconds since 1970), and its size."""
+
+    used_s: float
+    n_bytes: int
+    path: Path
+
+
+def entries(directory: Path) -> Iterator[Entry]:
+    """The artifacts in a directory, those that other processes drop meanwhile left out."""
+    for path in directory.glob(f"*/*{_SUFFIX}"):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            yield Entry(status.st_mtime, status.st_size, path)
+
+
 def _drop_oldest(directory: Path, max_bytes: int) -> int:
     """Delete artifacts, oldest use first, down to 9/10 of `max_bytes`; the bytes that remain."""
-    entries: list[tuple[float, int, Path]] = []
-    for path in directory.glob(f"*/*{_SUFFIX}"):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            continue  # another process dropped it
-        entries.append((status.st_mtime, status.st_size, path))
-    size_bytes = sum(size for _, size, _ in entries)
+    found = sorted(entries(directory))
+    size_bytes = sum(entry.n_bytes for entry in found)
     if size_bytes <= max_bytes:
         return size_bytes
-    for _, size, path in sorted(entries):
+    for entry in found:
         if size_bytes <= max_bytes * 9 // 10:
             break
-        path.unlink(missing_ok=True)
-        size_bytes -= size
+        entry.path.unlink(missing_ok=True)
+        size_bytes -= entry.n_bytes
     return size_bytes

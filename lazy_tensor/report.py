@@ -165,6 +165,7 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     before, since_s = dict(STATS.ran_at_once_s), perf_counter()
     with STATS.log_apart() as records, observe.timing(), lazy_mode():
         result = fn(*args, **kwargs)
+        flush.flush(local.trace, "explain()", quiet=True)
     return _report(records, before, since_s, result)
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lazy_tensor.cli import demo, doctor
+from lazy_tensor.cli import bench, cache, demo, doctor, explain
 from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, CommandError
 
 
@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
     for name, module, summary in (
         ("demo", demo, "train a small GPT eagerly and lazily, side by side"),
         ("doctor", doctor, "show versions, devices, backends, settings and caches"),
+        ("explain", explain, "run a program lazily and report on what was flushed, and why"),
+        ("cache", cache, "list, clear or warm the kernels on disk"),
+        ("bench", bench, "run the benchmarks of a checkout"),
     ):
         description = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=description)

@@ -18,8 +18,8 @@ WORTH_SAYING = 0.02
 AGAIN = 3
 """Times that something is seen before it counts as what the program does at every step."""
 BOUNDS = frozenset({
-    "exit", "flush()", "configure()", "cache_clear()", "max_segment_ops", "max_pending_bytes",
-    "nothing repeats", "segment closed",
+    "cache_clear()", "configure()", "exit", "explain()", "flush()", "max_pending_bytes",
+    "max_segment_ops", "nothing repeats", "segment closed",
 })  # fmt: skip
 """Causes of flushes that no value was needed for."""
 LENGTHS = "pad to a few sizes (multiples of 64, say), so that fewer are ever new"

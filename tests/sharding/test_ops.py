@@ -99,6 +99,8 @@ def programs_of(op, n_dims, n_samples, most):
         tensors = [leaf for leaf in leaves if is_tensor(leaf)]
         if not tensors or any(t.layout is not torch.strided for t in tensors):
             continue
+        if op.name == "tensor_split" and len(tensors) > 1:
+            continue  # C++ reads the indices above dispatch
         try:
             expected = run(op, sample, lambda tensor: tensor.clone())
         except Exception:

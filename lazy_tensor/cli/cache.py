@@ -1,0 +1,66 @@
+"""`python -m lazy_tensor cache list|clear|warm`: the kernels on disk."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import lazy_tensor
+from lazy_tensor.cli.script import add_script, run_script
+from lazy_tensor.dispatch import settings
+from lazy_tensor.kernels import disk
+from lazy_tensor.reports.flushes import amount
+
+MOST_LISTED = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="show what is kept, last used first")
+    listing.set_defaults(act=_list)
+    clearing = actions.add_parser("clear", help="delete it")
+    clearing.set_defaults(act=_clear)
+    warming = actions.add_parser(
+        "warm", help="run a program, waiting for every kernel, so that later runs start with them"
+    )
+    add_script(warming)
+    warming.set_defaults(act=_warm)
+
+
+def run(args: argparse.Namespace) -> int:
+    status: int = args.act(args)
+    return status
+
+
+def _folder() -> Path:
+    return Path(settings.current().cache_dir)
+
+
+def _list(_: argparse.Namespace) -> int:
+    found = sorted(disk.entries(_folder()), reverse=True)
+    total = sum(entry.n_bytes for entry in found)
+    print(f"{_folder()}: {len(found)} artifacts, {amount(total)}")
+    for entry in found[:MOST_LISTED]:
+        hours = (time.time() - entry.used_s) / 3600
+        print(f"  {entry.path.stem[:12]}  {amount(entry.n_bytes):>10}  used {hours:.1f} h ago")
+    if len(found) > MOST_LISTED:
+        print(f"  and {len(found) - MOST_LISTED} more")
+    return 0
+
+
+def _clear(_: argparse.Namespace) -> int:
+    found = list(disk.entries(_folder()))
+    for entry in found:
+        entry.path.unlink(missing_ok=True)
+    print(f"deleted {len(found)} artifacts, {amount(sum(entry.n_bytes for entry in found))}")
+    return 0
+
+
+def _warm(args: argparse.Namespace) -> int:
+    before = len(list(disk.entries(_folder())))
+    with_kernels = {"compile": "blocking", "compile_threshold": 1}
+    lazy_tensor.configure(**with_kernels)
+    status = run_script(args, lazy_tensor.lazy_mode)
+    print(f"{len(list(disk.entries(_folder()))) - before} artifacts more in {_folder()}")
+    return status

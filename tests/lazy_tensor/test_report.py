@@ -1,0 +1,236 @@
+"""`explain`: what it says of segments, of what was new, of what would help; as text, as a page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import lazy_tensor
+from lazy_tensor import explain, lazy_mode, reset_stats
+
+A, B, C = torch.ones(4, 64), torch.ones(4, 65), torch.ones(4, 64, dtype=torch.int64)
+COMPILED = {"backend": "inductor", "compile": "blocking"}
+
+
+def normed(x):
+    return torch.nn.functional.layer_norm(x.sin() + 1, x.shape[-1:])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_before():
+    reset_stats()
+
+
+def line_of(text):
+    """The number of the line of this file on which `text` stands."""
+    with open(__file__) as lines:
+        return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_a_function_is_explained_segment_by_segment():
+    x = torch.rand(64, 32)
+    with lazy_mode(**COMPILED):
+        report = explain(normed, x)
+    assert torch.allclose(lazy_tensor.materialize(report.result), normed(x), atol=1e-6)
+    (flush,) = report.flushes
+    (step,) = flush.steps
+    assert step.is_segment
+    assert [op.name for op in step.ops] == [
+        "aten.sin.default", "aten.add.Tensor", "aten.native_layer_norm.default"
+    ]  # fmt: skip
+    assert step.lines == f"test_report.py:{line_of('x.sin() + 1')}"
+    assert step.takes == ("f32[64, 32]",)
+    assert step.gives == ("f32[64, 32]",)
+    assert step.n_bytes == 2 * x.nbytes
+    assert step.n_bytes_saved >= x.nbytes  # sin, or its sum
+    assert step.seconds is not None
+    assert step.seconds > 0
+    assert step.status in ("inductor", "aten")  # without a C++ compiler
+
+
+def test_calls_that_are_not_fused_say_why():
+    def product(a):
+        return a @ a
+
+    with lazy_mode(**COMPILED):
+        report = explain(product, torch.rand(4, 4))
+    (step,) = report.flushes[-1].steps
+    assert not step.is_segment
+    assert "a matrix product is a library call" in step.reason
+    assert f"not fused, because {step.reason}: mm at test_report.py:" in str(report)
+
+
+def test_only_the_function_is_reported_on():
+    with lazy_mode():
+        torch.ones(3) + 1
+    report = explain(normed, torch.rand(2, 3))
+    assert len(report.records) == 1
+    assert len(explain().records) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (lambda: torch.ones(4, 64).cos(), lambda: torch.ones(4, 65).cos(), "'size' of aten.ones"),
+        (lambda: A.cos(), lambda: B.cos(), "size of dim 1 went 64 -> 65 of 'self' of aten.cos"),
+        (lambda: A.cos(), lambda: A.double().cos(), "aten._to_copy.default"),
+        (lambda: A.cos(), lambda: A.half().cos(), "where aten.cos.default at"),
+        (lambda: A.cos(), lambda: C.cos(), "dtype went float32 -> int64"),
+        (lambda: A.cos() * 2.5, lambda: A.cos() * 3.5, "'other' of aten.mul.Tensor"),
+        (lambda: A.sum(0), lambda: A.sum(1), "'dim' of aten.sum.dim_IntList"),
+        (lambda: A.cos(), lambda: A.cos().sin(), "where it ended before"),
+    ],
+)
+def test_what_was_new_is_told_against_the_nearest_known_path(before, now, told):
+    lazy_tensor.cache_clear()
+    for program in (before, before, now):
+        with lazy_mode():
+            program()
+    first, second, third = explain().flushes
+    assert first.miss == "nothing was recorded from here before"
+    assert second.miss == ""
+    assert told in third.miss
+    assert f"{__file__}:{line_of('lambda: A.sum(0)') if 'sum' in told else ''}" in third.miss
+
+
+def test_a_value_read_in_the_middle_of_every_step_is_the_advice():
+    weight = torch.rand(256, 256)
+
+    def step():
+        with lazy_mode(compile="off"):
+            norm = (weight @ weight).norm()
+            if norm.item() > 0:  # in the middle
+                weight.mul_(0.5)
+
+    for _ in range(6):
+        step()
+    (advice, *_) = [one for one in explain().advice if "needs values" in one.text]
+    assert 0 < advice.share <= 1
+    assert f"`if norm.item() > 0:  # in the middle` at test_report.py:{line_of('in the midd')}" in (
+        advice.text
+    )
+
+
+def test_lengths_that_change_are_in_the_advice():
+    lazy_tensor.cache_clear()
+    for n in range(40, 60):
+        with lazy_mode():
+            torch.ones(n).cos().sin()
+    assert any("program not seen before" in str(one) for one in explain().advice)
+
+
+def test_a_call_that_cannot_be_recorded_is_in_the_advice():
+    x = lazy_tensor.wrap(torch.rand(300, 300))
+    x.numpy()  # whoever has it may write it at any time
+    for _ in range(3):
+        (x @ x).cos().sum().item()
+    told = [one for one in explain().advice if "could not be recorded" in one.text]
+    assert f"aten.mm.default at {__file__}:{line_of('(x @ x)')}" in told[0].text
+    assert "handed out" in told[0].text
+
+
+def test_nothing_to_report_is_said():
+    report = explain()
+    assert str(report) == "nothing was flushed yet"
+    assert report.advice == []
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="fn=3 can't be called"):
+        explain(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must end in .html"):
+        explain().save(tmp_path / "report.txt")
+
+
+def page_with(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+
+    def step(x):
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    for n in (4, 4, 5):
+        with lazy_mode():
+            step(torch.ones(n, 8))
+    path = tmp_path / "report.html"
+    explain().save(path)
+    return path
+
+
+def test_the_page_needs_nothing_else(tmp_path):
+    page = page_with(tmp_path).read_text()
+    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    flushes = json.loads(data)["flushes"]
+    assert [bool(flush["miss"]) for flush in flushes] == [True, False, True]
+    steps = flushes[1]["steps"]
+    assert all(0 <= j < i for i, step in enumerate(steps) for j in step["needs"])
+    assert "<iframe srcdoc=" in explain()._repr_html_()
+
+
+def test_the_page_in_a_browser(tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        pytest.skip("no Chromium here")
+    path = page_with(tmp_path)
+    problems = []
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda asked: problems.extend([asked.url] * ("http" in asked.url)))
+        page.goto(path.as_uri())
+        assert page.locator("#flushes button").count() == 3
+        assert page.locator("#timeline rect").count() >= 6
+        page.locator("#flushes button").nth(1).click()
+        boxes = page.locator("#picture g[data-step]")
+        assert boxes.count() >= 3
+        boxes.first.click()
+        assert "test_report.py" in page.locator("#detail").inner_text()
+        before = page.locator("#picture").get_attribute("viewBox")
+        page.locator("#picture").hover()
+        page.mouse.wheel(0, -400)
+        page.wait_for_function(
+            "old => document.getElementById('picture').getAttribute('viewBox') !== old", arg=before
+        )
+        browser.close()
+    assert problems == []
+
+
+def test_rich_prints_it():
+    console = pytest.importorskip("rich.console").Console(record=True, width=200, file=None)
+    normed_report = explain(normed, torch.rand(2, 3))
+    with console.capture() as captured:
+        console.print(normed_report)
+    assert "last 1 flushes" in captured.get()
+
+
+def test_the_profiler_shows_flushes_and_segments_by_name():
+    def step():
+        with lazy_mode(**COMPILED):
+            return normed(torch.rand(8, 8))
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        step()
+    names = {event.key for event in profiled.key_averages()}
+    assert "lazy_tensor flush: exit" in names
+    assert any(name.startswith("lazy_tensor segment sin, add, native_layer_norm") for name in names)
+
+
+def test_errors_under_observation_are_the_same():
+    index = torch.tensor([7])
+
+    def bad():
+        a = torch.ones(5).cos()
+        return a[index] + 1
+
+    with pytest.raises(IndexError) as observed:
+        explain(bad)
+    assert "recorded at" in str(observed.value.__notes__)
