@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import threading
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
+from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan import Plan, Planner
 from lazy_tensor.dispatch.remat import rematerialized
@@ -28,6 +30,7 @@ from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, is_apart, li
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels import backend as backends
 from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.logs import FLUSHES, MISSES
 from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.kernels.segment import Call
 
@@ -280,9 +283,13 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
             mode=now.compile,
             threshold=now.compile_threshold,
             verify_every=now.verify_every,
+            waits=False,
         )
 
-    return Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+    plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+    if now.compile == "blocking":
+        compiler().finish(plan.fusions)
+    return plan
 
 
 def _device_type(pending: Pending) -> str:
@@ -348,3 +355,10 @@ def _account(record: FlushRecord) -> None:
     STATS.all_flushes_s += record.seconds
     counts["segments"] += len(record.statuses)
     STATS.log.append(record)
+    if record.first_new is not None and MISSES.isEnabledFor(logging.INFO):
+        MISSES.info("%s: %s", record.where, reason_of_miss(record.first_new, record.state))
+    FLUSHES.info(
+        "%s: %s: %d ops, %d segments, %.2f ms%s",
+        record.where, record.cause, record.n_ops, len(record.statuses), record.seconds * 1e3,
+        f", raised {record.raised}" if record.raised else "",
+    )  # fmt: skip

@@ -25,6 +25,7 @@ from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
 from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.kernels.logs import FALLBACKS
 
 PLAIN_RESULT = frozenset({
     "all arguments are computed 0-dim CPU tensors",
@@ -66,6 +67,7 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
     if reason not in EXPECTED:
         call, times_s = f"{request.op} at {user_line()} ({reason})", STATS.ran_at_once_s
         times_s[call] = times_s.get(call, 0.0) + perf_counter() - start
+        FALLBACKS.info("%s ran at once", call)
     return result
 
 

@@ -34,7 +34,9 @@ from lazy_tensor.kernels.disk import Disk, key_of
 from lazy_tensor.kernels.families import Families, Member
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.logs import COMPILES
 from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.kernels.progress import shown
 from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.workers import BuildError, WorkerDied, Workers, is_known_to_workers
@@ -93,10 +95,12 @@ class Compiler:
         threshold: int = 2,
         verify_every: int = 0,
         measure: bool | None = None,
+        waits: bool = True,
     ) -> Fusion:
         """The fusion of `segment` under `backend`; equal segments share it while it is cached.
 
-        "off" runs op by op. "blocking" returns when the kernel is there (or has failed).
+        "off" runs op by op. "blocking" returns when the kernel is there (or has failed), or at
+        once if not `waits`: `finish` then waits for several, which are built side by side.
         "background" returns at once: the fusion runs op by op until its kernel is there, asked for
         when the fusion has been run `threshold` times, or at first sight if it lies on disk.
         `measure` makes a kernel that arrives prove itself faster than op-by-op replay: by default
@@ -112,7 +116,11 @@ class Compiler:
             self._join_family(fusion)
         if mode == "blocking" and fusion.status in ("aten", "queued", "compiling"):
             self._to_load.take_back(fusion)
-            self._to_build.run_now(fusion)
+            if waits:
+                self._to_build.run_now(fusion)
+            elif fusion.status == "aten":
+                fusion.status = "queued"
+                self._to_build.add(fusion)
         elif fusion.status != "aten":
             pass  # on its way, or there
         elif is_new and self._artifact_key(fusion) is not None:
@@ -121,6 +129,14 @@ class Compiler:
         elif is_new:
             fusion.count_runs(self._request)
         return fusion
+
+    def finish(self, fusions: Sequence[Fusion]) -> None:
+        """Wait until the kernels of these fusions are there, or have failed."""
+        waiting = [one for one in dict.fromkeys(fusions) if one.status in ("queued", "compiling")]
+        with shown(len(waiting)) as advance:
+            for fusion in waiting:
+                self._to_build.finish(fusion)
+                advance()
 
     def keep_memory(self, mode: Mode) -> None:
         """Have plans reuse memory, as soon as what does it is compiled ("blocking": now)."""
@@ -330,8 +346,10 @@ class Compiler:
             else:
                 kernel = self._loaded(fusion, self._artifact(fusion, backend))
         finally:
-            self.counters.add("compile_s", perf_counter() - start)
+            seconds = perf_counter() - start
+            self.counters.add("compile_s", seconds)
         self.counters.add("compiled")
+        COMPILES.info("%s by %s in %.2f s", fusion, backend.name, seconds)
         return kernel
 
     def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:

@@ -18,6 +18,7 @@ from lazy_tensor.kernels.aten import compile_aten
 from lazy_tensor.kernels.backend import Backend, Busy, Kernel
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.families import Member
+from lazy_tensor.kernels.logs import COMPILES
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.trial import Trial
 from lazy_tensor.kernels.verify import Tensors, Verified
@@ -97,6 +98,7 @@ class Fusion:
 
     def adopt(self, kernel: Kernel, origin: str) -> None:
         """Run `kernel` from now on, or find out first whether it is faster, if `measure` is set."""
+        COMPILES.info("%s has a kernel of %s, %s", self, self.backend.name, origin)
         self.reason = self._passed + origin
         if self._verify_every:
             kernel = Verified(
@@ -121,6 +123,7 @@ class Fusion:
     def fail(self, reason: str) -> None:
         """Run op by op for good; the next run warns, in the thread of whoever runs it."""
         self.status, self.reason = "failed", self._passed + reason
+        COMPILES.warning("%s has no kernel: %s", self, self.reason)
         self._counters.add("failed")
         self.run = self._warn_and_run
 
@@ -135,6 +138,7 @@ class Fusion:
             self.status = "ready" if faster else "slower"
             times = f"kernel {kernel_s * 1e6:.1f} us, op by op {aten_s * 1e6:.1f} us"
             self.reason = self._passed + times
+            COMPILES.info("%s: %s", self, times)
             self._counters.add("adopted" if faster else "slower")
             self.run = self._until_recheck(guarded if faster else self.aten, kernel)
 
@@ -188,9 +192,10 @@ class Fusion:
         self._warn(f"can't be compiled by {self.backend.name!r} and runs op by op: {self.reason}")
         return self.run(tensors, scalars)
 
-    def _warn(self, what: str) -> None:
+    def __repr__(self) -> str:
         ops = [str(call.op) for call in self.segment.calls]
         shown = ", ".join(ops[:4]) + (", ..." if len(ops) > 4 else "")
-        warnings.warn(
-            f"segment {self.segment.digest[:12]} ({len(ops)} ops: {shown}) {what}", stacklevel=3
-        )
+        return f"segment {self.segment.digest[:12]} ({len(ops)} ops: {shown})"
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"{self!r} {what}", stacklevel=3)

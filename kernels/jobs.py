@@ -60,6 +60,18 @@ class Jobs:
             self._active.append(fusion)
         self._finish(fusion)
 
+    def finish(self, fusion: Fusion) -> None:
+        """See that nothing is left to do on `fusion`, here or by waiting for who has started."""
+        with self._changed:
+            if fusion in self._active:
+                self._changed.wait_for(lambda: fusion not in self._active)
+                return
+            if fusion not in self._waiting:
+                return
+            self._waiting.remove(fusion)
+            self._active.append(fusion)
+        self._finish(fusion)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until there is nothing to do; False if that took more than `timeout_s`."""
         with self._changed:

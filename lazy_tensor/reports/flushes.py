@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.trace import Leaf, Node
 from lazy_tensor.kernels.segment import TensorSpec, n_bytes
-from lazy_tensor.reports.misses import reason_of_miss
 
 if TYPE_CHECKING:
     from lazy_tensor.dispatch.plan import Step as PlanStep

@@ -1,0 +1,38 @@
+"""The package's loggers: what happens, while it happens.
+
+`LAZY_TENSOR_LOGS=flushes,misses` shows them on stderr, in the manner of `TORCH_LOGS`; the names are
+those below, "all" stands for every one. A program that sets up `logging` itself finds them under
+`lazy_tensor.`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+NAMES = ("compiles", "fallbacks", "flushes", "misses")
+COMPILES, FALLBACKS, FLUSHES, MISSES = (logging.getLogger(f"lazy_tensor.{name}") for name in NAMES)
+
+
+def _show(names: list[str]) -> None:
+    unknown = set(names) - {"all", *NAMES}
+    if unknown:
+        warnings.warn(
+            f"LAZY_TENSOR_LOGS: {', '.join(sorted(unknown))} unknown; known are "
+            f"{', '.join(NAMES)} and all",
+            stacklevel=2,
+        )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+    for name in NAMES:
+        if name in names or "all" in names:
+            logger = logging.getLogger(f"lazy_tensor.{name}")
+            logger.setLevel(logging.INFO)
+            logger.addHandler(handler)
+            logger.propagate = False
+
+
+if os.environ.get("LAZY_TENSOR_LOGS"):
+    _show(os.environ["LAZY_TENSOR_LOGS"].replace(" ", "").split(","))
