@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lazy_tensor.kernels import logs
 from lazy_tensor.kernels.backend import backend_of
 
 _CHOICES = {
@@ -169,6 +170,7 @@ def records_in_python() -> bool:
     return os.environ.get("LAZY_TENSOR_HITS") == "python"
 
 
+logs.show(os.environ.get("LAZY_TENSOR_LOGS", ""))
 _current = from_environment()
 _listeners: list[Callable[[Settings], None]] = []
 

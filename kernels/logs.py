@@ -8,7 +8,6 @@ those below, "all" stands for every one. A program that sets up `logging` itself
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 
@@ -16,8 +15,10 @@ NAMES = ("compiles", "fallbacks", "flushes", "misses")
 COMPILES, FALLBACKS, FLUSHES, MISSES = (logging.getLogger(f"lazy_tensor.{name}") for name in NAMES)
 
 
-def _show(names: list[str]) -> None:
-    unknown = set(names) - {"all", *NAMES}
+def show(names: str) -> None:
+    """Write what these loggers say to stderr; names stand between commas."""
+    asked = set(names.replace(" ", "").split(",")) - {""}
+    unknown = asked - {"all", *NAMES}
     if unknown:
         warnings.warn(
             f"LAZY_TENSOR_LOGS: {', '.join(sorted(unknown))} unknown; known are "
@@ -27,12 +28,8 @@ def _show(names: list[str]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
     for name in NAMES:
-        if name in names or "all" in names:
+        if name in asked or "all" in asked:
             logger = logging.getLogger(f"lazy_tensor.{name}")
             logger.setLevel(logging.INFO)
             logger.addHandler(handler)
             logger.propagate = False
-
-
-if os.environ.get("LAZY_TENSOR_LOGS"):
-    _show(os.environ["LAZY_TENSOR_LOGS"].replace(" ", "").split(","))

@@ -15,6 +15,7 @@ import torch
 
 from lazy_tensor.dispatch import hits, settings, torch_private
 from lazy_tensor.dispatch.flush import close_segment
+from lazy_tensor.dispatch.peek import is_looked_at, peek_memory, shown
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, no_modes
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
 from lazy_tensor.dispatch.where import user_line
@@ -158,6 +159,9 @@ def _flushing(name: str, method: Any) -> Any:
     def flush_first(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # busy: the call comes from within recording, which reads storages and metadata only
         if not isinstance(self, LazyTensor) and _active_here() and not local.trace.busy:
+            if name == "__repr__" and is_looked_at():
+                found = peek_memory(local.trace, self)
+                return f"<{type(self).__name__}, pending>" if found is None else shown(found)
             if local.trace.tape is not None:
                 local.trace.tape.stop(f"Tensor.{name} at {user_line()} reads memory")
             flush_here(f"Tensor.{name}")

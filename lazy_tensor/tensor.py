@@ -18,6 +18,7 @@ from lazy_tensor.dispatch import host, memory, run_now, torch_private
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import meta_of
+from lazy_tensor.dispatch.peek import is_looked_at, peek, shown
 from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
 from lazy_tensor.dispatch.where import user_line
@@ -227,8 +228,13 @@ def plain_copy(tensor: LazyTensor) -> torch.Tensor:
 
 def _text(tensor: LazyTensor) -> str:
     """What the plain tensor's repr would be, `requires_grad` or `grad_fn` included."""
-    with torch_private.no_dispatch(), torch_private.below_autograd():
-        text = repr(computed(tensor))
+    if is_looked_at() and tensor._value.failure is None:
+        data = peek(local.trace, tensor._value)
+        if data is None:
+            return f"<LazyTensor of shape {tuple(tensor.shape)}, {tensor.dtype}, pending>"
+    else:
+        data = computed(tensor)
+    text = shown(data)
     if tensor.grad_fn is not None:
         name = type(tensor.grad_fn).__name__
         if name == "CppFunction":

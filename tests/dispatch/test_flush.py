@@ -1,5 +1,6 @@
 import gc
 import linecache
+import logging
 
 import pytest
 import torch
@@ -234,3 +235,15 @@ def test_broken_planner_costs_a_warning_only(monkeypatch):
     with pytest.warns(UserWarning, match="can't be planned"), lazy_mode():
         y = (x + 1).exp()
     assert torch.equal(materialize(y), (x + 1).exp())
+
+
+def test_what_happens_is_logged(caplog):
+    x = torch.rand(3)
+    with caplog.at_level(logging.INFO, logger="lazy_tensor"):
+        for n in (3, 3, 2):
+            with lazy_mode(backend="inductor", compile="blocking"):
+                materialize(x[:n].exp() * 2)
+    told = [(record.name, record.getMessage()) for record in caplog.records]
+    assert sum(name == "lazy_tensor.flushes" for name, _ in told) == 3
+    assert any("exp.default" in said for name, said in told if name == "lazy_tensor.compiles")
+    assert [said for name, said in told if name == "lazy_tensor.misses"][-1].endswith("3 -> 2")
