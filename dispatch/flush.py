@@ -95,6 +95,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.budget.grown_s
     pending = trace.take()
+    observe.reopen_ranges(trace)
     hits.EXTENSION.start_if_compiled()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
@@ -151,7 +152,7 @@ def _run(pending: Pending, alive: list[Value], ran: Plan | Graph) -> None:
         # what was recorded outside inference mode, or autocast, may be computed inside
         with torch_private.kernels_only(), POOL.using():
             if isinstance(ran, Plan):
-                results = observe.function_of(ran)(pending.leaves, pending.scalars)
+                results = observe.function_of(ran, pending.state)(pending.leaves, pending.scalars)
             else:
                 results = interpret(ran, pending.leaves, pending.scalars)
     except BaseException as error:

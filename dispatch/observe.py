@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch.profiler import record_function
 
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan import Plan, Step
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.trace import State, Trace
 from lazy_tensor.kernels.fusion import Fusion
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -50,15 +52,67 @@ def times_s() -> tuple[float, ...]:
     return tuple(_timing.steps_s or ())
 
 
-def function_of(plan: Plan) -> Callable[[list[torch.Tensor], list[complex]], Any]:
-    """`plan.function`, observed if anybody wants to see."""
+def function_of(
+    plan: Plan, state: State | None = None
+) -> Callable[[list[torch.Tensor], list[complex]], Any]:
+    """`plan.function`, observed if anybody wants to see; `state` is where its trace ended."""
     if is_timing():
         _timing.steps_s = []
         return lambda leaves, scalars: plan.observed(leaves, scalars, _timed)
     if torch_private.is_profiled():
-        steps = [_shown(plan, step) for step in plan.steps]
-        return lambda leaves, scalars: plan.observed(leaves, scalars, steps.__getitem__)
+        ranges = _ranges(state)
+        return lambda leaves, scalars: plan.observed(
+            leaves, scalars, lambda i: _shown(plan.steps[i], ranges)
+        )
     return plan.function
+
+
+def note_range(trace: Trace, request: Request) -> None:
+    """Mark in a trace where a range of the user's begins or ends: `record_function("forward")`.
+
+    What is recorded inside then runs inside one of that name.
+    """
+    if not torch_private.is_profiled():
+        _open.names.clear()
+        return
+    if request.op is torch_private.RANGE_BEGINS:
+        _open.names.append(request.args[0])
+        trace.mark(("range", request.args[0]))
+    elif _open.names:
+        _open.names.pop()
+        trace.mark(("range", None))
+
+
+def reopen_ranges(trace: Trace) -> None:
+    """Mark in an empty trace the ranges that began before it."""
+    for name in _open.names:
+        trace.mark(("range", name))
+
+
+class _Open(threading.local):
+    """The user's ranges that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+_open = _Open()
+
+
+def _ranges(state: State | None) -> dict[int, tuple[str, ...]]:
+    """For each recorded call, by `id`, the user's ranges that it stands in, outermost first."""
+    path: list[State] = []
+    while state is not None:
+        path.append(state)
+        state = state.parent
+    found: dict[int, tuple[str, ...]] = {}
+    names: tuple[str, ...] = ()
+    for one in reversed(path):
+        if one.step is not None:
+            found[id(one.step)] = names
+        elif one.key and one.key[0] == "range":
+            names = names[:-1] if one.key[1] is None else (*names, one.key[1])
+    return found
 
 
 def flush_shown(cause: str) -> AbstractContextManager[Any]:
@@ -80,9 +134,19 @@ def _timed(_: int) -> Iterator[None]:
             _timing.steps_s.append(perf_counter() - start)
 
 
-def _shown(plan: Plan, step: Step) -> AbstractContextManager[Any]:
-    """A range of the profiler for a segment; other calls show themselves."""
-    return _NOTHING if step.fusion is None else record_function(name_of(step.fusion))
+@contextmanager
+def _shown(step: Step, ranges: dict[int, tuple[str, ...]]) -> Iterator[None]:
+    """The profiler's ranges for a step: the user's, and one for a segment. Calls show themselves.
+
+    A segment of calls of several ranges is shown in that of its first.
+    """
+    names = next((ranges[id(node)] for node in step.nodes if id(node) in ranges), ())
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(record_function(name))
+        if step.fusion is not None:
+            stack.enter_context(record_function(name_of(step.fusion)))
+        yield
 
 
 def name_of(fusion: Fusion) -> str:

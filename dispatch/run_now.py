@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, memory, settings, torch_private
+from lazy_tensor.dispatch import host, memory, observe, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
@@ -68,6 +68,8 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         call, times_s = f"{request.op} at {user_line()} ({reason})", STATS.ran_at_once_s
         times_s[call] = times_s.get(call, 0.0) + perf_counter() - start
         FALLBACKS.info("%s ran at once", call)
+    if request.op in torch_private.RANGE_OPS:
+        observe.note_range(trace, request)
     return result
 
 

@@ -61,6 +61,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+RANGE_BEGINS = torch.ops.profiler._record_function_enter_new.default
+RANGE_OPS = frozenset({RANGE_BEGINS, torch.ops.profiler._record_function_exit._RecordFunction})
+"""What `torch.profiler.record_function` calls where it begins and ends."""
+
+
 def is_profiled() -> bool:
     """Whether torch's profiler records what this thread does."""
     return bool(torch._C._autograd._profiler_enabled())

@@ -7,11 +7,12 @@ In: segments, a backend, and how long one may wait. Out: fusions that can be run
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, TypeGuard, TypeVar, cast
+from typing import Literal, NamedTuple, TypeGuard, TypeVar, cast
 from weakref import WeakSet
 
 import torch
@@ -52,6 +53,17 @@ DROPPED = b"dropped: "
 whose build ended the worker."""
 
 
+class Build(NamedTuple):
+    """A kernel built: when it began, by `time.perf_counter`, how long it took, what it was."""
+
+    began_s: float
+    seconds: float
+    what: str
+
+
+MOST_BUILDS = 256
+
+
 class Compiler:
     """Turns segments into fusions, at most `maxsize` of them, and obtains their kernels.
 
@@ -71,6 +83,7 @@ class Compiler:
         may_build: Callable[[], bool] | None = None,
     ) -> None:
         self.counters = counters or Counters()
+        self.builds: deque[Build] = deque(maxlen=MOST_BUILDS)  # the last ones
         self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
         self.disk = Disk(cache_dir, max_disk_bytes) if cache_dir is not None else None
         self._may_build = may_build
@@ -349,6 +362,7 @@ class Compiler:
             seconds = perf_counter() - start
             self.counters.add("compile_s", seconds)
         self.counters.add("compiled")
+        self.builds.append(Build(start, seconds, f"{fusion!r} by {backend.name}"))
         COMPILES.info("%s by %s in %.2f s", fusion, backend.name, seconds)
         return kernel
 

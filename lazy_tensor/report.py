@@ -14,11 +14,13 @@ from lazy_tensor.dispatch import flush, observe, settings
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
+from lazy_tensor.kernels.compile import Build
 from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.mode import lazy_mode
 from lazy_tensor.replay import REPLAYS
 from lazy_tensor.reports.advice import Advice, advice_on
 from lazy_tensor.reports.flushes import Flush, looked_at
+from lazy_tensor.reports.lanes import chrome_trace
 from lazy_tensor.reports.page import framed, page_of
 from lazy_tensor.reports.text import lines_of
 
@@ -93,8 +95,8 @@ class Report:
 
     `str()` gives text, rich prints it coloured, a notebook shows it, `save` writes a page.
     `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
-    the calls that could not be recorded, with their shares of the time; `result` is what the
-    function gave that `explain` was given, if any.
+    the calls that could not be recorded, with their shares of the time; `builds` are the kernels
+    built meanwhile; `result` is what the function gave that `explain` was given, if any.
     """
 
     def __init__(
@@ -103,12 +105,14 @@ class Report:
         replays: Sequence[str] = (),
         redistributions: Sequence[str] = (),
         ran_at_once: dict[str, float] | None = None,
+        builds: Sequence[Build] = (),
         result: Any = None,
     ) -> None:
         self.records = records
         self.replays = list(replays)
         self.redistributions = list(redistributions)
         self.ran_at_once = ran_at_once or {}
+        self.builds = list(builds)
         self.result = result
 
     @cached_property
@@ -142,10 +146,14 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page that shows the report in a browser, offline: a timeline, each flush as a
-        picture of its segments, and the text. ValueError if `path` doesn't end in `.html`."""
-        if Path(path).suffix != ".html":
-            raise ValueError(f"save(): path={str(path)!r} must end in .html")
-        Path(path).write_text(page_of(self), encoding="utf-8")
+        picture of its segments, and the text. To a path in `.json` write the timeline alone, as
+        Chrome and Perfetto open it. ValueError if `path` ends otherwise.
+        """
+        makers = {".html": page_of, ".json": chrome_trace}
+        maker = makers.get(Path(path).suffix)
+        if maker is None:
+            raise ValueError(f"save(): path={str(path)!r} must end in .html or .json")
+        Path(path).write_text(maker(self), encoding="utf-8")
 
 
 def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Report:
@@ -182,4 +190,5 @@ def _report(
         for (op, before, after, where), n_bytes in STATS.redistributions.items()
     ]
     replays = sorted(replay.summary() for replay in REPLAYS)
-    return Report(records, replays, redistributions, ran_at_once, result)
+    builds = [one for one in flush.compiler().builds if one.began_s + one.seconds >= since_s]
+    return Report(records, replays, redistributions, ran_at_once, builds, result)

@@ -124,7 +124,7 @@ class Kernel : public c10::OperatorKernel {
     if (cold != 0) return cold > 1 && in_mode && alone && run_cold(op, keys, stack, trace, cold);
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
-    if (info_.is_note && in_mode && alone) {
+    if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
       run_below(op, keys, stack);
       return true;
     }

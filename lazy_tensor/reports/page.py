@@ -32,6 +32,7 @@ def page_of(report: Report) -> str:
         f"{torch.get_num_threads()} threads",
         "advice": [str(one) for one in report.advice],
         "flushes": [_flush(flush) for flush in flushes],
+        "builds": [build._asdict() for build in report.builds],
         "text": str(report),
     }
     # "</script>" in a file's name would end the data early

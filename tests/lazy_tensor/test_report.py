@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 import lazy_tensor
 from lazy_tensor import explain, lazy_mode, reset_stats
@@ -143,7 +143,7 @@ def test_nothing_to_report_is_said():
 def test_wrong_arguments_are_refused(tmp_path):
     with pytest.raises(TypeError, match="fn=3 can't be called"):
         explain(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must end in .html"):
+    with pytest.raises(ValueError, match="must end in .html or .json"):
         explain().save(tmp_path / "report.txt")
 
 
@@ -171,6 +171,23 @@ def test_the_page_needs_nothing_else(tmp_path):
     steps = flushes[1]["steps"]
     assert all(0 <= j < i for i, step in enumerate(steps) for j in step["needs"])
     assert "<iframe srcdoc=" in explain()._repr_html_()
+
+
+def test_lanes_are_written_for_trace_viewers(tmp_path):
+    def step(n):
+        with lazy_mode(**COMPILED):
+            return normed(torch.rand(n, 3)) - 4.25
+
+    for n in (2, 2, 2):
+        step(n)
+    path = tmp_path / "trace.json"
+    explain().save(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"MainThread: record", "MainThread: plan", "MainThread: run"} <= lanes
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(span["dur"] >= 0 for span in spans)
+    assert sum(span["name"].startswith("exit at") for span in spans) == 6
 
 
 def test_the_page_in_a_browser(tmp_path):
@@ -222,6 +239,40 @@ def test_the_profiler_shows_flushes_and_segments_by_name():
     names = {event.key for event in profiled.key_averages()}
     assert "lazy_tensor flush: exit" in names
     assert any(name.startswith("lazy_tensor segment sin, add, native_layer_norm") for name in names)
+
+
+def test_the_users_ranges_are_where_the_work_is():
+    x = torch.rand(200, 200)
+
+    def step():
+        with lazy_mode():
+            with record_function("outer"):
+                with record_function("product"):
+                    y = x @ x
+                z = y.cos()
+                z.sum().item()  # the range goes on after a flush
+                w = z @ x
+            return w.sin()
+
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            step()
+    inside: dict[str, set[str]] = {"outer": set(), "product": set()}
+    for event in profiled.events():
+        around = [parent.name for parent in parents(event)]
+        if any(name.startswith("lazy_tensor flush") for name in around):
+            for name in inside.keys() & around:
+                inside[name].add(event.name)
+    assert {"aten::mm", "aten::cos"} <= inside["outer"]
+    assert "aten::sin" not in inside["outer"]
+    assert "aten::mm" in inside["product"]
+    assert "aten::cos" not in inside["product"]
+
+
+def parents(event):
+    while event.cpu_parent is not None:
+        event = event.cpu_parent
+        yield event
 
 
 def test_errors_under_observation_are_the_same():
