@@ -23,7 +23,7 @@ NVFUSER_PYTHON ?= $(shell command -v python3.12)
 NVFUSER_STAMP := $(NVFUSER_VENV)/.installed-$(shell { cat pyproject.toml; echo '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 NVFUSER_TESTS ?= tests/nvfuser tests/dispatch tests/invariants tests/kernels tests/lazy_tensor tests/parity tests/replay
 
-.PHONY: help demo test nvfuser conformance models fuzz bench lint fmt venv clean
+.PHONY: help demo test nvfuser conformance models fuzz bench docs lint fmt venv clean
 
 help:
 	@echo 'make demo   train a small GPT eagerly and lazily, side by side'
@@ -33,6 +33,7 @@ help:
 	@echo 'make models train models of other libraries, all of them, lazily and eagerly'
 	@echo 'make fuzz   run random programs lazily and eagerly until interrupted'
 	@echo 'make lint   ruff and mypy            make fmt    format the sources'
+	@echo 'make docs   build the documentation in build/docs'
 	@echo 'make clean  remove what was built'
 
 venv: $(STAMP)
@@ -73,6 +74,9 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/pytest benches $(BENCH_ARGS)
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q docs $(BUILD)/docs
 
 lint: $(STAMP) typing-tree
 	$(BIN)/ruff check .

@@ -60,8 +60,13 @@ UNMARKED_VIEWS = frozenset({
     aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
     *WAITS,
 })  # fmt: skip
-NUMBERS_SET_SHAPE = frozenset({"aten::arange", "aten::range"})
-"""Ops whose numbers decide the result's size, so that they can't be run-time inputs."""
+NUMBERS_DECIDE = frozenset({
+    "aten::arange", "aten::range",
+    "aten::_foreach_norm", "aten::_foreach_powsum", "aten::dist", "aten::linalg_vector_norm",
+    "aten::linalg__powsum", "aten::norm", "aten::renorm", "aten::renorm_",
+})  # fmt: skip
+"""Ops whose numbers decide the result's size, or how ranks' parts of it are put together, so that
+they can't be run-time inputs."""
 CHECK_NUMBERS = frozenset({"aten::pow", "aten::pow_"})
 """Ops that refuse numbers by their value: an integer to a negative power."""
 
@@ -110,7 +115,7 @@ def facts_of(op: OpOverload) -> OpFacts:
         number_args=frozenset(
             _label(i, a)
             for i, a in enumerate(arguments)
-            if op._schema.name not in NUMBERS_SET_SHAPE
+            if op._schema.name not in NUMBERS_DECIDE
             and str(a.type) in ("number", "float", "Tensor", "Optional[number]", "List[number]")
         ),
         argument_names=tuple(argument.name for argument in arguments),

@@ -86,7 +86,7 @@ def run(request: Request) -> Any:
         learn_for_any_size(request, sharding)
     if not torch_private.is_member(info.compute_mesh):
         return _absent(op, args, sharding.output_spec)
-    if _moves_what_is_written(request, pairs):
+    if _moves_what_is_written(request, pairs) or torch_private.masks_what_moves(pairs):
         return _without_rule(op, args, kwargs)
     if pairs and errors.is_foreach(op):
         reduced = reduced_together(args, pairs, partial(_note, op))
@@ -581,6 +581,18 @@ UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
 """Ops whose handlers in torch are right for some arguments only."""
 
 
+def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`argmax` and `argmin`: torch's handler counts on equal parts, and gathers wrongly along
+    dimensions that are counted from the end."""
+    tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    if torch_private.is_uneven(tensor._spec) or torch_private.is_split_twice(tensor._spec):
+        return _without_rule(op, args, kwargs)
+    if dim is not None and -tensor.ndim <= dim < 0:
+        keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+        args, kwargs = (tensor, dim + tensor.ndim, keepdim), {}
+    return _ours(torch_private.handler_of(op)(op, args, kwargs))
+
+
 def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A tensor overwritten with one number: nothing of it is left to be reduced."""
     tensor = args[0]
@@ -617,6 +629,8 @@ def _reduced(spec: DTensorSpec) -> DTensorSpec:
 
 
 SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.argmax.default: _place_of_extreme,
+    aten.argmin.default: _place_of_extreme,
     aten.empty_like.default: _uninitialized,
     aten.fill_.Scalar: _filled,
     aten.fill_.Tensor: _filled,

@@ -29,7 +29,7 @@ from lazy_tensor.tensor import LazyTensor, computed
 class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
     """A tensor on a mesh of ranks: what torch's `DTensor` is, recorded.
 
-    Made by `from_local`, `distribute_tensor`, the factory functions, and ops on other `DTensor`s.
+    Made by `from_local`, `distribute_tensor`, the factory functions, and by ops on other ones.
     """
 
     _layout: ShardLayout

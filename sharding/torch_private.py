@@ -230,6 +230,16 @@ def flat_specs(info: OpInfo, sharding: OutputSharding) -> list[tuple[DTensorSpec
     ]
 
 
+def masks_what_moves(pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
+    """Whether indices of a vocabulary-parallel embedding are to be moved along another dimension
+    of the mesh too: torch then makes the mask before it moves them, for fewer than there are."""
+    return any(
+        any(isinstance(placement, _MaskPartial) for placement in then.placements)
+        and sum(a != b for a, b in zip(now.placements, then.placements, strict=True)) > 1
+        for now, then in pairs
+    )
+
+
 def unmasked(local: torch.Tensor, spec: DTensorSpec) -> DTensorSpec:
     """The spec with ordinary partial placements for those of a vocabulary-parallel embedding.
 

@@ -313,3 +313,18 @@ def test_convolution_with_any_of_its_arguments_sharded(placements):
     )
     found = torch.nn.functional.conv1d(x, weight, bias)
     torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
+
+
+@on_ranks(2)
+def test_norms_of_changing_order():
+    # the order says how the ranks' norms become one
+    plain = torch.arange(1.0, 5.0)
+    sharded = distribute_tensor(plain, a_mesh(), [Shard(0)])
+    for order in (2.0, 1.0, 3.0, 0.0, float("inf"), 5.0, 2.0):
+        for norm in (
+            lambda x, p: torch.norm(x, p, [0], False),
+            lambda x, p: torch.linalg.vector_norm(x, p),
+            lambda x, p: torch._foreach_norm([x], p)[0],
+        ):
+            found = lazy_tensor.materialize(norm(sharded, order).full_tensor())
+            torch.testing.assert_close(found, norm(plain, order))
