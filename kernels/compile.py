@@ -396,9 +396,15 @@ def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBacken
     return isinstance(backend, PortableBackend) and backend.can_build(segment)
 
 
+_turns = threading.Lock()
+
+
 def _apart(function: Callable[[Segment], T], segment: Segment) -> T:
-    """`function(segment)` in a thread of its own, where none of the caller's modes are active."""
-    with ThreadPoolExecutor(1) as thread:
+    """`function(segment)` in a thread of its own, where none of the caller's modes are active.
+
+    One at a time: torch's tracing patches what all threads share.
+    """
+    with _turns, ThreadPoolExecutor(1) as thread:
         return thread.submit(function, segment).result()
 
 

@@ -569,6 +569,7 @@ OF_ANY_SIZE = frozenset({
 })  # fmt: skip
 """Ops that do the same to each element though torch doesn't tag them so."""
 WHOLE_ONLY = frozenset({
+    aten.linalg_ldl_solve.default, aten.linalg_solve_triangular.default,
     aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,
     aten.squeeze_copy.dim, aten.squeeze_copy.dims, aten.view_copy.default,
 })  # fmt: skip
@@ -591,6 +592,13 @@ def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
         args, kwargs = (tensor, dim + tensor.ndim, keepdim), {}
     return _ours(torch_private.handler_of(op)(op, args, kwargs))
+
+
+def _logsumexp(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's rule looks for `keepdim` among the keywords alone."""
+    if len(args) < 3:
+        return NotImplemented
+    return run(Request(DTensor, op, args[:2], {"keepdim": args[2]}))
 
 
 def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -639,5 +647,6 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.equal.default: _equal,
     aten.is_same_size.default: _same_size,
     aten.is_pinned.default: _pinned,
+    aten.logsumexp.default: _logsumexp,
     aten.stack.default: _stacked,
 }

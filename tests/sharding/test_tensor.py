@@ -328,3 +328,16 @@ def test_norms_of_changing_order():
         ):
             found = lazy_tensor.materialize(norm(sharded, order).full_tensor())
             torch.testing.assert_close(found, norm(plain, order))
+
+
+@on_ranks(2)
+def test_reduced_dimensions_are_kept():
+    plain = torch.arange(12.0).view(3, 4).sin()
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        sharded = distribute_tensor(plain, a_mesh(), [placement])
+        for dim in (0, 1):
+            found = torch.logsumexp(sharded, dim, True)
+            expected = torch.logsumexp(plain, dim, True)
+            torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
+            places = torch.argmax(sharded, dim - 2, True)
+            assert lazy_tensor.materialize(places.full_tensor()).equal(plain.argmax(dim, True))
