@@ -55,6 +55,7 @@ RULES: dict[OpOverload, Rule] = {
     # They only reserve or describe memory.
     aten.pin_memory.default: Rule.NOW,
     aten._pin_memory.default: Rule.NOW,
+    **dict.fromkeys(torch_private.RANGE_OPS, Rule.NOW),  # some torch would take them apart
 }
 for _packet, _overloads in {
     "bernoulli": ("p",), "rand_like": ("default", "generator"),

@@ -234,7 +234,7 @@ def test_the_profiler_shows_flushes_and_segments_by_name():
             return normed(torch.rand(8, 8))
 
     step()
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         step()
     names = {event.key for event in profiled.key_averages()}
     assert "lazy_tensor flush: exit" in names
@@ -255,7 +255,7 @@ def test_the_users_ranges_are_where_the_work_is():
             return w.sin()
 
     for _ in range(2):
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
             step()
     inside: dict[str, set[str]] = {"outer": set(), "product": set()}
     for event in profiled.events():
