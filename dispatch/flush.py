@@ -95,7 +95,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.budget.grown_s
     pending = trace.take()
-    observe.reopen_ranges(trace)
+    ranges = observe.take_ranges(trace)
     hits.EXTENSION.start_if_compiled()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
@@ -110,7 +110,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         plan = plan_of(pending, live, at_once=observe.is_timing())
         planned = perf_counter()
         with observe.flush_shown(cause):
-            _run(pending, alive, plan or _with_remat(graph_of(pending.state.steps(), live)))
+            _run(pending, alive, plan or _with_remat(graph_of(pending.state.steps(), live)), ranges)
     except BaseException as error:
         raised = type(error).__name__
         raise
@@ -146,13 +146,15 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         _refuse_compiling(plan, where)
 
 
-def _run(pending: Pending, alive: list[Value], ran: Plan | Graph) -> None:
+def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted) -> None:
     ask_for_extensions(ran if isinstance(ran, Plan) else None)
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
         with torch_private.kernels_only(), POOL.using():
             if isinstance(ran, Plan):
-                results = observe.function_of(ran, pending.state)(pending.leaves, pending.scalars)
+                results = observe.function_of(ran, pending.state, ranges)(
+                    pending.leaves, pending.scalars
+                )
             else:
                 results = interpret(ran, pending.leaves, pending.scalars)
     except BaseException as error:

@@ -53,14 +53,15 @@ def times_s() -> tuple[float, ...]:
 
 
 def function_of(
-    plan: Plan, state: State | None = None
+    plan: Plan, state: State | None = None, noted: Noted | None = None
 ) -> Callable[[list[torch.Tensor], list[complex]], Any]:
-    """`plan.function`, observed if anybody wants to see; `state` is where its trace ended."""
+    """`plan.function`, observed if anybody wants to see; `state` is where its trace ended,
+    `noted` the user's ranges in it."""
     if is_timing():
         _timing.steps_s = []
         return lambda leaves, scalars: plan.observed(leaves, scalars, _timed)
     if torch_private.is_profiled():
-        ranges = _ranges(state)
+        ranges = _ranges(state, noted or [])
         return lambda leaves, scalars: plan.observed(
             leaves, scalars, lambda i: _shown(plan.steps[i], ranges)
         )
@@ -74,19 +75,25 @@ def note_range(trace: Trace, request: Request) -> None:
     """
     if not torch_private.is_profiled():
         _open.names.clear()
+        _open.noted.clear()
         return
     if request.op is torch_private.RANGE_BEGINS:
         _open.names.append(request.args[0])
-        trace.mark(("range", request.args[0]))
+        _open.noted.append((trace.state, request.args[0]))
     elif _open.names:
         _open.names.pop()
-        trace.mark(("range", None))
+        _open.noted.append((trace.state, None))
 
 
-def reopen_ranges(trace: Trace) -> None:
-    """Mark in an empty trace the ranges that began before it."""
-    for name in _open.names:
-        trace.mark(("range", name))
+Noted = list[tuple["State", "str | None"]]
+"""Behind which state a range began, by its name, or the innermost ended."""
+
+
+def take_ranges(trace: Trace) -> Noted:
+    """The ranges of a trace that was just taken; those that haven't ended go on in the next."""
+    noted = _open.noted
+    _open.noted = [(trace.state, name) for name in _open.names]
+    return noted
 
 
 class _Open(threading.local):
@@ -94,12 +101,13 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.noted: Noted = []
 
 
 _open = _Open()
 
 
-def _ranges(state: State | None) -> dict[int, tuple[str, ...]]:
+def _ranges(state: State | None, noted: Noted) -> dict[int, tuple[str, ...]]:
     """For each recorded call, by `id`, the user's ranges that it stands in, outermost first."""
     path: list[State] = []
     while state is not None:
@@ -107,11 +115,14 @@ def _ranges(state: State | None) -> dict[int, tuple[str, ...]]:
         state = state.parent
     found: dict[int, tuple[str, ...]] = {}
     names: tuple[str, ...] = ()
+    behind: dict[int, list[str | None]] = {}
+    for where, name in noted:
+        behind.setdefault(id(where), []).append(name)
     for one in reversed(path):
         if one.step is not None:
             found[id(one.step)] = names
-        elif one.key and one.key[0] == "range":
-            names = names[:-1] if one.key[1] is None else (*names, one.key[1])
+        for name in behind.get(id(one), ()):
+            names = names[:-1] if name is None else (*names, name)
     return found
 
 
