@@ -69,7 +69,7 @@ def function_of(
 
 
 def note_range(trace: Trace, request: Request) -> None:
-    """Mark in a trace where a range of the user's begins or ends: `record_function("forward")`.
+    """Note where in a trace a range of the user's begins or ends: `record_function("forward")`.
 
     What is recorded inside then runs inside one of that name.
     """
