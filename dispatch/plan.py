@@ -52,7 +52,7 @@ class Plan:
 
     `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
     graph's. `peak_bytes` is the most memory that values made by the plan take at a time, those
-    inside a kernel left out; `sizes` are the fusions' numbers of ops.
+    inside a kernel left out.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -64,7 +64,6 @@ class Plan:
     root: dict[int, int]
     lasting: frozenset[int]
     peak_bytes: int
-    sizes: tuple[int, ...]
 
     FIRST_LINE = 4
 
@@ -231,7 +230,6 @@ class Planner:
             root=graph.root,
             lasting=graph.lasting,
             peak_bytes=self._peak_bytes(dying),
-            sizes=tuple(len(fusion.segment.calls) for fusion in self.fusions),
         )
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)

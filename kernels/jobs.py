@@ -51,24 +51,21 @@ class Jobs:
 
     def run_now(self, fusion: Fusion) -> None:
         """Work on `fusion` in this thread, or wait for the thread that has started already."""
+        self._see_to(fusion, if_waiting=False)
+
+    def finish(self, fusion: Fusion) -> None:
+        """The same for a fusion that was added, if there is anything left to do."""
+        self._see_to(fusion, if_waiting=True)
+
+    def _see_to(self, fusion: Fusion, *, if_waiting: bool) -> None:
         with self._changed:
             if fusion in self._active:
                 self._changed.wait_for(lambda: fusion not in self._active)
                 return
             if fusion in self._waiting:
                 self._waiting.remove(fusion)
-            self._active.append(fusion)
-        self._finish(fusion)
-
-    def finish(self, fusion: Fusion) -> None:
-        """See that nothing is left to do on `fusion`, here or by waiting for who has started."""
-        with self._changed:
-            if fusion in self._active:
-                self._changed.wait_for(lambda: fusion not in self._active)
+            elif if_waiting:
                 return
-            if fusion not in self._waiting:
-                return
-            self._waiting.remove(fusion)
             self._active.append(fusion)
         self._finish(fusion)
 

@@ -52,10 +52,7 @@ def placements_at_any_size(request: Request) -> Any:
     """Where the outputs lie of a call that was decided for other sizes, all inputs as they are.
 
     A tuple of placements for a single tensor, a tuple of such tuples for several; None if unknown.
-    Calls that plain tensors take part in aren't known: whether they may depends on the context.
     """
-    if any(type(tensor) is not host.sharded_class for tensor in request.tensors):
-        return None
     return _families.get(_family(request))
 
 
@@ -78,7 +75,7 @@ def learn_for_any_size(request: Request, sharding: OutputSharding) -> None:
     if sharding.needs_redistribute or specs is None or torch_private.takes_sizes(request.op):
         return
     if any(type(tensor) is not host.sharded_class for tensor in request.tensors):
-        return
+        return  # whether plain tensors may take part depends on the context
     several = isinstance(specs, (list, tuple))
     if several and any(spec is None for spec in specs):
         return

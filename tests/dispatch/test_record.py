@@ -121,6 +121,7 @@ def test_a_program_that_never_repeats_goes_cold_and_stays_right():
     with lazy_mode():
         for n in range(1, 6000):
             y = x[:n] * 2
+        assert local.trace.budget.cold
     assert stats()["went_cold"] >= 1
     assert torch.equal(materialize(y), x[:5999] * 2)
 
