@@ -6,6 +6,7 @@ the schema cache for metadata; decides which numbers become run-time inputs.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +33,7 @@ from lazy_tensor.dispatch.request import Request, scalar_refs
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import MANY, MARKED, NOTHING, ONE, SELF, SLOW, Node, State, Trace
 from lazy_tensor.dispatch.where import user_line
-from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes
+from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes, ref
 
 
 def cut_if_full(trace: Trace) -> None:
@@ -133,7 +134,7 @@ def outcome_of_call(trace: Trace, request: Request) -> Outcome:
 
     def numbered(tensor: torch.Tensor) -> Ref:
         metas.append(meta_of(tensor))
-        return Ref(len(metas) - 1)
+        return ref(len(metas) - 1)
 
     facts = request.facts
     args, kwargs = request.mapped(numbered, None)
@@ -168,7 +169,7 @@ def _new_state(
     """The state for a call with `n_numbers` run-time numbers (0: all are static)."""
     facts, parent = request.facts, trace.state
     refs = scalar_refs(parent.n_scalars) if n_numbers else None
-    args, kwargs = request.mapped(lambda tensor: Ref(index_of(trace, tensor)), refs)
+    args, kwargs = request.mapped(lambda tensor: ref(index_of(trace, tensor)), refs)
     state = State(parent, key, None)
     state.n_ops += 1
     state.n_scalars += n_numbers
@@ -209,6 +210,7 @@ def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:
     return tuple(outs)
 
 
+@lru_cache(4096)  # the same object for equal ones: programs describe few tensors again and again
 def _spec(meta: Meta | None) -> TensorSpec | None:
     if meta is None:
         return None
@@ -230,6 +232,7 @@ def _set_kind(trace: Trace, state: State, node: Node, outcome: Outcome) -> None:
         state.kind, state.slot, state.meta = MANY, slots, (outcome.container, metas)
 
 
+@lru_cache(4096)
 def wrapper_arguments(meta: Meta) -> tuple[Any, ...]:
     """`make_wrapper`'s arguments; without strides it makes dense ones, 0.23 us cheaper."""
     size, stride, offset, dtype, device = meta

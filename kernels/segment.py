@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -51,6 +51,12 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"%{self.index}"
+
+
+@cache
+def ref(index: int) -> Ref:
+    """`Ref(index)`, the same object each time: programs name few values in very many places."""
+    return Ref(index)
 
 
 @dataclass(frozen=True, slots=True)
