@@ -10,7 +10,6 @@ import argparse
 import array
 import collections
 import contextvars
-import dis
 import enum
 import functools
 import gc
@@ -25,12 +24,13 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from lazy_tensor.dispatch import hits
+from lazy_tensor.mentions import mentions_of
 
 ATOMS: tuple[type, ...] = (
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice,
@@ -95,9 +95,8 @@ class Holding:
         keys: tuple[Any, ...],
         read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
         write: Callable[[Any, Any, Any], None] | None,
-        among: frozenset[str] | None = None,
     ) -> None:
-        self.among = among
+        self.among: frozenset[str] | None = None
         self.size = len(holder) if read is _attributes else -1
         self.label = label
         self.holder = holder
@@ -316,6 +315,36 @@ FACETS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hoo
 """What a call may read of a tensor besides its value and its metadata."""
 
 
+class _Part:
+    """Attributes of an object of which those count that the code mentions, and those `always`.
+
+    `attributes` gives their names now. All count if the part `is_whole`, which it becomes with
+    `takes_all_if_dynamic` where code computes names. Without any that counts the object is held
+    all the same, so that one more is noticed, if it `is_held_empty`.
+    """
+
+    __slots__ = ("always", "attributes", "holder", "holding", "is_held_empty", "is_whole", "label",
+                 "read", "takes_all_if_dynamic", "write")  # fmt: skip
+
+    def __init__(
+        self,
+        label: str,
+        holder: Any,
+        attributes: Callable[[], Iterable[str]],
+        read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
+        write: Callable[[Any, Any, Any], None] | None = None,
+    ) -> None:
+        self.label = label
+        self.holder = holder
+        self.attributes = attributes
+        self.read = read
+        self.write = write
+        self.is_held_empty = True
+        self.always: frozenset[str] = frozenset()
+        self.is_whole = self.takes_all_if_dynamic = False
+        self.holding: Holding | None = None
+
+
 class Picture:
     """All that `roots`, pairs of a name and an object, and the tensors `given` lead to, as it is.
 
@@ -329,32 +358,33 @@ class Picture:
     def __init__(
         self, roots: Iterable[tuple[str, Any]], given: Sequence[torch.Tensor] = ()
     ) -> None:
-        roots = list(roots)
-        names, is_dynamic = _ALWAYS, False
-        while True:
-            self.holdings: dict[str, Holding] = {}
-            self.generators: list[torch.Generator] = []
-            self.arguments: dict[int, str] = {}
-            self.instances: list[Any] = []
-            self._names = names
-            self._found: set[str] = set()
-            self._seen: dict[int, Any] = {}
-            self._classes: set[tuple[int, bool]] = set()
-            self._is_dynamic = is_dynamic
-            self._n_held = 0
-            self._queue: deque[tuple[str, Any]] = deque(roots)
-            self._empty_queue()
-            if self._found <= names and self._is_dynamic == is_dynamic:
-                break
-            names, is_dynamic = names.union(self._found), self._is_dynamic
+        self.holdings: dict[str, Holding] = {}
+        self.generators: list[torch.Generator] = []
+        self.arguments: dict[int, str] = {}
+        self.instances: list[Any] = []
+        self._names = set(_ALWAYS)  # that the code mentions, as far as it was looked at
+        self._found: set[str] = set()  # those that are new
+        self._parts: list[_Part] = []
+        self._n_alike: collections.Counter[str] = collections.Counter()
+        self._seen: dict[int, Any] = {}
+        self._classes: dict[tuple[int, bool], type] = {}
+        self._is_dynamic = False
+        self._n_held = 0
+        self._queue: deque[tuple[str, Any]] = deque(roots)
+        self._explore()
         names_of: dict[int, str] = {}
         for i, tensor in enumerate(given):
             if not self.has(tensor):
                 names_of[id(tensor)] = name = f"argument {i}"
                 self._visit(name, tensor)
-                self._empty_queue()
+                self._explore()
             if id(tensor) in names_of:
                 self.arguments[i] = names_of[id(tensor)]
+        names = frozenset(self._names)
+        for part in self._parts:
+            if part.holding is not None and not part.is_whole:
+                part.holding.among = names.union(part.always)
+        self._parts.clear()
 
     def forget(self) -> None:
         """Let go of everything."""
@@ -374,9 +404,23 @@ class Picture:
             if isinstance(value, torch.Tensor)
         }
 
-    def _empty_queue(self) -> None:
-        while self._queue:
-            self._visit(*self._queue.popleft())
+    def _explore(self) -> None:
+        """Visit what is queued, and what names that are found on the way lead to, until no more
+        are."""
+        while True:
+            was_dynamic = self._is_dynamic
+            while self._queue:
+                self._visit(*self._queue.popleft())
+            new = self._found - self._names
+            if not new and self._is_dynamic == was_dynamic:
+                return
+            self._names |= new
+            self._found.clear()
+            for cls in dict.fromkeys(self._classes.values()):
+                self._follow_members(cls, new)
+            for part in self._parts:
+                if self._is_dynamic != was_dynamic or not new.isdisjoint(part.attributes()):
+                    self._widen(part)
 
     def _hold(
         self,
@@ -385,28 +429,58 @@ class Picture:
         keys: Iterable[Any],
         read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
         write: Callable[[Any, Any, Any], None] | None = None,
-        *,
-        whole: bool = False,
-        among: frozenset[str] | None = None,
-    ) -> None:
-        among = None if whole else among or self._names
-        holding = Holding(label, holder, tuple(keys), read, write, among)
-        name = label
-        while name in self.holdings:
-            name += "'"  # a function and its closure, an object and its slots
-        self.holdings[name] = holding
-        self._n_held += len(holding.values)
-        if self._n_held > MOST_HELD:
-            raise Unreachable(f"{label} and what else it can see hold over {MOST_HELD} values")
-        if read in _OF_ITSELF:
-            return
+    ) -> Holding:
+        holding = Holding(label, holder, tuple(keys), read, write)
+        n_alike = self._n_alike[label]  # a function and its closure, an object and its slots
+        self._n_alike[label] += 1
+        self.holdings[f"{label}'{n_alike}" if n_alike else label] = holding
         if read is _facets:
             hooks = [(f"{label}'s hooks", value) for value in holding.values[2:]]
             self._queue.extend(pair for pair in hooks if pair[1] is not None)
-            return
-        for i, value in enumerate(holding.values):
+            self._count(label, len(holding.values))
+        elif read in _OF_ITSELF:
+            self._count(label, len(holding.values))
+        else:
+            self._follow(holding, range(len(holding.values)))
+        return holding
+
+    def _follow(self, holding: Holding, places: Iterable[int]) -> None:
+        """Queue what lies at these places of a holding."""
+        places = list(places)
+        self._count(holding.label, len(places))
+        for i in places:
+            value = holding.values[i]
             if not is_atom(value) and value is not MISSING:
                 self._queue.append((holding.label_of(i), value))
+
+    def _count(self, label: str, n_values: int) -> None:
+        self._n_held += n_values
+        if self._n_held > MOST_HELD:
+            raise Unreachable(f"{label} and what else it can see hold over {MOST_HELD} values")
+
+    def _hold_part(self, part: _Part) -> None:
+        """Hold those of an object's attributes that the code mentions, now and later."""
+        self._parts.append(part)
+        self._widen(part)
+
+    def _widen(self, part: _Part) -> None:
+        if part.takes_all_if_dynamic and self._is_dynamic:
+            part.is_whole = True
+        keys = tuple(
+            name
+            for name in part.attributes()
+            if part.is_whole or name in self._names or name in part.always
+        )
+        holding = part.holding
+        if holding is None:
+            if keys or part.is_held_empty:
+                part.holding = self._hold(part.label, part.holder, keys, part.read, part.write)
+        elif len(keys) != len(holding.keys):
+            known = frozenset(holding.keys)
+            values = holding.read(holding.holder, keys)
+            assert values is not None, "attributes are read one by one"
+            holding.keys, holding.values = keys, values
+            self._follow(holding, (i for i, key in enumerate(keys) if key not in known))
 
     def _visit(self, label: str, value: Any) -> None:
         if is_atom(value) or id(value) in self._seen:
@@ -415,9 +489,11 @@ class Picture:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self._hold(label, value, FACETS, _facets, setattr)
-            own = [key for key in self._named(vars(value)) if key not in _OF_LAZY]
-            if own:
-                self._hold(label, vars(value), own, _globals, _put_item)
+            state = vars(value)
+            if state:
+                part = _Part(label, state, lambda: _without_lazy(state), _globals, _put_item)
+                part.is_held_empty = False
+                self._hold_part(part)
         elif isinstance(value, dict):
             self._hold(label, value, _keys(value), _items, _put_item)
             self._visit_if_users(label, value)
@@ -459,7 +535,7 @@ class Picture:
                 self._queue.extend((label, f) for f in made_by if f is not None)
         elif isinstance(value, types.ModuleType):
             if not _is_of_library(value):
-                self._hold(label, _dict_of(value), self._named(vars(value)), _attributes)
+                self._hold_part(_Part(label, _dict_of(value), lambda: vars(value), _attributes))
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
                 raise Unreachable(f"{label} is an array that may change; pass a tensor")
@@ -494,43 +570,56 @@ class Picture:
             if slots:
                 slots = (slots,) if isinstance(slots, str) else slots
                 mangled = [_mangled(cls, name) for name in dict.fromkeys(slots)]
-                self._hold(label, value, self._named(mangled), _slots, setattr)
+                self._hold_part(
+                    _Part(label, value, functools.partial(tuple, mangled), _slots, setattr)
+                )
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
-            whole = _is_of_library(kind) or self._is_dynamic
-            keys = list(state) if whole else self._named(state)
-            self._hold(label, state, keys, _attributes, _put_item, whole=whole)
+            part = _Part(label, state, functools.partial(tuple, state), _attributes, _put_item)
+            part.is_whole = _is_of_library(kind)
+            part.takes_all_if_dynamic = True
+            self._hold_part(part)
 
     def _visit_classes(self, kind: type, *, has_instance: bool) -> None:
         """Visit a class and its bases; Python itself may call special methods of an instance."""
         for cls in kind.__mro__[:-1]:
             visit = (id(cls), has_instance)
             if visit not in self._classes and _package(cls) not in ("builtins", "abc", "typing"):
-                self._classes.add(visit)
+                self._classes[visit] = cls
                 self._visit_class(cls, has_instance)
 
     def _visit_class(self, cls: type, has_instance: bool) -> None:
         """Note the names in a class's methods; follow those that the code mentions."""
-        is_library = _is_of_library(cls)
+        if _is_of_library(cls):
+            for member in vars(cls).values():
+                function = getattr(member, "__func__", member)
+                if isinstance(function, types.FunctionType):
+                    self._found.update(mentions_of(function.__code__).names)
+            return
+        special = frozenset(
+            name
+            for name, member in vars(cls).items()
+            if has_instance
+            and name.startswith("__")
+            and name not in _MAKERS
+            and isinstance(getattr(member, "__func__", member), types.FunctionType)
+        )
+        self._follow_members(cls, self._names | special)
+        part = _Part(cls.__name__, _dict_of(cls), lambda: vars(cls), _attributes)
+        part.always = special
+        self._hold_part(part)
+
+    def _follow_members(self, cls: type, names: Collection[str]) -> None:
+        """Visit the functions of a user's class that have these names, and what else has them."""
+        if _is_of_library(cls):
+            return
         for name, member in vars(cls).items():
-            function = getattr(member, "__func__", member)
-            if isinstance(function, types.FunctionType):
-                if is_library:
-                    self._found.update(_names_in(function.__code__))
-                elif name in _MAKERS:
-                    continue
-                elif name in self._names or (has_instance and name.startswith("__")):
+            if name in names:
+                function = getattr(member, "__func__", member)
+                if not isinstance(function, types.FunctionType):
+                    self._queue.append((f"{cls.__name__}.{name}", member))
+                elif name not in _MAKERS:
                     self._queue.append((f"{cls.__name__}.{name}", function))
-            elif not is_library and name in self._names:
-                self._queue.append((f"{cls.__name__}.{name}", member))
-        if not is_library:
-            keys = self._named(vars(cls))
-            if has_instance:
-                keys += [name for name, member in vars(cls).items()
-                         if name.startswith("__") and isinstance(member, types.FunctionType)
-                         and name not in keys and name not in _MAKERS]  # fmt: skip
-            among = self._names.union(keys)
-            self._hold(cls.__name__, _dict_of(cls), keys, _attributes, among=among)
 
     def _visit_function(self, label: str, function: types.FunctionType) -> None:
         code = function.__code__
@@ -541,22 +630,27 @@ class Picture:
         if _is_of_library(function):
             return
         self._hold(function.__name__, function, _FUNCTION, _function)
-        for name in _imported_in(code):
+        mentions = mentions_of(code)
+        for name in mentions.imports:
             self._queue.append((name, sys.modules.get(name)))
-        self._is_dynamic |= _names_are_computed_in(code)
-        self._found.update(_names_in(code))
-        used = dict.fromkeys(_globals_in(code))
+        self._is_dynamic |= mentions.computes_names
+        self._found.update(mentions.names)
         known = function.__globals__
-        if used:
-            holder = [name for name in used if name in known or not hasattr(_BUILTINS, name)]
+        if mentions.globals:
+            holder = [
+                name for name in mentions.globals if name in known or not hasattr(_BUILTINS, name)
+            ]
             self._hold("", known, holder, _globals, _put_item)
-
-    def _named(self, attributes: Iterable[str]) -> list[str]:
-        return [name for name in attributes if name in self._names]
 
 
 _OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
 """Attributes of lazy tensors that say nothing that isn't looked at otherwise."""
+
+
+def _without_lazy(attributes: Iterable[str]) -> list[str]:
+    return [name for name in attributes if name not in _OF_LAZY]
+
+
 _FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _ALWAYS = frozenset({"forward", "backward", "setup_context"})
 """Methods that torch calls, whatever the code mentions."""
@@ -620,67 +714,3 @@ def _package(value: Any) -> str:
 
 def _is_of_library(value: Any) -> bool:
     return _package(value) in _LIBRARIES
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-@functools.lru_cache(4096)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Every name that code may use as an attribute's, those in strings included."""
-    found: set[str] = set()
-    for part in _codes(code):
-        found.update(part.co_names)
-        for constant in part.co_consts:  # patterns name attributes in tuples
-            several = constant if isinstance(constant, tuple) else (constant,)
-            found.update(c for c in several if isinstance(c, str) and c.isidentifier())
-    return frozenset(found)
-
-
-@functools.lru_cache(4096)
-def _imported_in(code: types.CodeType) -> tuple[str, ...]:
-    """The modules that code imports when it runs."""
-    return tuple(
-        instruction.argval
-        for part in _codes(code)
-        for instruction in dis.get_instructions(part)
-        if instruction.opname == "IMPORT_NAME"
-    )
-
-
-_BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter"})
-
-
-@functools.lru_cache(4096)
-def _names_are_computed_in(code: types.CodeType) -> bool:
-    """Whether code looks at attributes whose names don't stand in it."""
-    for part in _codes(code):
-        if not {"__dict__", "vars", "eval", "exec"}.isdisjoint(part.co_names):
-            return True
-        waits = has_name = False  # for the name that a `getattr` takes
-        for instruction in dis.get_instructions(part):
-            if instruction.argval in _BY_NAME and instruction.opname.startswith("LOAD_"):
-                waits, has_name = True, False
-            elif waits and instruction.opname.startswith(("FORMAT_", "BUILD_STRING", "BINARY_OP")):
-                return True
-            elif instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str):
-                has_name = True
-            elif waits and instruction.opname.startswith("CALL"):
-                if not has_name:
-                    return True
-                waits = False
-    return False
-
-
-@functools.lru_cache(4096)
-def _globals_in(code: types.CodeType) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for part in _codes(code):
-        for instruction in dis.get_instructions(part):
-            if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
-                found[instruction.argval] = None
-    return tuple(found)

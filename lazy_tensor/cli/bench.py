@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         if not file.exists():
             known = sorted(path.stem.removeprefix("bench_") for path in BENCHES.glob("bench_*.py"))
             raise CommandError(f"there is no {file.name}; there are {', '.join(known)}")
-    options = ["--smoke"] if args.quick else []
+    options = ["--quick"] if args.quick else []
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, files)],
         cwd=BENCHES.parent,

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor import replay
+from lazy_tensor import reach, replay
 
 Space = types.SimpleNamespace
 N_CALLS, CHANGED_AT = 8, 6
@@ -623,3 +623,38 @@ def test_a_call_in_another_thread_inside_a_call():
 
     step = replay(function)
     assert step(x_of(1), True).tolist() == [3.0, 5.0, 7.0]
+
+
+class Chained:
+    """Each method mentions the next, which so is found only when the one before was read."""
+
+    scale = 2.0
+
+
+def _mention(i):
+    def method(self, x):
+        return getattr(self, "scale") * x  # noqa: B009
+
+    method.__code__ = method.__code__.replace(co_names=(*method.__code__.co_names, f"step_{i + 1}"))
+    return method
+
+
+for i in range(40):
+    setattr(Chained, f"step_{i}", _mention(i))
+
+
+def test_every_object_is_looked_at_once_however_late_its_name_is_found(monkeypatch):
+    chained: Any = Chained()
+    n_made = 0
+
+    class Counted(reach.Holding):
+        def __init__(self, *args):
+            nonlocal n_made
+            n_made += 1
+            super().__init__(*args)
+
+    monkeypatch.setattr(reach, "Holding", Counted)
+    picture = reach.Picture([("f", lambda x: chained.step_0(x))])
+    found = {str(name) for name in picture.holdings}
+    assert {f"method'{n}" for n in range(1, 40)} <= found
+    assert n_made == len(picture.holdings)
