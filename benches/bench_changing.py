@@ -73,12 +73,12 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 
 @pytest.mark.parametrize("name", WIDTHS)
 def bench_changing_loop(
-    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], name: str
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], name: str
 ) -> None:
     lazy_tensor.cache_clear()
     eager, lazy = Loop.of_width(WIDTHS[name]), Loop.of_width(WIDTHS[name])
-    block = 25 if smoke else BLOCK
-    n_blocks = 4 if smoke else N_STEPS // BLOCK
+    block = 25 if quick else BLOCK
+    n_blocks = 4 if quick else N_STEPS // BLOCK
     resident: list[int] = []
 
     def run_lazy() -> None:

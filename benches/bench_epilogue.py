@@ -40,26 +40,26 @@ class Layer(nn.Module):
         return F.gelu(self.linear(x)) + residual
 
 
-def sides_of(rows: int, n_in: int, n_out: int, smoke: bool) -> dict[str, Callable[[], object]]:
+def sides_of(rows: int, n_in: int, n_out: int, quick: bool) -> dict[str, Callable[[], object]]:
     x, residual = torch.randn(rows, n_in), torch.randn(rows, n_out)
     layer = Layer(n_in, n_out)
     sides: dict[str, Callable[[], object]] = {"product": lambda: layer.linear(x)}
     for name, options in OPTIONS.items():
         torch._dynamo.reset()
-        compiled = layer if smoke else torch.compile(layer, options=options)
+        compiled = layer if quick else torch.compile(layer, options=options)
         compiled(x, residual)
         sides[name] = partial(compiled, x, residual)
     return sides
 
 
-def bench_epilogue(benchmark: BenchmarkFixture, smoke: bool, results_dir: Path) -> None:
-    rounds = 1 if smoke else 30
+def bench_epilogue(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
+    rounds = 1 if quick else 30
 
     def measure() -> list[list[str]]:
         rows = []
-        for shape in SHAPES[:1] if smoke else SHAPES:
+        for shape in SHAPES[:1] if quick else SHAPES:
             with torch.no_grad():
-                timings = interleaved(sides_of(*shape, smoke), rounds, 5)
+                timings = interleaved(sides_of(*shape, quick), rounds, 5)
             seconds = [timings.spread(name).median_s for name in ("product", *OPTIONS)]
             compared = ("product", "autotuned", "frozen")
             ratios = [f"{timings.ratio(name, 'default'):.2f}×" for name in compared]

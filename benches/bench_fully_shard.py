@@ -93,7 +93,7 @@ def steps(build: Any, mesh: Any, *, runs: bool) -> dict[str, Callable[[], object
 @pytest.mark.parametrize("what", ["recording a step", "a whole step"])
 def bench_step(
     benchmark: BenchmarkFixture,
-    smoke: bool,
+    quick: bool,
     rows: list[list[str]],
     mesh: Any,
     name: str,
@@ -101,7 +101,7 @@ def bench_step(
 ) -> None:
     build = tiny_gpt if "GPT" in name else many_modules
     functions = steps(build, mesh, runs=what == "a whole step")
-    rounds, warmup = (2, 2) if smoke else (40, 12)
+    rounds, warmup = (2, 2) if quick else (40, 12)
     timings: Timings = benchmark.pedantic(
         interleaved, args=(functions, rounds, warmup), rounds=1, iterations=1
     )

@@ -142,7 +142,7 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 @pytest.mark.parametrize("name", CASES)
 def bench_kernel(
     benchmark: BenchmarkFixture,
-    smoke: bool,
+    quick: bool,
     compiler: Compiler,
     rows: list[list[str]],
     name: str,
@@ -154,11 +154,11 @@ def bench_kernel(
     build_s = perf_counter() - start
     assert fusion.status == "ready", fusion.reason
     check(fusion.run, fusion.aten, inputs, scalars)
-    n_calls = 1 if smoke else max(1, 200_000 // size**2)
+    n_calls = 1 if quick else max(1, 200_000 // size**2)
     functions = {"eager": repeated(fusion.aten, inputs, scalars, n_calls)}
     functions["kernel"] = repeated(fusion.run, inputs, scalars, n_calls)
     timings = benchmark.pedantic(
-        interleaved, args=(functions, 3 if smoke else 50, 2), rounds=1, iterations=1
+        interleaved, args=(functions, 3 if quick else 50, 2), rounds=1, iterations=1
     )
     cost = {k: timings.spread(k).median_s / n_calls * 1e6 for k in functions}
     rows.append([

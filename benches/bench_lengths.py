@@ -1,6 +1,6 @@
 """Sequence lengths that vary: twenty of them through a small transformer, pass by pass.
 
-Writes `results/lengths.md`.
+Writes `results/lengths.md` and its plot.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peers
+import plots
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page
 from torch import Tensor
+from workloads import refusal
 
 import lazy_tensor
 
@@ -26,28 +29,36 @@ def model_of(width: int) -> Any:
     return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-def step_of(model: Any) -> Callable[[Tensor], float]:
-    """Forward and backward; the loss."""
+def step_of(model: Any, peer: str = "") -> Callable[[Tensor], float]:
+    """Forward and backward, the former compiled by `peer`; the loss."""
+    forward = peers.compiled(peer, model) if peer else model
 
     def step(x: Tensor) -> float:
         model.zero_grad()
-        loss = model(x).square().mean()
+        loss = forward(x).square().mean()
         loss.backward()
         return float(loss.detach())
 
     return step
 
 
-def bench_lengths(benchmark: BenchmarkFixture, smoke: bool, results_dir: Path) -> None:
-    width, n_passes = (16, 2) if smoke else (128, N_PASSES)
+def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
+    width, n_passes = (16, 2) if quick else (128, N_PASSES)
     batches = [torch.randn(4, 8 + 3 * i, width) for i in range(N_LENGTHS)]
-    mode = lazy_tensor.lazy_mode(compile="off" if smoke else "background")
+    mode = lazy_tensor.lazy_mode(compile="off" if quick else "background")
     sides: dict[str, Callable[[Tensor], float]] = {
         "eager": step_of(model_of(width)),
         "lazy": mode(step_of(model_of(width))),
     }
-    if not smoke:
-        sides["compile"] = step_of(torch.compile(model_of(width)))
+    notes = peers.notes(peers.PEERS)
+    for peer in () if quick else peers.present(peers.PEERS):
+        try:
+            step_of(model_of(width), peer)(batches[0])
+        except Exception as error:
+            notes.append(f"{peer} does not take it: {refusal(error)}")
+        else:
+            torch.compiler.reset()  # what it compiled for the trial
+            sides[peer] = step_of(model_of(width), peer)
     sides["eager"](batches[0])  # what a process does once is nobody's
     seconds: dict[str, list[float]] = {name: [] for name in sides}
 
@@ -76,4 +87,7 @@ def bench_lengths(benchmark: BenchmarkFixture, smoke: bool, results_dir: Path) -
         f"{N_LENGTHS} sequence lengths, 2 layers, {width} wide, training; "
         f"{counts['compiled']} kernels compiled"
     )
-    (results_dir / "lengths.md").write_text(page(title, columns, rows))
+    (results_dir / "lengths.md").write_text(page(title, columns, rows, notes))
+    if not quick:
+        ms = {str(i + 1): {side: seconds[side][i] * 1e3 for side in sides} for i in range(n_passes)}
+        plots.lines(results_dir / "lengths.png", title, "pass", {"milliseconds a pass": ms})

@@ -52,26 +52,26 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def bench_chain(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], name: str) -> None:
+def bench_chain(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], name: str) -> None:
     chain, size = CHAINS[name]
-    size = 32 if smoke else size
+    size = 32 if quick else size
     x, weight = torch.randn(size, size), torch.randn(size)
 
     def lazy() -> Tensor:
-        with lazy_tensor.lazy_mode(compile="off" if smoke else "blocking"):
+        with lazy_tensor.lazy_mode(compile="off" if quick else "blocking"):
             return chain(x, weight)
 
-    replayed = lazy_tensor.replay(chain, compile="off" if smoke else "blocking")
+    replayed = lazy_tensor.replay(chain, compile="off" if quick else "blocking")
     sides: dict[str, Callable[[], object]] = {
         "eager": lambda: chain(x, weight),
         "lazy": lazy,
         "replay": lambda: replayed(x, weight),
     }
-    if not smoke:
+    if not quick:
         compiled = torch.compile(chain)
         sides["compile"] = lambda: compiled(x, weight)
     torch.testing.assert_close(lazy_tensor.materialize(lazy()), chain(x, weight))
-    rounds = 4 if smoke else 30
+    rounds = 4 if quick else 30
     timings = benchmark.pedantic(interleaved, args=(sides, rounds, 4), rounds=1, iterations=1)
     cells = [f"{timings.spread(side).median_s * 1e3:.1f} ms" for side in sides]
     pairs = [("lazy", "eager"), ("lazy", "compile"), ("replay", "compile")]

@@ -91,11 +91,11 @@ def pointwise(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor
 def bench_chain(
     benchmark: BenchmarkFixture,
     rows: Rows,
-    smoke: bool,
+    quick: bool,
     function: Callable[..., torch.Tensor],
     dtype: torch.dtype,
 ) -> None:
-    n, width = (64, 128) if smoke else (16384, 4096)
+    n, width = (64, 128) if quick else (16384, 4096)
     x, y = (torch.randn(n, width, device="cuda", dtype=dtype) for _ in range(2))
     w = torch.randn(width, device="cuda", dtype=dtype)
     compiled = compiled_of(function)
@@ -104,7 +104,7 @@ def bench_chain(
         "lazy": lazily(lambda: function(x, y, w)),
         "compile": lambda: compiled(x, y, w),
     }
-    timings = interleaved(sides, 3 if smoke else 30, 5, torch.cuda.synchronize)
+    timings = interleaved(sides, 3 if quick else 30, 5, torch.cuda.synchronize)
     benchmark.pedantic(sides["lazy"])
     moved = 3 * x.numel() * x.itemsize
     share = moved / timings.spread("lazy").median_s / copy_bytes_per_s()
@@ -112,7 +112,7 @@ def bench_chain(
     rows.append([f"{function.__name__}, {n} x {width}, {dtype}", *times, f"{share:.0%}"])
 
 
-def bench_host_time_of_a_call(benchmark: BenchmarkFixture, rows: Rows, smoke: bool) -> None:
+def bench_host_time_of_a_call(benchmark: BenchmarkFixture, rows: Rows, quick: bool) -> None:
     """A kernel so small that only the host's time shows; calls are not waited for."""
     x = torch.randn(64, 64, device="cuda")
     y, w = x.clone(), torch.randn(64, device="cuda")
@@ -123,7 +123,7 @@ def bench_host_time_of_a_call(benchmark: BenchmarkFixture, rows: Rows, smoke: bo
         "compile": lambda: compiled(x, y, w),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(3 if smoke else 30):
+    for _ in range(3 if quick else 30):
         for name, side in sides.items():
             torch.cuda.synchronize()
             start = perf_counter()
@@ -136,9 +136,9 @@ def bench_host_time_of_a_call(benchmark: BenchmarkFixture, rows: Rows, smoke: bo
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
-def bench_adam(benchmark: BenchmarkFixture, rows: Rows, smoke: bool, foreach: bool) -> None:
+def bench_adam(benchmark: BenchmarkFixture, rows: Rows, quick: bool, foreach: bool) -> None:
     def stepper(wrapper: Wrapper) -> Step:
-        parameters = [torch.randn(256, 256, device="cuda") for _ in range(4 if smoke else 144)]
+        parameters = [torch.randn(256, 256, device="cuda") for _ in range(4 if quick else 144)]
         for p in parameters:
             p.requires_grad_()
             p.grad = torch.randn_like(p)
@@ -150,7 +150,7 @@ def bench_adam(benchmark: BenchmarkFixture, rows: Rows, smoke: bool, foreach: bo
         "lazy": stepper(lazily),
         "compile": stepper(lambda step: torch.compile(step)),
     }
-    timings = interleaved(sides, 3 if smoke else 20, 5, torch.cuda.synchronize)
+    timings = interleaved(sides, 3 if quick else 20, 5, torch.cuda.synchronize)
     benchmark.pedantic(sides["lazy"])
     times = [f"{timings.spread(name).median_s * 1e3:.3f} ms" for name in sides]
     rows.append([f"Adam, 144 of 256 x 256, {'foreach' if foreach else 'loop'}", *times, ""])

@@ -1,7 +1,8 @@
 """A step of Adam on the parameters of a transformer, tensor by tensor and foreach.
 
 Gradients are given: the step alone is timed. `fused` is eager's own kernel, which reads and writes
-each element once: the floor. Page faults are a settled step's. Writes `results/optimizer.md`.
+each element once: the floor. thunder takes no `Optimizer`, so it is given the function that updates
+all parameters. Page faults are a settled step's. Writes `results/optimizer.md`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import peers
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page
 from timing import interleaved
+from torch.optim.adam import adam
+from workloads import refusal
 
 import lazy_tensor
 
@@ -26,9 +30,9 @@ COLUMNS = ("Adam", "parameters", "side", "first step", "settled step", "/ eager"
            "/ fused", "page faults")  # fmt: skip
 
 
-def optimizer(smoke: bool, **options: Any) -> torch.optim.Optimizer:
+def optimizer(quick: bool, **options: Any) -> torch.optim.Optimizer:
     torch.manual_seed(0)
-    width, depth = (32, 1) if smoke else (256, 12)
+    width, depth = (32, 1) if quick else (256, 12)
     layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
     parameters = list(model.parameters())
@@ -42,6 +46,25 @@ def parameters_of(adam: torch.optim.Optimizer) -> list[torch.Tensor]:
     return found
 
 
+def thunder_step(optimizer: torch.optim.Optimizer, foreach: bool) -> Step:
+    """What `Adam.step` calls, with the same options, compiled by thunder."""
+    params = parameters_of(optimizer)
+    grads = [p.grad for p in params]
+    averages, squares = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    counts = [torch.zeros(()) for _ in params]
+
+    def update(*lists: list[torch.Tensor]) -> None:
+        params, grads, averages, squares, counts = lists
+        with torch.no_grad():
+            adam(
+                params, grads, averages, squares, [], counts, foreach=foreach, amsgrad=False,
+                beta1=0.9, beta2=0.999, lr=1e-3, weight_decay=0.0, eps=1e-8, maximize=False,
+            )  # fmt: skip
+
+    compiled = peers.compiled("thunder", update)
+    return lambda: compiled(params, grads, averages, squares, counts)
+
+
 def page_faults(step: Step) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     step()
@@ -49,32 +72,49 @@ def page_faults(step: Step) -> int:
 
 
 @pytest.fixture(scope="module")
-def rows(results_dir: Path) -> Iterator[list[list[str]]]:
+def notes() -> list[str]:
+    return peers.notes(peers.PEERS)
+
+
+@pytest.fixture(scope="module")
+def rows(results_dir: Path, notes: list[str]) -> Iterator[list[list[str]]]:
     collected: list[list[str]] = []
     yield collected
     if len({row[0] for row in collected}) == 2:
         title = "A step of Adam on the parameters of a 12-layer, 256-wide transformer"
-        (results_dir / "optimizer.md").write_text(page(title, COLUMNS, collected))
+        (results_dir / "optimizer.md").write_text(page(title, COLUMNS, collected, notes))
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["tensor by tensor", "foreach"])
 def bench_adam(
-    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], foreach: bool
+    benchmark: BenchmarkFixture,
+    quick: bool,
+    rows: list[list[str]],
+    notes: list[str],
+    foreach: bool,
 ) -> None:
-    optimizers = {name: optimizer(smoke, foreach=foreach) for name in ("eager", "lazy", "compile")}
-    optimizers["fused"] = optimizer(smoke, fused=True)
-    mode = lazy_tensor.lazy_mode(compile="off" if smoke else "background")
+    optimizers = {name: optimizer(quick, foreach=foreach) for name in ("eager", "lazy", "compile")}
+    optimizers["fused"] = optimizer(quick, fused=True)
+    mode = lazy_tensor.lazy_mode(compile="off" if quick else "background")
     steps: dict[str, Step] = {
         "eager": optimizers["eager"].step,
         "lazy": mode(optimizers["lazy"].step),
         "fused": optimizers["fused"].step,
     }
-    if not smoke:
+    if not quick:
         steps["compile"] = torch.compile(optimizers["compile"].step)
     first_s = {name: _timed(step) for name, step in steps.items()}
-    if not smoke:
+    if not quick and peers.missing("thunder") is None:
+        optimizers["thunder"] = optimizer(quick)
+        step = thunder_step(optimizers["thunder"], foreach)
+        try:
+            first_s["thunder"] = _timed(step)
+            steps["thunder"] = step
+        except Exception as error:
+            notes.append(f"thunder does not take it {_name(foreach)}: {refusal(error)}")
+    if not quick:
         steps["lazy"] = lazy_tensor.lazy_mode(compile="blocking")(optimizers["lazy"].step)
-    rounds = 2 if smoke else 40
+    rounds = 2 if quick else 40
     timings = benchmark.pedantic(interleaved, args=(steps, rounds, 10), rounds=1, iterations=1)
     for mine, theirs in zip(
         parameters_of(optimizers["lazy"]), parameters_of(optimizers["eager"]), strict=True
@@ -86,7 +126,7 @@ def bench_adam(
             for other in ("eager", "compile", "fused")
         ]
         rows.append([
-            "foreach" if foreach else "tensor by tensor",
+            _name(foreach),
             str(len(parameters_of(optimizers[name]))),
             name,
             f"{first_s[name] * 1e3:.0f} ms",
@@ -94,6 +134,10 @@ def bench_adam(
             *against,
             f"{statistics.median(page_faults(step) for _ in range(5)):.0f}",
         ])  # fmt: skip
+
+
+def _name(foreach: bool) -> str:
+    return "foreach" if foreach else "tensor by tensor"
 
 
 def _timed(step: Step) -> float:

@@ -105,11 +105,11 @@ def row(name: str, timings: Timings, n_ops: int, driver_s: float = 0.0) -> list[
     return [name, f"{cost['floor']:.2f}", f"{cost['record']:.2f}", f"{ratio:.2f}×", eager]
 
 
-def bench_add(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]]) -> None:
+def bench_add(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]]) -> None:
     plain = torch.randn(4, 4)
     floor = make_wrapper(Floor, *meta_of(plain))
     lazy = lazy_tensor.wrap(plain.clone())
-    n_ops = 50 if smoke else 2000
+    n_ops = 50 if quick else 2000
 
     def adds(tensor: torch.Tensor) -> Callable[[], None]:
         def run() -> None:
@@ -119,14 +119,14 @@ def bench_add(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]]) -
         return run
 
     functions = {"floor": adds(floor), "record": adds(lazy), "eager": adds(plain)}
-    timings = _timed(benchmark, functions, 3 if smoke else 100)
+    timings = _timed(benchmark, functions, 3 if quick else 100)
     rows.append(row("`add`, lazy tensors", timings, n_ops))
     benchmark.extra_info["ratio"] = rows[-1][3]
 
 
-def bench_add_in_mode(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]]) -> None:
+def bench_add_in_mode(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]]) -> None:
     plain = torch.randn(4, 4)
-    n_ops = 50 if smoke else 2000
+    n_ops = 50 if quick else 2000
 
     class FloorMode(torch_private.TorchDispatchMode):
         @classmethod
@@ -154,12 +154,12 @@ def bench_add_in_mode(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[
             forget_recording()
 
     timings = _timed(
-        benchmark, {"floor": in_floor, "record": in_lazy, "eager": adds}, 3 if smoke else 100
+        benchmark, {"floor": in_floor, "record": in_lazy, "eager": adds}, 3 if quick else 100
     )
     rows.append(row("`add`, plain tensors in the mode", timings, n_ops))
 
 
-def bench_mix(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]]) -> None:
+def bench_mix(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]]) -> None:
     program = demo_step()
     n_varying = sum(bool(entry.varying) for entry in program.entries)
     metas = output_metas(program)
@@ -183,7 +183,7 @@ def bench_mix(benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]]) -
         program.vary(1.0001)
 
     functions = {"floor": floor, "record": record, "driver": driver}
-    rounds = 3 if smoke else 60
+    rounds = 3 if quick else 60
     timings = benchmark.pedantic(
         interleaved,
         args=(functions, rounds, max(4, rounds // 10), vary_and_forget),

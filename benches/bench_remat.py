@@ -31,10 +31,10 @@ SIDES = {
 COLUMNS = ("side", "step", "/ eager", "peak memory", "/ eager", "loss and gradients")
 
 
-def bench_remat(benchmark: BenchmarkFixture, smoke: bool, results_dir: Path) -> None:
-    sides = dict(list(SIDES.items())[:4]) if smoke else SIDES
-    orders = {k: tiny(order) if smoke else order for k, order in sides.items()}
-    rounds = 1 if smoke else 3
+def bench_remat(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
+    sides = dict(list(SIDES.items())[:4]) if quick else SIDES
+    orders = {k: tiny(order) if quick else order for k, order in sides.items()}
+    rounds = 1 if quick else 3
 
     def measure() -> list[dict[str, Report]]:
         return [{k: run_apart(order) for k, order in orders.items()} for _ in range(rounds)]
@@ -56,7 +56,7 @@ def bench_remat(benchmark: BenchmarkFixture, smoke: bool, results_dir: Path) -> 
             f"{statistics.median(peak):.2f}×",
             "equal bit for bit" if is_equal else "close",
         ])  # fmt: skip
-    if not smoke:
+    if not quick:
         title = "32 transformer blocks, 256 wide, batch 4 of 256 tokens, forward and backward"
         (results_dir / "remat.md").write_text(page(title, COLUMNS, rows))
 

@@ -101,14 +101,14 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*[Pp]rofiler")  # the compiler's
 @pytest.mark.parametrize("name", PROGRAMS)
 def bench_replay(
-    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], name: str
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], name: str
 ) -> None:
-    sides = SIDES[:4] if smoke else SIDES
+    sides = SIDES[:4] if quick else SIDES
     steps = {side: PROGRAMS[name](side) for side in sides}
     losses = {side: [step().item() for _ in range(4)][-1] for side, step in steps.items()}
     assert losses["replay, aten"] == losses["eager"]
     assert all(abs(loss / losses["eager"] - 1) < 1e-4 for loss in losses.values())
-    rounds, warmup = (2, 1) if smoke else (60, 20)
+    rounds, warmup = (2, 1) if quick else (60, 20)
     timings = benchmark.pedantic(interleaved, args=(steps, rounds, warmup), rounds=1, iterations=1)
     ratios = {side: timings.ratio(side, "eager") for side in sides[1:]}
     rows.append([
@@ -119,7 +119,7 @@ def bench_replay(
     benchmark.extra_info.update(ratios)
 
 
-def bench_many_calls(benchmark: BenchmarkFixture, smoke: bool) -> None:
+def bench_many_calls(benchmark: BenchmarkFixture, quick: bool) -> None:
     model = torch.nn.Linear(4, 4)
     opt = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(2, 4)
@@ -133,7 +133,7 @@ def bench_many_calls(benchmark: BenchmarkFixture, smoke: bool) -> None:
         result: Tensor = loss.detach()
         return result
 
-    n_calls = 200 if smoke else N_CALLS
+    n_calls = 200 if quick else N_CALLS
     resident: list[int] = []
 
     def run() -> None:
@@ -145,6 +145,6 @@ def bench_many_calls(benchmark: BenchmarkFixture, smoke: bool) -> None:
     benchmark.pedantic(run, rounds=1, iterations=1)
     growth = resident[-1] - resident[1]
     assert step.n_replayed > n_calls * 0.98
-    if not smoke:
+    if not quick:
         assert growth < 1 << 20, f"memory grew by {growth} bytes in {n_calls} calls"
     benchmark.extra_info["growth_bytes"] = growth

@@ -138,15 +138,15 @@ def formula(config: LlamaConfig, n: int, n_tensor: int | None) -> dict[str, int]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", ["7B", "70B"])
 def bench_bytes(
-    benchmark: BenchmarkFixture, smoke: bool, tables: Any, size: str, kind: str
+    benchmark: BenchmarkFixture, quick: bool, tables: Any, size: str, kind: str
 ) -> None:
     config, n_tensor = SIZES[size], KINDS[kind]
-    if smoke:
+    if quick:
         config = SIZES["tiny"]
     elif kind != "fully_shard" and config.n_layers > MOST_SPLIT:
         config = replace(config, n_layers=MOST_SPLIT)
     n = TENSOR_PARALLEL if n_tensor is None else WORLDS[1]
-    length = config.context if smoke else LENGTH
+    length = config.context if quick else LENGTH
     with ranks(n):
         model = sharded_llama(config, n, n_tensor)
         tokens = torch.zeros(BATCH, length, dtype=torch.int64)
@@ -159,7 +159,7 @@ def bench_bytes(
             return found
 
         found, n_collectives = benchmark.pedantic(step, rounds=1, iterations=1)
-    if smoke:
+    if quick:
         return
     expected = formula(config, n, n_tensor)
     assert dict(found) == expected
@@ -169,23 +169,23 @@ def bench_bytes(
     tables["bytes"].append([f"{size}, {layers}, {kind}", str(n), *sizes, str(n_collectives)])
 
 
-def bench_host_cost(benchmark: BenchmarkFixture, smoke: bool, tables: Any) -> None:
+def bench_host_cost(benchmark: BenchmarkFixture, quick: bool, tables: Any) -> None:
     """The same model and the same parts on each rank, whatever the mesh."""
     medians: dict[int, tuple[float, float]] = {}
 
     def measure() -> None:
-        for n in WORLDS[:1] if smoke else WORLDS:
+        for n in WORLDS[:1] if quick else WORLDS:
             with ranks(n):
-                medians[n] = cost_on(n, smoke=smoke)
+                medians[n] = cost_on(n, quick=quick)
 
     benchmark.pedantic(measure, rounds=1, iterations=1)
-    if not smoke:
+    if not quick:
         for n, (add, step) in medians.items():
             ratio = f"{step / medians[WORLDS[0]][1]:.2f}×"
             tables["cost"].append([str(n), f"{add * 1e6:.2f}", f"{step * 1e3:.2f}", ratio])
 
 
-def cost_on(n: int, *, smoke: bool) -> tuple[float, float]:
+def cost_on(n: int, *, quick: bool) -> tuple[float, float]:
     """Seconds of recording a sharded `add`, and a step of a tiny Llama under `fully_shard`."""
     mesh = sharding.init_device_mesh("cpu", (n,))
     x = sharding.DTensor.from_local(torch.ones(2, 8), mesh, [sharding.Shard(0)])
@@ -205,6 +205,6 @@ def cost_on(n: int, *, smoke: bool) -> tuple[float, float]:
         for parameter in model.parameters():
             parameter.grad = None
 
-    rounds, warmup = (2, 2) if smoke else (60, 20)
+    rounds, warmup = (2, 2) if quick else (60, 20)
     timings: Timings = interleaved({"add": adds, "step": step}, rounds, warmup, forget_recording)
     return timings.spread("add").median_s / 100, timings.spread("step").median_s

@@ -45,10 +45,10 @@ def timed(
     functions: dict[str, Callable[[], object]],
     between: Callable[[], object],
     *,
-    smoke: bool,
+    quick: bool,
 ) -> Timings:
     timings: Timings = benchmark.pedantic(
-        interleaved, args=(functions, 3 if smoke else 100, 5, between), rounds=1, iterations=1
+        interleaved, args=(functions, 3 if quick else 100, 5, between), rounds=1, iterations=1
     )
     return timings
 
@@ -73,7 +73,7 @@ OPS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", OPS)
 def bench_op(
-    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], mesh: Any, name: str
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], mesh: Any, name: str
 ) -> None:
     x, weight, bias = torch.randn(8, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)
     placed = ((x, [ours.Shard(0)]), (weight, [ours.Replicate()]), (bias, [ours.Replicate()]))
@@ -93,7 +93,7 @@ def bench_op(
         return call
 
     functions: dict[str, Callable[[], object]] = {k: calls(v) for k, v in sides.items()}
-    timings = timed(benchmark, functions, forget_recording, smoke=smoke)
+    timings = timed(benchmark, functions, forget_recording, quick=quick)
     rows.append(row(f"`{name}`, recording a hit", timings, N_OPS))
 
 
@@ -180,7 +180,7 @@ PROGRAMS: dict[str, tuple[Any, Any, Any, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def bench_program(
-    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], mesh: Any, name: str
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], mesh: Any, name: str
 ) -> None:
     build, plan_of, run, size = PROGRAMS[name]
     model = build()
@@ -200,12 +200,12 @@ def bench_program(
         "ours": lambda: run(sharded, lazy_x),
         "torch": lambda: run(torchs_own, x),
     }
-    timings = timed(benchmark, functions, forget_recording, smoke=smoke)
+    timings = timed(benchmark, functions, forget_recording, quick=quick)
     rows.append(row(f"{name}, recording", timings))
 
 
 def bench_new_shapes(
-    benchmark: BenchmarkFixture, smoke: bool, rows: list[list[str]], mesh: Any
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], mesh: Any
 ) -> None:
     """Four ops at a length that neither library has seen, each round another one."""
     lengths = iter(range(8, 10**9, 4))
@@ -233,5 +233,5 @@ def bench_new_shapes(
     functions: dict[str, Callable[[], object]] = {
         side: at_a_new_length(make, known) for side, (make, known) in sides.items()
     }
-    timings = timed(benchmark, functions, forget_recording, smoke=smoke)
+    timings = timed(benchmark, functions, forget_recording, quick=quick)
     rows.append(row("an op of a shape not seen before", timings, 4))

@@ -18,15 +18,21 @@ from lazy_tensor.dispatch.flush import compiler
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--smoke",
+        "--quick",
         action="store_true",
-        help="tiny sizes and few rounds: shows that the benchmarks run, measures nothing",
+        help="tiny sizes and few rounds: shows that all run and what they count, measures nothing",
+    )
+
+    parser.addoption(
+        "--update-counts",
+        action="store_true",
+        help="keep the counts of bench_counts.py as they are now, whether they grew or not",
     )
 
 
 @pytest.fixture(scope="session")
-def smoke(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--smoke"))
+def quick(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--quick"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +55,6 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.fixture(scope="session")
-def results_dir(smoke: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where result pages go: the repository's own, or a temporary folder in a smoke run."""
-    return tmp_path_factory.mktemp("results") if smoke else Path(__file__).parent / "results"
+def results_dir(quick: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where result pages go: the repository's own, or a temporary folder in a quick run."""
+    return tmp_path_factory.mktemp("results") if quick else Path(__file__).parent / "results"

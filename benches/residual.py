@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
+import peers
 import torch
+from peers import PEERS
 from torch import Tensor
 
 import lazy_tensor
@@ -40,9 +42,9 @@ def step_with(
 
 
 def steps_of(side: str) -> Callable[[Tensor, list[Tensor]], Tensor]:
-    """The step as "eager", "lazy", "lazy, blocking" or "compile" runs it."""
-    if side == "compile":
-        compiled = torch.compile(loss_of)
+    """The step as "eager", "lazy", "lazy, blocking" or one of `PEERS` runs it."""
+    if side in PEERS:
+        compiled = peers.compiled(side, loss_of)
         return lambda x, weights: step_with(compiled, x, weights)
     if side == "eager":
         return lambda x, weights: step_with(loss_of, x, weights)
@@ -54,7 +56,10 @@ def steps_of(side: str) -> Callable[[Tensor, list[Tensor]], Tensor]:
 def main(side: str, depth: int) -> None:
     torch.manual_seed(0)
     weights = [torch.randn(10, 10).div(10).requires_grad_() for _ in range(depth)]
-    x, step = torch.randn(10, 10).requires_grad_(), steps_of(side)
+    x = torch.randn(10, 10).requires_grad_()
+    if side == "thunder":
+        peers.thunder()  # an import is no compiling
+    step = steps_of(side)
     seconds: list[float] = []
     for i in range(N_STEPS):
         if i == 1 and side.startswith("lazy"):  # as in a program that has run for a while

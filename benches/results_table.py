@@ -12,9 +12,15 @@ from pathlib import Path
 import torch
 
 
-def page(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A heading, the circumstances, and one table; each row has a cell for each column."""
-    lines = [f"# {title}", "", *circumstances(), ""]
+def page(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+) -> str:
+    """A heading, the circumstances, `notes` below them, and one table; each row has a cell for each
+    column."""
+    lines = [f"# {title}", "", *circumstances(), *(f"- {note}" for note in notes), ""]
     lines += [line_of(columns), line_of(["---"] * len(columns)), *map(line_of, rows)]
     return "\n".join(lines) + "\n"
 

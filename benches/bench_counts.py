@@ -1,0 +1,183 @@
+"""Counts that must not grow: kernels, collectives, copies, recorded calls.
+
+They are the same on every machine and in every run, so this is what CI compares with those in
+`results/counts.json`; `--update-counts` writes what they are today. Kernels are built op by op:
+counting them takes no compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_fully_shard import tiny_gpt
+from bench_optimizer import optimizer
+from residual import loss_of, step_with
+from torch.profiler import profile
+from workloads import QUICK, step_of
+
+import lazy_tensor
+from lazy_tensor import sharding
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.kernels import Kernel, Segment, register_backend
+from lazy_tensor.kernels.aten import compile_aten
+from lazy_tensor.kernels.inductor import InductorBackend
+
+COUNTS = Path(__file__).parent / "results" / "counts.json"
+N_WARM = 4
+"""Steps after which a program has its plans and kernels."""
+
+Counts = dict[str, int]
+
+
+class OpByOp(InductorBackend):
+    """Takes the segments that Inductor takes, and compiles nothing."""
+
+    name = "op by op"
+
+    def can_build(self, segment: Segment) -> bool:
+        return False
+
+    def compile(self, segment: Segment) -> Kernel:
+        return compile_aten(segment)
+
+
+OPTIONS = {"backend": "op by op", "compile": "blocking"}
+
+
+def of_a_step(step: Callable[[], object]) -> Counts:
+    """What a settled step runs, and the kernels that were built until then."""
+    in_mode = lazy_tensor.lazy_mode(**OPTIONS)(step)
+    for _ in range(N_WARM):
+        local.trace.budget.left_s = math.inf  # what it may cost to record depends on the clock
+        in_mode()
+    n_built = lazy_tensor.stats()["compiled"]
+    lazy_tensor.reset_stats()
+    with profile() as profiled:
+        in_mode()
+    now = lazy_tensor.stats()
+    names = Counter(event.name for event in profiled.events() if event.cpu_children)
+    return {
+        "kernels built": n_built,
+        "kernels run": now["segments"],
+        "flushes": now["flushes"],
+        "plans built when settled": now["plans_built"],
+        "copies": names["aten::copy_"] + names["aten::clone"],
+    }
+
+
+def of_training(name: str) -> Counts:
+    return of_a_step(step_of(QUICK[name], "eager", {}))
+
+
+def of_adam(*, foreach: bool) -> Counts:
+    return of_a_step(optimizer(True, foreach=foreach).step)
+
+
+def of_depth(depth: int) -> Counts:
+    weights = [torch.randn(10, 10).div(10).requires_grad_() for _ in range(depth)]
+    x = torch.randn(10, 10).requires_grad_()
+    counts = of_a_step(lambda: step_with(loss_of, x, weights).item())
+    return {"kernels built": counts["kernels built"]}
+
+
+def of_replay(name: str) -> Counts:
+    step: Any = step_of(QUICK[name], "replay", {"backend": "aten"})
+    for _ in range(8):
+        step()
+    return {"recorded of 8 calls": step.func.n_recorded}
+
+
+def of_parallel_mlp(mesh: Any) -> Counts:
+    styles = {"0": sharding.ColwiseParallel(), "2": sharding.RowwiseParallel()}
+    layers = torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)
+    model = sharding.parallelize_module(torch.nn.Sequential(*layers), mesh, styles)
+    x = lazy_tensor.wrap(torch.randn(4, 16))
+    return _collectives(lambda: model(x).sum().backward())
+
+
+def of_fully_shard(mesh: Any) -> Counts:
+    model, loss_of, parts = tiny_gpt()
+    for part in parts(model):
+        sharding.fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+    return _collectives(lazy_tensor.lazy_mode()(step))
+
+
+def _collectives(step: Callable[[], object]) -> Counts:
+    """The collectives of the second step, by their names."""
+    for _ in range(2):
+        local.trace.budget.left_s = math.inf
+        lazy_tensor.reset_stats()
+        step()
+        lazy_tensor.flush()
+    nodes = (step for flush in STATS.log if flush.state is not None for step in flush.state.steps())
+    issued = (node.facts.op for node in nodes if isinstance(node, Node) and node.issues)
+    return dict(Counter(op.overloadpacket.__name__ for op in issued))
+
+
+PROGRAMS: dict[str, Callable[[], Counts]] = {
+    **{f"training step, {name}": partial(of_training, name) for name in QUICK},
+    "Adam, tensor by tensor": partial(of_adam, foreach=False),
+    "Adam, foreach": partial(of_adam, foreach=True),
+    "residual stack, 2 layers": partial(of_depth, 2),
+    "residual stack, 128 layers": partial(of_depth, 128),
+    "replayed, tiny GPT": partial(of_replay, "tiny GPT"),
+    "replayed, ResNet": partial(of_replay, "ResNet"),
+}
+SHARDED: dict[str, Callable[[Any], Counts]] = {
+    "tensor-parallel MLP, forward and backward": of_parallel_mlp,
+    "fully sharded GPT, training step": of_fully_shard,
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    register_backend("op by op", OpByOp())
+    before = settings.current()
+    lazy_tensor.cache_clear()
+    lazy_tensor.reset_stats()
+    yield
+    settings.put(before)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Pp]rofiler")
+@pytest.mark.parametrize("name", PROGRAMS)
+def bench_counts(request: pytest.FixtureRequest, name: str) -> None:
+    compare(name, PROGRAMS[name](), update=request.config.getoption("--update-counts"))
+
+
+@pytest.mark.filterwarnings("ignore:.*[Pp]rofiler")
+@pytest.mark.parametrize("name", SHARDED)
+def bench_collectives(request: pytest.FixtureRequest, mesh: Any, name: str) -> None:
+    compare(name, SHARDED[name](mesh), update=request.config.getoption("--update-counts"))
+
+
+def compare(name: str, found: Counts, *, update: bool) -> None:
+    """Fail if a count is larger than the one kept, or kept no more."""
+    kept: dict[str, Counts] = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
+    if update:
+        kept[name] = found
+        COUNTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+        return
+    grown = {
+        what: f"{kept.get(name, {}).get(what)} -> {count}"
+        for what, count in found.items()
+        if count > kept.get(name, {}).get(what, -1)
+    }
+    assert not grown, f"{name}: {grown}; if that is meant, run with --update-counts"

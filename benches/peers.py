@@ -1,0 +1,83 @@
+"""The peers that benchmarks run beside us, and what is said of one that isn't there.
+
+In: a function or module. Out: the same, compiled by `torch.compile` or lightning-thunder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+PEERS = ("compile", "thunder")
+"""`torch.compile` (Inductor) and `thunder.jit`, by the names that tables give them."""
+
+GONE_FROM_TORCH = ("align_as", "align_to", "has_names", "refine_names", "rename")
+"""Methods of tensors that thunder 0.2.6 lists when it is imported, and torch 2.13 has no more."""
+
+
+@cache
+def missing(peer: str) -> str | None:
+    """Why `peer` can't be measured here; None if it can."""
+    if peer != "thunder":
+        return None
+    try:
+        thunder()
+    except ImportError:
+        return "lightning-thunder is not installed: pip install lightning-thunder"
+    except Exception as error:  # it is written against torch's internals
+        version = importlib.metadata.version("lightning-thunder")
+        return f"lightning-thunder {version} fails on torch {torch.__version__}: {error!r}"
+    return None
+
+
+def present(sides: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `sides` that can be measured here."""
+    return tuple(side for side in sides if missing(side) is None)
+
+
+def notes(sides: tuple[str, ...]) -> list[str]:
+    """What a page says of the peers among `sides`: the versions, and what is missing."""
+    found = []
+    for side in sides:
+        why = missing(side)
+        if why is not None:
+            found.append(f"not measured: {why}")
+        elif side == "thunder":
+            found.append(f"lightning-thunder {importlib.metadata.version('lightning-thunder')}")
+    return found
+
+
+@cache
+def thunder() -> Any:
+    for name in GONE_FROM_TORCH:
+        if not hasattr(torch.Tensor, name):
+            setattr(torch.Tensor, name, _gone(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("thunder")
+
+
+def _gone(name: str) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"torch {torch.__version__} has no Tensor.{name}")
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+def compiled(peer: str, function: Any) -> Any:
+    """`function`, or a module, as `peer` runs it; the peer's own warnings are not ours to show."""
+    jitted = torch.compile(function) if peer == "compile" else thunder().jit(function)
+
+    def call(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return jitted(*args)
+
+    return call
