@@ -132,18 +132,25 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
                 raised=raised,
                 state=pending.state,
                 first_new=first_new,
-                steps=None if plan is None else plan.steps,
-                peak_bytes=0 if plan is None else plan.peak_bytes,
                 was_built=STATS.counts["plans_built"] > n_built,
-                statuses=() if plan is None else tuple([f.status for f in plan.fusions]),
-                reasons=() if plan is None else tuple([f.reason for f in plan.fusions]),
-                steps_s=observe.times_s(),
+                **({} if plan is None else told_of(plan)),
             )
         )
     if MISJUDGED:
         _distrust(trace)
     if plan is not None and "compile" in settings.current().forbid:
         _refuse_compiling(plan, where)
+
+
+def told_of(plan: Plan) -> dict[str, Any]:
+    """What a record in the flush log says of the plan that has just run."""
+    return {
+        "steps": plan.steps,
+        "peak_bytes": plan.peak_bytes,
+        "statuses": tuple([fusion.status for fusion in plan.fusions]),
+        "reasons": tuple([fusion.reason for fusion in plan.fusions]),
+        "steps_s": observe.times_s(),
+    }
 
 
 def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted) -> None:

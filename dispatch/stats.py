@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlushRecord:
-    """One flush: `cause` (an aten op, "exit", "flush()", ...), the user's `where`, what ran.
+    """One flush, or a replayed call: `cause` (an aten op, "exit", "flush()", "replay(f)", ...), the
+    user's `where`, what ran.
 
     `began_s` is by `time.perf_counter`; `seconds` is all that it took, `plan_s` of these to find or
     build its plan, waiting for kernels included if it waits for them. `grown_s` went into making

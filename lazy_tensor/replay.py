@@ -260,7 +260,7 @@ class Replay(Generic[P, R]):
 
     def _settled(self, taken: Take, arguments: Arguments) -> Settled:
         with lazy_mode(**self._options):  # the plan is made as the options want it
-            return Settled(taken, arguments.tensors)
+            return Settled(taken, arguments.tensors, f"replay({self._name})")
 
     def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
         """Settle on the call, if it did what one before it did; else say what differs."""

@@ -6,8 +6,10 @@ the next call, if everything is as it was, and runs the plan on them. Called by 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,11 +17,13 @@ from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import hits, host, memory, observe, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
-from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of
+from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of, told_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.plan import Plan
+from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import Pending, Value
+from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.reach import FACETS, OPEN, Holding, Unreachable, Watch, facets_of, is_same
 from lazy_tensor.take import (
@@ -45,16 +49,17 @@ class Changed(Exception):
 class Settled:
     """The plan of a call, where its leaves come from, and where its results go.
 
-    Made when the call's ops have run; `tensors` are those among its arguments. RuntimeError if its
-    ops can't be planned.
+    Made when the call's ops have run; `tensors` are those among its arguments, `name` is what the
+    flush log calls its runs. RuntimeError if its ops can't be planned.
 
     A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
     same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
     ones they were.
     """
 
-    def __init__(self, take: Take, tensors: Tensors) -> None:
+    def __init__(self, take: Take, tensors: Tensors, name: str) -> None:
         self.outline = outline = take.outline
+        self.name = name
         self.n_runs = 0
         self._scalars = list(outline.scalars)
         plan = plan_of(
@@ -251,17 +256,38 @@ class Settled:
                     leaves[i] = drawn[number]
             if any(one.kind == "leaf" for one in self._returned):
                 kept = leaves.copy()
+            start, raised = perf_counter(), ""
             try:
                 results = observe.function_of(self._plan)(leaves, self._scalars)
             except BaseException as error:
+                raised = type(error).__name__
                 self._fail(error, lasting, tensors)
                 raise
+            finally:
+                self._note(start, raised)
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
         self._leave(of_slot, lasting, tensors)
         torch_private.count_writes(written)
         watch.note_writes(written)
         torch_private.count_writes(lasting)  # graphs that saved one must not use its new value
         return self._result(of_slot, kept, tensors)
+
+    def _note(self, start: float, raised: str) -> None:
+        """An entry in the flush log."""
+        seconds, state = perf_counter() - start, self.outline.state
+        STATS.log.append(
+            FlushRecord(
+                thread=threading.current_thread().name,
+                cause=self.name,
+                where=user_line(),
+                n_ops=state.n_ops,
+                began_s=start,
+                seconds=seconds,
+                raised=raised,
+                state=state,
+                **told_of(self._plan),
+            )
+        )
 
     def _leave(self, of_slot: dict[int, torch.Tensor], lasting: Tensors, tensors: Tensors) -> None:
         """Leave behind what the call does, as far as it was computed."""

@@ -75,7 +75,7 @@ def _flushes_within_steps(flushes: Sequence[Flush], total_s: float) -> Iterator[
     if len(often) < 2:
         return  # one flush a step: what is pending has to run some time
     for (cause, where), several in often.items():
-        if cause not in BOUNDS:
+        if cause not in BOUNDS and not cause.startswith("replay"):
             yield Advice(
                 sum(flush.ran_s for flush in several) / total_s,
                 f"{code_at(where)} needs values ({cause}) at every step; what comes before and "

@@ -950,6 +950,20 @@ def test_explain_tells_of_replays():
     assert lazy_tensor.stats()["replayed"] == 2
 
 
+def test_explain_shows_what_replayed_calls_ran():
+    step = replay(lambda x: torch.tanh(x * 2).sum(), backend="aten")
+    for _ in range(4):
+        step(torch.ones(3))
+    report = lazy_tensor.explain(step, torch.ones(3))
+    [flush] = report.flushes
+    assert flush.cause.startswith("replay(")
+    assert [op.name for ran in flush.steps for op in ran.ops] == [
+        "aten.mul.Tensor", "aten.tanh.default", "aten.sum.default"
+    ]  # fmt: skip
+    assert all(ran.seconds is not None for ran in flush.steps)
+    assert flush.where.startswith(__file__)
+
+
 def test_an_argument_with_a_graph_is_not_replayed():
     w = torch.ones(3, requires_grad=True)
 
