@@ -24,6 +24,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
+from lazy_tensor.captured import Captured
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
@@ -154,6 +155,7 @@ class Replay(Generic[P, R]):
         *,
         warmup: int = 1,
         verify_every: int = 1000,
+        cuda_graphs: bool = False,
         **options: Any,
     ) -> None:
         if not callable(function):
@@ -165,6 +167,8 @@ class Replay(Generic[P, R]):
         self._function = function
         self._warmup = warmup
         self._verify_every = verify_every
+        self._cuda_graphs = cuda_graphs
+        self._captured: Captured | None = None  # of the call that settled last
         self._options = options
         self._lock = threading.RLock()
         self._here = threading.local()
@@ -260,7 +264,11 @@ class Replay(Generic[P, R]):
 
     def _settled(self, taken: Take, arguments: Arguments) -> Settled:
         with lazy_mode(**self._options):  # the plan is made as the options want it
-            return Settled(taken, arguments.tensors, f"replay({self._name})")
+            settled = Settled(
+                taken, arguments.tensors, f"replay({self._name})", cuda_graphs=self._cuda_graphs
+            )
+        self._captured = settled.captured
+        return settled
 
     def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
         """Settle on the call, if it did what one before it did; else say what differs."""
@@ -345,6 +353,8 @@ class Replay(Generic[P, R]):
         if self.n_replayed and self.n_recorded:
             saved = max(self._fastest_recorded_s - mean, 0.0) * self.n_replayed
             words.append(f"{saved:.2f} s saved")
+        if self._captured is not None:
+            words.append(self._captured.told())
         if self.obstacle:
             words.append(f"recorded last because {self.obstacle}")
         return ", ".join(words)
@@ -360,14 +370,19 @@ class Replay(Generic[P, R]):
         return self._with(copy.deepcopy(self._function, memo))
 
     def __reduce__(self) -> Any:
-        return functools.partial(
-            replay, warmup=self._warmup, verify_every=self._verify_every, **self._options
-        ), (self._function,)
+        return functools.partial(replay, **self._made_with), (self._function,)
 
     def _with(self, function: Callable[P, R]) -> Replay[P, R]:
-        return Replay(
-            function, warmup=self._warmup, verify_every=self._verify_every, **self._options
-        )
+        return Replay(function, **self._made_with)
+
+    @property
+    def _made_with(self) -> dict[str, Any]:
+        return {
+            "warmup": self._warmup,
+            "verify_every": self._verify_every,
+            "cuda_graphs": self._cuda_graphs,
+            **self._options,
+        }
 
 
 REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
@@ -403,8 +418,9 @@ def replay(function: Any = None, **options: Any) -> Any:
     numbers. Anything that the function can see and that changed has the call recorded again.
 
     `warmup` calls are recorded before the first is compared. One in `verify_every` replays is
-    recorded and compared; RuntimeError if it did something else (0: never). Other options are
-    `lazy_mode`'s. What the function prints, or counts in Python, happens in recorded calls only: a
+    recorded and compared; RuntimeError if it did something else (0: never). With `cuda_graphs` a
+    plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
+    graph; arguments are copied into it, results out of it (no GPU has run this yet). Other options are `lazy_mode`'s. What the function prints, or counts in Python, happens in recorded calls only: a
     call that changes what it can see in Python is not replayed, and a warning says why, once.
     """
     if function is None:

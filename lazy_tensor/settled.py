@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lazy_tensor.captured import Captured
 from lazy_tensor.dispatch import hits, host, memory, observe, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of, told_of
@@ -50,14 +51,17 @@ class Settled:
     """The plan of a call, where its leaves come from, and where its results go.
 
     Made when the call's ops have run; `tensors` are those among its arguments, `name` is what the
-    flush log calls its runs. RuntimeError if its ops can't be planned.
+    flush log calls its runs. With `cuda_graphs` the plan becomes one if it can. RuntimeError if its
+    ops can't be planned.
 
     A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
     same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
     ones they were.
     """
 
-    def __init__(self, take: Take, tensors: Tensors, name: str) -> None:
+    def __init__(
+        self, take: Take, tensors: Tensors, name: str, *, cuda_graphs: bool = False
+    ) -> None:
         self.outline = outline = take.outline
         self.name = name
         self.n_runs = 0
@@ -68,6 +72,7 @@ class Settled:
         if plan is None:
             raise RuntimeError("its ops can't be planned")
         self._plan: Plan = plan
+        self.captured = Captured(plan, outline.state) if cuda_graphs else None
         self._draws = take.draws
         self._constants = take.constants
         self._of_leaves = _Told(take.metadata, metadata, "leaf_words")
@@ -257,8 +262,11 @@ class Settled:
             if any(one.kind == "leaf" for one in self._returned):
                 kept = leaves.copy()
             start, raised = perf_counter(), ""
+            function: Callable[..., Any] = observe.function_of(self._plan)
+            if self.captured is not None and function is self._plan.function:
+                function = self.captured
             try:
-                results = observe.function_of(self._plan)(leaves, self._scalars)
+                results = function(leaves, self._scalars)
             except BaseException as error:
                 raised = type(error).__name__
                 self._fail(error, lasting, tensors)
