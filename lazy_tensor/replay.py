@@ -420,8 +420,10 @@ def replay(function: Any = None, **options: Any) -> Any:
     `warmup` calls are recorded before the first is compared. One in `verify_every` replays is
     recorded and compared; RuntimeError if it did something else (0: never). With `cuda_graphs` a
     plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
-    graph; arguments are copied into it, results out of it (no GPU has run this yet). Other options are `lazy_mode`'s. What the function prints, or counts in Python, happens in recorded calls only: a
-    call that changes what it can see in Python is not replayed, and a warning says why, once.
+    graph; arguments are copied into it, results out of it (no GPU has run this yet). Other options
+    are `lazy_mode`'s. What the function prints, or counts in Python, happens in recorded calls
+    only: a call that changes what it can see in Python is not replayed, and a warning says why,
+    once.
     """
     if function is None:
         return functools.partial(replay, **options)
