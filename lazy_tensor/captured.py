@@ -18,7 +18,7 @@ from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Leaf, Node, State
 
 Tensors = Sequence[torch.Tensor]
-Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], None], Tensors]]
+Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], object], Tensors]]
 """Runs a function once so that it can be run again; how to, and the results, in the same memory
 each time. Nothing has been computed when it returns."""
 
@@ -31,7 +31,7 @@ UNSETTLED = frozenset({"queued", "compiling", "measuring"})
 """Statuses of fusions that will change."""
 
 
-def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], Tensors]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = run()
@@ -69,7 +69,7 @@ class Captured:
         return "as a CUDA graph" if self._replay is not None else "no CUDA graph yet"
 
     def _forget(self) -> None:
-        self._replay: Callable[[], None] | None = None
+        self._replay: Callable[[], object] | None = None
         self._inputs: list[torch.Tensor] = []
         self._addresses: list[int | None] = []  # None: the leaf is copied
         self._results: Tensors = ()
@@ -84,7 +84,7 @@ class Captured:
 
     def _is_ready(self, leaves: list[torch.Tensor]) -> bool:
         """Whether the graph fits, or one can be made; a graph that fits no more is dropped."""
-        statuses = [fusion.status for fusion in self._plan.fusions]
+        statuses: list[str] = [fusion.status for fusion in self._plan.fusions]
         if self._replay is not None:
             fits = statuses == self._statuses and all(
                 address is None or leaf.data_ptr() == address
@@ -140,10 +140,8 @@ class Captured:
         for mine, leaf, address in zip(self._inputs, leaves, self._addresses, strict=True):
             if address is None:
                 mine.copy_(leaf)
-            memory[storage_id(mine)] = (
-                leaf.untyped_storage(),
-                (leaf.storage_offset() if address is None else 0),
-            )
+            moved = int(leaf.storage_offset()) if address is None else 0
+            memory[storage_id(mine)] = leaf.untyped_storage(), moved
         self._replay()
         found: list[torch.Tensor] = []
         for result in self._results:
