@@ -123,3 +123,13 @@ def clear_all() -> None:
     """Empty every cache and zero its counts."""
     for cache in list(_registry.values()):
         cache.clear()
+    for forget in _others:
+        forget()
+
+
+_others: list[Callable[[], object]] = []
+
+
+def on_clear(forget: Callable[[], object]) -> None:
+    """Have what a module keeps besides emptied with the caches."""
+    _others.append(forget)

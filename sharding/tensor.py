@@ -17,7 +17,7 @@ from lazy_tensor.dispatch import hits, host, memory
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.trace import Value
-from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.cache import on_clear
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of
 from lazy_tensor.sharding.numbered import Numbered
@@ -95,7 +95,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
                 local_tensor, device_mesh, placements, grad_placements, shape, stride, run_check
             )
             if type(local_tensor) is LazyTensor:
-                _plans.put(key, known)
+                _put_plan(key, known)
         made = _sharded(local_tensor, known.layout)
         if not local_tensor.requires_grad:
             return made
@@ -398,7 +398,7 @@ def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
         meta = TensorMeta(spec.tensor_meta.shape, tuple(stride), grad.dtype)
         made = torch_private.spec_of(spec.mesh, tuple(placements), meta)
         known = _FromLocal(layout_of(made, grad), wanted, spec.mesh)
-        _plans.put(key, known)
+        _put_plan(key, known)
     return _linked(_sharded(grad, known.layout), grad, _to_local_as, known.wanted)  # type: ignore[no-any-return]
 
 
@@ -422,7 +422,16 @@ class _FromLocal:
     mesh: DeviceMesh
 
 
-_plans: Cache[tuple[Any, ...], _FromLocal] = Cache("from_local", 4096)
+_plans: dict[tuple[Any, ...], _FromLocal] = {}
+"""A plain dict: every call asks it, and an LRU's bookkeeping would be a twentieth of an MLP's."""
+MOST_PLANS = 4096
+on_clear(_plans.clear)
+
+
+def _put_plan(key: tuple[Any, ...], plan: _FromLocal) -> None:
+    if len(_plans) >= MOST_PLANS:
+        _plans.clear()
+    _plans[key] = plan
 
 
 def _from_local(
