@@ -6,6 +6,7 @@ the schema cache for metadata; decides which numbers become run-time inputs.
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -62,7 +63,8 @@ def grow(
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
     start = perf_counter()  # the thread's own time takes a system call: 10 us beside busy threads
-    outcome = outcome_of_call(trace, request)
+    call = _described(request)
+    outcome = _outcome(trace, request, *call)
     reason = outcome.runs_now
     if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
         reason = "gives several conjugate or negative views"
@@ -73,13 +75,16 @@ def grow(
         return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
-    state = _new_state(
-        trace,
-        request,
-        outcome,
-        generic_key if is_generic else key,
-        len(numbers) if is_generic else 0,
-    )
+    slots = [index_of(trace, tensor) for tensor in request.tensors]
+    if is_generic:
+        refs = scalar_refs(parent.n_scalars)
+        args, kwargs = request.mapped(lambda tensor: ref(index_of(trace, tensor)), refs)
+        state = State(parent, generic_key, None)
+        state.n_scalars += len(numbers)
+    else:
+        args, kwargs = _placed(call[0], slots), _placed(call[1], slots)
+        state = State(parent, key, None)
+    _fill(state, trace, request, outcome, args, kwargs)
     twin = trace.twin_of(parent)
     trace.twin = None
     for known in (parent, twin):
@@ -127,17 +132,35 @@ def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> S
     return None
 
 
+Args = tuple[Any, ...]
+Kwargs = tuple[tuple[str, Any], ...]
+
+
 def outcome_of_call(trace: Trace, request: Request) -> Outcome:
     """The metadata of what the call gives: in closed form, else from the schema cache; of sharded
     tensors the global ones."""
-    metas: list[Meta] = []
+    return _outcome(trace, request, *_described(request))
 
-    def numbered(tensor: torch.Tensor) -> Ref:
-        metas.append(meta_of(tensor))
-        return ref(len(metas) - 1)
 
+def _described(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
+    """The call's arguments with tensors numbered, and their metadata in this order."""
+    count = itertools.count()
+    args, kwargs = request.mapped(lambda _: ref(next(count)), None)
+    return args, kwargs, list(map(meta_of, request.tensors))
+
+
+def _placed(arguments: tuple[Any, ...], slots: list[int]) -> tuple[Any, ...]:
+    """Arguments with tensors by number, those replaced by their slots."""
+    return tuple([
+        ref(slots[a.index]) if type(a) is Ref else _placed(a, slots) if type(a) is tuple else a
+        for a in arguments
+    ])  # fmt: skip
+
+
+def _outcome(
+    trace: Trace, request: Request, args: Args, kwargs: Kwargs, metas: list[Meta]
+) -> Outcome:
     facts = request.facts
-    args, kwargs = request.mapped(numbered, None)
     outcome = closed_form(facts, args, kwargs, metas)
     if outcome is not None:
         return outcome
@@ -163,16 +186,12 @@ def _typed(number: complex) -> tuple[type, complex]:
     return (type(number), number)
 
 
-def _new_state(
-    trace: Trace, request: Request, outcome: Outcome, key: tuple[Any, ...], n_numbers: int
-) -> State:
-    """The state for a call with `n_numbers` run-time numbers (0: all are static)."""
-    facts, parent = request.facts, trace.state
-    refs = scalar_refs(parent.n_scalars) if n_numbers else None
-    args, kwargs = request.mapped(lambda tensor: ref(index_of(trace, tensor)), refs)
-    state = State(parent, key, None)
+def _fill(
+    state: State, trace: Trace, request: Request, outcome: Outcome, args: Args, kwargs: Kwargs
+) -> None:
+    """Note in a new state what its call is and gives."""
+    facts = request.facts
     state.n_ops += 1
-    state.n_scalars += n_numbers
     viewed = next(iter(request.tensors), None) if facts.is_view else None
     state.step = node = Node(
         facts=facts,
@@ -199,7 +218,6 @@ def _new_state(
     is_slow = state.rebase or state.closes or torch.is_inference_mode_enabled()
     if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW
-    return state
 
 
 def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.schema import facts_of
-from lazy_tensor.dispatch.trace import Slot
+from lazy_tensor.dispatch.trace import Slot, Trace
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 PlainSlots = Mapping[int, Slot]
@@ -67,6 +67,18 @@ def exact_key(
     for name, argument in kwargs.items():
         key += (name, key_part(plain_slots, tensor_class, argument))
     return tuple(key)
+
+
+def lacks_slots(trace: Trace, key: tuple[Any, ...]) -> bool:
+    """Whether a tensor of the call has no place in `trace`."""
+    for part in key:
+        kind = type(part)
+        if kind is Slot:
+            if part.trace is not trace:
+                return True
+        elif part is ABSENT or (kind is tuple and lacks_slots(trace, part)):
+            return True
+    return False
 
 
 @cache
