@@ -83,10 +83,11 @@ def is_same(a: Any, b: Any) -> bool:
 class Holding:
     """One object that holds others: under which keys, and what lay there when it was looked at.
 
-    Of an object's attributes only those `among` some names may count (None: all); it had `size`.
+    Of an object's attributes only those `among` some names may count (None: all), and those
+    `always`; it had `size`.
     """
 
-    __slots__ = ("among", "holder", "keys", "label", "read", "size", "values", "write")
+    __slots__ = ("always", "among", "holder", "keys", "label", "read", "size", "values", "write")
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Holding:
         write: Callable[[Any, Any, Any], None] | None,
     ) -> None:
         self.among: frozenset[str] | None = None
+        self.always: frozenset[str] = frozenset()
         self.size = len(holder) if read is _attributes else -1
         self.label = label
         self.holder = holder
@@ -125,8 +127,9 @@ class Holding:
     def change(self) -> str | None:
         """The place whose value isn't what it was, if there is one."""
         if self.size >= 0 and len(self.holder) != self.size:
-            among = self.among
-            if {k for k in self.holder if among is None or k in among} != set(self.keys):
+            among, always = self.among, self.always
+            counted = {k for k in self.holder if among is None or k in among or k in always}
+            if counted != set(self.keys):
                 return self.spoken()
             self.size = len(self.holder)
         now = self.read(self.holder, self.keys)
@@ -383,7 +386,7 @@ class Picture:
         names = frozenset(self._names)
         for part in self._parts:
             if part.holding is not None and not part.is_whole:
-                part.holding.among = names.union(part.always)
+                part.holding.among, part.holding.always = names, part.always
         self._parts.clear()
 
     def forget(self) -> None:

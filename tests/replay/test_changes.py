@@ -658,3 +658,6 @@ def test_every_object_is_looked_at_once_however_late_its_name_is_found(monkeypat
     found = {str(name) for name in picture.holdings}
     assert {f"method'{n}" for n in range(1, 40)} <= found
     assert n_made == len(picture.holdings)
+    names = [holding.among for holding in picture.holdings.values() if holding.among is not None]
+    assert len(names) > 1
+    assert len({id(some) for some in names}) == 1  # they can be thousands, for thousands of objects
