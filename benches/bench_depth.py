@@ -72,7 +72,10 @@ def bench_depth(
     tmp_path: Path,
 ) -> None:
     def measure() -> dict[str, dict[str, Any]]:
-        return {side: run(side, depth, None if quick else tmp_path / side) for side in sides}
+        return {
+            side: run(side, depth, None if quick else tmp_path / str(i))
+            for i, side in enumerate(sides)
+        }
 
     if quick and depth not in DEPTHS[1::4]:
         pytest.skip("a quick run takes two depths")

@@ -389,7 +389,9 @@ class Compiler:
         """Where workers keep what all builds share; None leaves that to the backend."""
         if self.disk is None or self.disk.is_off:
             return None
-        return str(self.disk.directory / "build")
+        found = str(self.disk.directory / "build")
+        # Inductor gives paths to the C++ compiler without quotes
+        return None if any(map(str.isspace, found)) else found
 
 
 def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBackend]:

@@ -46,6 +46,12 @@ print(compiler.counters.compiled, compiler.counters.loaded, len(inductor))
 """
 
 
+def test_kernels_are_kept_in_a_folder_with_a_space_in_its_name(tmp_path):
+    folder = tmp_path / "my kernels"
+    assert program(BLOCKING, folder) == ["1", "0", "0"]
+    assert program(BLOCKING, folder) == ["0", "1", "0"]
+
+
 def test_second_process_loads_and_neither_imports_inductor(cache_dir, tmp_path):
     # what builds share (the instruction set's tests) is taken from the session's directory
     os.symlink(cache_dir / "build", tmp_path / "build")
