@@ -6,6 +6,7 @@ ones, and the peak of memory in processes of their own. Writes `results/training
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,8 @@ def bench_training(
     timings = benchmark.pedantic(interleaved, args=(steps, rounds, warmup), rounds=1, iterations=1)
     replayed = getattr(steps["replay"], "func", None)
     if isinstance(replayed, Replay) and not replayed.n_replayed:
-        results.notes.append(f"replay records every step of {workload.title}: {replayed.obstacle}")
+        obstacle = re.sub(r"\S*/site-packages/", "", replayed.obstacle)
+        results.notes.append(f"replay records every step of {workload.title}: {obstacle}")
     cold, warm = {}, {}
     for side in steps:
         if quick:
