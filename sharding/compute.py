@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch import torch_private as dispatch_private
-from lazy_tensor.dispatch.grow import outcome_of_call
+from lazy_tensor.dispatch.grow import outcome_of_call, wrapper_arguments
 from lazy_tensor.dispatch.keys import NUMBERS
 from lazy_tensor.dispatch.meta import meta_of, substituted
 from lazy_tensor.dispatch.request import Request
@@ -28,13 +28,20 @@ from lazy_tensor.kernels.segment import Ref
 from lazy_tensor.sharding import errors, torch_private
 from lazy_tensor.sharding.buckets import reduced_together
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
-from lazy_tensor.sharding.layout import everywhere, part_of, spec_of_regular, spec_with
+from lazy_tensor.sharding.layout import (
+    ShardLayout,
+    everywhere,
+    part_of,
+    spec_of_regular,
+    spec_with,
+)
 from lazy_tensor.sharding.tensor import (
     PLACEMENTS,
     REDISTRIBUTE,
     DTensor,
     adopted,
     become,
+    laid_out,
     local_of,
     sharded,
 )
@@ -141,10 +148,26 @@ def _at_this_size(request: Request, placements: Any) -> Any:
             return NotImplemented  # sizes that don't fit: the rules' error says it of the whole
         raise
     if specs is None:
+        layout = _layout_like(request, placements, result)
+        if layout is not None:
+            return laid_out(result, layout)
         specs = _specs_of_regular(request, placements, result)
         if specs is None:
             specs = _specs_at_this_size(request, placements)
     return _wrapped(op, args, kwargs, result, specs)
+
+
+def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout | None:
+    """The layout of a regular argument that the result has too; None if there is none."""
+    facts = request.facts
+    if not isinstance(result, torch.Tensor) or facts.returns_arg is not None or facts.is_out:
+        return None
+    described = wrapper_arguments(meta_of(result))
+    for tensor in request.tensors:
+        layout: ShardLayout = tensor._layout  # type: ignore[attr-defined]
+        if layout.local == described and layout.spec.placements == placements:
+            return layout
+    return None
 
 
 def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:

@@ -96,7 +96,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
             )
             if type(local_tensor) is LazyTensor:
                 _put_plan(key, known)
-        made = _sharded(local_tensor, known.layout)
+        made = laid_out(local_tensor, known.layout)
         if not local_tensor.requires_grad:
             return made
         linked: DTensor = _linked(made, local_tensor, _to_local_as, known.wanted)
@@ -229,10 +229,11 @@ def value_of(local: torch.Tensor) -> Value:
 
 def sharded(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
     """A sharded tensor on a local one's value; autograd knows nothing of it."""
-    return _sharded(local, layout_of(spec, local))
+    return laid_out(local, layout_of(spec, local))
 
 
-def _sharded(local: torch.Tensor, layout: ShardLayout) -> DTensor:
+def laid_out(local: torch.Tensor, layout: ShardLayout) -> DTensor:
+    """The same of a layout that is known."""
     if hits.native is not None and type(local) is LazyTensor:
         made: DTensor = hits.native.sharded(local, layout)
         return made
@@ -253,7 +254,7 @@ def local_of(tensor: host.ShardedTensor) -> torch.Tensor:
 def become(tensor: DTensor, twin: DTensor) -> None:
     """Make `tensor` what `twin` is, the same object for Python and for autograd."""
     if meta_of(twin) != meta_of(tensor):
-        dispatch_private.become(tensor, _sharded(local_of(twin), twin._layout))
+        dispatch_private.become(tensor, laid_out(local_of(twin), twin._layout))
     tensor._value, tensor._layout = twin._value, twin._layout
 
 
@@ -399,7 +400,7 @@ def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
         made = torch_private.spec_of(spec.mesh, tuple(placements), meta)
         known = _FromLocal(layout_of(made, grad), wanted, spec.mesh)
         _put_plan(key, known)
-    return _linked(_sharded(grad, known.layout), grad, _to_local_as, known.wanted)  # type: ignore[no-any-return]
+    return _linked(laid_out(grad, known.layout), grad, _to_local_as, known.wanted)  # type: ignore[no-any-return]
 
 
 def _moved_back(grad: DTensor, how: tuple[Any, ...]) -> torch.Tensor:
@@ -534,7 +535,7 @@ def moved(
     if dtype is not None:
         tensor = tensor.to(dtype)  # type: ignore[assignment]
     if placements == tensor._layout.spec.placements:
-        return _sharded(local_of(tensor), tensor._layout)
+        return laid_out(local_of(tensor), tensor._layout)
     made: DTensor = _redistribute(tensor, PLACEMENTS.number(placements))
     return made
 
