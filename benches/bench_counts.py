@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_fully_shard import tiny_gpt
+from bench_fully_shard import steps, tiny_gpt
 from bench_optimizer import optimizer
 from residual import loss_of, step_with
 from torch.profiler import profile
@@ -106,17 +106,7 @@ def of_parallel_mlp(mesh: Any) -> Counts:
 
 
 def of_fully_shard(mesh: Any) -> Counts:
-    model, loss_of, parts = tiny_gpt()
-    for part in parts(model):
-        sharding.fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
-
-    return _collectives(lazy_tensor.lazy_mode()(step))
+    return _collectives(steps(tiny_gpt, mesh, runs=True)["sharded"])
 
 
 def _collectives(step: Callable[[], object]) -> Counts:
@@ -126,8 +116,9 @@ def _collectives(step: Callable[[], object]) -> Counts:
         lazy_tensor.reset_stats()
         step()
         lazy_tensor.flush()
-    nodes = (step for flush in STATS.log if flush.state is not None for step in flush.state.steps())
-    issued = (node.facts.op for node in nodes if isinstance(node, Node) and node.issues)
+    states = (flush.state for flush in STATS.log if flush.state is not None)
+    nodes = (node for state in states for node in state.steps() if isinstance(node, Node))
+    issued = (node.facts.op for node in nodes if node.issues)
     return dict(Counter(op.overloadpacket.__name__ for op in issued))
 
 

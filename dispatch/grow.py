@@ -63,7 +63,7 @@ def grow(
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
     start = perf_counter()  # the thread's own time takes a system call: 10 us beside busy threads
-    call = _described(request)
+    call = numbered(request)
     outcome = _outcome(trace, request, *call)
     reason = outcome.runs_now
     if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
@@ -75,13 +75,13 @@ def grow(
         return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
-    slots = [index_of(trace, tensor) for tensor in request.tensors]
     if is_generic:
         refs = scalar_refs(parent.n_scalars)
         args, kwargs = request.mapped(lambda tensor: ref(index_of(trace, tensor)), refs)
         state = State(parent, generic_key, None)
         state.n_scalars += len(numbers)
     else:
+        slots = [index_of(trace, tensor) for tensor in request.tensors]
         args, kwargs = _placed(call[0], slots), _placed(call[1], slots)
         state = State(parent, key, None)
     _fill(state, trace, request, outcome, args, kwargs)
@@ -139,10 +139,10 @@ Kwargs = tuple[tuple[str, Any], ...]
 def outcome_of_call(trace: Trace, request: Request) -> Outcome:
     """The metadata of what the call gives: in closed form, else from the schema cache; of sharded
     tensors the global ones."""
-    return _outcome(trace, request, *_described(request))
+    return _outcome(trace, request, *numbered(request))
 
 
-def _described(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
+def numbered(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
     """The call's arguments with tensors numbered, and their metadata in this order."""
     count = itertools.count()
     args, kwargs = request.mapped(lambda _: ref(next(count)), None)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch import torch_private as dispatch_private
-from lazy_tensor.dispatch.grow import outcome_of_call, wrapper_arguments
+from lazy_tensor.dispatch.grow import numbered, outcome_of_call, wrapper_arguments
 from lazy_tensor.dispatch.keys import NUMBERS
 from lazy_tensor.dispatch.meta import meta_of, substituted
 from lazy_tensor.dispatch.request import Request
@@ -24,7 +24,6 @@ from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.trace import local as here
 from lazy_tensor.dispatch.where import user_line
-from lazy_tensor.kernels.segment import Ref
 from lazy_tensor.sharding import errors, torch_private
 from lazy_tensor.sharding.buckets import reduced_together
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
@@ -76,8 +75,8 @@ def run(request: Request) -> Any:
         if len(groups) > 1:
             return _group_by_group(op, args, kwargs, groups)
     errors.check_arguments(request)
-    numbered = _with_numbers_as_tensors(op, args)
-    info = torch_private.op_info(op, numbered, kwargs)
+    tensors_only = _with_numbers_as_tensors(op, args)
+    info = torch_private.op_info(op, tensors_only, kwargs)
     try:
         sharding = decide(info, args, kwargs)
     except NotImplementedError:
@@ -102,10 +101,10 @@ def run(request: Request) -> Any:
     for now, then in pairs:
         _note(op, now, then.placements)
     local_args = torch_private.local_arguments(info, sharding)
-    if numbered is not args:
+    if tensors_only is not args:
         local_args = tuple([
             given if given is not tensor and local is tensor else local
-            for given, tensor, local in zip(args, numbered, local_args, strict=True)
+            for given, tensor, local in zip(args, tensors_only, local_args, strict=True)
         ])  # fmt: skip
     if op in torch_private.RANDOM_OPS:
         return _random(op, args, kwargs, local_args, sharding.output_spec)
@@ -371,14 +370,7 @@ def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
     Sizes that depend on values count as well.
     """
-    metas: list[Any] = []
-
-    def numbered(tensor: torch.Tensor) -> Ref:
-        metas.append(meta_of(tensor))
-        return Ref(len(metas) - 1)
-
-    request = Request(DTensor, op, args, kwargs)
-    template, named = request.mapped(numbered, None)
+    template, named, metas = numbered(Request(DTensor, op, args, kwargs))
 
     def call(stand_ins: list[torch.Tensor]) -> Any:
         plain = [substituted(argument, stand_ins) for argument in template]

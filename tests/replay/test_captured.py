@@ -24,7 +24,6 @@ class Graph:
         inputs = inspect.getclosurevars(run).nonlocals["self"]._inputs
         before = [tensor.clone() for tensor in inputs]
         self.results = run()
-        self.addresses = [result.data_ptr() for result in self.results]
         for tensor, value in zip(inputs, before, strict=True):
             tensor.copy_(value)  # capturing computes nothing
         self.made.append(self)
@@ -91,7 +90,7 @@ def test_results_outlive_the_next_run(graphs):
     for i, (whole, row) in enumerate(kept):
         assert whole.tolist() == [[2.0 * i] * 2] * 2
         whole += 1
-        assert row.tolist() == [2.0 * i + 1] * 2 or row.tolist() == [2.0 * i] * 2
+        assert row.tolist() == [2.0 * i] * 2
 
 
 def test_results_that_share_memory_still_do(graphs):
