@@ -334,10 +334,14 @@ def closes_segment(node: Node) -> bool:
     if node.issues and is_apart(DIRECT):
         return True
     policy = settings.current().flush_policy
-    device = next((spec.device.type for spec in node.specs if spec is not None), "cpu")
-    if policy == "at_materialization" or (policy == "auto" and device == "cpu"):
+    if policy == "at_materialization" or node.view_of is not None:
         return False
-    if node.view_of is not None:
+    device = "cpu"
+    for spec in node.specs:
+        if spec is not None:
+            device = spec.device.type
+            break
+    if policy == "auto" and device == "cpu":
         return False
     call = Call(node.facts.op, node.args, node.kwargs, node.specs)
     return chosen_backend(device).refuses(call) is not None

@@ -6,7 +6,6 @@ the schema cache for metadata; decides which numbers become run-time inputs.
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -144,9 +143,14 @@ def outcome_of_call(trace: Trace, request: Request) -> Outcome:
 
 def numbered(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
     """The call's arguments with tensors numbered, and their metadata in this order."""
-    count = itertools.count()
-    args, kwargs = request.mapped(lambda _: ref(next(count)), None)
-    return args, kwargs, list(map(meta_of, request.tensors))
+    metas: list[Meta] = []
+
+    def number(tensor: torch.Tensor) -> Ref:
+        metas.append(meta_of(tensor))
+        return ref(len(metas) - 1)
+
+    args, kwargs = request.mapped(number, None)
+    return args, kwargs, metas
 
 
 def _placed(arguments: tuple[Any, ...], slots: list[int]) -> tuple[Any, ...]:
@@ -192,15 +196,15 @@ def _fill(
     """Note in a new state what its call is and gives."""
     facts = request.facts
     state.n_ops += 1
-    viewed = next(iter(request.tensors), None) if facts.is_view else None
+    viewed = request.tensors[0] if facts.is_view and request.tensors else None
     state.step = node = Node(
         facts=facts,
         args=args,
         kwargs=kwargs,
         outs=_new_slots(state, outcome),
-        specs=tuple(_spec(meta) for meta in outcome.outs),
+        specs=tuple(map(_spec, outcome.outs)),
         is_single=outcome.is_single,
-        writes=tuple(index_of(trace, tensor) for tensor in request.written()),
+        writes=tuple([index_of(trace, tensor) for tensor in request.written()]),
         view_of=None if viewed is None else index_of(trace, viewed),
         where=user_line(),
         in_backward=torch_private.in_backward(),
@@ -208,7 +212,9 @@ def _fill(
     if viewed is not None:
         state.rebase = _rebase(trace, request, viewed)
     else:
-        state.n_bytes += sum(n_bytes(spec) for spec in node.specs if spec is not None)
+        for spec in node.specs:
+            if spec is not None:
+                state.n_bytes += n_bytes(spec)
     _set_kind(trace, state, node, outcome)
     if viewed is not None and state.kind == ONE:
         marks = _marks_after(request.op, viewed)
@@ -237,9 +243,9 @@ def _spec(meta: Meta | None) -> TensorSpec | None:
 
 
 def _set_kind(trace: Trace, state: State, node: Node, outcome: Outcome) -> None:
-    slots = tuple(None if i is None else trace.slot_at(i) for i in node.outs)
+    slots = tuple([None if i is None else trace.slot_at(i) for i in node.outs])
     describe = wrapper_arguments if state.rebase is None else _full_arguments
-    metas = tuple(None if meta is None else describe(meta) for meta in outcome.outs)
+    metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])
     if node.facts.returns_arg == 0:
         state.kind = SELF
     elif node.facts.returns_nothing:

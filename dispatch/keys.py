@@ -30,6 +30,7 @@ ABSENT = _Absent()
 TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
 NONE = object()  # `record` takes a computed tensor's slot as it is, which is None
 NUMBERS = frozenset({float, int, complex})
+MAY_VARY = NUMBERS | {list, tuple}
 
 
 def key_part(plain_slots: PlainSlots, tensor_class: type[Any], argument: Any) -> Any:
@@ -63,20 +64,25 @@ def exact_key(
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
     """The key of a call; `record` spells the same out for speed."""
-    key = [op._op, *(key_part(plain_slots, tensor_class, argument) for argument in args)]
+    key: list[Any] = [op._op]
+    for argument in args:
+        if type(argument) is tensor_class:
+            key.append(argument._value.slot or ABSENT)
+        else:
+            key.append(key_part(plain_slots, tensor_class, argument))
     for name, argument in kwargs.items():
         key += (name, key_part(plain_slots, tensor_class, argument))
     return tuple(key)
 
 
 def lacks_slots(trace: Trace, key: tuple[Any, ...]) -> bool:
-    """Whether a tensor of the call has no place in `trace`."""
+    """Whether a tensor of the call has no place in `trace`; a key that `record` made will do."""
     for part in key:
         kind = type(part)
         if kind is Slot:
             if part.trace is not trace:
                 return True
-        elif part is ABSENT or (kind is tuple and lacks_slots(trace, part)):
+        elif part is ABSENT or part is None or (kind is tuple and lacks_slots(trace, part)):
             return True
     return False
 
@@ -92,8 +98,14 @@ def generic_key(
     op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    exact: tuple[Any, ...] | None = None,
 ) -> tuple[tuple[Any, ...], list[complex]]:
-    """The key with numbers in arithmetic replaced by their types; and these numbers, in order."""
+    """The key with numbers in arithmetic replaced by their types; and these numbers, in order.
+
+    That is the exact one, where the caller has it, of a call without any.
+    """
+    if exact is not None and not kwargs and MAY_VARY.isdisjoint(map(type, args)):
+        return exact, []
     numeric = _number_args(op)
     numbers: list[complex] = []
     key: list[Any] = [op._op]

@@ -72,7 +72,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                     trace.ran = func, trace.state
                     trace.busy = False
                     return func(*args, **kwargs) if kwargs else func(*args)
-                return miss(owner, trace, func, args, kwargs or {})
+                return miss(owner, trace, func, args, kwargs or {}, None)
+            key: Any
             if len(args) == 2 and not kwargs:
                 first, second = args
                 if type(first) is tensor_class:
@@ -83,7 +84,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                     second = second._value.slot
                 else:
                     second = key_part(trace.leaf_slots, tensor_class, second)
-                state = trace.state.get((func._op, first, second))
+                key = (func._op, first, second)
+                state = trace.state.get(key)
                 if state is None and trace.state.generic and type(args[1]) is float:
                     state = trace.state.generic.get((func._op, first, float))
                     if state is not None:
@@ -99,9 +101,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                     for name, argument in kwargs.items():
                         key.append(name)
                         key.append(key_part(trace.leaf_slots, tensor_class, argument))
-                state = trace.state.get(tuple(key))
+                key = tuple(key)
+                state = trace.state.get(key)
             if state is None:
-                return miss(owner, trace, func, args, kwargs or {})
+                return miss(owner, trace, func, args, kwargs or {}, key)
             if hits.learn is not None:
                 hits.learn(trace, func, state)
             kind = state.kind
@@ -120,7 +123,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 out._value = args[0]._value
                 return out
             if state.origin is not None and is_shown(owner):
-                return miss(owner, trace, func, args, kwargs or {})
+                return miss(owner, trace, func, args, kwargs or {}, key)
             return step(trace, state, args)
         finally:
             trace.busy = False
@@ -219,22 +222,27 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         return state
 
     def miss(
-        owner: Any, trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        owner: Any,
+        trace: Trace,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: tuple[Any, ...] | None,
     ) -> Any:
         """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
         is_cold = trace.budget.cold
         if not (is_cold or kwargs or trace.tape) and admit.is_tiny(trace, args):
             return func._op(*args)
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
-        key = None
-        if state is None and not is_cold:
-            key = exact_key(trace.leaf_slots, tensor_class, func, args, kwargs)
-            if lacks_slots(trace, key):
-                key, state = None, known(owner, trace, func, args, kwargs)
+        if key is not None and lacks_slots(trace, key):
+            key = None
+            if state is None:
+                state = known(owner, trace, func, args, kwargs)
         if state is not None and not (state.origin and is_shown(owner)):
             return follow(trace, func, state, args)
         request = Request(owner, func, args, kwargs)
         if host.call_sharded is not None and host.sharded_class in map(type, request.tensors):
+            request.key = key
             return host.call_sharded(trace, request)
         if not isinstance(func, OpOverload):
             return run_now.run_higher_order(trace, request)
@@ -264,8 +272,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if state is None:
                 state = trace.state.get(key)
         if state is None:
-            numbers = generic_key(slots, tensor_class, func, args, kwargs)
-            grown = grow.grow(trace, request, key, *numbers)
+            generic, numbers = generic_key(slots, tensor_class, func, args, kwargs, key)
+            grown = grow.grow(trace, request, key, generic, numbers)
             if isinstance(grown, str):
                 return run_now.run(trace, request, grown)
             state = grown

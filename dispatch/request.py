@@ -27,10 +27,13 @@ class Request:
     """A call that no state knew.
 
     `in_mode`: it came through `lazy_mode`, else through a LazyTensor. `tensors` are all those among
-    the arguments, in order, repeats included.
+    the arguments, in order, repeats included. `key` is the call's, where `miss` has made it; a
+    higher-order op has no `facts`.
     """
 
-    __slots__ = ("_facts", "args", "in_mode", "kwargs", "op", "owner", "tensors")
+    __slots__ = ("args", "facts", "in_mode", "key", "kwargs", "op", "owner", "tensors")
+
+    facts: OpFacts
 
     def __init__(
         self, owner: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -40,19 +43,15 @@ class Request:
         self.args = args
         self.kwargs = kwargs
         self.in_mode = not isinstance(owner, type)
-        self._facts: OpFacts | None = None
+        self.key: tuple[Any, ...] | None = None
+        if isinstance(op, OpOverload):
+            self.facts = facts_of(op)
         self.tensors: list[torch.Tensor] = []
         for argument in args:
             if type(argument) not in FIXED:
                 _collect(argument, self.tensors)
         for argument in kwargs.values():
             _collect(argument, self.tensors)
-
-    @property
-    def facts(self) -> OpFacts:
-        if self._facts is None:
-            self._facts = facts_of(self.op)
-        return self._facts
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The argument called `name` in the schema, wherever it was passed."""
@@ -116,8 +115,6 @@ def _mapped(
     kind = type(argument)
     if kind is int or kind is float or kind is complex:
         return argument if on_number is None else on_number(argument)
-    if kind in FIXED:
-        return argument
     if isinstance(argument, torch.Tensor):
         return on_tensor(argument)
     if isinstance(argument, (list, tuple)):

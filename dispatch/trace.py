@@ -62,12 +62,13 @@ class Value:
     watch: Any = None  # see `dispatch.watch`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # to be frozen would cost 2 us a node
 class Node:
-    """One recorded call. `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`.
+    """One recorded call, never changed.
 
-    `reads` are the slots they name, in order, repeats included; `after` are slots that must be made
-    first though they are not read.
+    `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`. `reads` are the slots they
+    name, in order, repeats included; `after` are slots that must be made first though they are not
+    read.
     """
 
     facts: OpFacts
@@ -88,7 +89,7 @@ class Node:
         _collect_refs(self.args, found)
         for _, argument in self.kwargs:
             _collect_refs((argument,), found)
-        object.__setattr__(self, "reads", tuple(found))
+        self.reads = tuple(found)
 
     @property
     def issues(self) -> bool:

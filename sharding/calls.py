@@ -62,7 +62,7 @@ def _start(trace: Trace, request: Request) -> State | None:
     """The state in which all tensors of the call have their places; None if one can't have any."""
     if trace.is_outdated or trace.budget.cold or settings.current().debug:
         return None
-    if all(type(t) is host.sharded_class and _is_here(trace, t) for t in request.tensors):
+    if request.key is not None and {host.sharded_class}.issuperset(map(type, request.tensors)):
         return trace.state
     aliases = not request.in_mode and (request.facts.is_view or request.facts.writes)
     local = Request(request.owner, request.op, (), {})
@@ -78,11 +78,6 @@ def _start(trace: Trace, request: Request) -> State | None:
     return None if admit.admit(trace, local) is not None else trace.state
 
 
-def _is_here(trace: Trace, tensor: Any) -> bool:
-    slot = tensor._value.slot
-    return slot is not None and slot.trace is trace
-
-
 def _learnt(
     trace: Trace, request: Request, start: State, scalars: list[complex], result: Any
 ) -> State | None:
@@ -92,10 +87,9 @@ def _learnt(
     if end is start or not _is_recorded(start, end):
         return None
     slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
-    key = exact_key(slots, host.tensor_class, request.op, request.args, request.kwargs)
-    generic, numbers = generic_key(
-        slots, host.tensor_class, request.op, request.args, request.kwargs
-    )
+    call = (slots, host.tensor_class, request.op, request.args, request.kwargs)
+    key = exact_key(*call) if request.key is None else request.key
+    generic, numbers = generic_key(*call, key)
     if scalars and scalars != numbers:
         return None  # only this call's numbers, in their order, can be given again
     known = (start.generic or {}).get(generic) if scalars else start.get(key)

@@ -16,12 +16,14 @@ from torch.distributed.tensor import Shard
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.grow import numbered, outcome_of_call, wrapper_arguments
+from lazy_tensor.dispatch.host import value_in
 from lazy_tensor.dispatch.keys import NUMBERS
 from lazy_tensor.dispatch.meta import meta_of, substituted
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tape import Draw, drawn
+from lazy_tensor.dispatch.trace import KIND_MASK, ONE
 from lazy_tensor.dispatch.trace import local as here
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.sharding import errors, torch_private
@@ -44,7 +46,7 @@ from lazy_tensor.sharding.tensor import (
     local_of,
     sharded,
 )
-from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor
+from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor, parts_of
 
 aten = torch.ops.aten
 
@@ -161,7 +163,9 @@ def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout 
     facts = request.facts
     if not isinstance(result, torch.Tensor) or facts.returns_arg is not None or facts.is_out:
         return None
-    described = wrapper_arguments(meta_of(result))
+    state = here.trace.state
+    made = state.kind & KIND_MASK == ONE and value_in(result).slot is state.slot
+    described = state.meta if made else wrapper_arguments(meta_of(result))
     for tensor in request.tensors:
         layout: ShardLayout = tensor._layout  # type: ignore[attr-defined]
         if layout.local == described and layout.spec.placements == placements:
@@ -397,20 +401,20 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
         its for its in (spec if isinstance(spec, (list, tuple)) else [spec]) if its is not None
     ]
     given = [t._spec for t in Request(DTensor, op, args, {}).tensors if isinstance(t, DTensor)]
-    if any(torch_private.is_split_twice(its) for its in (*given, *specs)):
+    if any(parts_of(its).split_twice for its in (*given, *specs)):
         return True
     if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
         return True
     # many kernels refuse what is empty, and a maximum has none
     takes_nothing = torch.Tag.pointwise in op.tags or op in OF_ANY_SIZE or errors.is_foreach(op)
-    if not takes_nothing and any(map(torch_private.has_empty_parts, (*given, *wanted))):
+    if not takes_nothing and any(parts_of(its).may_be_empty for its in (*given, *wanted)):
         return True
     averages = any(
         getattr(placement, "reduce_op", None) == "avg"
         for its in specs
         for placement in its.placements
     )
-    return averages and any(map(torch_private.is_uneven, given))
+    return averages and any(parts_of(its).uneven for its in given)
 
 
 def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -557,7 +561,7 @@ def _handles_convolution(n_images: int, args: tuple[Any, ...]) -> bool:
     if any(map(_is_split, weights)) or len({image.placements for image in images}) > 1:
         return False
     return not any(
-        torch_private.is_uneven(image._spec) or (not p.is_replicate() and p != Shard(0))
+        parts_of(image._spec).uneven or (not p.is_replicate() and p != Shard(0))
         for image in images
         for p in image.placements
     )
@@ -601,7 +605,8 @@ def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """`argmax` and `argmin`: torch's handler counts on equal parts, and gathers wrongly along
     dimensions that are counted from the end."""
     tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
-    if torch_private.is_uneven(tensor._spec) or torch_private.is_split_twice(tensor._spec):
+    parts = parts_of(tensor._spec)
+    if parts.uneven or parts.split_twice:
         return _without_rule(op, args, kwargs)
     if dim is not None and -tensor.ndim <= dim < 0:
         keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)

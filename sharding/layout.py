@@ -21,13 +21,10 @@ from lazy_tensor.sharding.torch_private import (
     DeviceMesh,
     DTensorSpec,
     TensorMeta,
-    has_empty_parts,
-    is_split_twice,
     is_strided_shard,
-    is_uneven,
+    parts_of,
     redistribute_local_tensor,
     spec_of,
-    ways_of,
 )
 
 _numbers = itertools.count()
@@ -42,12 +39,13 @@ class ShardLayout(host.Layout):
     `moves` is what is known of redistributing tensors that lie so, for `tensor`.
     """
 
-    __slots__ = ("_family", "_is_regular", "moves", "spec")
+    __slots__ = ("_family", "_is_regular", "moves", "parts", "spec")
 
     def __init__(self, spec: DTensorSpec, local: torch.Tensor) -> None:
         meta = spec.tensor_meta
         assert meta is not None, "layouts are of tensors"
         self.spec = spec
+        self.parts = parts_of(spec)
         self._family: int | None = None
         self._is_regular: bool | None = None
         self.moves: dict[tuple[Any, ...], Any] = {}
@@ -60,8 +58,14 @@ class ShardLayout(host.Layout):
         """The same number for layouts that differ in sizes alone, which divide alike among ranks:
         what a decision depends on."""
         if self._family is None:
-            self._family = _families.setdefault(_described(self.spec), next(_numbers))
+            self._family = _families.setdefault(self._divided(), next(_numbers))
         return self._family
+
+    def _divided(self) -> tuple[Any, ...]:
+        spec, size, is_dense = self.spec, self.meta[0], self.meta[1] is None
+        ways = [spec.mesh.size(dim) for dim in range(spec.mesh.ndim)]
+        sizes = [(n == 1, *[(n % way == 0, n >= way) for way in ways]) for n in size]
+        return (spec.mesh, spec.placements, self.meta[4], is_dense, tuple(sizes), self.parts)
 
     @property
     def is_regular(self) -> bool:
@@ -69,27 +73,13 @@ class ShardLayout(host.Layout):
         what an op makes of a part then tells what it makes of the whole."""
         if self._is_regular is None:
             dense = self.meta[1] is None and self.local[1] is None
-            self._is_regular = dense and _has_like_parts(self.spec)
+            alike = not (self.parts.uneven or self.parts.single)
+            strided = any(map(is_strided_shard, self.spec.placements))
+            self._is_regular = dense and alike and not strided
         return self._is_regular
 
     def __repr__(self) -> str:
         return f"ShardLayout({self.spec})"
-
-
-def _described(spec: DTensorSpec) -> tuple[Any, ...]:
-    meta = spec.tensor_meta
-    assert meta is not None, "layouts are of tensors"
-    ways = [spec.mesh.size(dim) for dim in range(spec.mesh.ndim)]
-    sizes = [(n == 1, *[(n % way == 0, n >= way) for way in ways]) for n in meta.shape]
-    is_dense = tuple(meta.stride) == dense_stride(meta.shape)
-    parts = (is_uneven(spec), has_empty_parts(spec), is_split_twice(spec))
-    return (spec.mesh, spec.placements, meta.dtype, is_dense, tuple(sizes), parts)
-
-
-def _has_like_parts(spec: DTensorSpec) -> bool:
-    if is_uneven(spec) or any(map(is_strided_shard, spec.placements)):
-        return False
-    return not any(spec.shape[dim] == ways for dim, ways in ways_of(spec).items())
 
 
 def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
@@ -103,12 +93,10 @@ def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
         local.dtype,
         local.device,
     )
-    layout = _known.get(key)
-    if layout is None:
-        with _lock:
-            layout = _known.get(key)
-            if layout is None:
-                layout = _known[key] = ShardLayout(spec, local)
+    with _lock:
+        layout = _known.get(key)
+        if layout is None:
+            layout = _known[key] = ShardLayout(spec, local)
     return layout
 
 

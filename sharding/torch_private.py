@@ -6,10 +6,11 @@ torch's own; what is asked of them stands here, once.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -167,50 +168,43 @@ def spec_of(mesh: DeviceMesh, placements: tuple[Any, ...], meta: TensorMeta) -> 
     return made
 
 
-def splits(spec: DTensorSpec) -> list[tuple[int, int]]:
-    """For each dimension of the mesh that splits the tensor: which one of its, in how many."""
-    return [
-        (placement.dim, spec.mesh.size(dim))  # type: ignore[attr-defined]
-        for dim, placement in enumerate(spec.placements)
-        if placement.is_shard() or is_strided_shard(placement)
-    ]
+class Parts(NamedTuple):
+    """How the parts compare that the ranks have of a tensor.
+
+    `uneven`: they differ in size. `may_be_empty`: a rank may have nothing of a tensor that has
+    something. `split_twice`: several dimensions of the mesh split one of the tensor, and not into
+    equal parts. `single`: a part is one row of what is split.
+    """
+
+    uneven: bool = False
+    may_be_empty: bool = False
+    split_twice: bool = False
+    single: bool = False
 
 
-def ways_of(spec: DTensorSpec) -> dict[int, int]:
-    """Into how many parts each dimension that is split is split."""
-    ways: dict[int, int] = {}
-    for dim, n in splits(spec):
-        ways[dim] = ways.get(dim, 1) * n
-    return ways
-
-
-def is_uneven(spec: DTensorSpec) -> bool:
-    """Whether ranks have parts of different sizes."""
+def parts_of(spec: DTensorSpec) -> Parts:
+    """How the ranks' parts of a tensor compare."""
+    uneven = may_be_empty = False
     sizes = list(spec.shape)
-    for dim, n in splits(spec):
-        if sizes[dim] % n:
-            return True
-        sizes[dim] //= n
-    return False
+    ways: dict[int, list[int]] = {}
+    for mesh_dim, placement in enumerate(spec.placements):
+        if not (placement.is_shard() or is_strided_shard(placement)):
+            continue
+        dim, n = placement.dim, spec.mesh.size(mesh_dim)  # type: ignore[attr-defined]
+        size = sizes[dim]
+        part = sizes[dim] = -(-size // n)
+        uneven = uneven or part * n != size
+        may_be_empty = may_be_empty or 0 < size <= part * (n - 1)
+        ways.setdefault(dim, []).append(n)
+    if not ways:
+        return WHOLE
+    counts = {dim: math.prod(its) for dim, its in ways.items()}
+    split_twice = any(len(ways[dim]) > 1 and spec.shape[dim] % n for dim, n in counts.items())
+    single = any(spec.shape[dim] == n for dim, n in counts.items())
+    return Parts(uneven, may_be_empty, split_twice, single)
 
 
-def has_empty_parts(spec: DTensorSpec) -> bool:
-    """Whether some rank may have nothing of the tensor, which has something."""
-    sizes = list(spec.shape)
-    for dim, n in splits(spec):
-        part = -(-sizes[dim] // n)
-        if sizes[dim] and part * (n - 1) >= sizes[dim]:
-            return True
-        sizes[dim] = part
-    return False
-
-
-def is_split_twice(spec: DTensorSpec) -> bool:
-    """Whether several dimensions of the mesh split one of the tensor, and not into equal parts."""
-    split = [dim for dim, _ in splits(spec)]
-    return any(
-        split.count(dim) > 1 and spec.shape[dim] % ways for dim, ways in ways_of(spec).items()
-    )
+WHOLE = Parts()
 
 
 def flat_specs(info: OpInfo, sharding: OutputSharding) -> list[tuple[DTensorSpec, DTensorSpec]]:
