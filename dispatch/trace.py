@@ -62,7 +62,7 @@ class Value:
     watch: Any = None  # see `dispatch.watch`
 
 
-@dataclass(slots=True, eq=False)  # to be frozen would cost 2 us a node
+@dataclass(slots=True)  # to be frozen would cost 2 us a node
 class Node:
     """One recorded call, never changed.
 

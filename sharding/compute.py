@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Shard
 
-from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch import host, settings
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.grow import numbered, outcome_of_call, wrapper_arguments
-from lazy_tensor.dispatch.host import value_in
 from lazy_tensor.dispatch.keys import NUMBERS
 from lazy_tensor.dispatch.meta import meta_of, substituted
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tape import Draw, drawn
-from lazy_tensor.dispatch.trace import KIND_MASK, ONE
+from lazy_tensor.dispatch.trace import KIND_MASK, ONE, Node
 from lazy_tensor.dispatch.trace import local as here
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.sharding import errors, torch_private
@@ -163,14 +162,21 @@ def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout 
     facts = request.facts
     if not isinstance(result, torch.Tensor) or facts.returns_arg is not None or facts.is_out:
         return None
-    state = here.trace.state
-    made = state.kind & KIND_MASK == ONE and value_in(result).slot is state.slot
-    described = state.meta if made else wrapper_arguments(meta_of(result))
+    described = _described(result)
     for tensor in request.tensors:
         layout: ShardLayout = tensor._layout  # type: ignore[attr-defined]
         if layout.local == described and layout.spec.placements == placements:
             return layout
     return None
+
+
+def _described(result: torch.Tensor) -> tuple[Any, ...]:
+    """`make_wrapper`'s arguments for a local result: the call's state has them, if it made one."""
+    state = here.trace.state
+    is_made = type(result) is host.tensor_class and type(state.step) is Node
+    if is_made and state.kind & KIND_MASK == ONE and state.slot is host.value_in(result).slot:
+        return state.meta  # type: ignore[no-any-return]
+    return wrapper_arguments(meta_of(result))
 
 
 def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:
