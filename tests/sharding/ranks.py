@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
     _install_threaded_pg,
     _uninstall_threaded_pg,
 )
+from torch.utils import _python_dispatch
 
 import lazy_tensor
 
@@ -42,6 +43,14 @@ def _forget_other_ranks() -> None:
     clear = getattr(_redistribute, "clear_redistribute_planner_cache", None)
     if clear is not None:
         clear()
+
+
+def _forget_modes() -> None:
+    """torch's flags that a dispatch mode is on are the process's: threads that enter and leave some
+    at a time leave them set, and Dynamo then takes what it would skip."""
+    for name in vars(_python_dispatch):
+        if name.startswith("_is_in_"):
+            setattr(_python_dispatch, name, False)
 
 
 def run_on_ranks(world_size: int, body: Callable[[], Any]) -> list[Any]:
@@ -75,6 +84,7 @@ def run_on_ranks(world_size: int, body: Callable[[], Any]) -> list[Any]:
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         _uninstall_threaded_pg()
         ProcessLocalGroup.reset()
+        _forget_modes()
     if errors:
         raise errors[0][1]
     return results
