@@ -2,7 +2,7 @@
 
 A fake process group of 4 on the CPU: collectives do nothing, what is left is what Python and the
 dispatcher take. Sides: the model on one rank, lazy and eager, and its parameters sharded over 4, by
-`fully_shard` of ours and of torch. Writes `results/fully_shard.md`.
+`fully_shard` of ours, recorded and replayed, and of torch. Writes `results/fully_shard.md`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ from lazy_tensor.cli.gpt import GPT, N_BYTES, GPTConfig
 
 N_ROWS = 4
 N_MODULES = 200
-SIDES = ("lazy", "sharded", "eager", "torch's")
+SIDES = ("lazy", "sharded", "replayed", "eager", "torch's")
+RATIOS = (
+    ("sharded", "lazy"),
+    ("torch's", "eager"),
+    ("sharded", "torch's"),
+    ("replayed", "torch's"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
     yield found
     if len(found) == N_ROWS:
         title = "Host cost of `fully_shard` on 4 ranks, milliseconds"
-        columns = ["", *SIDES, "sharded / lazy", "torch's / eager", "sharded / torch's"]
+        columns = ["", *SIDES, *(f"{one} / {other}" for one, other in RATIOS)]
         (results_dir / "fully_shard.md").write_text(page(title, columns, found))
 
 
@@ -57,16 +63,17 @@ def many_modules() -> tuple[Module, Callable[[Any], Any], Callable[[Any], list[A
 
 
 def steps(build: Any, mesh: Any, *, runs: bool) -> dict[str, Callable[[], object]]:
-    """A training step for each side, that what was recorded `runs` in or is forgotten after."""
+    """A training step for each side, that what was recorded `runs` in or is forgotten after; a
+    replayed one always runs."""
     model, loss_of, parts = build()
 
     def step(side: str) -> Callable[[], object]:
         made: Any = copy.deepcopy(model)
-        if side in ("sharded", "torch's"):
-            shard = sharding.fully_shard if side == "sharded" else torchs_fully_shard
+        if side in ("sharded", "replayed", "torch's"):
+            shard = torchs_fully_shard if side == "torch's" else sharding.fully_shard
             for part in parts(made):
                 shard(part, mesh=mesh)
-        optimizer = torch.optim.AdamW(made.parameters(), foreach=True)
+        optimizer = torch.optim.AdamW(made.parameters(), fused=True)
         n_run = 2  # at least, for the optimizer's state
 
         def eagerly() -> None:
@@ -84,9 +91,11 @@ def steps(build: Any, mesh: Any, *, runs: bool) -> dict[str, Callable[[], object
                 else:
                     forget_recording()
 
+        if side == "replayed":
+            return lazy_tensor.replay(eagerly)
         return lazily if side in ("lazy", "sharded") else eagerly
 
-    return {side: step(side) for side in SIDES}
+    return {side: step(side) for side in SIDES if runs or side != "replayed"}
 
 
 @pytest.mark.parametrize("name", ["a tiny GPT", f"{N_MODULES} linear layers"])
@@ -105,10 +114,10 @@ def bench_step(
     timings: Timings = benchmark.pedantic(
         interleaved, args=(functions, rounds, warmup), rounds=1, iterations=1
     )
+    n_ms = {side: f"{timings.spread(side).median_s * 1e3:.2f}" for side in functions}
+    ratios = {pair: f"{timings.ratio(*pair):.2f}×" for pair in RATIOS if pair[0] in functions}
     rows.append([
         f"{name}, {what}",
-        *(f"{timings.spread(side).median_s * 1e3:.2f}" for side in SIDES),
-        f"{timings.ratio('sharded', 'lazy'):.2f}×",
-        f"{timings.ratio(SIDES[3], 'eager'):.2f}×",
-        f"{timings.ratio('sharded', SIDES[3]):.2f}×",
+        *(n_ms.get(side, "–") for side in SIDES),
+        *(ratios.get(pair, "–") for pair in RATIOS),
     ])  # fmt: skip

@@ -257,6 +257,7 @@ _OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
 _NATIVE: dict[Any, int] = {
     _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _facets: 4, _function: 5,
 }  # fmt: skip
+_ORDERED = 6
 """The kinds of holders that the C++ in `dispatch/native/watch.h` reads."""
 
 
@@ -273,9 +274,9 @@ class Watch:
                 type(holding.holder) is list
                 if holding.read is _elements
                 else holding.read in (_cell, _facets, _function)
-                or type(holding.holder) in (dict, collections.defaultdict)
+                or type(holding.holder) in (dict, collections.defaultdict, collections.OrderedDict)
                 or (isinstance(holding.holder, dict) and not holding.keys)
-            )  # an ordered dict has another order besides the one that C++ sees
+            )
             (self._holdings if is_native else others).append(holding)
         self._for_native = [_for_native(holding) for holding in self._holdings]
         self._holdings += others
@@ -302,7 +303,8 @@ class Watch:
 
 
 def _for_native(holding: Holding) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
-    kind = _NATIVE[holding.read]
+    is_ordered = holding.read is _items and type(holding.holder) is collections.OrderedDict
+    kind = _ORDERED if is_ordered else _NATIVE[holding.read]
     return (kind, holding.holder, holding.keys, holding.values, holding.size)
 
 

@@ -413,7 +413,7 @@ def _renew(
     metadata or layouts. What they had before may belong to an alias too, and stays as it is."""
     others: Sequence[int] = range(len(tensors))
     if hits.native is not None:
-        others = hits.native.renew(tensors, data)
+        others = hits.native.renew(tensors, data, layouts)
     left: list[int] = []
     for i in others:
         tensor, value, layout = tensors[i], data[i], layouts[i]

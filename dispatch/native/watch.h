@@ -7,7 +7,7 @@
 
 namespace hits {
 
-enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION };  // as in reach.py
+enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION, ORDERED };  // as in reach.py
 
 // What must lie at a place: an object, nothing (`missing`), or any tensor (`open`).
 struct Expected {
@@ -62,6 +62,18 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
         if (!expected.is(i, PyList_GET_ITEM(holder, i))) return false;
       }
       return true;
+    case ORDERED: {  // an `OrderedDict`, whose order is its own
+      if (PyDict_GET_SIZE(holder) != n) return false;
+      const Ref iterator(sure(PyObject_GetIter(holder)));
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        const Ref key(PyIter_Next(iterator.get()));
+        PyObject* value = nullptr;
+        if (key.get() != nullptr) value = PyDict_GetItemWithError(holder, key.get());
+        if (PyErr_Occurred()) throw python_error();
+        if (key.get() != PyTuple_GET_ITEM(keys, i) || !expected.is(i, value)) return false;
+      }
+      return true;
+    }
     case CELL:
       return expected.is(0, PyCell_GET(holder));
     case FACETS:
@@ -144,6 +156,12 @@ PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   END_HANDLE_TH_ERRORS
 }
 
+// The layout of a sharded tensor; none if it is another.
+Ref layout_in(PyObject* object) {
+  if (sharded_class == nullptr || Py_TYPE(object) != sharded_class) return Ref();
+  return Ref(sure(PyObject_GetAttr(object, name_layout)));
+}
+
 // argument_words(tensors, with_types): what `take.described` tells, as bytes; None if there is a
 // stranger.
 PyObject* py_argument_words(PyObject*, PyObject* args) {
@@ -156,31 +174,39 @@ PyObject* py_argument_words(PyObject*, PyObject* args) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* object = PyList_GET_ITEM(tensors, i);
     PyTypeObject* type = Py_TYPE(object);
-    if (type != tensor_class && !THPVariable_CheckTypeExact(type)) Py_RETURN_NONE;
+    if (!is_lazy_class(type) && !THPVariable_CheckTypeExact(type)) Py_RETURN_NONE;
     const at::Tensor& tensor = THPVariable_Unpack(object);
     if (tensor.layout() != c10::kStrided || tensor.is_nested()) Py_RETURN_NONE;
     if (with_types != 0) words.push_back(reinterpret_cast<uint64_t>(type));
     words.push_back(!tensor.is_leaf() << 3 | tensor.requires_grad() << 2 | tensor.is_conj() << 1 |
                     tensor.is_neg());
+    const Ref layout = layout_in(object);
+    words.push_back(layout.get() == nullptr
+                        ? 0
+                        : 1 + PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
     append_leaf(words, tensor, first.emplace(object, i).first->second);
   }
   return as_bytes(words);
   END_HANDLE_TH_ERRORS
 }
 
-// renew(tensors, data): give each lazy tensor of its new data's metadata a value of its own, with
-// these data or, for None, with none yet; a list of the numbers of all others. The value it had may
-// be an alias's too, which keeps it.
+// renew(tensors, data, layouts): give each lazy tensor of its new data's metadata, or of its layout,
+// a value of its own, with these data or, for None, with none yet; a list of the numbers of all
+// others. The value it had may be an alias's too, which keeps it.
 PyObject* py_renew(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *tensors, *data;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &data)) return nullptr;
+  PyObject *tensors, *data, *layouts;
+  if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &tensors, &PyList_Type, &data, &PyList_Type,
+                        &layouts)) {
+    return nullptr;
+  }
   Ref others(sure(PyList_New(0)));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* object = PyList_GET_ITEM(tensors, i);
     PyObject* with = PyList_GET_ITEM(data, i);
-    bool fits = Py_TYPE(object) == tensor_class;
-    if (fits && with != Py_None) {
+    const Ref layout = layout_in(object);
+    bool fits = Py_TYPE(object) == tensor_class || layout.get() == PyList_GET_ITEM(layouts, i);
+    if (fits && layout.get() == nullptr && with != Py_None) {
       const at::Tensor &old = THPVariable_Unpack(object), &now = THPVariable_Unpack(with);
       fits = old.sizes() == now.sizes() && old.strides() == now.strides() &&
              old.scalar_type() == now.scalar_type() && old.device() == now.device() &&

@@ -230,3 +230,17 @@ def test_one_rank_may_replay_while_another_records() -> None:
     first, second = run_on_ranks(2, body)
     assert first == second
     assert first[-1] == 2 * first[0]
+
+
+def test_an_argument_that_lies_otherwise() -> None:
+    def body() -> None:
+        mesh = sharding.init_device_mesh("cpu", (2,))
+        run = lazy_tensor.replay(lambda x: (x * 2).sum(0))
+        for placement in (Shard(0), Shard(1), Replicate(), Shard(0), Shard(1)):
+            for i in range(4):
+                plain = torch.arange(8.0).view(2, 4) + i
+                x = distribute_tensor(plain, mesh, [Replicate()]).redistribute(mesh, [placement])
+                torch.testing.assert_close(whole(run(x)), (plain * 2).sum(0))
+        assert run.n_replayed >= 8
+
+    run_on_ranks(2, body)

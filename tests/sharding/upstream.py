@@ -2,7 +2,7 @@
 
 TESTS is the folder `test/distributed` of a PyTorch source tree; FILEs are paths below it. Each is
 run twice, as it stands and with our names in place of torch's; what passes against torch's DTensor
-counts, and of that what passes against ours.
+counts, and of that what passes against ours. Prints a page, `benches/results/upstream.md`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
+
+import torch
 
 HERE = Path(__file__).parent
 FSDP = "_composable/fsdp"
@@ -92,6 +94,11 @@ def main() -> None:
     tests = Path(sys.argv[1]).resolve()
     cpu_tests = on_cpu(tests)
     total = good = 0
+    print("# PyTorch's own tests of DTensor and `fully_shard`, run against ours\n")
+    print(f"- torch {torch.__version__}, on the CPU; tests of {tests.parents[1].name}")
+    print("- command: `python tests/sharding/upstream.py TESTS`")
+    print("- of the tests that pass against torch's own, those that pass against ours\n")
+    print("| file | passed | of | the others |\n| --- | --- | --- | --- |", flush=True)
     for name in sys.argv[2:] or FILES:
         where = cpu_tests if name.startswith(FSDP) else tests
         known = Path(os.environ.get("UPSTREAM_LOGS", "/nonexistent")) / "torch.json"
@@ -104,10 +111,10 @@ def main() -> None:
         failed = [test for test in counted if ours.get(test) != "passed"]
         total += len(counted)
         good += len(counted) - len(failed)
-        print(f"{name}: {len(counted) - len(failed)} of {len(counted)}", flush=True)
-        for test in failed:
-            print(f"    {ours.get(test, 'not run')}: {test}", flush=True)
-    print(f"all: {good} of {total}")
+        names = [f"`{test.rpartition('.')[2]}` ({ours.get(test, 'not run')})" for test in failed]
+        passed = len(counted) - len(failed)
+        print(f"| `{name}` | {passed} | {len(counted)} | {', '.join(names)} |", flush=True)
+    print(f"| all | {good} | {total} | |")
 
 
 if __name__ == "__main__":
