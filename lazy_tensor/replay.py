@@ -52,6 +52,7 @@ NEVER_THE_SAME = (
 
 
 _PLAIN = frozenset({*ATOMS, list, tuple, dict})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
 
 
 class Arguments:
@@ -114,7 +115,12 @@ class Arguments:
             return
         self._inside.add(id(value))
         for name, item in items:
-            self._read(f"{label}[{name!r}]", item, parts)
+            kind = type(item)
+            if kind in _TENSORS and (kind is LazyTensor or not item.__dict__):
+                parts.append(kind)
+                self.tensors.append(item)
+            else:
+                self._read(f"{label}[{name!r}]", item, parts)
         if type(value) not in _PLAIN:
             self._read_attributes(label, value, parts)
         self._inside.discard(id(value))
