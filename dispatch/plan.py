@@ -22,6 +22,7 @@ from lazy_tensor.dispatch.in_flight import gives_less
 from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
+from lazy_tensor.kernels.bindings import callable_of
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, n_bytes
 
@@ -151,7 +152,7 @@ class Planner:
                 self.in_flight.setdefault(self.graph.root[slot], []).extend(
                     self.waits[out] for out in node.outs if out in self.waits
                 )
-        name = self._named("op", node.facts.op._op)
+        name = self._named("op", callable_of(node.facts.op, by_name=bool(node.kwargs)))
         args = [self._expression(a) for a in node.args]
         args += [f"{key}={self._expression(a)}" for key, a in node.kwargs]
         code = f"{_target(node)}{name}({', '.join(args)})"
