@@ -6,6 +6,7 @@ gathered ones (`full_tensor`). It is a subclass of torch's DTensor too, so that 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,6 +40,12 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
     def __new__(
         cls, local_tensor: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool = False
     ) -> DTensor:
+        if local_tensor.requires_grad and not requires_grad:
+            warnings.warn(
+                "To construct a DTensor from a tensor that requires a gradient, make requires_grad "
+                "say so too, or pass local_tensor.detach().",
+                stacklevel=2,
+            )
         made = sharded(local_tensor, spec)
         made.requires_grad_(requires_grad)
         return made

@@ -241,6 +241,17 @@ def test_writes_where_a_mask_says_so(placement):
     torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
 
 
+@on_ranks(1)
+def test_the_class_makes_a_tensor_of_a_spec():
+    local = torch.rand(3, 2, requires_grad=True)
+    spec = distribute_tensor(local.detach(), a_mesh(), [Shard(0)])._spec
+    made = DTensor(local, spec, requires_grad=True)
+    assert made.requires_grad
+    assert made.placements == (Shard(0),)
+    with pytest.warns(UserWarning, match="To construct a DTensor"):
+        DTensor(local, spec)
+
+
 @on_ranks(2)
 def test_errors_name_the_parameter():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
