@@ -479,7 +479,7 @@ def _replicated(result: Any, mesh: Any) -> Any:
 
 
 def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:
-    """What a rank outside the mesh gets: tensors with nothing of them here."""
+    """What a rank outside the mesh gets: tensors with nothing of them here, zeros for numbers."""
     facts = facts_of(op)
     if facts.returns_arg is not None:
         return args[facts.returns_arg]
@@ -488,8 +488,8 @@ def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:
     if isinstance(spec, DTensorSpec):
         meta = spec.tensor_meta
         assert meta is not None, "it is a tensor's"
-        device = spec.mesh.device_type
-        return sharded(torch.empty((0,), dtype=meta.dtype, device=device), spec)
+        size = (0,) if meta.shape else ()
+        return sharded(torch.zeros(size, dtype=meta.dtype, device=spec.mesh.device_type), spec)
     if isinstance(spec, (list, tuple)):
         return type(spec)([None if s is None else _absent(op, args, s) for s in spec])
     return None

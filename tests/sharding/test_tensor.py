@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor as TorchDTensor
 
 import lazy_tensor
@@ -250,6 +251,16 @@ def test_the_class_makes_a_tensor_of_a_spec():
     assert made.placements == (Shard(0),)
     with pytest.warns(UserWarning, match="To construct a DTensor"):
         DTensor(local, spec)
+
+
+@on_ranks(2)
+def test_what_a_rank_outside_the_mesh_has():
+    x = DTensor.from_local(torch.ones(2, 3), DeviceMesh("cpu", [0]), [Shard(0)])
+    is_member = dist.get_rank() == 0
+    torch.testing.assert_close(
+        lazy_tensor.materialize(x.sum().to_local()), torch.tensor(6.0 if is_member else 0.0)
+    )
+    assert (x + 1).to_local().shape == ((2, 3) if is_member else (0,))
 
 
 @on_ranks(2)
