@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bench_fully_shard
 import pytest
 import torch
-from bench_fully_shard import steps, tiny_gpt
 from bench_optimizer import optimizer
 from residual import loss_of, step_with
 from torch.profiler import profile
@@ -106,7 +106,9 @@ def of_parallel_mlp(mesh: Any) -> Counts:
 
 
 def of_fully_shard(mesh: Any) -> Counts:
-    return _collectives(steps(tiny_gpt, mesh, runs=True)["sharded"])
+    return _collectives(
+        bench_fully_shard.step_of("sharded", bench_fully_shard.tiny_gpt, mesh, runs=True)
+    )
 
 
 def _collectives(step: Callable[[], object]) -> Counts:

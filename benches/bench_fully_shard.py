@@ -7,7 +7,6 @@ dispatcher take. Sides: the model on one rank, lazy and eager, and its parameter
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,40 +61,36 @@ def many_modules() -> tuple[Module, Callable[[Any], Any], Callable[[Any], list[A
     return model, lambda made: made(x).sum(), lambda made: [*made, made]
 
 
-def steps(build: Any, mesh: Any, *, runs: bool) -> dict[str, Callable[[], object]]:
-    """A training step for each side, that what was recorded `runs` in or is forgotten after; a
-    replayed one always runs."""
+def step_of(side: str, build: Any, mesh: Any, *, runs: bool) -> Callable[[], object]:
+    """A side's training step, that what was recorded `runs` in or is forgotten after; a replayed
+    one always runs."""
+    torch.manual_seed(0)
     model, loss_of, parts = build()
+    if side in ("sharded", "replayed", "torch's"):
+        shard: Any = torchs_fully_shard if side == "torch's" else sharding.fully_shard
+        for part in parts(model):
+            shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    n_run = 2  # at least, for the optimizer's state
 
-    def step(side: str) -> Callable[[], object]:
-        made: Any = copy.deepcopy(model)
-        if side in ("sharded", "replayed", "torch's"):
-            shard = torchs_fully_shard if side == "torch's" else sharding.fully_shard
-            for part in parts(made):
-                shard(part, mesh=mesh)
-        optimizer = torch.optim.AdamW(made.parameters(), fused=True)
-        n_run = 2  # at least, for the optimizer's state
+    def eagerly() -> None:
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-        def eagerly() -> None:
-            loss_of(made).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    def lazily() -> None:
+        nonlocal n_run
+        n_run -= 1
+        with lazy_tensor.lazy_mode():
+            eagerly()
+            if runs or n_run >= 0:
+                lazy_tensor.flush()
+            else:
+                forget_recording()
 
-        def lazily() -> None:
-            nonlocal n_run
-            n_run -= 1
-            with lazy_tensor.lazy_mode():
-                eagerly()
-                if runs or n_run >= 0:
-                    lazy_tensor.flush()
-                else:
-                    forget_recording()
-
-        if side == "replayed":
-            return lazy_tensor.replay(eagerly)
-        return lazily if side in ("lazy", "sharded") else eagerly
-
-    return {side: step(side) for side in SIDES if runs or side != "replayed"}
+    if side == "replayed":
+        return lazy_tensor.replay(eagerly)
+    return lazily if side in ("lazy", "sharded") else eagerly
 
 
 @pytest.mark.parametrize("name", ["a tiny GPT", f"{N_MODULES} linear layers"])
@@ -109,7 +104,9 @@ def bench_step(
     what: str,
 ) -> None:
     build = tiny_gpt if "GPT" in name else many_modules
-    functions = steps(build, mesh, runs=what == "a whole step")
+    runs = what == "a whole step"
+    sides = [side for side in SIDES if runs or side != "replayed"]
+    functions = {side: step_of(side, build, mesh, runs=runs) for side in sides}
     rounds, warmup = (2, 2) if quick else (40, 12)
     timings: Timings = benchmark.pedantic(
         interleaved, args=(functions, rounds, warmup), rounds=1, iterations=1

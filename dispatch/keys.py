@@ -64,12 +64,7 @@ def exact_key(
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
     """The key of a call; `record` spells the same out for speed."""
-    key: list[Any] = [op._op]
-    for argument in args:
-        if type(argument) is tensor_class:
-            key.append(argument._value.slot or ABSENT)
-        else:
-            key.append(key_part(plain_slots, tensor_class, argument))
+    key = [op._op, *(key_part(plain_slots, tensor_class, argument) for argument in args)]
     for name, argument in kwargs.items():
         key += (name, key_part(plain_slots, tensor_class, argument))
     return tuple(key)

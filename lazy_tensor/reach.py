@@ -257,7 +257,7 @@ _OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
 _NATIVE: dict[Any, int] = {
     _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _facets: 4, _function: 5,
 }  # fmt: skip
-_ORDERED = 6
+_ORDERED = 6  # `_items` of an ordered dict
 """The kinds of holders that the C++ in `dispatch/native/watch.h` reads."""
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Placement, Replicate
 
 from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.grow import wrapper_arguments
-from lazy_tensor.dispatch.meta import dense_stride
+from lazy_tensor.dispatch.meta import Meta, dense_stride, meta_of
 from lazy_tensor.sharding.torch_private import (
     DeviceMesh,
     DTensorSpec,
@@ -41,7 +41,7 @@ class ShardLayout(host.Layout):
 
     __slots__ = ("_family", "_is_regular", "moves", "parts", "spec")
 
-    def __init__(self, spec: DTensorSpec, local: torch.Tensor) -> None:
+    def __init__(self, spec: DTensorSpec, local: Meta) -> None:
         meta = spec.tensor_meta
         assert meta is not None, "layouts are of tensors"
         self.spec = spec
@@ -49,9 +49,9 @@ class ShardLayout(host.Layout):
         self._family: int | None = None
         self._is_regular: bool | None = None
         self.moves: dict[tuple[Any, ...], Any] = {}
-        described = (meta.shape, meta.stride, 0, meta.dtype, local.device)
-        here = (local.shape, local.stride(), local.storage_offset(), local.dtype, local.device)
-        super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(here))
+        *_, device = local
+        described = (meta.shape, meta.stride, 0, meta.dtype, device)
+        super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(local))
 
     @property
     def family(self) -> int:
@@ -84,19 +84,12 @@ class ShardLayout(host.Layout):
 
 def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
     """The layout of a tensor with this spec and, on this rank, this local tensor."""
-    key = (
-        spec,
-        spec.use_strided_shard_as_shard_order,
-        local.shape,
-        local.stride(),
-        local.storage_offset(),
-        local.dtype,
-        local.device,
-    )
+    described = meta_of(local)
+    key = (spec, spec.use_strided_shard_as_shard_order, described)
     with _lock:
         layout = _known.get(key)
         if layout is None:
-            layout = _known[key] = ShardLayout(spec, local)
+            layout = _known[key] = ShardLayout(spec, described)
     return layout
 
 

@@ -147,11 +147,15 @@ Ref value_of(const at::Tensor& tensor, Ref& object) {
   return Ref(sure(PyObject_GetAttr(object.get(), name_value)));
 }
 
-// The layout of a lazy tensor if it is sharded. `object` is what `value_of` has left there.
+// The layout of a sharded tensor; none if it is another.
+Ref layout_in(PyObject* object) {
+  if (sharded_class == nullptr || Py_TYPE(object) != sharded_class) return Ref();
+  return Ref(sure(PyObject_GetAttr(object, name_layout)));
+}
+
+// The same of a lazy tensor. `object` is what `value_of` has left there.
 Ref layout_of(const at::Tensor& tensor, const Ref& object) {
-  if (object.get() == nullptr) return Ref::to(made_here(tensor)->layout);
-  if (sharded_class == nullptr || Py_TYPE(object.get()) != sharded_class) return Ref();
-  return Ref(sure(PyObject_GetAttr(object.get(), name_layout)));
+  return object.get() == nullptr ? Ref::to(made_here(tensor)->layout) : layout_in(object.get());
 }
 
 // `LazyTensor._value`, `DTensor._layout`

@@ -156,12 +156,6 @@ PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   END_HANDLE_TH_ERRORS
 }
 
-// The layout of a sharded tensor; none if it is another.
-Ref layout_in(PyObject* object) {
-  if (sharded_class == nullptr || Py_TYPE(object) != sharded_class) return Ref();
-  return Ref(sure(PyObject_GetAttr(object, name_layout)));
-}
-
 // argument_words(tensors, with_types): what `take.described` tells, as bytes; None if there is a
 // stranger.
 PyObject* py_argument_words(PyObject*, PyObject* args) {
