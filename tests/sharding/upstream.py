@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,9 @@ import torch
 
 HERE = Path(__file__).parent
 FSDP = "_composable/fsdp"
+SECONDS = 3000
+"""The most that one file may take on one side; a file that takes longer counts as not run."""
+
 FILES = [
     "_tensor/test_api.py", "_tensor/test_common_rules.py", "_tensor/test_convolution_ops.py",
     "_tensor/test_dtensor.py", "_tensor/test_embedding_ops.py", "_tensor/test_experimental_ops.py",
@@ -80,7 +84,12 @@ def outcomes(tests: Path, name: str, *, ours: bool) -> dict[str, str]:
         ]  # fmt: skip
         log = Path(os.environ.get("UPSTREAM_LOGS", folder)) / f"{name.replace('/', '_')}.{ours}.log"
         with log.open("w") as out:
-            subprocess.run(command, env=env, stdout=out, stderr=out, check=False, timeout=3000)
+            run = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
+            try:
+                run.wait(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGKILL)  # its ranks too
+                run.wait()
         if not report.exists():
             return {}
         found = {}
