@@ -445,9 +445,17 @@ class _State(torch_fsdp.FSDPState):
     _pre_forward = torch_fsdp.undecorated(torch_fsdp.FSDPState._pre_forward)
     _post_forward = torch_fsdp.undecorated(torch_fsdp.FSDPState._post_forward)
     _pre_backward = torch_fsdp.undecorated(torch_fsdp.FSDPState._pre_backward)
-    _root_post_backward_final_callback = torch_fsdp.undecorated(
+    _finish_backward = torch_fsdp.undecorated(
         torch_fsdp.FSDPState._root_post_backward_final_callback
     )
+
+    def _root_post_backward_final_callback(self) -> None:
+        self._finish_backward()
+        # A group with frozen parameters waits for its inputs' gradients: there may be none.
+        for state in self._state_ctx.all_states:
+            for group in state._fsdp_param_groups:
+                if group.reshard_after_backward:
+                    group.reshard()
 
 
 def _adopt(group: Any) -> None:

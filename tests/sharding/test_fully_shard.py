@@ -194,6 +194,29 @@ def test_frozen_parameters_stay_and_others_learn() -> None:
     check(lambda: by_blocks(frozen(), line()), frozen)
 
 
+def test_frozen_weights_are_given_back_where_the_input_has_no_gradient() -> None:
+    def body() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("bias" in name)
+        expected = copy.deepcopy(model)
+        for block in model:
+            fully_shard(block, mesh=line())
+        fully_shard(model, mesh=line())
+        x = torch.ones(3, 8)
+        for each in (model, expected):
+            optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                each(x).square().sum().backward()
+                optimizer.step()
+        assert all(isinstance(p, sharding.DTensor) for p in model.parameters())
+        torch.testing.assert_close(whole(model), list(expected.parameters()))
+
+    run_on_ranks(N, body)
+
+
 def test_a_parameter_that_is_frozen_later() -> None:
     def body() -> None:
         model = by_blocks(made(), line())
