@@ -6,7 +6,7 @@ local lazy tensors, so that it is recorded like anything else; what follows from
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -413,6 +413,8 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
         return True
     # many kernels refuse what is empty, and a maximum has none
     takes_nothing = torch.Tag.pointwise in op.tags or op in OF_ANY_SIZE or errors.is_foreach(op)
+    if op is aten.view.default:
+        takes_nothing = _keeps_sharded_dims(*args)
     if not takes_nothing and any(parts_of(its).may_be_empty for its in (*given, *wanted)):
         return True
     averages = any(
@@ -421,6 +423,13 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
         for placement in its.placements
     )
     return averages and any(parts_of(its).uneven for its in given)
+
+
+def _keeps_sharded_dims(tensor: Any, size: Sequence[int]) -> bool:
+    """Whether a view of this size only reshapes what lies behind the dimensions that are split; of
+    a part of nothing, -1 could be anything."""
+    last = max((p.dim for p in tensor.placements if p.is_shard()), default=-1)
+    return -1 not in size and tuple(size[: last + 1]) == tensor.shape[: last + 1]
 
 
 def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -589,10 +598,12 @@ def _keeps_strides(args: tuple[Any, ...]) -> bool:
 
 
 OF_ANY_SIZE = frozenset({
-    aten._to_copy.default, aten.clone.default, aten.copy_.default, aten.full_like.default,
-    aten.ones_like.default, aten.zero_.default, aten.zeros_like.default,
+    aten._to_copy.default, aten.alias.default, aten.clone.default, aten.copy_.default,
+    aten.detach.default, aten.full_like.default, aten.ones_like.default, aten.permute.default,
+    aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.zero_.default,
+    aten.zeros_like.default,
 })  # fmt: skip
-"""Ops that do the same to each element though torch doesn't tag them so."""
+"""Ops that take a rank's part though there be nothing in it; torch tags pointwise ones so."""
 WHOLE_ONLY = frozenset({
     aten.linalg_ldl_solve.default, aten.linalg_solve_triangular.default,
     aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,

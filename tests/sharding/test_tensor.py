@@ -296,6 +296,19 @@ def test_lists_of_sharded_and_plain_tensors_come_back_so_each_time():
         assert second.tolist() == [2.0] * 3
 
 
+@on_ranks(6)
+@pytest.mark.parametrize("n_rows", [1, 7])
+def test_reshaping_moves_nothing_where_a_rank_has_no_part(n_rows):
+    whole = torch.arange(8.0 * n_rows).reshape(n_rows, 2, 2, 2)
+    tensor = distribute_tensor(whole, a_mesh(), [Shard(0)])
+    with sharding.CommDebugMode() as counts:
+        for reshaped in (tensor.view(n_rows, 4, 2), tensor.mT, tensor.unsqueeze(1)):
+            assert reshaped.placements == (Shard(0),)
+        assert not counts.get_comm_counts()
+    assert torch.equal(tensor.view(n_rows, 8).full_tensor(), whole.view(n_rows, 8))
+    assert torch.equal(tensor.view(n_rows, -1).full_tensor(), whole.view(n_rows, 8))
+
+
 @on_ranks(4)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("states", ["as parameters", "replicated"])
