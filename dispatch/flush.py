@@ -107,17 +107,20 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     live = tuple(value.slot.index for value in alive if value.slot is not None)
     plan, raised, planned = None, "", start
     try:
-        plan = plan_of(pending, live, at_once=observe.is_timing())
+        plan = plan_of(pending, live, at_once=observe.is_timing(), later=trace.budget.is_spent)
+        ran = plan or _with_remat(graph_of(pending.state.steps(), live))
         planned = perf_counter()
         with observe.flush_shown(cause):
-            _run(pending, alive, plan or _with_remat(graph_of(pending.state.steps(), live)), ranges)
+            _run(pending, alive, ran, ranges)
     except BaseException as error:
         raised = type(error).__name__
         raise
     finally:
         seconds = perf_counter() - start
         watch.after_flush(watched, failed=bool(raised))
-        trace.budget.earn(pending.state.n_ops, seconds)
+        n_interpreted = pending.state.n_ops if plan is None else 0
+        trace.budget.pay_plan(planned - start, n_interpreted)
+        trace.budget.earn(pending.state, start + seconds - planned)
         trace.remember(pending.state)
         _account(
             FlushRecord(
@@ -213,9 +216,12 @@ def _config() -> tuple[str, str, int]:
     return (now.backend, now.compile, now.remat_interval)
 
 
-def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: bool = False) -> Plan | None:
-    """The plan for a state and its live values; None at first sight, when one may not pay, unless
-    it is wanted `at_once`, and where there can't be one."""
+def plan_of(
+    pending: Pending, live: tuple[int, ...], *, at_once: bool = False, later: bool = False
+) -> Plan | None:
+    """The plan for a state and its live values; None at first sight, when one may not pay, or
+    while it had better come `later`, unless it is wanted `at_once`; and where there can't be one.
+    """
     state, config = pending.state, _config()
     key = (live, config)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
@@ -224,7 +230,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: bool = False) -
     if plan is not None:
         STATS.counts["plans_reused"] += 1
         return plan
-    seen_before = state.plans is not None
+    seen_before = state.plans is not None and not later
     if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
         state.plans = {}
     if not (seen_before or at_once) and config[1] != "blocking":

@@ -43,8 +43,9 @@ def cut_if_full(trace: Trace) -> None:
         trace.reset()
     state = trace.state
     if trace.budget.is_spent and not (limits.remat_interval or trace.tape):  # they need it whole
-        flush(trace, "nothing repeats", quiet=True)
+        trace.budget.earn_back(state)
         if trace.budget.is_spent:
+            flush(trace, "nothing repeats", quiet=True)
             trace.budget.go_cold()
             STATS.counts["went_cold"] += 1
     if state.n_ops >= limits.max_segment_ops:
@@ -61,7 +62,6 @@ def grow(
     numbers: list[complex],
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
-    start = perf_counter()  # the thread's own time takes a system call: 10 us beside busy threads
     call = numbered(request)
     outcome = _outcome(trace, request, *call)
     reason = outcome.runs_now
@@ -70,7 +70,7 @@ def grow(
     if reason is None and request.facts.writes and overlaps(trace, request):
         reason = "what is written overlaps"
     if reason is not None:
-        trace.budget.pay(perf_counter() - start)
+        trace.budget.pay(perf_counter() - request.began_s)
         return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
@@ -100,7 +100,7 @@ def grow(
             parent.seen = parent.seen or {}
             parent.seen[generic_key] = state
     trace.note_new(state)
-    trace.budget.pay(perf_counter() - start)
+    trace.budget.pay(perf_counter() - request.began_s)
     return state
 
 

@@ -43,6 +43,7 @@ from lazy_tensor.dispatch.trace import (
 )
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+PLAIN = frozenset({Tensor, Parameter})
 _local = traces.local
 
 
@@ -66,7 +67,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         try:
             if trace.budget.cold:
                 in_mode = not isinstance(owner, type)
-                if trace.budget.cold > 1 and not types and in_mode and not needs_care(func):
+                is_plain = PLAIN.issuperset(types)
+                if trace.budget.cold > 1 and is_plain and in_mode and not needs_care(func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
                     trace.budget.cold -= 1
                     trace.ran = func, trace.state

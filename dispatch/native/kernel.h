@@ -62,12 +62,35 @@ struct Tiny {
   bool any = false, any_lazy = false;
 };
 
+// A cold trace's countdown, while ops run without a look at Python's objects.
+struct Countdown {
+  PyObject** place = nullptr;  // the budget's attribute; as long as it holds...
+  Ref number;                  // ...this, Python has not changed its mind
+  long left = 0;
+  OpInfo* last = nullptr;  // what ran last
+};
+thread_local Countdown countdown;
+
+// Tell Python what the countdown has come to.
+void settle_countdown(PyObject* trace) {
+  if (countdown.last == nullptr) return;
+  if (*countdown.place == countdown.number.get()) {
+    const Ref left(sure(PyLong_FromLong(countdown.left)));
+    cold_of_budget.set(of_trace.budget.in(trace), left.get());
+  }
+  const Ref ran(sure(PyTuple_Pack(2, countdown.last->function.get(), of_trace.state.in(trace))));
+  of_trace.ran.set(trace, ran.get());
+  countdown = Countdown();
+}
+
 class Kernel : public c10::OperatorKernel {
  public:
   explicit Kernel(const c10::OperatorHandle& op) : info_(op.schema()) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (count_down(op, keys, stack)) return;
     const WithGil gil;
+    if (trace_here != nullptr) settle_countdown(trace_here);
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
     if (in_mode && trace_here == nullptr)
@@ -95,8 +118,10 @@ class Kernel : public c10::OperatorKernel {
       const auto& name = info_.schema.operator_name();
       Ref facts(sure(
           PyObject_CallFunction(describe, "ss", name.name.c_str(), name.overload_name.c_str())));
-      info_.is_described = true;
-      if (facts.get() == Py_None) return false;
+      if (facts.get() == Py_None) {
+        info_.is_described = true;
+        return false;
+      }
       const auto item = [&facts](Py_ssize_t i) { return PyTuple_GET_ITEM(facts.get(), i); };
       info_.function = Ref::to(item(0));
       info_.is_alias = item(1) == Py_True;
@@ -108,6 +133,7 @@ class Kernel : public c10::OperatorKernel {
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(7)); ++i) {
         info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(7), i))] = true;
       }
+      info_.is_described = true;
     }
     return info_.function.get() != nullptr;
   }
@@ -295,19 +321,35 @@ class Kernel : public c10::OperatorKernel {
   // Nothing is pending and no argument lazy: run it, at the price of the mode.
   bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
                 long cold) {
-    if (info_.needs_care) return false;
-    const size_t n = info_.schema.arguments().size();
-    const IValue* arguments = stack->data() + (stack->size() - n);
-    for (size_t i = 0; i < n; ++i) {
-      if (!is_ordinary(arguments[i])) return false;
-    }
-    Ref left(sure(PyLong_FromLong(cold - 1)));
-    cold_of_budget.set(of_trace.budget.in(trace), left.get());
-    Ref ran(sure(PyTuple_Pack(2, info_.function.get(), of_trace.state.in(trace))));
-    of_trace.ran.set(trace, ran.get());
+    if (!may_run_cold(stack)) return false;
+    countdown.place = cold_of_budget.place(of_trace.budget.in(trace));
+    countdown.number = Ref::to(*countdown.place);
+    countdown.left = cold - 1;
+    countdown.last = &info_;
     const WithoutGil released;
     run_below(op, keys, stack);
     return true;
+  }
+
+  // The same for those that follow, which need no GIL.
+  bool count_down(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (countdown.left <= 1 || *countdown.place != countdown.number.get()) return false;
+    bool in_mode = false;
+    if (c10::impl::TorchDispatchModeTLS::stack_len() != 1 || !is_ours(in_mode) || !in_mode ||
+        !info_.is_described || info_.function.get() == nullptr || !may_run_cold(stack)) {
+      return false;
+    }
+    --countdown.left;
+    countdown.last = &info_;
+    run_below(op, keys, stack);
+    return true;
+  }
+
+  bool may_run_cold(const Stack* stack) const {
+    const size_t n = info_.schema.arguments().size();
+    const IValue* arguments = stack->data() + (stack->size() - n);
+    return !info_.needs_care &&
+           std::all_of(arguments, arguments + n, [](const IValue& it) { return is_ordinary(it); });
   }
 
   // Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its

@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -73,17 +74,17 @@ class Member {
     TORCH_CHECK(Py_TYPE(found.get()) == &PyMemberDescr_Type, name, " is not in __slots__");
     offset_ = reinterpret_cast<PyMemberDescrObject*>(found.get())->d_member->offset;
   }
-  PyObject* in(PyObject* owner) const { return place(owner); }  // borrowed; null if never set
+  PyObject* in(PyObject* owner) const { return *place(owner); }  // borrowed; null if never set
   void set(PyObject* owner, PyObject* value) const {
     Py_INCREF(value);
-    PyObject* before = std::exchange(place(owner), value);
+    PyObject* before = std::exchange(*place(owner), value);
     Py_XDECREF(before);
+  }
+  PyObject** place(PyObject* owner) const {
+    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
   }
 
  private:
-  PyObject*& place(PyObject* owner) const {
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
-  }
   Py_ssize_t offset_ = 0;
 };
 

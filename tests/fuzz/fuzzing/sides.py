@@ -5,6 +5,7 @@ In: a `Program`. Out: None if lazy execution can't be told from eager, else the 
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -95,6 +96,7 @@ def difference(program: Program, side: Side) -> str | None:
             names = side.names()
             if side.keeps_recording:
                 local.trace.budget.reset()
+                local.trace.budget.left_s = math.inf
             try:
                 with side.around():
                     got = run(program, names)
