@@ -62,25 +62,26 @@ struct Tiny {
   bool any = false, any_lazy = false;
 };
 
-// A cold trace's countdown, while ops run without a look at Python's objects.
+// A cold trace's countdown, while ops run without a look at Python's objects. Without destructor:
+// to find it costs less.
 struct Countdown {
-  PyObject** place = nullptr;  // the budget's attribute; as long as it holds...
-  Ref number;                  // ...this, Python has not changed its mind
+  OpInfo* last = nullptr;       // what ran last; null if none is under way
+  PyObject** place = nullptr;   // the budget's attribute; as long as it holds...
+  PyObject* number = nullptr;   // ...this, which is owned, Python has not changed its mind
   long left = 0;
-  OpInfo* last = nullptr;  // what ran last
 };
 thread_local Countdown countdown;
 
-// Tell Python what the countdown has come to.
-void settle_countdown(PyObject* trace) {
-  if (countdown.last == nullptr) return;
-  if (*countdown.place == countdown.number.get()) {
-    const Ref left(sure(PyLong_FromLong(countdown.left)));
+// End it: tell Python what it has come to.
+void settle(Countdown& done, PyObject* trace) {
+  const Ref number(done.number);
+  if (*done.place == done.number) {
+    const Ref left(sure(PyLong_FromLong(done.left)));
     cold_of_budget.set(of_trace.budget.in(trace), left.get());
   }
-  const Ref ran(sure(PyTuple_Pack(2, countdown.last->function.get(), of_trace.state.in(trace))));
+  const Ref ran(sure(PyTuple_Pack(2, done.last->function.get(), of_trace.state.in(trace))));
   of_trace.ran.set(trace, ran.get());
-  countdown = Countdown();
+  done = Countdown();
 }
 
 class Kernel : public c10::OperatorKernel {
@@ -88,9 +89,10 @@ class Kernel : public c10::OperatorKernel {
   explicit Kernel(const c10::OperatorHandle& op) : info_(op.schema()) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (count_down(op, keys, stack)) return;
+    Countdown& cold = countdown;
+    if (cold.last != nullptr && count_down(cold, op, keys, stack)) return;
     const WithGil gil;
-    if (trace_here != nullptr) settle_countdown(trace_here);
+    if (cold.last != nullptr) settle(cold, trace_here);
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
     if (in_mode && trace_here == nullptr)
@@ -322,25 +324,25 @@ class Kernel : public c10::OperatorKernel {
   bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
                 long cold) {
     if (!may_run_cold(stack)) return false;
-    countdown.place = cold_of_budget.place(of_trace.budget.in(trace));
-    countdown.number = Ref::to(*countdown.place);
-    countdown.left = cold - 1;
-    countdown.last = &info_;
+    PyObject** place = cold_of_budget.place(of_trace.budget.in(trace));
+    Py_INCREF(*place);
+    countdown = {&info_, place, *place, cold - 1};
     const WithoutGil released;
     run_below(op, keys, stack);
     return true;
   }
 
   // The same for those that follow, which need no GIL.
-  bool count_down(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (countdown.left <= 1 || *countdown.place != countdown.number.get()) return false;
+  bool count_down(Countdown& cold, const c10::OperatorHandle& op, DispatchKeySet keys,
+                  Stack* stack) {
+    if (cold.left <= 1 || *cold.place != cold.number) return false;
     bool in_mode = false;
     if (c10::impl::TorchDispatchModeTLS::stack_len() != 1 || !is_ours(in_mode) || !in_mode ||
         !info_.is_described || info_.function.get() == nullptr || !may_run_cold(stack)) {
       return false;
     }
-    --countdown.left;
-    countdown.last = &info_;
+    --cold.left;
+    cold.last = &info_;
     run_below(op, keys, stack);
     return true;
   }
