@@ -6,9 +6,8 @@ recording. Hits need no clock.
 
 from __future__ import annotations
 
-from collections import deque
 from time import thread_time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 HIT_EARNS_S = 5e-6
 SHARE_OF_WORK = 0.05
@@ -16,11 +15,13 @@ SHARE_OF_WORK = 0.05
 UNSEEN_S, INTERPRETED_S = 1e-4, 3e-5
 """What a new state costs where no clock looks (the way into Python, a handle, collecting garbage),
 and what it costs to run an op without a plan. From `benches/bench_changing.py`."""
+MOST_OF_A_STATE_S = 2e-4
+"""What takes longer takes so once in a process: the first call of an op, or of a function here."""
 START_S, LEAST_S, MOST_S = 0.02, 0.005, 0.5
 FIRST_COLD_OPS, MOST_COLD_OPS = 2000, 1 << 17
-MOST_DEBT_S = 0.1
-N_RECENT = 8
-"""Flushes within which a path that is taken again pays its growth back."""
+MOST_DEBT_S = 0.02
+N_RECENT, PAID_BACK = 8, 4
+"""A path that is taken again within so many steps pays its growth back so many times."""
 
 
 class Place(Protocol):
@@ -32,15 +33,25 @@ class Place(Protocol):
     def parent(self) -> Place | None: ...
 
 
+class Recent(NamedTuple):
+    """A path that was new, what was paid for it, and the age up to which that may come back."""
+
+    place: Place
+    paid_s: float
+    until: int
+
+
 class Budget:
     """The seconds left for growth, and the state of a trace that has spent them.
 
     A trace without a budget goes *cold*: ops run at once, unrecorded. `cold` counts them down to 1,
     where it waits for an op that needs a value, so that recording starts again where a step of the
-    program does. It stays cold twice as long each time in a row that recording does not pay.
+    program does. It stays cold twice as long each time in a row that recording does not pay. Once
+    after new states were made it may look, for nothing, whether the program comes there again.
     """
 
-    __slots__ = ("cold", "cold_since_s", "grown_s", "left_s", "n_misses", "next_cold", "recent")
+    __slots__ = ("age", "cold", "cold_since_s", "grew", "grown_s", "left_s", "may_look",
+                 "n_misses", "next_cold", "recent")  # fmt: skip
 
     def __init__(self) -> None:
         self.reset()
@@ -51,8 +62,11 @@ class Budget:
         self.next_cold = FIRST_COLD_OPS
         self.n_misses = 0
         self.grown_s = 0.0  # since the last flush
+        self.grew = False  # since it was cold
+        self.may_look = False
         self.cold_since_s = 0.0
-        self.recent: deque[tuple[Place, float]] = deque(maxlen=N_RECENT)
+        self.age = 0  # in flushes, and in times that it was cold where a step may begin
+        self.recent: list[Recent] = []
 
     @property
     def is_spent(self) -> bool:
@@ -60,9 +74,10 @@ class Budget:
 
     def pay(self, seconds: float) -> None:
         """Account for a state made in this time."""
-        self.left_s -= seconds + UNSEEN_S
+        self.left_s -= min(seconds, MOST_OF_A_STATE_S) + UNSEEN_S
         self.grown_s += seconds
         self.n_misses += 1
+        self.grew = True
 
     def pay_plan(self, seconds: float, n_interpreted: int) -> None:
         """Account for a plan made in this time, or for what ran without one."""
@@ -74,10 +89,10 @@ class Budget:
         hits = max(place.n_ops - self.n_misses, 0)
         self._add(hits * HIT_EARNS_S + SHARE_OF_WORK * seconds)
         self.earn_back(place)
+        self.age += 1
         if self.n_misses:
-            self.recent.append((place, self.grown_s + self.n_misses * UNSEEN_S))
-        elif self.recent:
-            self.recent.popleft()
+            paid = self.grown_s + self.n_misses * UNSEEN_S
+            self.recent.append(Recent(place, paid, self.age + N_RECENT))
         self.n_misses = 0
         self.grown_s = 0.0
         if hits > place.n_ops // 2:
@@ -85,29 +100,35 @@ class Budget:
 
     def earn_back(self, place: Place) -> None:
         """Get back what was paid lately for the path to `place`: the program repeats itself."""
+        self.recent = [recent for recent in self.recent if recent.until > self.age]
         if not self.recent:
             return
-        paid = {id(tip): seconds for tip, seconds in self.recent}
         passed: Place | None = place
+        passes: set[int] = set()
         while passed is not None:
-            if id(passed) in paid:
-                self._add(paid.pop(id(passed)))
+            passes.add(id(passed))
             passed = passed.parent
-        self.recent = deque((pair for pair in self.recent if id(pair[0]) in paid), N_RECENT)
+        for recent in self.recent:
+            if id(recent.place) in passes:
+                self._add(PAID_BACK * recent.paid_s)
+        self.recent = [recent for recent in self.recent if id(recent.place) not in passes]
 
     def _add(self, seconds: float) -> None:
         self.left_s = max(self.left_s, min(self.left_s + seconds, MOST_S))
 
     def go_cold(self) -> None:
+        self.may_look, self.grew = self.grew, False
         self.cold = self.next_cold
         self.cold_since_s = thread_time()
         self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
 
     def try_again(self) -> None:
-        """Record a little, if the work since has earned that: more follows if it repeats."""
+        """Record what is known, and a little more if the work since has earned that."""
         if not self.cold:
             return
+        self.age += 1
         now_s = thread_time()
         self._add(SHARE_OF_WORK * (now_s - self.cold_since_s))
         self.cold_since_s = now_s
-        self.cold = 0 if self.left_s >= LEAST_S else FIRST_COLD_OPS
+        self.cold = 0 if self.may_look or self.left_s >= LEAST_S else FIRST_COLD_OPS
+        self.may_look = False

@@ -42,7 +42,9 @@ def cut_if_full(trace: Trace) -> None:
     if trace.is_outdated and trace.state is trace.root:
         trace.reset()
     state = trace.state
-    if trace.budget.is_spent and not (limits.remat_interval or trace.tape):  # they need it whole
+    # who waits for compilers doesn't count milliseconds; the others need the trace whole
+    is_free = limits.compile == "blocking" or limits.remat_interval or trace.tape
+    if trace.budget.is_spent and not is_free:
         trace.budget.earn_back(state)
         if trace.budget.is_spent:
             flush(trace, "nothing repeats", quiet=True)

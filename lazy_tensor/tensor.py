@@ -61,6 +61,13 @@ class LazyTensor(host.ValueTensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
+    def wait(self) -> LazyTensor:
+        """Itself: what a collective of `torch.distributed._functional_collectives` gives is waited
+        for where its value is needed."""
+        return self
+
+    trigger_wait = wait
+
     # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`.
     def __float__(self) -> float:
         return float(computed(self))

@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor as TorchDTensor
 
@@ -283,6 +284,20 @@ def test_numbers_of_a_call_that_a_mode_watches_are_its_own():
     with sharding.CommDebugMode():
         product = scaled(9.0) * 11.0
     assert product.to_local().tolist() == [9.0 * 3.5 * 11.0]
+
+
+@on_ranks(2)
+def test_local_functions_may_wait_for_their_own_collectives():
+    def product(mesh, x, weight):
+        return funcol.all_reduce(torch.mm(x, weight), "sum", mesh).wait()
+
+    mesh = a_mesh()
+    x, weight = torch.arange(24.0).view(4, 6), torch.arange(18.0).view(6, 3)
+    given = distribute_tensor(x, mesh, [Shard(1)]), distribute_tensor(weight, mesh, [Shard(0)])
+    placements = (None, [Shard(1)], [Shard(0)])
+    local = sharding.local_map(product, [Replicate()], placements, device_mesh=mesh)
+    found = local(mesh, *given)
+    torch.testing.assert_close(found.full_tensor(), x @ weight)
 
 
 @on_ranks(2)

@@ -1,0 +1,98 @@
+"""What recording may cost: loops get it back, programs that never repeat themselves don't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import lazy_tensor
+from lazy_tensor.dispatch import budget
+from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.trace import State, local
+
+N_OPS = 300
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first there is enough for seven states to twenty, and work earns nothing."""
+    monkeypatch.setattr(budget, "START_S", 0.002)
+    monkeypatch.setattr(budget, "SHARE_OF_WORK", 0.0)
+    lazy_tensor.cache_clear()
+
+
+def step(x: torch.Tensor) -> float:
+    for i in range(N_OPS):
+        x = x * 0.5 + i % 7
+    return float(x.sum())
+
+
+def recorded(x: torch.Tensor) -> int:
+    before = lazy_tensor.stats()["ops"]
+    with lazy_tensor.lazy_mode():
+        found = step(x)
+    assert found == step(x)
+    n: int = lazy_tensor.stats()["ops"] - before
+    return n
+
+
+def test_a_loop_that_repeats_itself_is_recorded_whole_within_some_steps(scarce: None) -> None:
+    x = torch.randn(8)
+    counts = [recorded(x) for _ in range(6)]
+    assert counts[0] < N_OPS // 4
+    assert counts[-1] >= 2 * N_OPS
+
+
+def test_sizes_that_come_back_late_are_not_taken_for_a_loop(scarce: None) -> None:
+    batches = [torch.randn(8 + i) for i in range(20)]
+    counts = [recorded(x) for _ in range(5) for x in batches]
+    assert sum(counts) < N_OPS
+
+
+def test_plans_wait_until_they_are_earned(scarce: None) -> None:
+    x = torch.randn(8)
+    with lazy_tensor.lazy_mode():
+        (x + 1).tolist()
+        local.trace.budget.left_s = -1.0
+        (x + 1).tolist()
+        assert lazy_tensor.stats().get("plans_built", 0) == 0
+        local.trace.budget.left_s = 1.0
+        (x + 1).tolist()
+        assert lazy_tensor.stats()["plans_built"] == 1
+
+
+def path(n: int, start: Any = None) -> State:
+    state = State(None, (), None) if start is None else start
+    for _ in range(n):
+        state = State(state, (), None)
+        state.n_ops += 1
+    return state
+
+
+def test_a_debt_is_bounded_and_a_look_is_free_once(scarce: None) -> None:
+    it = Budget()
+    it.pay_plan(10.0, 0)
+    assert it.left_s == -budget.MOST_DEBT_S
+    it.pay(1.0)
+    it.go_cold()
+    it.try_again()
+    assert not it.cold  # something grew: does the program come there again?
+    it.go_cold()
+    it.try_again()
+    assert it.cold
+
+
+def test_what_was_paid_comes_back_if_the_path_is_taken_again_soon(scarce: None) -> None:
+    for n_between, comes_back in ((0, True), (budget.N_RECENT, False)):
+        it = Budget()
+        tip = path(5)
+        for _ in range(5):
+            it.pay(1e-4)
+        it.earn(tip, 0.0)
+        for _ in range(n_between):
+            it.earn(path(1), 0.0)
+        before = it.left_s
+        it.earn_back(path(3, tip))
+        assert (it.left_s > before) is comes_back
