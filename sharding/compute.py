@@ -6,6 +6,7 @@ local lazy tensors, so that it is recorded like anything else; what follows from
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -55,6 +56,9 @@ def run(request: Request) -> Any:
     op, args, kwargs = request.op, request.args, request.kwargs
     if op is REDISTRIBUTE:
         return _moved(args[0], PLACEMENTS[args[1]])
+    if getattr(_here, "is_composite", False):
+        args, kwargs = _without_plain(request)
+        request = Request(request.owner, op, args, kwargs)
     known = placements_at_any_size(request)
     if known is not None:
         made = _at_this_size(request, known)
@@ -434,11 +438,16 @@ def _keeps_sharded_dims(tensor: Any, size: Sequence[int]) -> bool:
 
 def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An op that torch has no rule for: what it is made of, else on gathered arguments."""
+    request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
     if dispatch_private.is_composite(op):
-        result = dispatch_private.decompose(op, args, kwargs)
+        before = getattr(_here, "is_composite", False)
+        _here.is_composite = all(isinstance(tensor, DTensor) for tensor in request.tensors)
+        try:
+            result = dispatch_private.decompose(op, args, kwargs)
+        finally:
+            _here.is_composite = before
         if result is not NotImplemented:
             return result
-    request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
     mesh = _mesh_of(request)
     whole: dict[int, torch.Tensor] = {}
 
@@ -476,6 +485,25 @@ def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
     local = local_of(tensor)
     if local is not part:
         local.copy_(part)
+
+
+_here = threading.local()
+"""`is_composite`: an op is taken apart that was given sharded tensors alone. Plain ones among what
+it consists of follow from sizes, and are equal on all ranks."""
+
+
+def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with plain tensors replicated."""
+    mesh = _mesh_of(request)
+
+    def replicated(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor) or tensor.numel() == 1:
+            return tensor
+        made: torch.Tensor = _replicated(tensor, mesh)
+        return made
+
+    args, kwargs = request.mapped(replicated, None)
+    return args, dict(kwargs)
 
 
 def _replicated(result: Any, mesh: Any) -> Any:
@@ -599,7 +627,8 @@ def _keeps_strides(args: tuple[Any, ...]) -> bool:
 
 OF_ANY_SIZE = frozenset({
     aten._to_copy.default, aten.alias.default, aten.clone.default, aten.copy_.default,
-    aten.detach.default, aten.full_like.default, aten.ones_like.default, aten.permute.default,
+    aten.detach.default, aten.full_like.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default, aten.ones_like.default, aten.permute.default,
     aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.zero_.default,
     aten.zeros_like.default,
 })  # fmt: skip

@@ -325,6 +325,32 @@ def test_reshaping_moves_nothing_where_a_rank_has_no_part(n_rows):
 
 
 @on_ranks(4)
+def test_norms_move_nothing_where_a_rank_has_no_part():
+    whole = torch.linspace(-1, 1, 120).view(4, 5, 6)
+    norm, given = torch.nn.LayerNorm(6), distribute_tensor(whole, a_mesh(), [Shard(1)])
+    sharded = sharding.distribute_module(copy.deepcopy(norm), a_mesh())
+    with sharding.CommDebugMode() as counts:
+        result = torch.nn.functional.layer_norm(given, (6,), sharded.weight, sharded.bias)
+        assert not counts.get_comm_counts()
+    torch.testing.assert_close(result.full_tensor(), norm(whole))
+    (norm(whole) ** 2 * whole).sum().backward()
+    (sharded(given) ** 2 * given).sum().backward()
+    torch.testing.assert_close(sharded.weight.grad.full_tensor(), norm.weight.grad)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+def test_an_op_that_makes_tensors_of_its_own_when_taken_apart(mode):
+    whole = torch.arange(8.0).view(2, 1, 2, 2)
+    given = distribute_tensor(whole, a_mesh(), [Shard(0)])
+    grown = torch.nn.functional.interpolate(given, scale_factor=2, mode=mode)
+    expected = torch.nn.functional.interpolate(whole, scale_factor=2, mode=mode)
+    torch.testing.assert_close(grown.full_tensor(), expected)
+    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+        given + torch.ones(2, 1, 2, 2)
+
+
+@on_ranks(4)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("states", ["as parameters", "replicated"])
 def test_optimizers_where_a_rank_has_no_part(fused, states):
