@@ -51,7 +51,7 @@ class Budget:
     """
 
     __slots__ = ("age", "cold", "cold_since_s", "grew", "grown_s", "left_s", "may_look",
-                 "n_misses", "next_cold", "recent")  # fmt: skip
+                 "n_misses", "next_cold", "paid_s", "recent")  # fmt: skip
 
     def __init__(self) -> None:
         self.reset()
@@ -61,7 +61,7 @@ class Budget:
         self.cold = 0
         self.next_cold = FIRST_COLD_OPS
         self.n_misses = 0
-        self.grown_s = 0.0  # since the last flush
+        self.grown_s = self.paid_s = 0.0  # since the last flush
         self.grew = False  # since it was cold
         self.may_look = False
         self.cold_since_s = 0.0
@@ -74,7 +74,9 @@ class Budget:
 
     def pay(self, seconds: float) -> None:
         """Account for a state made in this time."""
-        self.left_s -= min(seconds, MOST_OF_A_STATE_S) + UNSEEN_S
+        paid_s = min(seconds, MOST_OF_A_STATE_S) + UNSEEN_S
+        self.left_s -= paid_s
+        self.paid_s += paid_s
         self.grown_s += seconds
         self.n_misses += 1
         self.grew = True
@@ -91,10 +93,9 @@ class Budget:
         self.earn_back(place)
         self.age += 1
         if self.n_misses:
-            paid = self.grown_s + self.n_misses * UNSEEN_S
-            self.recent.append(Recent(place, paid, self.age + N_RECENT))
+            self.recent.append(Recent(place, self.paid_s, self.age + N_RECENT))
         self.n_misses = 0
-        self.grown_s = 0.0
+        self.grown_s = self.paid_s = 0.0
         if hits > place.n_ops // 2:
             self.next_cold = FIRST_COLD_OPS
 

@@ -65,23 +65,25 @@ struct Tiny {
 // A cold trace's countdown, while ops run without a look at Python's objects. Without destructor:
 // to find it costs less.
 struct Countdown {
-  OpInfo* last = nullptr;       // what ran last; null if none is under way
-  PyObject** place = nullptr;   // the budget's attribute; as long as it holds...
-  PyObject* number = nullptr;   // ...this, which is owned, Python has not changed its mind
-  long left = 0;
+  OpInfo* last = nullptr;      // what ran last; null if none is under way
+  PyObject** place = nullptr;  // the budget's attribute; as long as it holds...
+  PyObject* number = nullptr;  // ...this, which is owned, Python has not changed its mind
+  long left = 0, done = 0;
 };
 thread_local Countdown countdown;
 
-// End it: tell Python what it has come to.
-void settle(Countdown& done, PyObject* trace) {
-  const Ref number(done.number);
-  if (*done.place == done.number) {
-    const Ref left(sure(PyLong_FromLong(done.left)));
+// End it: tell Python what it has come to. Python may have counted as well: `detach` of a tensor
+// that autograd saves goes there at once.
+void settle(Countdown& it, PyObject* trace) {
+  const Ref number(it.number);
+  const long now = PyLong_AsLong(*it.place);
+  if (now > 1) {
+    const Ref left(sure(PyLong_FromLong(std::max(now - it.done, 1L))));
     cold_of_budget.set(of_trace.budget.in(trace), left.get());
   }
-  const Ref ran(sure(PyTuple_Pack(2, done.last->function.get(), of_trace.state.in(trace))));
+  const Ref ran(sure(PyTuple_Pack(2, it.last->function.get(), of_trace.state.in(trace))));
   of_trace.ran.set(trace, ran.get());
-  done = Countdown();
+  it = Countdown();
 }
 
 class Kernel : public c10::OperatorKernel {
@@ -326,7 +328,7 @@ class Kernel : public c10::OperatorKernel {
     if (!may_run_cold(stack)) return false;
     PyObject** place = cold_of_budget.place(of_trace.budget.in(trace));
     Py_INCREF(*place);
-    countdown = {&info_, place, *place, cold - 1};
+    countdown = {&info_, place, *place, cold - 1, 1};
     const WithoutGil released;
     run_below(op, keys, stack);
     return true;
@@ -342,6 +344,7 @@ class Kernel : public c10::OperatorKernel {
       return false;
     }
     --cold.left;
+    ++cold.done;
     cold.last = &info_;
     run_below(op, keys, stack);
     return true;

@@ -23,8 +23,8 @@ struct OpInfo {
   std::vector<std::optional<Words>> defaults;
   std::vector<bool> is_number;  // arguments whose numbers may become run-time inputs
   size_t n_positional = 0;
-  bool is_note = false;  // a mark in a profile, which no value has to do with
-  std::atomic<bool> is_described = false;  // what follows is known
+  bool is_note = false;       // a mark in a profile, which no value has to do with
+  std::atomic<bool> is_described = false;  // what follows is known; read without the GIL
   bool is_recorded = false;   // it was recorded before
   bool is_alias = false;      // it gives another handle on its argument's value
   bool is_composite = false;  // it has an implementation in terms of other ops

@@ -144,6 +144,18 @@ def test_a_cold_trace_records_again_after_an_op_that_needs_a_value():
         assert is_pending(x + 1)
 
 
+def test_what_autograd_saves_counts_while_a_trace_is_cold():
+    """`detach` of a tensor without a class of its own doesn't come by way of torch's dispatcher."""
+    x = torch.randn(4, requires_grad=True)
+    with lazy_mode():
+        local.trace.budget.go_cold()
+        local.trace.budget.cold = 20
+        for _ in range(10):
+            torch.relu(x)  # and keeps its result
+        x.detach().sum().item()
+        assert is_pending(x.detach() + 1)
+
+
 def test_trie_is_bounded():
     x = torch.randn(64)
     for n in range(1, 60):
