@@ -6,6 +6,7 @@ recording. Hits need no clock.
 
 from __future__ import annotations
 
+from array import array
 from time import thread_time
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,7 @@ START_S, LEAST_S, MOST_S = 0.02, 0.005, 0.5
 FIRST_COLD_OPS, MOST_COLD_OPS = 2000, 1 << 17
 MOST_DEBT_S = 0.02
 N_RECENT, PAID_BACK = 8, 4
-"""A path that is taken again within so many steps pays its growth back so many times."""
+"""A path that is taken again within so many flushes pays its growth back so many times."""
 
 
 class Place(Protocol):
@@ -46,14 +47,18 @@ class Budget:
 
     A trace without a budget goes *cold*: ops run at once, unrecorded. `cold` counts them down to 1,
     where it waits for an op that needs a value, so that recording starts again where a step of the
-    program does. It stays cold twice as long each time in a row that recording does not pay. Once
-    after new states were made it may look, for nothing, whether the program comes there again.
+    program does. It stays cold twice as long each time in a row that recording does not pay. After
+    new states were made it looks, for nothing, whether the program soon comes there again.
+
+    The count lies at `address`, where `native` counts without Python.
     """
 
-    __slots__ = ("age", "cold", "cold_since_s", "grew", "grown_s", "left_s", "may_look",
+    __slots__ = ("_cold", "address", "age", "cold_since_s", "grew", "grown_s", "left_s", "looks",
                  "n_misses", "next_cold", "paid_s", "recent")  # fmt: skip
 
     def __init__(self) -> None:
+        self._cold = array("q", [0])
+        self.address = self._cold.buffer_info()[0]
         self.reset()
 
     def reset(self) -> None:
@@ -63,10 +68,19 @@ class Budget:
         self.n_misses = 0
         self.grown_s = self.paid_s = 0.0  # since the last flush
         self.grew = False  # since it was cold
-        self.may_look = False
+        self.looks = 0
         self.cold_since_s = 0.0
         self.age = 0  # in flushes, and in times that it was cold where a step may begin
         self.recent: list[Recent] = []
+
+    @property
+    def cold(self) -> int:
+        """How many ops to run unrecorded, and 1; 0 while the trace records."""
+        return self._cold[0]
+
+    @cold.setter
+    def cold(self, count: int) -> None:
+        self._cold[0] = count
 
     @property
     def is_spent(self) -> bool:
@@ -117,11 +131,19 @@ class Budget:
     def _add(self, seconds: float) -> None:
         self.left_s = max(self.left_s, min(self.left_s + seconds, MOST_S))
 
-    def go_cold(self) -> None:
-        self.may_look, self.grew = self.grew, False
-        self.cold = self.next_cold
+    def go_cold(self, n_known: int = 0) -> None:
+        """Stop recording. `n_known` ops had been recorded, by states known before unless some were
+        new: then this is where to look whether the program comes again."""
+        if self.grew:
+            self.looks = N_RECENT
+        elif n_known:
+            self.looks = 0  # it went another way
+        self.grew = False
         self.cold_since_s = thread_time()
-        self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
+        self.cold = 1
+        if not self.looks:
+            self.cold = self.next_cold
+            self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
 
     def try_again(self) -> None:
         """Record what is known, and a little more if the work since has earned that."""
@@ -131,5 +153,8 @@ class Budget:
         now_s = thread_time()
         self._add(SHARE_OF_WORK * (now_s - self.cold_since_s))
         self.cold_since_s = now_s
-        self.cold = 0 if self.may_look or self.left_s >= LEAST_S else FIRST_COLD_OPS
-        self.may_look = False
+        if self.looks or self.left_s >= LEAST_S:
+            self.looks = max(self.looks - 1, 0)
+            self.cold = 0
+        else:
+            self.cold = FIRST_COLD_OPS

@@ -105,11 +105,14 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     start, n_built = perf_counter(), STATS.counts["plans_built"]
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
-    plan, raised, planned = None, "", start
+    plan, raised, planned, ready = None, "", start, start
     try:
         plan = plan_of(pending, live, at_once=observe.is_timing(), later=trace.budget.is_spent)
-        ran = plan or _with_remat(graph_of(pending.state.steps(), live))
-        planned = perf_counter()
+        planned = ready = perf_counter()
+        ran: Plan | Graph | None = plan
+        if ran is None:
+            ran = _with_remat(graph_of(pending.state.steps(), live))
+            ready = perf_counter()
         with observe.flush_shown(cause):
             _run(pending, alive, ran, ranges)
     except BaseException as error:
@@ -119,8 +122,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         seconds = perf_counter() - start
         watch.after_flush(watched, failed=bool(raised))
         n_interpreted = pending.state.n_ops if plan is None else 0
-        trace.budget.pay_plan(planned - start, n_interpreted)
-        trace.budget.earn(pending.state, start + seconds - planned)
+        trace.budget.pay_plan(ready - start, n_interpreted)
+        trace.budget.earn(pending.state, start + seconds - ready)
         trace.remember(pending.state)
         _account(
             FlushRecord(

@@ -43,12 +43,13 @@ def cut_if_full(trace: Trace) -> None:
         trace.reset()
     state = trace.state
     # who waits for compilers doesn't count milliseconds; the others need the trace whole
-    is_free = limits.compile == "blocking" or limits.remat_interval or trace.tape
-    if trace.budget.is_spent and not is_free:
+    goes_on = limits.compile == "blocking" or limits.remat_interval or trace.tape
+    if trace.budget.is_spent and not goes_on:
         trace.budget.earn_back(state)
         if trace.budget.is_spent:
             flush(trace, "nothing repeats", quiet=True)
-            trace.budget.go_cold()
+        if trace.budget.is_spent:
+            trace.budget.go_cold(state.n_ops)
             STATS.counts["went_cold"] += 1
     if state.n_ops >= limits.max_segment_ops:
         flush(trace, "max_segment_ops", quiet=True)

@@ -122,5 +122,6 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         facts.changes_metadata or facts.is_out,
         facts.writes_list,
         rule in (Rule.RECORD, Rule.DECOMPOSE),
+        rule is Rule.NOW,
         tuple(numbers),
     )

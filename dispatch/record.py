@@ -7,6 +7,7 @@ Calls `run_now` for what can't wait and `flush` when a bound is reached.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -67,10 +68,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         try:
             if trace.budget.cold:
                 in_mode = not isinstance(owner, type)
-                is_plain = PLAIN.issuperset(types)
-                if trace.budget.cold > 1 and is_plain and in_mode and not needs_care(func):
+                is_plain = in_mode and PLAIN.issuperset(types) and isinstance(func, OpOverload)
+                if is_plain and not needs_care(func) and not run_now.may_begin_step(trace, func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
-                    trace.budget.cold -= 1
+                    trace.budget.cold = max(trace.budget.cold - 1, 1)
                     trace.ran = func, trace.state
                     trace.busy = False
                     return func(*args, **kwargs) if kwargs else func(*args)
@@ -253,6 +254,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         place = trace.state
         if not is_cold:
             grow.cut_if_full(trace)
+            if trace.state is not place:
+                request.began_s = perf_counter()  # it ran what was pending
         if trace.budget.cold:
             return run_now.run_cold(trace, request)
         rule = rule_of(func)

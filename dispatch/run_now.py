@@ -92,13 +92,17 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
     return _returned(request.op(*args, **kwargs), {}, True)
 
 
+def may_begin_step(trace: Trace, op: OpOverload) -> bool:
+    """Whether a cold trace may record again from this op on, as it needs a value."""
+    return trace.budget.cold == 1 and rule_of(op) is Rule.NOW
+
+
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
-    budget = trace.budget
-    if budget.cold > 1:
-        budget.cold -= 1
-    elif isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.NOW:
-        budget.try_again()
+    if trace.budget.cold > 1:
+        trace.budget.cold -= 1
+    elif isinstance(request.op, OpOverload) and may_begin_step(trace, request.op):
+        trace.budget.try_again()
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     trace.ran = request.op, trace.state

@@ -441,7 +441,8 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
     if dispatch_private.is_composite(op):
         before = getattr(_here, "is_composite", False)
-        _here.is_composite = all(isinstance(tensor, DTensor) for tensor in request.tensors)
+        is_sharded = all(isinstance(tensor, DTensor) for tensor in request.tensors)
+        _here.is_composite = before or is_sharded
         try:
             result = dispatch_private.decompose(op, args, kwargs)
         finally:
@@ -489,7 +490,8 @@ def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
 
 _here = threading.local()
 """`is_composite`: an op is taken apart that was given sharded tensors alone. Plain ones among what
-it consists of follow from sizes, and are equal on all ranks."""
+it consists of follow from sizes, so they are equal on all ranks; random ones if the generators are.
+"""
 
 
 def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -62,28 +62,14 @@ struct Tiny {
   bool any = false, any_lazy = false;
 };
 
-// A cold trace's countdown, while ops run without a look at Python's objects. Without destructor:
-// to find it costs less.
-struct Countdown {
-  OpInfo* last = nullptr;      // what ran last; null if none is under way
-  PyObject** place = nullptr;  // the budget's attribute; as long as it holds...
-  PyObject* number = nullptr;  // ...this, which is owned, Python has not changed its mind
-  long left = 0, done = 0;
-};
-thread_local Countdown countdown;
+// What ran last below Python while the trace was cold; Python is told before it looks.
+thread_local OpInfo* ran_cold = nullptr;
 
-// End it: tell Python what it has come to. Python may have counted as well: `detach` of a tensor
-// that autograd saves goes there at once.
-void settle(Countdown& it, PyObject* trace) {
-  const Ref number(it.number);
-  const long now = PyLong_AsLong(*it.place);
-  if (now > 1) {
-    const Ref left(sure(PyLong_FromLong(std::max(now - it.done, 1L))));
-    cold_of_budget.set(of_trace.budget.in(trace), left.get());
-  }
-  const Ref ran(sure(PyTuple_Pack(2, it.last->function.get(), of_trace.state.in(trace))));
+void tell_what_ran(PyObject* trace) {
+  const OpInfo* last = std::exchange(ran_cold, nullptr);
+  if (last == nullptr) return;
+  const Ref ran(sure(PyTuple_Pack(2, last->function.get(), of_trace.state.in(trace))));
   of_trace.ran.set(trace, ran.get());
-  it = Countdown();
 }
 
 class Kernel : public c10::OperatorKernel {
@@ -91,14 +77,12 @@ class Kernel : public c10::OperatorKernel {
   explicit Kernel(const c10::OperatorHandle& op) : info_(op.schema()) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    Countdown& cold = countdown;
-    if (cold.last != nullptr && count_down(cold, op, keys, stack)) return;
+    if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) return;
     const WithGil gil;
-    if (cold.last != nullptr) settle(cold, trace_here);
+    if (trace_here != nullptr) tell_what_ran(trace_here);
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
-    if (in_mode && trace_here == nullptr)
-      trace_here = Ref(sure(PyObject_CallNoArgs(current))).get();
+    if (in_mode && trace_here == nullptr) be_at(Ref(sure(PyObject_CallNoArgs(current))).get());
     PyObject* trace = trace_here;
     if (trace != nullptr) {
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True ||
@@ -134,8 +118,9 @@ class Kernel : public c10::OperatorKernel {
       info_.reshapes = item(4) == Py_True;
       info_.writes_list = item(5) == Py_True;
       info_.lets_in = item(6) == Py_True;
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(7)); ++i) {
-        info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(7), i))] = true;
+      info_.is_now = item(7) == Py_True;
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(8)); ++i) {
+        info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(8), i))] = true;
       }
       info_.is_described = true;
     }
@@ -147,11 +132,12 @@ class Kernel : public c10::OperatorKernel {
               bool in_mode) {
     const size_t n = info_.schema.arguments().size();
     const IValue* arguments = stack->data() + (stack->size() - n);
-    PyObject* budget = of_trace.budget.in(trace);
-    const long cold = PyLong_AsLong(cold_of_budget.in(budget));
+    if (*cold_here != 0) {
+      const WithoutGil released;
+      return run_cold(op, keys, stack);
+    }
     // what runs below Python here, a mode below ours would not see
     const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
-    if (cold != 0) return cold > 1 && in_mode && alone && run_cold(op, keys, stack, trace, cold);
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
     if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
@@ -322,39 +308,26 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // Nothing is pending and no argument lazy: run it, at the price of the mode.
-  bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
-                long cold) {
-    if (!may_run_cold(stack)) return false;
-    PyObject** place = cold_of_budget.place(of_trace.budget.in(trace));
-    Py_INCREF(*place);
-    countdown = {&info_, place, *place, cold - 1, 1};
-    const WithoutGil released;
-    run_below(op, keys, stack);
-    return true;
-  }
-
-  // The same for those that follow, which need no GIL.
-  bool count_down(Countdown& cold, const c10::OperatorHandle& op, DispatchKeySet keys,
-                  Stack* stack) {
-    if (cold.left <= 1 || *cold.place != cold.number) return false;
+  // Nothing is pending and no argument lazy: run it, at the price of the mode. Called without the
+  // GIL: Python's objects are compared here, never counted. False where Python must see the call,
+  // as it must those that need a value, once the count is down to 1.
+  bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     bool in_mode = false;
+    // what runs below Python here, a mode below ours would not see
     if (c10::impl::TorchDispatchModeTLS::stack_len() != 1 || !is_ours(in_mode) || !in_mode ||
-        !info_.is_described || info_.function.get() == nullptr || !may_run_cold(stack)) {
+        !info_.is_described || info_.function.get() == nullptr || info_.needs_care ||
+        (*cold_here == 1 && info_.is_now)) {
       return false;
     }
-    --cold.left;
-    ++cold.done;
-    cold.last = &info_;
-    run_below(op, keys, stack);
-    return true;
-  }
-
-  bool may_run_cold(const Stack* stack) const {
     const size_t n = info_.schema.arguments().size();
     const IValue* arguments = stack->data() + (stack->size() - n);
-    return !info_.needs_care &&
-           std::all_of(arguments, arguments + n, [](const IValue& it) { return is_ordinary(it); });
+    for (size_t i = 0; i < n; ++i) {
+      if (!is_ordinary(arguments[i])) return false;
+    }
+    if (*cold_here > 1) --*cold_here;
+    ran_cold = &info_;
+    run_below(op, keys, stack);
+    return true;
   }
 
   // Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its

@@ -114,7 +114,7 @@ void learn_leaves(PyObject* trace, PyObject* state) {
 // Note that the call of `function` under way leads `trace` to `state`. Its tensors have their
 // slots.
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
-  trace_here = trace;
+  be_at(trace);
   PyObject* parent = of_state.origin.in(state);  // a sharded call may take several steps at once
   if (parent == nullptr || parent == Py_None) parent = of_state.parent.in(state);
   if (frames.empty()) return;

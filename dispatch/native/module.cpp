@@ -4,7 +4,8 @@
 //
 // In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
-// call that Python had to look at comes to `learning.h`. Everything runs with the GIL held.
+// call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
+// runs while a trace is cold.
 // `sharded.h` goes between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
 #include "sharded.h"
@@ -88,7 +89,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_slot, slot, index);
   FIND(of_slot, slot, trace);
 #undef FIND
-  cold_of_budget.find(budget, "cold");
+  address_of_budget.find(budget, "address");
   name_value = sure(PyUnicode_InternFromString("_value"));
   name_slot = sure(PyUnicode_InternFromString("slot"));
   name_layout = sure(PyUnicode_InternFromString("_layout"));

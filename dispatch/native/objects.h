@@ -17,7 +17,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -81,11 +80,11 @@ class Member {
     PyObject* before = std::exchange(*place(owner), value);
     Py_XDECREF(before);
   }
+
+ private:
   PyObject** place(PyObject* owner) const {
     return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
   }
-
- private:
   Py_ssize_t offset_ = 0;
 };
 
@@ -100,7 +99,7 @@ struct {
 struct {
   Member index, trace;
 } of_slot;
-Member cold_of_budget, number_of_layout, meta_of_layout, local_of_layout;
+Member address_of_budget, number_of_layout, meta_of_layout, local_of_layout;
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
@@ -111,6 +110,14 @@ enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trac
 
 // The trace that this thread records into; traces live as long as the process.
 thread_local PyObject* trace_here = nullptr;
+// Its budget's count of the ops that run unrecorded, 0 while it records; known once it is.
+thread_local int64_t* cold_here = nullptr;
+
+void be_at(PyObject* trace) {
+  trace_here = trace;
+  PyObject* address = address_of_budget.in(of_trace.budget.in(trace));
+  cold_here = static_cast<int64_t*>(PyLong_AsVoidPtr(address));
+}
 
 class WithGil {
  public:

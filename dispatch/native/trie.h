@@ -30,6 +30,7 @@ struct OpInfo {
   bool is_composite = false;  // it has an implementation in terms of other ops
   bool needs_care = false;    // it can't simply run below dispatch (see rules.needs_care)
   bool reshapes = false;      // it may change the size of an argument
+  bool is_now = false;        // it needs a value
   bool lets_in = false;       // its tensors may enter a trace without being looked at in Python
   bool writes_list = false;   // it writes the tensors of its first argument, which nobody counts
   Ref function;               // the OpOverload; null if Python wants to see all its calls

@@ -71,7 +71,7 @@ def path(n: int, start: Any = None) -> State:
     return state
 
 
-def test_a_debt_is_bounded_and_a_look_is_free_once(scarce: None) -> None:
+def test_a_debt_is_bounded_and_some_looks_are_free(scarce: None) -> None:
     it = Budget()
     it.pay_plan(10.0, 0)
     assert it.left_s == -budget.MOST_DEBT_S
@@ -81,7 +81,16 @@ def test_a_debt_is_bounded_and_a_look_is_free_once(scarce: None) -> None:
     assert not it.cold  # something grew: does the program come there again?
     it.go_cold()
     it.try_again()
-    assert it.cold
+    assert not it.cold  # not here
+    it.go_cold(n_known=3)
+    it.try_again()
+    assert it.cold  # it went another way
+
+
+def test_work_pays_for_more(scarce: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose running earns what recording it costs is not left unrecorded."""
+    monkeypatch.setattr(budget, "SHARE_OF_WORK", 1e6)
+    assert recorded(torch.randn(8)) >= 2 * N_OPS
 
 
 def test_what_was_paid_comes_back_if_the_path_is_taken_again_soon(scarce: None) -> None:
