@@ -631,8 +631,8 @@ OF_ANY_SIZE = frozenset({
     aten._to_copy.default, aten.alias.default, aten.clone.default, aten.copy_.default,
     aten.detach.default, aten.full_like.default, aten.native_layer_norm.default,
     aten.native_layer_norm_backward.default, aten.ones_like.default, aten.permute.default,
-    aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.zero_.default,
-    aten.zeros_like.default,
+    aten.sum.default, aten.sum.dim_IntList, aten.t.default, aten.transpose.int,
+    aten.unsqueeze.default, aten.zero_.default, aten.zeros_like.default,
 })  # fmt: skip
 """Ops that take a rank's part though there be nothing in it; torch tags pointwise ones so."""
 WHOLE_ONLY = frozenset({

@@ -325,7 +325,7 @@ def test_reshaping_moves_nothing_where_a_rank_has_no_part(n_rows):
 
 
 @on_ranks(4)
-def test_norms_move_nothing_where_a_rank_has_no_part():
+def test_norms_and_sums_move_nothing_where_a_rank_has_no_part():
     whole = torch.linspace(-1, 1, 120).view(4, 5, 6)
     norm = torch.nn.LayerNorm(6)
     given = distribute_tensor(whole, a_mesh(), [Shard(1)])
@@ -335,6 +335,7 @@ def test_norms_move_nothing_where_a_rank_has_no_part():
     with sharding.CommDebugMode() as counts:
         result, *moments = aten.native_layer_norm(given, [6], *weights, norm.eps)
         aten.native_layer_norm_backward(given, given, [6], *moments, *weights, [True] * 3)
+        assert given.sum().placements[0].is_partial()
         assert not counts.get_comm_counts()
     layer_norm = torch.nn.functional.layer_norm  # modules would be seen by other ranks' counts
     torch.testing.assert_close(result.full_tensor(), layer_norm(whole, (6,)))
