@@ -61,6 +61,7 @@ ON_PURPOSE = {
     "test_fully_shard_multi_module_unused_module": "it watches methods of torch's groups",
     "test_gather": "masked on the spot: plain `Partial`, no `_MaskPartial`",
     "test_init_ops": "random numbers are those of one process",
+    "test_manual_reshard_with_reshard_after_forward_false": "it counts `c10d`'s own collectives",
     "test_multiple_embeddings_rowwise": "masked on the spot: plain `Partial`",
     "test_sharded_embedding_colwise_max_norm_errors": "computed, not refused",
     "test_sharded_embedding_rowwise": "masked on the spot: plain `Partial`",
