@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import budget, hits, rules, settings
+from lazy_tensor.dispatch import budget, hits, rules, settings, trace
 from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
@@ -49,13 +49,14 @@ CORE = {
 def op_by_op(request, monkeypatch):
     """Tests of the core start without caches and run op by op, bit-equal to eager.
 
-    What they do repeats too little to earn its recording: they may spend more on it than programs.
+    What tests do repeats too little to earn its recording: they may spend more on it than programs.
     """
+    monkeypatch.setattr(budget, "START_S", 100.0)
+    trace.local.trace.budget.reset()
     if request.path.parent.name not in CORE:
         yield
         return
     before = settings.current()
-    monkeypatch.setattr(budget, "START_S", 100.0)
     lazy_tensor.configure(backend="aten", compile="off")
     lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
