@@ -22,7 +22,7 @@ from lazy_tensor.kernels.segment import TensorSpec
 LEAF_S = 5e-6
 """What a new state for a leaf takes."""
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_plain(tensor: Any) -> bool:

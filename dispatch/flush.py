@@ -108,11 +108,9 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     plan, raised, planned, ready = None, "", start, start
     try:
         plan = plan_of(pending, live, at_once=observe.is_timing(), later=trace.budget.is_spent)
-        planned = ready = perf_counter()
-        ran: Plan | Graph | None = plan
-        if ran is None:
-            ran = _with_remat(graph_of(pending.state.steps(), live))
-            ready = perf_counter()
+        planned = perf_counter()
+        ran = plan or _with_remat(graph_of(pending.state.steps(), live))
+        ready = perf_counter()
         with observe.flush_shown(cause):
             _run(pending, alive, ran, ranges)
     except BaseException as error:
@@ -233,10 +231,10 @@ def plan_of(
     if plan is not None:
         STATS.counts["plans_reused"] += 1
         return plan
-    seen_before = state.plans is not None and not later
+    seen_before = state.plans is not None
     if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
         state.plans = {}
-    if not (seen_before or at_once) and config[1] != "blocking":
+    if not (seen_before and not later or at_once) and config[1] != "blocking":
         return None
     try:
         plan = build_plan(pending, live)

@@ -44,7 +44,6 @@ from lazy_tensor.dispatch.trace import (
 )
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
-PLAIN = frozenset({Tensor, Parameter})
 _local = traces.local
 
 
@@ -68,8 +67,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         try:
             if trace.budget.cold:
                 in_mode = not isinstance(owner, type)
-                is_plain = in_mode and PLAIN.issuperset(types) and isinstance(func, OpOverload)
-                if is_plain and not needs_care(func) and not run_now.may_begin_step(trace, func):
+                all_plain = (
+                    in_mode and admit.PLAIN.issuperset(types) and isinstance(func, OpOverload)
+                )
+                if all_plain and not needs_care(func) and not run_now.may_begin_step(trace, func):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
                     trace.budget.cold = max(trace.budget.cold - 1, 1)
                     trace.ran = func, trace.state

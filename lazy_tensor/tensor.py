@@ -154,17 +154,18 @@ class LazyTensor(host.ValueTensor):
             )
         with torch.no_grad():
             new = self.detach().clone(memory_format=torch.preserve_format)
+            if not isinstance(new, LazyTensor):  # in lazy_mode, where recording has stopped
+                new = host.concrete(new)
+        assert isinstance(new, LazyTensor)
         new.requires_grad_(self.requires_grad)
         memo[id(self)] = new
         if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__: the value alone
-            assert isinstance(new, LazyTensor)
             new._is_param = True
             return new
         attributes = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_value"}
         new.__dict__.update(attributes)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
-        assert isinstance(new, LazyTensor)
         return new
 
     def __copy__(self) -> torch.Tensor:

@@ -56,7 +56,7 @@ def run(request: Request) -> Any:
     op, args, kwargs = request.op, request.args, request.kwargs
     if op is REDISTRIBUTE:
         return _moved(args[0], PLACEMENTS[args[1]])
-    if getattr(_here, "is_composite", False):
+    if _here.is_composite:
         args, kwargs = _without_plain(request)
         request = Request(request.owner, op, args, kwargs)
     known = placements_at_any_size(request)
@@ -440,7 +440,7 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """An op that torch has no rule for: what it is made of, else on gathered arguments."""
     request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
     if dispatch_private.is_composite(op):
-        before = getattr(_here, "is_composite", False)
+        before = _here.is_composite
         is_sharded = all(isinstance(tensor, DTensor) for tensor in request.tensors)
         _here.is_composite = before or is_sharded
         try:
@@ -488,10 +488,18 @@ def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
         local.copy_(part)
 
 
-_here = threading.local()
-"""`is_composite`: an op is taken apart that was given sharded tensors alone. Plain ones among what
-it consists of follow from sizes, so they are equal on all ranks; random ones if the generators are.
-"""
+class _Here(threading.local):
+    """What this thread is at.
+
+    `is_composite`: an op is taken apart that was given sharded tensors alone. Plain ones among what
+    it consists of follow from sizes, so they are equal on all ranks; random ones if the generators
+    are.
+    """
+
+    is_composite = False
+
+
+_here = _Here()
 
 
 def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:

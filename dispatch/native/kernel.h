@@ -132,10 +132,7 @@ class Kernel : public c10::OperatorKernel {
               bool in_mode) {
     const size_t n = info_.schema.arguments().size();
     const IValue* arguments = stack->data() + (stack->size() - n);
-    if (*cold_here != 0) {
-      const WithoutGil released;
-      return run_cold(op, keys, stack);
-    }
+    if (*cold_here != 0) return false;
     // what runs below Python here, a mode below ours would not see
     const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
     if (of_trace.is_outdated.in(trace) == Py_True) return false;

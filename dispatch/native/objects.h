@@ -74,16 +74,16 @@ class Member {
     TORCH_CHECK(Py_TYPE(found.get()) == &PyMemberDescr_Type, name, " is not in __slots__");
     offset_ = reinterpret_cast<PyMemberDescrObject*>(found.get())->d_member->offset;
   }
-  PyObject* in(PyObject* owner) const { return *place(owner); }  // borrowed; null if never set
+  PyObject* in(PyObject* owner) const { return place(owner); }  // borrowed; null if never set
   void set(PyObject* owner, PyObject* value) const {
     Py_INCREF(value);
-    PyObject* before = std::exchange(*place(owner), value);
+    PyObject* before = std::exchange(place(owner), value);
     Py_XDECREF(before);
   }
 
  private:
-  PyObject** place(PyObject* owner) const {
-    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
+  PyObject*& place(PyObject* owner) const {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
   }
   Py_ssize_t offset_ = 0;
 };

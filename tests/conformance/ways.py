@@ -6,7 +6,6 @@ of where programs come from.
 
 from __future__ import annotations
 
-import math
 import random
 import warnings
 from collections.abc import Callable
@@ -91,7 +90,6 @@ WAYS = {"mode": in_mode, "wrapped": wrapped}
 def _lazily(program: Program, call: Callable[[Any], list[Seen]]) -> Outcome:
     # With a budget that earlier programs have spent, ops would run at once and prove nothing.
     local.trace.budget.reset()
-    local.trace.budget.left_s = math.inf
     n_ops, n_segments = STATS.counts["ops"], STATS.counts["segments"]
     outcome = _outcome(program, call)
     try:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lazy_tensor import is_lazy, lazy_mode, materialize, stats, unwrap, wrap
+from lazy_tensor.dispatch.trace import local
 from tests.invariants.compare import WAYS, assert_agrees, assert_same
 
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -231,3 +232,17 @@ def test_unwrap_gives_an_ordinary_model_with_what_was_learned():
     model(torch.rand(5, 3)).sum().backward()
     optimizer.step()
     assert stats()["flushes"] == flushes
+
+
+def test_deepcopy_is_lazy_where_recording_has_stopped():
+    module = wrap(model_of(0))
+    with lazy_mode():
+        local.trace.budget.go_cold()
+        twin = copy.deepcopy(module)
+        tensor = copy.deepcopy(module[0].weight.detach())
+    assert isinstance(twin[0].weight, nn.Parameter)
+    for mine, theirs in zip(twin.parameters(), module.parameters(), strict=True):
+        assert is_lazy(mine)
+        assert mine.requires_grad
+        assert_same(materialize(mine), materialize(theirs))
+    assert_same(materialize(tensor), materialize(module[0].weight))

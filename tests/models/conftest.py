@@ -1,4 +1,4 @@
-"""What the tests of models share: recording that never gives up, and the comparison they report."""
+"""What the tests of models share: one thread, and the comparison they report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lazy_tensor.dispatch.budget import Budget
-
 # Read on import: Trainer and Fabric look nowhere, and nothing may wait for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -17,12 +15,6 @@ from tests.models.compare import Distance, distance
 from tests.models.run import Outcome
 
 Check = Callable[..., Distance]
-
-
-@pytest.fixture(autouse=True)
-def recording_never_stops(monkeypatch):
-    """Models this small don't earn what recording costs, and would run unrecorded for a while."""
-    monkeypatch.setattr(Budget, "is_spent", False)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import pytest
 from torch._subclasses import FakeTensorMode
 
 import lazy_tensor
-from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.kernels import backend
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.nvfuser import library
@@ -86,7 +85,6 @@ def definitions(tmp_path_factory):
 @pytest.fixture
 def interpreted(monkeypatch, definitions):
     """The backend in force, blocking; programs this small are recorded all the same."""
-    monkeypatch.setattr(Budget, "is_spent", False)
     monkeypatch.setattr(backend, "_backends", dict(backend._backends))
     registered = Interpreted()
     backend.register_backend("interpreted", registered)

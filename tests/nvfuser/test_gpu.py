@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, stats
-from lazy_tensor.dispatch.budget import Budget
 from tests.conformance.kernel_programs import same, tolerance_of
 from tests.conformance.op_programs import UNINITIALISED
 from tests.nvfuser.conftest import needs_nvfuser
@@ -35,7 +34,6 @@ CASES = [
 @pytest.fixture(autouse=True)
 def nvfuser(tmp_path, monkeypatch):
     """The backend in force, blocking; segments of any size are fused."""
-    monkeypatch.setattr(Budget, "is_spent", False)
     monkeypatch.setattr("lazy_tensor.kernels.nvfuser.backend.CALL_S", 0.0)
     lazy_tensor.configure(backend="nvfuser", compile="blocking", cache_dir=str(tmp_path))
 

@@ -27,8 +27,8 @@ from lazy_tensor.dispatch.trace import local
 class Side:
     """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces.
 
-    Random programs hardly repeat, so that recording stops before long (see `dispatch.budget`),
-    unless the side `keeps_recording`.
+    One without `keeps_recording` has nothing to spend on it (see `dispatch.budget`): ops run
+    unrecorded, but for looks whether the program repeats itself.
     """
 
     name: str
@@ -90,13 +90,15 @@ def difference(program: Program, side: Side) -> str | None:
         expected = run(program, eager)
         rng = torch.get_rng_state()
         lazy_tensor.configure(
-            backend=side.backend, compile="blocking", remat_interval=side.remat_interval
+            backend=side.backend,
+            compile="blocking" if side.keeps_recording else "off",
+            remat_interval=side.remat_interval,
         )
         for i in range(side.rounds):
             names = side.names()
             if side.keeps_recording:
                 local.trace.budget.reset()
-                local.trace.budget.left_s = math.inf
+            local.trace.budget.left_s = math.inf if side.keeps_recording else -1.0
             try:
                 with side.around():
                     got = run(program, names)
