@@ -41,7 +41,11 @@ NORM = aten.linalg_vector_norm.default
 
 def taken_apart(graph: Graph) -> Graph:
     """`graph` with foreach calls on CPU tensors replaced by calls on their tensors."""
-    nodes = [part for node in graph.nodes for part in _parts(graph, node)]
+    nodes = [
+        part
+        for node in graph.nodes
+        for part in ([node] if _is_elsewhere(graph, node) else parts_of(node))
+    ]
     return graph if len(nodes) == len(graph.nodes) else with_nodes(graph, nodes)
 
 
@@ -67,14 +71,14 @@ def op_of_each(op: OpOverload) -> OpOverload | None:
     return found
 
 
-def _parts(graph: Graph, node: Node) -> list[Node]:
+def _is_elsewhere(graph: Graph, node: Node) -> bool:
+    return any(graph.spec[slot].device.type != "cpu" for slot in node.reads)
+
+
+def parts_of(node: Node) -> list[Node]:
+    """A foreach call's calls on its tensors; any other call itself."""
     op = op_of_each(node.facts.op)
-    if op is None:
-        return [node]
-    first = node.args[0]
-    if any(graph.spec[ref.index].device.type != "cpu" for ref in first):
-        return [node]
-    return [_part(node, op, i) for i in range(len(first))]
+    return [node] if op is None else [_part(node, op, i) for i in range(len(node.args[0]))]
 
 
 def _part(node: Node, op: OpOverload, i: int) -> Node:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -315,6 +316,50 @@ def hooks_of_all_modules() -> list[tuple[str, Any]]:
     return found
 
 
+class _Reading(threading.local):
+    read: Callable[[torch.Tensor], Any] | None = None
+
+
+_reading = _Reading()
+_reading_lock = threading.Lock()
+_n_reading = 0
+_value_for_optimizer: Any = getattr(optimizer, "_get_value", None)
+
+
+def _value_or_reading(tensor: Any) -> Any:
+    read = _reading.read
+    found = read(tensor) if read is not None and isinstance(tensor, torch.Tensor) else None
+    return _value_for_optimizer(tensor) if found is None else found
+
+
+@contextmanager
+def step_counts_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """torch's optimizers, in this thread, ask `read` for the values of step counts and the like;
+    where it gives None they read as ever."""
+    before, _reading.read = _reading.read, read
+    _count_reading(1)
+    try:
+        yield
+    finally:
+        _count_reading(-1)
+        _reading.read = before
+
+
+def _count_reading(change: int) -> None:
+    """Put the function in place that asks, as long as a thread wants it."""
+    global _n_reading
+    with _reading_lock:
+        was_wanted, _n_reading = _n_reading > 0, _n_reading + change
+        if was_wanted is (_n_reading > 0) or _value_for_optimizer is None:
+            return
+        old, new = _value_for_optimizer, _value_or_reading
+        if was_wanted:
+            old, new = new, old
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and vars(module).get("_get_value") is old:
+                module._get_value = new  # type: ignore[attr-defined]
+
+
 def is_watched(own: type[Any]) -> str | None:
     """What besides a mode of class `own` sees ops, or functions, as they are called; or None."""
     n_modes = torch._C._len_torch_dispatch_stack()
@@ -336,6 +381,12 @@ def values_of(tensor: torch.Tensor) -> Any:
     """A computed tensor's values as Python numbers, whatever mode is active."""
     with kernels_only():
         return torch._C.TensorBase.tolist(tensor)
+
+
+def items_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The same for computed 0-dim tensors."""
+    with kernels_only():
+        return [torch._C.TensorBase.item(tensor) for tensor in tensors]
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

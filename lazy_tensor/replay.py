@@ -223,7 +223,7 @@ class Replay(Generic[P, R]):
         with self._lock:
             for settled in known.settled:
                 try:
-                    leaves, lasting = settled.leaves(arguments.tensors)
+                    found = settled.found(arguments.tensors)
                 except Changed as reason:
                     self.obstacle = str(reason)
                     continue
@@ -233,7 +233,7 @@ class Replay(Generic[P, R]):
                     verified = settled
                     break
                 self.obstacle = ""
-                result = settled.run(leaves, lasting, arguments.tensors)
+                result = settled.run(found, arguments.tensors)
                 self._account(perf_counter() - start)
                 return result
         if verified is not None:
@@ -268,11 +268,10 @@ class Replay(Generic[P, R]):
         self._account_recorded(start)
         return taken
 
-    def _settled(self, taken: Take, arguments: Arguments) -> Settled:
+    def _settled(self, taken: Take, before: Outline, arguments: Arguments) -> Settled:
+        name = f"replay({self._name})"
         with lazy_mode(**self._options):  # the plan is made as the options want it
-            settled = Settled(
-                taken, arguments.tensors, f"replay({self._name})", cuda_graphs=self._cuda_graphs
-            )
+            settled = Settled(taken, before, arguments.tensors, name, cuda_graphs=self._cuda_graphs)
         self._captured = settled.captured
         return settled
 
@@ -288,7 +287,7 @@ class Replay(Generic[P, R]):
         if obstacle is None:
             assert isinstance(taken, Take)
             try:
-                known.settled.insert(0, self._settled(taken, arguments))
+                known.settled.insert(0, self._settled(taken, outline, arguments))
             except RuntimeError as error:
                 obstacle = str(error)
             else:
@@ -321,7 +320,7 @@ class Replay(Generic[P, R]):
                 "argument, or from where replay can watch it"
             )
         with self._lock:
-            again = self._settled(taken, arguments)
+            again = self._settled(taken, settled.outline, arguments)
             again.n_runs = settled.n_runs + 1
             known.settled.insert(0, again)
         return result
@@ -402,8 +401,8 @@ def _remedy(obstacle: str) -> str:
 
 
 _REMEDIES = {
-    "_local_scalar_dense": "move .item(), float() or `if tensor` out of the function; optimizers: "
-    "fused=True or capturable=True",
+    "_local_scalar_dense": "move .item(), float() or `if tensor` out of the function; optimizers "
+    "with a tensor as lr: fused=True or capturable=True",
     "where the call before gave it": "a number that changes must come in as a tensor: "
     "lr=torch.tensor(...), fused=True or capturable=True in an optimizer",
 }

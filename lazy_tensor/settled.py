@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.captured import Captured
+from lazy_tensor.counts import Recount
 from lazy_tensor.dispatch import hits, host, memory, observe, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of, told_of
@@ -29,6 +30,7 @@ from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.reach import FACETS, OPEN, Holding, Unreachable, Watch, facets_of, is_same
 from lazy_tensor.take import (
     Left,
+    Outline,
     Returned,
     Source,
     Take,
@@ -47,12 +49,21 @@ class Changed(Exception):
     """What is not as it was when the call settled."""
 
 
+class Found(NamedTuple):
+    """What a run needs: the leaves of the plan, those to be drawn left out; its numbers; the
+    tensors at open places."""
+
+    leaves: list[Any]
+    scalars: list[complex]
+    lasting: Tensors
+
+
 class Settled:
     """The plan of a call, where its leaves come from, and where its results go.
 
-    Made when the call's ops have run; `tensors` are those among its arguments, `name` is what the
-    flush log calls its runs. With `cuda_graphs` the plan becomes one if it can. RuntimeError if its
-    ops can't be planned.
+    Made when the call's ops have run; `before` is the outline of one before it that did the same,
+    `tensors` are those among its arguments, `name` is what the flush log calls its runs. With
+    `cuda_graphs` the plan becomes one if it can. RuntimeError if its ops can't be planned.
 
     A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
     same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
@@ -60,12 +71,23 @@ class Settled:
     """
 
     def __init__(
-        self, take: Take, tensors: Tensors, name: str, *, cuda_graphs: bool = False
+        self,
+        take: Take,
+        before: Outline,
+        tensors: Tensors,
+        name: str,
+        *,
+        cuda_graphs: bool = False,
     ) -> None:
         self.outline = outline = take.outline
         self.name = name
         self.n_runs = 0
         self._scalars = list(outline.scalars)
+        self._recount: Recount | None = None
+        if outline.formulas.code:
+            self._recount = Recount(
+                (outline.formulas, before.formulas), (outline.scalars, before.scalars)
+            )
         plan = plan_of(
             Pending(outline.state, [], [], [], self._scalars), outline.live, at_once=True
         )
@@ -185,18 +207,17 @@ class Settled:
         self._of_open = _Told.of([get(self._tensors) for get in self._getters], with_types=False)
         del self._tensors
 
-    def leaves(self, tensors: Tensors) -> tuple[list[Any], Tensors]:
-        """The leaves of the plan for a call with these tensors, those to be drawn left out; and the
-        tensors at open places.
+    def found(self, tensors: Tensors) -> Found:
+        """What to run the plan on for a call with these tensors.
 
         Raises Changed if the call might do something else than it did.
         """
         try:
-            return self._leaves(tensors)
+            return self._found(tensors)
         except (RuntimeError, Unreachable) as error:
             raise Changed(f"a tensor can't be looked at any more: {error}") from None
 
-    def _leaves(self, tensors: Tensors) -> tuple[list[Any], Tensors]:
+    def _found(self, tensors: Tensors) -> Found:
         for i, tensor in self._pinned:
             if tensors[i] is not tensor:
                 raise Changed(f"argument {i} is another tensor, which it also finds elsewhere")
@@ -219,7 +240,10 @@ class Settled:
             leaves[i] = concrete(fetch(tensors))
         if not self._of_leaves.are(leaves):
             raise Changed("tensors share memory with others than they did")
-        return leaves, lasting
+        scalars = self._scalars if self._recount is None else self._recount(leaves)
+        if scalars is None:
+            raise Changed("step counts that were equal are not, or lead elsewhere")
+        return Found(leaves, scalars, lasting)
 
     # Where results go
 
@@ -240,12 +264,13 @@ class Settled:
                 self._layouts.append(host.layout_of(tensor))
         self._getters = [self._getter(*_place(one)) for one in self._renewed]
 
-    def run(self, leaves: list[Any], lasting: Tensors, tensors: Tensors) -> Any:
-        """What the call would have returned, its effects done; `leaves` and `lasting` as found.
+    def run(self, found: Found, tensors: Tensors) -> Any:
+        """What the call would have returned, its effects done.
 
         An exception says, in a note, which recorded line it came from; what doesn't depend on it is
         done all the same.
         """
+        leaves, scalars, lasting = found
         self.n_runs += 1
         ask_for_extensions(self._plan)
         written = [fetch(tensors) if callable(fetch) else fetch for fetch in self._written]
@@ -266,7 +291,7 @@ class Settled:
             if self.captured is not None and function is self._plan.function:
                 function = self.captured
             try:
-                results = function(leaves, self._scalars)
+                results = function(leaves, scalars)
             except BaseException as error:
                 raised = type(error).__name__
                 self._fail(error, lasting, tensors)

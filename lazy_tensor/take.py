@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lazy_tensor.counts import Counts, Formulas
 from lazy_tensor.dispatch import hits, host, torch_private, watch
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
@@ -77,6 +78,7 @@ class Outline:
 
     state: State
     scalars: tuple[complex, ...]
+    formulas: Formulas
     draws: tuple[Any, ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
@@ -93,8 +95,9 @@ class Outline:
         for name, words in _WORDS.items():
             if getattr(self, name) != getattr(before, name):
                 return words
+        explained = self.formulas.explained(before.formulas)
         for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
-            if not is_same(now, then):
+            if not is_same(now, then) and (repr(now), repr(then)) not in explained:
                 return self._other_number(i, now, then)
         return None
 
@@ -125,6 +128,7 @@ class Take:
 
 
 _WORDS = {
+    "formulas": "it computes other numbers from its step counts each call",
     "draws": "it draws other random numbers each call",
     "sources": "it reads other tensors each call",
     "left": "it leaves tensors in other places each call",
@@ -262,8 +266,10 @@ def take(
     numbers = _random_states()
     torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
     tape = Tape(trace, before.generators)
+    counts = Counts(trace)
     try:
-        result = function(*args, **kwargs)
+        with torch_private.step_counts_read_by(counts.read):
+            result = function(*args, **kwargs)
     except BaseException:
         tape.stop("it raised an exception")
         raise
@@ -278,7 +284,9 @@ def take(
         if not is_unchanged():
             raise Obstacle("it changes lists, dicts or objects that are arguments")
         after = Picture(roots, tensors)
-        return result, _Reading(trace, tape, before, after, tensors, result).take()
+        return result, _Reading(
+            trace, tape, counts.formulas(), before, after, tensors, result
+        ).take()
     except (Obstacle, Unreachable) as reason:
         return result, str(reason)
     except Exception as error:  # the call is done; losing its result would be worse
@@ -301,6 +309,7 @@ class _Reading:
         self,
         trace: Trace,
         tape: Tape,
+        formulas: Formulas,
         before: Picture,
         after: Picture,
         tensors: list[torch.Tensor],
@@ -308,6 +317,7 @@ class _Reading:
     ) -> None:
         self.trace = trace
         self.tape = tape
+        self.formulas = formulas
         self.before = before
         self.after = after
         self.tensors = tensors
@@ -353,6 +363,7 @@ class _Reading:
         outline = Outline(
             state=self.trace.state,
             scalars=tuple(self.trace.scalars),
+            formulas=self.formulas,
             draws=tuple(draw.key for draw in draws),
             sources=sources,
             left=left,

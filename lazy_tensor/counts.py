@@ -1,0 +1,337 @@
+"""Numbers that optimizers compute from their step counts, so that replays can compute them anew.
+
+In: while a call is taken down, the 0-dim tensors that an optimizer reads, and Python's arithmetic
+on what it read. Out: `Formulas`, to be compared with another call's, and a `Recount` that applies
+them to the leaves of further calls. Called by `take` and `settled`.
+
+torch's optimizers read step counts by `.item()`. The value is computed aside, nothing is run for
+it; what Python makes of it is noted line by line, and found again by its value among the numbers
+that the trace got.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import foreach, torch_private
+from lazy_tensor.dispatch.admit import slot_of
+from lazy_tensor.dispatch.trace import Leaf, Node, State, Trace, local
+from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
+from lazy_tensor.reach import is_atom, is_same
+
+
+class Line(NamedTuple):
+    """How one value is made, from those of other lines.
+
+    "leaf" and "scalar" are of the trace, by number; "constant" is a number or the like, `what` its
+    type and text; "op" is an op's result, its last operands passed by `names`; "item" is a tensor's
+    value, "number" what Python's operator of the name `what` gives, "branch" its `outcome`.
+    """
+
+    kind: str
+    what: Any
+    operands: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    outcome: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """How a call computed numbers; equal for calls that did so alike. `values` are what each line
+    gave then."""
+
+    code: tuple[Line, ...]
+    values: tuple[Any, ...] = field(compare=False)
+
+    def explained(self, before: Formulas) -> dict[tuple[str, str], list[int]]:
+        """By what they gave in this call and in one before, as text: the lines of numbers."""
+        found: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for i, line in enumerate(self.code):
+            if line.kind in ("item", "number"):
+                found[repr(self.values[i]), repr(before.values[i])].append(i)
+        return found
+
+
+class Counts:
+    """What a call that is taken down reads of 0-dim CPU tensors, and computes from it.
+
+    It knows their values although they are pending: it runs the ops on them aside. Made when the
+    tape is on.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._tape = trace.tape
+        self._seen: State | None = trace.state
+        self._n_leaves = 0
+        self._line_of: dict[int, int] = {}  # by slot
+        self._code: list[Line] = []
+        self._values: list[Any] = []
+        self._number_of: dict[Line, int] = {}
+
+    def formulas(self) -> Formulas:
+        return Formulas(tuple(self._code), tuple(self._values))
+
+    @property
+    def is_going_on(self) -> bool:
+        return self._trace.tape is self._tape and local.trace is self._trace
+
+    def read(self, tensor: torch.Tensor) -> Count | None:
+        """The tensor's value; None if the tensor is nothing that a count could be."""
+        slot = slot_of(self._trace, tensor) if self.is_going_on else None
+        if slot is None:
+            return None
+        self._catch_up()
+        line = self._line_of.get(slot.index)
+        if line is None:
+            return None
+        value = torch_private.values_of(self._values[line])
+        if type(value) is not float:
+            return None
+        return Count.of(self, value, self._noted(Line("item", None, (line,)), value))
+
+    def computed(self, name: str, *arguments: Any) -> Any:
+        """What Python's operator gives, as a count if it is a number."""
+        result = getattr(operator, name)(*map(_plain, arguments))
+        if not self.is_going_on or type(result) not in (float, bool):
+            return result
+        operands = tuple([
+            argument.line if type(argument) is Count else self._constant(argument)
+            for argument in arguments
+        ])  # fmt: skip
+        if type(result) is bool:
+            self._noted(Line("branch", name, operands, outcome=result), result)
+            return result
+        return Count.of(self, result, self._noted(Line("number", name, operands), result))
+
+    def lost(self) -> None:
+        """A count was read in a way that replays can't follow."""
+        if self.is_going_on:
+            self._tape.stop("a step count is turned into a plain number, or into text")
+
+    def _noted(self, line: Line, value: Any) -> int:
+        number = self._number_of.get(line)
+        if number is None:
+            number = self._number_of[line] = len(self._code)
+            self._code.append(line)
+            self._values.append(value)
+        return number
+
+    def _constant(self, value: Any) -> int:
+        return self._noted(Line("constant", (type(value), repr(value))), value)
+
+    def _catch_up(self) -> None:
+        """Follow the calls recorded since."""
+        steps: list[Leaf | Node] = []
+        state: State | None = self._trace.state
+        while state is not self._seen:
+            assert state is not None, "a trace only grows while its tape is on"
+            if state.step is not None:
+                steps.append(state.step)
+            state = state.parent
+        self._seen = self._trace.state
+        drawn = {id(data) for _, data in self._tape.draws}
+        for step in reversed(steps):
+            if isinstance(step, Node):
+                self._follow(step)
+                continue
+            data = self._trace.leaves[self._n_leaves]
+            if step.shares is not None:
+                self._line_of.pop(step.shares, None)
+            elif _is_count(step.spec) and id(data) not in drawn:
+                line = Line("leaf", self._n_leaves)
+                self._line_of[step.slot] = self._noted(line, torch_private.copy_of(data))
+            self._n_leaves += 1
+
+    def _follow(self, node: Node) -> None:
+        if self._line_of.keys().isdisjoint((*node.reads, *node.writes)):
+            return
+        for part in foreach.parts_of(node):
+            given = [*part.args, *(value for _, value in part.kwargs)]
+            if self._is_followed(part, given):
+                self._run(part, given)
+                continue
+            for slot in part.writes if part.view_of is None else part.reads:
+                self._line_of.pop(slot, None)
+
+    def _is_followed(self, node: Node, given: list[Any]) -> bool:
+        if node.view_of is not None or node.facts.is_random or not node.is_single:
+            return False
+        return all(map(_is_count, node.specs)) and all(
+            argument.index in self._line_of
+            if isinstance(argument, Ref)
+            else isinstance(argument, ScalarRef) or is_atom(argument)
+            for argument in given
+        )
+
+    def _run(self, node: Node, given: list[Any]) -> None:
+        operands: list[int] = []
+        for argument in given:
+            if isinstance(argument, Ref):
+                operands.append(self._line_of[argument.index])
+            elif isinstance(argument, ScalarRef):
+                line = Line("scalar", argument.index)
+                operands.append(self._noted(line, self._trace.scalars[argument.index]))
+            else:
+                operands.append(self._constant(argument))
+        names = tuple([name for name, _ in node.kwargs])
+        line = Line("op", node.facts.op, tuple(operands), names)
+        if line not in self._number_of:
+            self._noted(line, _result_of(line, [self._values[i] for i in operands]))
+        for slot in (*node.outs, *node.writes):
+            if slot is not None:
+                self._line_of[slot] = self._number_of[line]
+
+
+def _is_count(spec: TensorSpec | None) -> bool:
+    return spec is not None and not spec.size and spec.device.type == "cpu"
+
+
+def _result_of(line: Line, given: list[Any]) -> Any:
+    """What a line gives, from what its operands gave."""
+    if line.kind == "item":
+        return torch_private.values_of(given[0])
+    if line.kind != "op":
+        return getattr(operator, line.what)(*given)
+    op: OpOverload = line.what
+    n_args = len(given) - len(line.names)
+    if op._schema.is_mutable:
+        given[0] = torch_private.copy_of(given[0])
+    with torch_private.kernels_only():
+        return op(*given[:n_args], **dict(zip(line.names, given[n_args:], strict=True)))
+
+
+def _plain(number: Any) -> Any:
+    return float.__float__(number) if type(number) is Count else number
+
+
+class Count(float):
+    """A float that knows how it was computed.
+
+    C code that takes floats reads its value, and so does any other number's arithmetic; what comes
+    of that is a plain number.
+    """
+
+    __slots__ = ("counts", "line")
+    counts: Counts
+    line: int
+
+    @classmethod
+    def of(cls, counts: Counts, value: float, line: int) -> Count:
+        made = cls(value)
+        made.counts, made.line = counts, line
+        return made
+
+
+def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
+    def method(self: Count, *other: Any) -> Any:
+        if not all(type(number) in (int, float, bool, Count) for number in other):
+            return NotImplemented
+        return self.counts.computed(name, *((*other, self) if is_swapped else (self, *other)))
+
+    return method
+
+
+def _losing(name: str) -> Callable[..., Any]:
+    def method(self: Count, *args: Any) -> Any:
+        self.counts.lost()
+        return getattr(float, name)(self, *args)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Count, f"__{_name}__", _operator(_name))
+    setattr(Count, f"__r{_name}__", _operator(_name, is_swapped=True))
+for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Count, f"__{_name}__", _operator(_name))
+setattr(Count, "__bool__", _operator("truth"))  # noqa: B010
+for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__ceil__",
+              "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__",
+              "__hash__", "__format__", "__repr__", "__str__", "__reduce_ex__", "is_integer",
+              "as_integer_ratio", "hex"):  # fmt: skip
+    setattr(Count, _name, _losing(_name))
+
+
+class Recount:
+    """Computes the numbers of a trace from its leaves, as two calls before did.
+
+    `formulas` and `scalars` are theirs, the later call's first. Counts that were equal then are
+    computed once, and must stay equal; numbers that both calls computed alike must stay the same.
+    RuntimeError if a number is computed from one that the trace got and nothing explains.
+    """
+
+    def __init__(
+        self,
+        formulas: tuple[Formulas, Formulas],
+        scalars: tuple[Sequence[complex], Sequence[complex]],
+    ) -> None:
+        now, before = formulas
+        self._values: list[Any] = []  # of distinct lines; None for what is computed
+        self._alike: dict[int, list[int]] = {}  # by line: the leaves of one value
+        self._computed: dict[int, Line] = {}
+        self._fixed: dict[int, Any] = {}
+        self._scalars = list(scalars[0])
+        explained = now.explained(before)
+        explaining = {
+            i: explained[repr(one), repr(other)]
+            for i, (one, other) in enumerate(zip(*scalars, strict=True))
+            if not is_same(one, other)
+        }
+        distinct: dict[Any, int] = {}
+        places: list[int] = []  # by line of the formulas
+        for i, (line, value) in enumerate(zip(now.code, now.values, strict=True)):
+            if line.kind == "scalar" and line.what in explaining:
+                first = explaining[line.what][0]
+                if first >= i:
+                    raise RuntimeError("a number changes, and what it is computed from is unknown")
+                places.append(places[first])
+                continue
+            line = line._replace(operands=tuple([places[k] for k in line.operands]))
+            key: Any = line
+            if line.kind == "leaf":
+                key = (value.dtype, repr(torch_private.values_of(value)))
+            is_given = line.kind in ("constant", "scalar")
+            place = distinct.setdefault(key, len(self._values))
+            places.append(place)
+            if place == len(self._values):
+                self._values.append(value if is_given else None)
+            if line.kind == "leaf":
+                self._alike.setdefault(place, []).append(line.what)
+            elif not is_given:
+                self._computed[place] = line
+                if line.kind != "op" and is_same(value, before.values[i]):
+                    self._fixed[place] = value
+        self._changing = {i: places[lines[0]] for i, lines in explaining.items()}
+        alike = {frozenset([places[line] for line in lines]) for lines in explaining.values()}
+        self._agreeing = [sorted(one) for one in alike if len(one) > 1]
+
+    def __call__(self, leaves: Sequence[torch.Tensor]) -> list[complex] | None:
+        """The scalars for these leaves; None if the call may do something else with them."""
+        values = self._values.copy()
+        for place, members in self._alike.items():
+            numbers = torch_private.items_of([leaves[i] for i in members])
+            if numbers.count(numbers[0]) != len(numbers):
+                return None
+            values[place] = leaves[members[0]]
+        try:
+            for place, line in self._computed.items():
+                values[place] = _result_of(line, [values[k] for k in line.operands])
+        except ArithmeticError:
+            return None  # which Python will raise again
+        if not all(is_same(values[place], value) for place, value in self._fixed.items()):
+            return None
+        for first, *others in self._agreeing:
+            if not all(is_same(values[first], values[other]) for other in others):
+                return None
+        scalars = self._scalars.copy()
+        for i, place in self._changing.items():
+            scalars[i] = values[place]
+        return scalars

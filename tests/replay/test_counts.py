@@ -1,0 +1,230 @@
+"""Replays of optimizers that compute numbers from their step counts, against eager."""
+
+import copy
+import math
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn, optim
+
+import lazy_tensor
+from lazy_tensor import replay
+
+N = 24
+
+
+def reader():
+    """What Adam reads its step count with."""
+    return vars(sys.modules["torch.optim.adam"])["_get_value"]
+
+
+READ_BY_TORCH = reader()
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="replay.* goes on recording")
+        yield
+
+
+class Pair:
+    """The same parameters and optimizer twice: eager's, and those whose step is replayed."""
+
+    def __init__(self, make, wrap=replay):
+        torch.manual_seed(0)
+        shapes = [(3, 4), (5,), (3, 4), (2, 2)]
+        values = [torch.randn(shape) for shape in shapes]
+        self.eager = [nn.Parameter(value.clone()) for value in values]
+        self.lazy = [nn.Parameter(value.clone()) for value in values]
+        self.optimizers = [make(self.eager), make(self.lazy)]
+        self.step = wrap(self.optimizers[1].step)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def take(self, n=1, without=()):
+        for _ in range(n):
+            for i, (p, q) in enumerate(zip(self.eager, self.lazy, strict=True)):
+                gradient = torch.randn(p.shape, generator=self.generator)
+                p.grad = None if i in without else gradient.clone()
+                q.grad = None if i in without else gradient.clone()
+            self.optimizers[0].step()
+            self.step()
+            for p, q in zip(self.eager, self.lazy, strict=True):
+                assert torch.equal(lazy_tensor.materialize(q.detach()), p.detach())
+
+    @property
+    def n_replayed(self):
+        return self.step.n_replayed
+
+    def states(self):
+        """Each optimizer's states of its parameters."""
+        return [[o.state[p] for p in o.param_groups[0]["params"]] for o in self.optimizers]
+
+
+COUNTING = {
+    "adam": lambda p: optim.Adam(p, foreach=False),
+    "adam foreach": lambda p: optim.Adam(p, foreach=True),
+    "adamw decoupled": lambda p: optim.AdamW(p, foreach=False, maximize=True),
+    "adamw foreach amsgrad": lambda p: optim.AdamW(p, foreach=True, amsgrad=True),
+    "nadam": lambda p: optim.NAdam(p, foreach=False),
+    "nadam foreach": lambda p: optim.NAdam(p, foreach=True),
+    "radam": lambda p: optim.RAdam(p, foreach=False),
+    "radam foreach": lambda p: optim.RAdam(p, foreach=True),
+    "adamax foreach": lambda p: optim.Adamax(p, foreach=True),
+    "adagrad": lambda p: optim.Adagrad(p, lr_decay=0.1, foreach=False),
+    "adagrad foreach": lambda p: optim.Adagrad(p, lr_decay=0.1, foreach=True),
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_steps_are_replayed_and_bit_equal(name):
+    pair = Pair(COUNTING[name])
+    pair.take(2 * N)  # rectified Adam goes another way from the sixth step on
+    assert pair.n_replayed >= N // 2, pair.step.obstacle
+    assert reader() is READ_BY_TORCH
+
+
+def test_with_kernels_the_numbers_are_inputs():
+    pair = Pair(COUNTING["adam"], lambda step: replay(step, backend="inductor", compile="blocking"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "equal", lambda a, b: torch.allclose(a, b, atol=1e-6))
+        pair.take(8)
+        compiled = lazy_tensor.stats()["compiled"]
+        pair.take(N)
+    assert pair.n_replayed >= N
+    assert lazy_tensor.stats()["compiled"] == compiled
+
+
+def test_a_count_that_is_set_is_read_anew():
+    pair = Pair(COUNTING["adam foreach"])
+    pair.take(N // 2)
+    for states in pair.states():
+        for state in states:
+            state["step"].fill_(1000.0)
+    before = pair.n_replayed
+    pair.take(4)
+    assert pair.n_replayed == before + 4
+
+
+@pytest.mark.parametrize("name", ["adam", "adam foreach"])
+def test_counts_that_part_are_told_apart(name):
+    pair = Pair(COUNTING[name])
+    pair.take(N // 2)
+    for states in pair.states():
+        states[1]["step"].add_(3.0)
+    before = pair.n_replayed
+    pair.take(N)
+    assert before > 0
+    assert pair.n_replayed > before, pair.step.obstacle
+
+
+def test_a_parameter_without_gradient_leaves_its_count_behind():
+    pair = Pair(COUNTING["adam"])
+    pair.take(3)
+    pair.take(1, without=(2,))
+    pair.take(N)
+    assert pair.n_replayed >= N - 6, pair.step.obstacle
+
+
+def test_numbers_that_no_longer_change_may_change_again():
+    """1 - 0.9 ** step is 1 from some step on: a constant, as long as it is one."""
+    pair = Pair(lambda p: optim.Adam(p, betas=(0.9, 0.9), foreach=True))
+    pair.take(1)
+    for states in pair.states():
+        for state in states:
+            state["step"].fill_(1000.0)
+    pair.take(8)
+    before = pair.n_replayed
+    assert before > 0
+    for states in pair.states():
+        for state in states:
+            state["step"].fill_(2.0)
+    pair.take(N)
+    assert pair.n_replayed > before
+
+
+class Plain(optim.SGD):
+    """Reads its count in some way that isn't arithmetic."""
+
+    def __init__(self, params, read):
+        super().__init__(params, lr=0.1)
+        self.read = read
+        self.count = torch.tensor(0.0)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        number = self.read(reader()(self.count))
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.add_(p.grad, alpha=-0.1 * number)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [int, round, hash, str, lambda c: c // 2, math.floor, lambda c: {c: 1.0}[c],
+     lambda c: f"{c:.2f}", copy.copy],
+)  # fmt: skip
+def test_counts_that_become_something_else_are_not_replayed(read):
+    pair = Pair(lambda p: Plain(p, lambda count: float(read(count))))
+    pair.take(N)
+    assert pair.n_replayed == 0
+    assert "plain number" in pair.step.obstacle
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda c: c if c > 10 else 1.0,
+        lambda c: max(c, 10),
+        lambda c: 2.0 if c == 12.0 else c,
+        lambda c: abs(-c) + (+c) * 2 / (1 + c**2) if c else 0.0,
+    ],
+)
+def test_branches_on_counts_are_watched(read):
+    pair = Pair(lambda p: Plain(p, read))
+    pair.take(2 * N)
+    assert pair.n_replayed > N, pair.step.obstacle
+
+
+def test_a_count_outlives_its_call_as_a_number():
+    kept = []
+
+    class Keeping(Plain):
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.count += 1
+            number = reader()(self.count)
+            kept.append(number)
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad, alpha=-0.1 / number)
+
+    pair = Pair(lambda p: Keeping(p, None))
+    pair.take(4)
+    assert [float(number) for number in kept[1::2]] == [1.0, 2.0, 3.0, 4.0]
+    assert {type(number + 1) for number in kept} == {float}
+
+
+def test_other_threads_read_as_ever():
+    pair, found = Pair(COUNTING["adam"]), []
+    stop = threading.Event()
+
+    def train():
+        parameter = nn.Parameter(torch.ones(3))
+        parameter.grad = torch.ones(3)
+        other = optim.Adam([parameter])
+        while not stop.is_set():
+            other.step()
+        found.append(other.state[parameter]["step"].item())
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    pair.take(N)
+    stop.set()
+    thread.join()
+    assert found[0] > 0
+    assert pair.n_replayed > 0
+    assert reader() is READ_BY_TORCH
