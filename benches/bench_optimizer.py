@@ -1,6 +1,7 @@
 """A step of Adam on the parameters of a transformer, tensor by tensor and foreach.
 
-Gradients are given: the step alone is timed. `fused` is eager's own kernel, which reads and writes
+Gradients are given: the step alone is timed. `replayed` is the step in `lazy_tensor.replay`, whose
+first calls are recorded as `lazy`'s are. `fused` is eager's own kernel, which reads and writes
 each element once: the floor. thunder takes no `Optimizer`, so it is given the function that updates
 all parameters. Page faults are a settled step's. Writes `results/optimizer.md`.
 """
@@ -26,6 +27,8 @@ from workloads import refusal
 import lazy_tensor
 
 Step = Callable[[], object]
+SIDES = ("eager", "lazy", "replayed", "compile")
+CALLS_UNTIL_SETTLED = 6
 COLUMNS = ("Adam", "parameters", "side", "first step", "settled step", "/ eager", "/ compile",
            "/ fused", "page faults")  # fmt: skip
 
@@ -65,6 +68,11 @@ def thunder_step(optimizer: torch.optim.Optimizer, foreach: bool) -> Step:
     return lambda: compiled(params, grads, averages, squares, counts)
 
 
+def assert_equal(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+    for mine, theirs in zip(parameters_of(one), parameters_of(other), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def page_faults(step: Step) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     step()
@@ -93,12 +101,13 @@ def bench_adam(
     notes: list[str],
     foreach: bool,
 ) -> None:
-    optimizers = {name: optimizer(quick, foreach=foreach) for name in ("eager", "lazy", "compile")}
+    optimizers = {name: optimizer(quick, foreach=foreach) for name in SIDES}
     optimizers["fused"] = optimizer(quick, fused=True)
-    mode = lazy_tensor.lazy_mode(compile="off" if quick else "background")
+    how: dict[str, Any] = {"compile": "off" if quick else "background"}
     steps: dict[str, Step] = {
         "eager": optimizers["eager"].step,
-        "lazy": mode(optimizers["lazy"].step),
+        "lazy": lazy_tensor.lazy_mode(**how)(optimizers["lazy"].step),
+        "replayed": lazy_tensor.replay(optimizers["replayed"].step, **how),
         "fused": optimizers["fused"].step,
     }
     if not quick:
@@ -113,13 +122,15 @@ def bench_adam(
         except Exception as error:
             notes.append(f"thunder does not take it {_name(foreach)}: {refusal(error)}")
     if not quick:
-        steps["lazy"] = lazy_tensor.lazy_mode(compile="blocking")(optimizers["lazy"].step)
+        how = {"compile": "blocking"}
+        steps["lazy"] = lazy_tensor.lazy_mode(**how)(optimizers["lazy"].step)
+    replayed = steps["replayed"] = lazy_tensor.replay(optimizers["replayed"].step, **how)
+    for _ in range(CALLS_UNTIL_SETTLED):
+        replayed()
     rounds = 2 if quick else 40
     timings = benchmark.pedantic(interleaved, args=(steps, rounds, 10), rounds=1, iterations=1)
-    for mine, theirs in zip(
-        parameters_of(optimizers["lazy"]), parameters_of(optimizers["eager"]), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs)
+    assert replayed.n_replayed > 0, replayed.obstacle
+    assert_equal(optimizers["lazy"], optimizers["eager"])
     for name, step in steps.items():
         against = [
             f"{timings.ratio(name, other):.2f}×" if other in steps else "-"

@@ -148,11 +148,12 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 def told_of(plan: Plan) -> dict[str, Any]:
     """What a record in the flush log says of the plan that has just run."""
+    statuses, reasons = plan.told()
     return {
         "steps": plan.steps,
         "peak_bytes": plan.peak_bytes,
-        "statuses": tuple([fusion.status for fusion in plan.fusions]),
-        "reasons": tuple([fusion.reason for fusion in plan.fusions]),
+        "statuses": statuses,
+        "reasons": reasons,
         "steps_s": observe.times_s(),
     }
 

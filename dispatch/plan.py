@@ -12,7 +12,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,8 +65,22 @@ class Plan:
     root: dict[int, int]
     lasting: frozenset[int]
     peak_bytes: int
+    _distinct: tuple[Fusion, ...] = field(init=False)
+    _told: tuple[Any, ...] = ()
 
     FIRST_LINE = 4
+
+    def __post_init__(self) -> None:
+        self._distinct = tuple(dict.fromkeys(self.fusions))
+
+    def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The status of each fusion, and the reason for it."""
+        now = [(fusion.status, fusion.reason) for fusion in self._distinct]
+        if not self._told or now != self._told[0]:
+            fusions = self.fusions
+            statuses = tuple([fusion.status for fusion in fusions])
+            self._told = (now, statuses, tuple([fusion.reason for fusion in fusions]))
+        return self._told[1:]
 
     def observed(
         self,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import foreach, torch_private
+from lazy_tensor.dispatch import foreach, hits, torch_private
 from lazy_tensor.dispatch.admit import slot_of
 from lazy_tensor.dispatch.trace import Leaf, Node, State, Trace, local
 from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
@@ -313,12 +313,11 @@ class Recount:
         alike = {frozenset([places[line] for line in lines]) for lines in explaining.values()}
         self._agreeing = [sorted(one) for one in alike if len(one) > 1]
 
-    def __call__(self, leaves: Sequence[torch.Tensor]) -> list[complex] | None:
+    def __call__(self, leaves: list[torch.Tensor]) -> list[complex] | None:
         """The scalars for these leaves; None if the call may do something else with them."""
         values = self._values.copy()
         for place, members in self._alike.items():
-            numbers = torch_private.items_of([leaves[i] for i in members])
-            if numbers.count(numbers[0]) != len(numbers):
+            if not _are_equal(leaves, members):
                 return None
             values[place] = leaves[members[0]]
         try:
@@ -335,3 +334,11 @@ class Recount:
         for i, place in self._changing.items():
             scalars[i] = values[place]
         return scalars
+
+
+def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
+    """Whether those of these numbers, 0-dim tensors of one dtype on the CPU, have one value."""
+    if hits.native is not None:
+        return bool(hits.native.are_equal(tensors, which))
+    numbers = torch_private.items_of([tensors[i] for i in which])
+    return numbers.count(numbers[0]) == len(numbers)

@@ -117,9 +117,10 @@ class Settled:
         sources = take.outline.sources
         fetches = [self._fetch(source, take) for source in sources]
         self._template: list[Any] = [None] * len(sources)
-        self._lazy: list[tuple[int, LazyTensor]] = []
+        self._opened: list[tuple[int, int]] = []  # leaf i lies at open place k
         self._fetched: list[tuple[int, Fetch]] = []
         self._drawn: list[tuple[int, int]] = []
+        at_open = {place: k for k, place in enumerate(self._open)}
         for i, (source, fetch) in enumerate(zip(sources, fetches, strict=True)):
             if source.kind == "draw":
                 self._drawn.append((i, source.name))
@@ -129,16 +130,15 @@ class Settled:
                     self._fetched.append((i, partial(_copied, self._constants[i])))
             elif source.view is not None:
                 self._fetched.append((i, _viewing(fetch, source.view)))
+            elif source.name in at_open:
+                self._opened.append((i, at_open[source.name]))
             elif callable(fetch):
                 self._fetched.append((i, fetch))
-            elif isinstance(fetch, LazyTensor):
-                self._lazy.append((i, fetch))
             else:
                 self._template[i] = fetch
-        written = [(sources[i], fetches[i]) for i in take.written]
-        self._written = [
-            fetch for source, fetch in written if source.view is None and fetch is not None
-        ]
+        written = [fetches[i] for i in take.written if sources[i].view is None]
+        self._written = [one for one in written if one is not None and not callable(one)]
+        self._found_written: list[Fetch] = [one for one in written if callable(one)]
         read = {source.name for source in sources if source.kind == "place"}
         self._unread = [i for i, left in enumerate(self._renewed) if _place(left) not in read]
 
@@ -199,11 +199,12 @@ class Settled:
         self._of_watched = _Told.of(self._watched, with_types=True)
         # gradients that the call doesn't replace are open too
         replaced = {_place(one) for one in left}
-        self._getters += [
-            self._getter(name, 0)
+        self._open += [
+            (name, 0)
             for name, holding in self._holdings.items()
             if holding.is_of_tensor and holding.values[0] is OPEN and (name, 0) not in replaced
         ]
+        self._getters = [self._getter(*place) for place in self._open]
         self._of_open = _Told.of([get(self._tensors) for get in self._getters], with_types=False)
         del self._tensors
 
@@ -233,11 +234,12 @@ class Settled:
         lasting = [get(tensors) for get in self._getters]
         if not (self._of_watched.are(self._watched) and self._of_open.are(lasting)):
             raise Changed("a tensor's class, size, strides, dtype, device or graph changed")
-        leaves = self._template.copy()
-        for i, lazy in self._lazy:
-            leaves[i] = lazy._value.data
+        found = self._template.copy()
+        for i, k in self._opened:
+            found[i] = lasting[k]
         for i, fetch in self._fetched:
-            leaves[i] = concrete(fetch(tensors))
+            found[i] = fetch(tensors)
+        leaves = _concrete(found)
         if not self._of_leaves.are(leaves):
             raise Changed("tensors share memory with others than they did")
         scalars = self._scalars if self._recount is None else self._recount(leaves)
@@ -262,7 +264,7 @@ class Settled:
             else:
                 self._requires_grad.append(tensor.requires_grad and tensor.is_leaf)
                 self._layouts.append(host.layout_of(tensor))
-        self._getters = [self._getter(*_place(one)) for one in self._renewed]
+        self._open = [_place(one) for one in self._renewed]
 
     def run(self, found: Found, tensors: Tensors) -> Any:
         """What the call would have returned, its effects done.
@@ -273,7 +275,7 @@ class Settled:
         leaves, scalars, lasting = found
         self.n_runs += 1
         ask_for_extensions(self._plan)
-        written = [fetch(tensors) if callable(fetch) else fetch for fetch in self._written]
+        written = [*self._written, *(fetch(tensors) for fetch in self._found_written)]
         lasting = lasting[: len(self._renewed)]
         if self._unread:  # their memory is free for what takes its place
             layouts = [self._layouts[i] for i in self._unread]
@@ -300,9 +302,9 @@ class Settled:
                 self._note(start, raised)
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
         self._leave(of_slot, lasting, tensors)
-        torch_private.count_writes(written)
+        _count_writes(written)
         watch.note_writes(written)
-        torch_private.count_writes(lasting)  # graphs that saved one must not use its new value
+        _count_writes(lasting)  # graphs that saved one must not use its new value
         return self._result(of_slot, kept, tensors)
 
     def _note(self, start: float, raised: str) -> None:
@@ -412,6 +414,17 @@ class _Told:
         if tell is not None:
             self._words = tell(tensors, *self._more)
         return True
+
+
+def _concrete(tensors: list[Any]) -> list[Any]:
+    """`take.concrete` of each."""
+    native = hits.native
+    return list(map(concrete, tensors)) if native is None else native.concrete(tensors)
+
+
+def _count_writes(tensors: Tensors) -> None:
+    count = torch_private.count_writes if hits.native is None else hits.native.count_writes
+    count(tensors)
 
 
 def _copied(tensor: torch.Tensor, _: Tensors) -> torch.Tensor:

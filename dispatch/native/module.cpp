@@ -131,6 +131,9 @@ PyMethodDef methods[] = {
     {"have_facets", py_have_facets, METH_VARARGS, nullptr},
     {"leaf_words", py_leaf_words, METH_O, nullptr},
     {"argument_words", py_argument_words, METH_VARARGS, nullptr},
+    {"concrete", py_concrete, METH_O, nullptr},
+    {"are_equal", py_are_equal, METH_VARARGS, nullptr},
+    {"count_writes", py_count_writes, METH_O, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <c10/util/flat_hash_map.h>
+
 #include "call.h"
 
 namespace hits {
@@ -124,6 +126,9 @@ PyObject* py_have_facets(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// Where an object was met first.
+using Firsts = ska::flat_hash_map<const void*, int64_t>;
+
 PyObject* as_bytes(const std::vector<uint64_t>& words) {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words.data()),
                                    static_cast<Py_ssize_t>(words.size() * sizeof(uint64_t)));
@@ -140,7 +145,9 @@ void append_leaf(std::vector<uint64_t>& words, const at::Tensor& tensor, int64_t
 PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   HANDLE_TH_ERRORS
   std::vector<uint64_t> words;
-  std::unordered_map<const void*, int64_t> owners;
+  Firsts owners;
+  owners.reserve(PyList_GET_SIZE(leaves));
+  words.reserve(8 * PyList_GET_SIZE(leaves));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(leaves); ++i) {
     PyObject* leaf = PyList_GET_ITEM(leaves, i);
     if (leaf == Py_None) {
@@ -164,7 +171,9 @@ PyObject* py_argument_words(PyObject*, PyObject* args) {
   int with_types;
   if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &tensors, &with_types)) return nullptr;
   std::vector<uint64_t> words;
-  std::unordered_map<const void*, int64_t> first;
+  Firsts first;
+  first.reserve(PyList_GET_SIZE(tensors));
+  words.reserve(10 * PyList_GET_SIZE(tensors));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* object = PyList_GET_ITEM(tensors, i);
     PyTypeObject* type = Py_TYPE(object);
@@ -181,6 +190,71 @@ PyObject* py_argument_words(PyObject*, PyObject* args) {
     append_leaf(words, tensor, first.emplace(object, i).first->second);
   }
   return as_bytes(words);
+  END_HANDLE_TH_ERRORS
+}
+
+// After kernels little of the tensors is in the caches; asked for all at once, it comes at once.
+void fetch_into_caches(PyObject* tensors) {
+  std::vector<const c10::TensorImpl*> impls;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* object = PyList_GET_ITEM(tensors, i);
+    if (object == Py_None) continue;
+    impls.push_back(THPVariable_Unpack(object).unsafeGetTensorImpl());
+    const char* impl = reinterpret_cast<const char*>(impls.back());
+    for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
+  }
+  for (const c10::TensorImpl* impl : impls) {
+    __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+  }
+}
+
+// concrete(tensors): for each lazy one its data, any other as it is.
+PyObject* py_concrete(PyObject*, PyObject* tensors) {
+  HANDLE_TH_ERRORS
+  fetch_into_caches(tensors);
+  Ref found(sure(PyList_New(PyList_GET_SIZE(tensors))));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* tensor = PyList_GET_ITEM(tensors, i);
+    Ref data = Ref::to(tensor);
+    if (is_lazy_class(Py_TYPE(tensor))) {
+      Ref object;
+      data = data_in(value_of(THPVariable_Unpack(tensor), object).get());
+    }
+    PyList_SET_ITEM(found.get(), i, data.release());
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// are_equal(tensors, which): whether those of these numbers, 0-dim tensors of one dtype on the CPU,
+// are equal bit for bit.
+PyObject* py_are_equal(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *tensors, *which;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &which)) return nullptr;
+  const auto data = [tensors, which](Py_ssize_t i) -> const at::Tensor& {
+    const auto number = PyLong_AsSsize_t(PyList_GET_ITEM(which, i));
+    return THPVariable_Unpack(PyList_GET_ITEM(tensors, number));
+  };
+  const at::Tensor& first = data(0);
+  for (Py_ssize_t i = 1; i < PyList_GET_SIZE(which); ++i) {
+    if (std::memcmp(data(i).const_data_ptr(), first.const_data_ptr(), first.itemsize()) != 0) {
+      Py_RETURN_FALSE;
+    }
+  }
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// count_writes(tensors): as `torch_private.count_writes` does.
+PyObject* py_count_writes(PyObject*, PyObject* tensors) {
+  HANDLE_TH_ERRORS
+  fetch_into_caches(tensors);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
