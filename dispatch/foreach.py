@@ -1,11 +1,13 @@
-"""Foreach ops taken apart, so that what several do to one tensor can be fused.
+"""Foreach ops taken apart, so that what several do to one tensor can be fused; counts put together.
 
 In: a graph. Out: the graph with one call a tensor in place of each foreach call that the table
-knows. On the CPU torch computes foreach ops by these very calls.
+knows, and one foreach call in place of many that count a step each. On the CPU torch computes
+foreach ops by these very calls.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from functools import cache
 from typing import Any
 
@@ -35,6 +37,7 @@ BINARY = {
     "pow_": ("Scalar", "Tensor"), "lerp": ("Scalar", "Tensor"),
 }  # fmt: skip
 """The overloads for a number and for a tensor."""
+COUNT = aten.add_.Tensor
 SAME_AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 NORM = aten.linalg_vector_norm.default
 
@@ -44,9 +47,10 @@ def taken_apart(graph: Graph) -> Graph:
     nodes = [
         part
         for node in graph.nodes
-        for part in ([node] if _is_elsewhere(graph, node) else parts_of(node))
+        for part in (parts_of(node) if _is_worth_taking_apart(graph, node) else [node])
     ]
-    return graph if len(nodes) == len(graph.nodes) else with_nodes(graph, nodes)
+    nodes = _with_counts_together(graph, nodes)
+    return graph if nodes == graph.nodes else with_nodes(graph, nodes)
 
 
 @cache
@@ -71,8 +75,51 @@ def op_of_each(op: OpOverload) -> OpOverload | None:
     return found
 
 
-def _is_elsewhere(graph: Graph, node: Node) -> bool:
-    return any(graph.spec[slot].device.type != "cpu" for slot in node.reads)
+def _is_worth_taking_apart(graph: Graph, node: Node) -> bool:
+    """Whether the call is on the CPU, and on more than numbers."""
+    specs = [graph.spec[slot] for slot in node.reads]
+    return all(spec.device.type == "cpu" for spec in specs) and any(spec.size for spec in specs)
+
+
+def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
+    """The nodes with calls of `count.add_(1)` replaced by one foreach call.
+
+    Only of counts that nothing else uses, so that it doesn't matter when they are written.
+    """
+    alike: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
+    for node in nodes:
+        if node.facts.op is COUNT and not node.kwargs and type(node.args[1]) in (int, float):
+            spec = graph.spec[node.args[0].index]
+            if not spec.size and spec.device.type == "cpu":
+                alike[type(node.args[1]), node.args[1], spec.dtype].append(node)
+    if not alike:
+        return nodes
+    n_uses = Counter(graph.root[slot] for node in nodes for slot in {*node.reads, *node.writes})
+    instead: dict[int, Node | None] = {}
+    for counts in alike.values():
+        alone = [node for node in counts if n_uses[graph.root[node.args[0].index]] == 1]
+        if len(alone) > 1:
+            instead.update((id(node), None) for node in alone)
+            instead[id(alone[0])] = _together(alone)
+    found = [instead.get(id(node), node) for node in nodes]
+    return [node for node in found if node is not None]
+
+
+def _together(counts: list[Node]) -> Node:
+    first = counts[0]
+    slots = tuple([node.args[0].index for node in counts])
+    return Node(
+        facts=facts_of(aten._foreach_add_.Scalar),
+        args=(tuple([node.args[0] for node in counts]), first.args[1]),
+        kwargs=(),
+        outs=(),
+        specs=(),
+        is_single=True,
+        writes=slots,
+        view_of=None,
+        where=first.where,
+        in_backward=first.in_backward,
+    )
 
 
 def parts_of(node: Node) -> list[Node]:

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from lazy_tensor.kernels.aten import compile_aten
-from lazy_tensor.kernels.backend import Backend, Busy, Kernel
+from lazy_tensor.kernels.backend import Backend, Busy, Kernel, Prepared
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.families import Member
 from lazy_tensor.kernels.logs import COMPILES
@@ -159,7 +159,12 @@ class Fusion:
         return run
 
     def _guarded(self, kernel: Kernel) -> Kernel:
-        """`kernel`, with the error that eager execution raises in place of its own."""
+        """`kernel`, with the error that eager execution raises in place of its own.
+
+        Not one that writes its inputs: it may have done so already, and replay would write twice.
+        """
+        if self.segment.written and not isinstance(kernel, (Prepared, Verified)):
+            return kernel
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
             try:

@@ -1,5 +1,6 @@
 """Foreach ops taken apart give what torch gives, and one kernel serves equal tensors."""
 
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -16,6 +17,7 @@ from lazy_tensor import is_pending, lazy_mode, materialize
 from lazy_tensor.dispatch.foreach import op_of_each, taken_apart
 from lazy_tensor.dispatch.graph import graph_of
 from lazy_tensor.dispatch.interpret import interpret
+from lazy_tensor.dispatch.tape import Tape
 from lazy_tensor.dispatch.trace import local
 
 N_SAMPLES = 12
@@ -31,6 +33,16 @@ def lists_in(sample):
 
 def copied(sample):
     return sample.transform(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t)
+
+
+def taken_apart_and_run_on_tape(call):
+    """The same where counts are recorded too."""
+    with lazy_mode():
+        tape = Tape(local.trace)
+        try:
+            return taken_apart_and_run(call)
+        finally:
+            tape.take_off()
 
 
 def taken_apart_and_run(call):
@@ -121,6 +133,34 @@ def test_equal_parameters_share_one_kernel_whatever_the_learning_rate(foreach, c
     assert n_compiled[2:] == [n_compiled[1] + 2] * 6
     assert all(len(segment.calls) == 7 for segment in counting.segments[-2:])
     assert [p.data_ptr() for p in params] == memory
+
+
+def test_counts_that_nothing_else_uses_are_counted_together():
+    counts = [torch.zeros(()) for _ in range(5)]
+    shared, others = torch.zeros(2), [torch.zeros(3), torch.zeros((), dtype=torch.int64)]
+
+    def call():
+        for count in (*counts, *others):
+            count += 1
+        counts[0] *= 2
+        shared[0] += 1
+        shared[1] += 1
+
+    ops = Counter(taken_apart_and_run_on_tape(call))
+    assert counts == [2, 1, 1, 1, 1]
+    assert shared.tolist() == [1, 1]
+    assert [other.tolist() for other in others] == [[1, 1, 1], 1]
+    aten = torch.ops.aten
+    assert ops[aten._foreach_add_.Scalar] == 1
+    # the one that is multiplied, the two that share memory, those of another size and dtype
+    assert ops[aten.add_.Tensor] == 5
+
+
+def test_foreach_calls_on_counts_stay_whole():
+    counts = [torch.zeros(()) for _ in range(5)]
+    ops = taken_apart_and_run_on_tape(lambda: torch._foreach_add_(counts, 1))
+    assert counts == [1] * 5
+    assert ops == [torch.ops.aten._foreach_add_.Scalar]
 
 
 def test_tensors_multiplied_by_themselves_stay_pending():
