@@ -345,6 +345,15 @@ def step_counts_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
         _reading.read = before
 
 
+def is_own_optimizer(value: Any) -> bool:
+    """Whether `value` is an optimizer of a class of torch's own."""
+    return isinstance(value, torch.optim.Optimizer) and _is_of_optim(type(value).__module__)
+
+
+def _is_of_optim(module: str) -> bool:
+    return module.startswith("torch.optim.")
+
+
 def _count_reading(change: int) -> None:
     """Put the function in place that asks, as long as a thread wants it."""
     global _n_reading
@@ -356,7 +365,7 @@ def _count_reading(change: int) -> None:
         if was_wanted:
             old, new = new, old
         for name, module in list(sys.modules.items()):
-            if name.startswith("torch.optim.") and vars(module).get("_get_value") is old:
+            if _is_of_optim(name) and vars(module).get("_get_value") is old:
                 module._get_value = new  # type: ignore[attr-defined]
 
 

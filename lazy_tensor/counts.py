@@ -1,11 +1,11 @@
-"""Numbers that optimizers compute from their step counts, so that replays can compute them anew.
+"""Numbers that optimizers compute from step counts and rates, so that replays compute them anew.
 
-In: while a call is taken down, the 0-dim tensors that an optimizer reads, and Python's arithmetic
-on what it read. Out: `Formulas`, to be compared with another call's, and a `Recount` that applies
-them to the leaves of further calls. Called by `take` and `settled`.
+In: while a call is taken down, what torch's optimizers read of 0-dim tensors and of their groups,
+and Python's arithmetic on it. Out: `Formulas`, to be compared with another call's, and a `Recount`
+that applies them to the leaves of further calls. Called by `take` and `settled`.
 
-torch's optimizers read step counts by `.item()`. The value is computed aside, nothing is run for
-it; what Python makes of it is noted line by line, and found again by its value among the numbers
+Optimizers read step counts by `.item()`: the value is computed aside, nothing is run for it. What
+Python makes of such a number is noted line by line, and found again by its value among the numbers
 that the trace got.
 """
 
@@ -13,26 +13,30 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import foreach, hits, torch_private
 from lazy_tensor.dispatch.admit import slot_of
 from lazy_tensor.dispatch.trace import Leaf, Node, State, Trace, local
 from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
-from lazy_tensor.reach import is_atom, is_same
+from lazy_tensor.reach import Picture, is_atom, is_same
 
 
 class Line(NamedTuple):
     """How one value is made, from those of other lines.
 
-    "leaf" and "scalar" are of the trace, by number; "constant" is a number or the like, `what` its
-    type and text; "op" is an op's result, its last operands passed by `names`; "item" is a tensor's
-    value, "number" what Python's operator of the name `what` gives, "branch" its `outcome`.
+    "leaf" and "scalar" are of the trace, by number; "place" is a number in an optimizer's group,
+    `what` its holding and the number of the key there (see `reach`); "constant" is a number or the
+    like, `what` its type and text; "op" is an op's result, its last operands passed by `names`;
+    "item" is a tensor's value, "number" what Python's operator of the name `what` gives, "branch"
+    its `outcome`.
     """
 
     kind: str
@@ -40,6 +44,12 @@ class Line(NamedTuple):
     operands: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     outcome: bool | None = None
+
+
+NUMBERS = frozenset({"place", "item", "number"})
+"""Kinds of lines that give numbers that an op may have got."""
+
+Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class Formulas:
         """By what they gave in this call and in one before, as text: the lines of numbers."""
         found: dict[tuple[str, str], list[int]] = defaultdict(list)
         for i, line in enumerate(self.code):
-            if line.kind in ("item", "number"):
+            if line.kind in NUMBERS:
                 found[repr(self.values[i]), repr(before.values[i])].append(i)
         return found
 
@@ -82,6 +92,30 @@ class Counts:
     @property
     def is_going_on(self) -> bool:
         return self._trace.tape is self._tape and local.trace is self._trace
+
+    @contextmanager
+    def lent_to_optimizers(self, picture: Picture) -> Iterator[None]:
+        """torch's own optimizers among what the call can reach have counts in their groups."""
+        names = {id(holding.holder): name for name, holding in picture.holdings.items()}
+        lent: list[tuple[dict[str, Any], str, Any, Count]] = []
+        for instance in picture.instances:
+            if not torch_private.is_own_optimizer(instance):
+                continue
+            for group in instance.param_groups:
+                name = names.get(id(group))
+                for i, key in enumerate(() if name is None else picture.holdings[name].keys):
+                    if type(group[key]) is float:
+                        line = self._noted(Line("place", (name, i)), group[key])
+                        lent.append((group, key, group[key], Count.of(self, group[key], line)))
+        try:
+            for group, key, _, count in lent:
+                group[key] = count
+            yield
+        finally:
+            for group, key, number, count in lent:
+                now = group.get(key)
+                if type(now) is Count:
+                    group[key] = number if now is count else _plain(now)
 
     def read(self, tensor: torch.Tensor) -> Count | None:
         """The tensor's value; None if the tensor is nothing that a count could be."""
@@ -114,7 +148,9 @@ class Counts:
     def lost(self) -> None:
         """A count was read in a way that replays can't follow."""
         if self.is_going_on:
-            self._tape.stop("a step count is turned into a plain number, or into text")
+            self._tape.stop(
+                "an optimizer's step count or rate is turned into a plain number, or into text"
+            )
 
     def _noted(self, line: Line, value: Any) -> int:
         number = self._number_of.get(line)
@@ -212,6 +248,13 @@ def _plain(number: Any) -> Any:
     return float.__float__(number) if type(number) is Count else number
 
 
+def without_counts(result: Any) -> Any:
+    """What a call gave, plain numbers in place of counts."""
+    if not any(type(leaf) is Count for leaf in pytree.tree_leaves(result)):
+        return result
+    return pytree.tree_map_only(Count, _plain, result)
+
+
 class Count(float):
     """A float that knows how it was computed.
 
@@ -228,6 +271,10 @@ class Count(float):
         made = cls(value)
         made.counts, made.line = counts, line
         return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.counts.lost()
+        return (float, (_plain(self),))
 
 
 def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
@@ -255,30 +302,35 @@ for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne"):
 setattr(Count, "__bool__", _operator("truth"))  # noqa: B010
 for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__ceil__",
               "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__",
-              "__hash__", "__format__", "__repr__", "__str__", "__reduce_ex__", "is_integer",
-              "as_integer_ratio", "hex"):  # fmt: skip
+              "__hash__", "__format__", "__repr__", "__str__", "is_integer", "as_integer_ratio",
+              "hex"):  # fmt: skip
     setattr(Count, _name, _losing(_name))
 
 
 class Recount:
     """Computes the numbers of a trace from its leaves, as two calls before did.
 
-    `formulas` and `scalars` are theirs, the later call's first. Counts that were equal then are
-    computed once, and must stay equal; numbers that both calls computed alike must stay the same.
-    RuntimeError if a number is computed from one that the trace got and nothing explains.
+    `formulas` and `scalars` are theirs, the later call's first; the numbers that the lines
+    `returned` give are wanted too. Counts that were equal then are computed once, and must stay
+    equal; numbers that both calls computed alike must stay the same. RuntimeError if a number is
+    computed from one that the trace got and nothing explains.
     """
 
     def __init__(
         self,
         formulas: tuple[Formulas, Formulas],
         scalars: tuple[Sequence[complex], Sequence[complex]],
+        returned: Sequence[int],
     ) -> None:
         now, before = formulas
         self._values: list[Any] = []  # of distinct lines; None for what is computed
         self._alike: dict[int, list[int]] = {}  # by line: the leaves of one value
         self._computed: dict[int, Line] = {}
         self._fixed: dict[int, Any] = {}
+        self._moving: list[int] = []
         self._scalars = list(scalars[0])
+        self.places: list[Place] = []
+        """Where numbers lie that may change."""
         explained = now.explained(before)
         explaining = {
             i: explained[repr(one), repr(other)]
@@ -298,12 +350,16 @@ class Recount:
             key: Any = line
             if line.kind == "leaf":
                 key = (value.dtype, repr(torch_private.values_of(value)))
-            is_given = line.kind in ("constant", "scalar")
+            is_moving = line.kind == "place" and not is_same(value, before.values[i])
+            is_given = line.kind in ("constant", "scalar", "place") and not is_moving
             place = distinct.setdefault(key, len(self._values))
             places.append(place)
             if place == len(self._values):
                 self._values.append(value if is_given else None)
-            if line.kind == "leaf":
+            if is_moving:
+                self._moving.append(place)
+                self.places.append(line.what)
+            elif line.kind == "leaf":
                 self._alike.setdefault(place, []).append(line.what)
             elif not is_given:
                 self._computed[place] = line
@@ -312,10 +368,21 @@ class Recount:
         self._changing = {i: places[lines[0]] for i, lines in explaining.items()}
         alike = {frozenset([places[line] for line in lines]) for lines in explaining.values()}
         self._agreeing = [sorted(one) for one in alike if len(one) > 1]
+        self._returned = [places[line] for line in returned]
 
-    def __call__(self, leaves: list[torch.Tensor]) -> list[complex] | None:
-        """The scalars for these leaves; None if the call may do something else with them."""
+    @property
+    def is_needed(self) -> bool:
+        """Whether a call's numbers may be others than those of the call before."""
+        return bool(self._alike or self._moving or self._returned)
+
+    def __call__(
+        self, leaves: list[torch.Tensor], numbers: Iterable[float]
+    ) -> list[complex] | None:
+        """The scalars for these leaves, and for what lies in `places`, and behind them the numbers
+        that are returned; None if the call may do something else with them."""
         values = self._values.copy()
+        for place, number in zip(self._moving, numbers, strict=True):
+            values[place] = number
         for place, members in self._alike.items():
             if not _are_equal(leaves, members):
                 return None
@@ -333,6 +400,7 @@ class Recount:
         scalars = self._scalars.copy()
         for i, place in self._changing.items():
             scalars[i] = values[place]
+        scalars += [values[place] for place in self._returned]
         return scalars
 
 

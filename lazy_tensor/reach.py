@@ -47,9 +47,10 @@ MOST_ARRAY_BYTES = 4096
 class Marker(enum.Enum):
     MISSING = "no such attribute"
     OPEN = "any tensor"
+    NUMBER = "any float"
 
 
-MISSING, OPEN = Marker.MISSING, Marker.OPEN
+MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
 
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "functorch", "lazy_tensor", "builtins"}
 """Packages whose functions are not followed: their globals don't change what a call computes."""
@@ -69,6 +70,8 @@ def is_same(a: Any, b: Any) -> bool:
         return True
     if a is OPEN:
         return isinstance(b, torch.Tensor)
+    if a is NUMBER:
+        return type(b) is float
     if type(a) is not type(b):
         return False
     if type(a) in (float, complex, range):
@@ -139,7 +142,8 @@ class Holding:
             if one is not other and not is_same(one, other):
                 return self.spoken(i)
         self.values = tuple(
-            one if one is OPEN else other for one, other in zip(self.values, now, strict=True)
+            one if type(one) is Marker else other
+            for one, other in zip(self.values, now, strict=True)
         )
         return None
 
@@ -151,7 +155,7 @@ class Holding:
         return getattr(self.holder, key) if self.read in (_slots, _facets) else self.holder[key]
 
     def expect(self, i: int, value: Any) -> None:
-        """Let `value` be what must lie at its `i`-th place: OPEN for any tensor."""
+        """Let `value` be what must lie at its `i`-th place: OPEN, say."""
         self.values = (*self.values[:i], value, *self.values[i + 1 :])
 
     @property

@@ -403,8 +403,8 @@ def _remedy(obstacle: str) -> str:
 _REMEDIES = {
     "_local_scalar_dense": "move .item(), float() or `if tensor` out of the function; optimizers "
     "with a tensor as lr: fused=True or capturable=True",
-    "where the call before gave it": "a number that changes must come in as a tensor: "
-    "lr=torch.tensor(...), fused=True or capturable=True in an optimizer",
+    "where the call before gave it": "a number that changes must come in as a tensor; so must an "
+    "optimizer's betas, and the rate of an optimizer that isn't torch's own",
 }
 
 

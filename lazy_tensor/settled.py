@@ -27,7 +27,7 @@ from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import Pending, Value
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.pool import POOL
-from lazy_tensor.reach import FACETS, OPEN, Holding, Unreachable, Watch, facets_of, is_same
+from lazy_tensor.reach import FACETS, NUMBER, OPEN, Holding, Unreachable, Watch, facets_of, is_same
 from lazy_tensor.take import (
     Left,
     Outline,
@@ -83,11 +83,9 @@ class Settled:
         self.name = name
         self.n_runs = 0
         self._scalars = list(outline.scalars)
-        self._recount: Recount | None = None
-        if outline.formulas.code:
-            self._recount = Recount(
-                (outline.formulas, before.formulas), (outline.scalars, before.scalars)
-            )
+        counted = [one.name for one in outline.returned if one.kind == "count"]
+        formulas = outline.formulas, before.formulas
+        self._recount = Recount(formulas, (outline.scalars, before.scalars), counted)
         plan = plan_of(
             Pending(outline.state, [], [], [], self._scalars), outline.live, at_once=True
         )
@@ -181,6 +179,8 @@ class Settled:
         made = {id(self._holdings[one.holding].values[one.key]) for one in left if one.was_empty}
         for one in left:
             self._holdings[one.holding].expect(one.key, None if one.was_empty else OPEN)
+        for name, key in self._recount.places:
+            self._holdings[name].expect(key, NUMBER)
         for holding in self._holdings.values():
             if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
                 holding.expect(0, OPEN)
@@ -242,10 +242,17 @@ class Settled:
         leaves = _concrete(found)
         if not self._of_leaves.are(leaves):
             raise Changed("tensors share memory with others than they did")
-        scalars = self._scalars if self._recount is None else self._recount(leaves)
+        return Found(leaves, self._numbers(leaves), lasting)
+
+    def _numbers(self, leaves: list[Any]) -> list[complex]:
+        """The scalars of the trace, and behind them the numbers to be returned."""
+        if not self._recount.is_needed:
+            return self._scalars
+        places = [(self._holdings[name], key) for name, key in self._recount.places]
+        scalars = self._recount(leaves, [holding.get(key) for holding, key in places])
         if scalars is None:
-            raise Changed("step counts that were equal are not, or lead elsewhere")
-        return Found(leaves, scalars, lasting)
+            raise Changed("step counts that were equal are not, or numbers lead elsewhere")
+        return scalars
 
     # Where results go
 
@@ -305,7 +312,7 @@ class Settled:
         _count_writes(written)
         watch.note_writes(written)
         _count_writes(lasting)  # graphs that saved one must not use its new value
-        return self._result(of_slot, kept, tensors)
+        return self._result(of_slot, kept, scalars[len(self._scalars) :], tensors)
 
     def _note(self, start: float, raised: str) -> None:
         """An entry in the flush log."""
@@ -349,8 +356,15 @@ class Settled:
             tensor,
         )
 
-    def _result(self, of_slot: dict[int, torch.Tensor], leaves: list[Any], tensors: Tensors) -> Any:
+    def _result(
+        self,
+        of_slot: dict[int, torch.Tensor],
+        leaves: list[Any],
+        counts: list[complex],
+        tensors: Tensors,
+    ) -> Any:
         values: dict[int, Value] = {}
+        remaining = iter(counts)
         found: list[Any] = []
         for one in self._returned:
             if one.kind == "argument":
@@ -358,6 +372,9 @@ class Settled:
                 continue
             if one.kind in ("constant", "object"):
                 found.append(one.name)
+                continue
+            if one.kind == "count":
+                found.append(next(remaining))
                 continue
             if one.kind in ("open", "again"):
                 found.append(one.name(tensors) if one.kind == "open" else found[one.name])

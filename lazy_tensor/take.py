@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.counts import Counts, Formulas
+from lazy_tensor.counts import Count, Counts, Formulas, without_counts
 from lazy_tensor.dispatch import hits, host, torch_private, watch
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
@@ -61,8 +61,8 @@ class Returned:
 
     "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`; "argument",
     "place" and "left" are the very object, "again" is what an earlier one is, "constant" is no
-    tensor. `grad` says whether the tensor requires one ("leaf") or has been differentiated
-    ("spent").
+    tensor, "count" a number that a line of the formulas gives. `grad` says whether the tensor
+    requires one ("leaf") or has been differentiated ("spent").
     """
 
     kind: str
@@ -268,11 +268,12 @@ def take(
     tape = Tape(trace, before.generators)
     counts = Counts(trace)
     try:
-        with torch_private.step_counts_read_by(counts.read):
-            result = function(*args, **kwargs)
+        with torch_private.step_counts_read_by(counts.read), counts.lent_to_optimizers(before):
+            found = function(*args, **kwargs)
     except BaseException:
         tape.stop("it raised an exception")
         raise
+    result = without_counts(found)
     tape.take_off()
     torch.clear_autocast_cache()
     if tape.obstacle is not None:
@@ -285,7 +286,7 @@ def take(
             raise Obstacle("it changes lists, dicts or objects that are arguments")
         after = Picture(roots, tensors)
         return result, _Reading(
-            trace, tape, counts.formulas(), before, after, tensors, result
+            trace, tape, counts.formulas(), before, after, tensors, found
         ).take()
     except (Obstacle, Unreachable) as reason:
         return result, str(reason)
@@ -542,6 +543,8 @@ class _Reading:
         there no more."""
         if isinstance(leaf, _Kept):
             return Returned("constant", leaf.value)
+        if type(leaf) is Count:
+            return Returned("count", leaf.line)
         if not isinstance(leaf, torch.Tensor):
             if is_atom(leaf) or self.after.has(leaf):
                 return Returned("constant", leaf)

@@ -28,6 +28,8 @@ READ_BY_TORCH = reader()
 def quiet():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="replay.* goes on recording")
+        # whose `step` was taken before the scheduler wrapped it
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         yield
 
 
@@ -228,3 +230,85 @@ def test_other_threads_read_as_ever():
     assert found[0] > 0
     assert pair.n_replayed > 0
     assert reader() is READ_BY_TORCH
+
+
+SCHEDULES = {
+    "every step": lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 4 * N),
+    "warm-up": lambda o: optim.lr_scheduler.LinearLR(o, 0.1, total_iters=N // 2),
+    "now and then": lambda o: optim.lr_scheduler.StepLR(o, 5),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", [*COUNTING, "sgd", "rmsprop", "adamw fused"])
+def test_scheduled_rates_are_inputs(name, schedule):
+    others = {
+        "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+        "rmsprop": lambda p: optim.RMSprop(p, lr=0.1),
+        "adamw fused": lambda p: optim.AdamW(p, lr=0.1, fused=True),
+    }
+    pair = Pair((COUNTING | others)[name])
+    schedulers = [SCHEDULES[schedule](optimizer) for optimizer in pair.optimizers]
+    for _ in range(3 * N):
+        pair.take()
+        for scheduler in schedulers:
+            scheduler.step()
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in pair.optimizers]
+        assert rates[0] == rates[1]
+        assert type(rates[1]) is float
+    assert pair.n_replayed >= N, pair.step.obstacle
+
+
+def test_a_rate_that_is_returned_is_that_of_the_call():
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    optimizer = optim.SGD([parameter], lr=0.5)
+
+    def step():
+        optimizer.step()
+        rate = optimizer.param_groups[0]["lr"]
+        return {"rate": rate, "half": rate / 2, "again": rate}
+
+    repeated, rate = replay(step), 0.5
+    for _ in range(N):
+        optimizer.param_groups[0]["lr"] = rate
+        found = repeated()
+        assert found == {"rate": rate, "half": rate / 2, "again": rate}
+        assert {type(number) for number in found.values()} == {float}
+        rate *= 0.9
+    assert repeated.n_replayed >= N // 2, repeated.obstacle
+
+
+def test_a_rate_that_the_call_changes_is_an_obstacle():
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    optimizer = optim.SGD([parameter], lr=0.5)
+
+    def step():
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+    repeated = replay(step)
+    for i in range(8):
+        repeated()
+        assert repr(optimizer.param_groups[0]["lr"]) == repr(0.5 ** (i + 2))
+    assert repeated.n_replayed == 0
+    assert "changes" in repeated.obstacle
+
+
+def test_a_rate_that_decides_what_is_done_is_watched():
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([parameter], lr=1.0)
+
+    def step():
+        rate = optimizer.param_groups[0]["lr"]
+        with torch.no_grad():
+            parameter.add_(1.0 if rate > 0.5 else -1.0)
+
+    repeated, expected = replay(step), 1.0
+    for i in range(N):
+        optimizer.param_groups[0]["lr"] = rate = 1 - i / N
+        repeated()
+        expected += 1.0 if rate > 0.5 else -1.0
+        assert lazy_tensor.materialize(parameter.detach())[0] == expected
+    assert repeated.n_replayed >= N // 2, repeated.obstacle
