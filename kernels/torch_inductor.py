@@ -114,8 +114,24 @@ def compile_in_process(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
     config = private("torch._inductor.config", "patch")
     # an explicit number: by default arrays are sized for the threads there are now, and the kernel
     # runs on as many as there are later
-    with config({**_SETTINGS, "cpp.threads": torch.get_num_threads()}):
+    settings = {**_SETTINGS, "cpp.threads": torch.get_num_threads()}
+    if _has_vectors_of_torch():
+        settings["cpp.vec_isa_ok"] = True
+    with config(settings):
         return compile_fx_inner(graph, inputs)
+
+
+@functools.cache
+def _has_vectors_of_torch() -> bool:
+    """Whether the widest vectors of this CPU are those that torch's own kernels use.
+
+    Inductor compiles and loads a program for each width to find that out, which takes six seconds;
+    a compiler that takes Inductor's C++20 knows their instructions.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability == "AVX2":
+        return not private("torch.cpu", "_is_avx512_supported")()
+    return capability == "AVX512"
 
 
 _SETTINGS = {

@@ -36,7 +36,7 @@ class Line(NamedTuple):
     `what` its holding and the number of the key there (see `reach`); "constant" is a number or the
     like, `what` its type and text; "op" is an op's result, its last operands passed by `names`;
     "item" is a tensor's value, "number" what Python's operator of the name `what` gives, "branch"
-    its `outcome`.
+    its `outcome`; "read" is a number that was turned into something else, which no line follows.
     """
 
     kind: str
@@ -67,6 +67,13 @@ class Formulas:
             if line.kind in NUMBERS:
                 found[repr(self.values[i]), repr(before.values[i])].append(i)
         return found
+
+    def read_another(self, before: Formulas) -> bool:
+        """Whether a number that was turned into something else was another one than before."""
+        return any(
+            line.kind == "read" and not is_same(mine, theirs)
+            for line, mine, theirs in zip(self.code, self.values, before.values, strict=True)
+        )
 
 
 class Counts:
@@ -145,12 +152,10 @@ class Counts:
             return result
         return Count.of(self, result, self._noted(Line("number", name, operands), result))
 
-    def lost(self) -> None:
-        """A count was read in a way that replays can't follow."""
+    def read_as_it_is(self, line: int) -> None:
+        """A count was read in a way that can't be followed: it must stay what it is."""
         if self.is_going_on:
-            self._tape.stop(
-                "an optimizer's step count or rate is turned into a plain number, or into text"
-            )
+            self._noted(Line("read", None, (line,)), self._values[line])
 
     def _noted(self, line: Line, value: Any) -> int:
         number = self._number_of.get(line)
@@ -232,6 +237,8 @@ def _is_count(spec: TensorSpec | None) -> bool:
 
 def _result_of(line: Line, given: list[Any]) -> Any:
     """What a line gives, from what its operands gave."""
+    if line.kind == "read":
+        return given[0]
     if line.kind == "item":
         return torch_private.values_of(given[0])
     if line.kind != "op":
@@ -273,7 +280,7 @@ class Count(float):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.counts.lost()
+        self.counts.read_as_it_is(self.line)
         return (float, (_plain(self),))
 
 
@@ -286,9 +293,9 @@ def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
     return method
 
 
-def _losing(name: str) -> Callable[..., Any]:
+def _reading(name: str) -> Callable[..., Any]:
     def method(self: Count, *args: Any) -> Any:
-        self.counts.lost()
+        self.counts.read_as_it_is(self.line)
         return getattr(float, name)(self, *args)
 
     return method
@@ -304,7 +311,7 @@ for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__
               "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__",
               "__hash__", "__format__", "__repr__", "__str__", "is_integer", "as_integer_ratio",
               "hex"):  # fmt: skip
-    setattr(Count, _name, _losing(_name))
+    setattr(Count, _name, _reading(_name))
 
 
 class Recount:

@@ -95,6 +95,8 @@ class Outline:
         for name, words in _WORDS.items():
             if getattr(self, name) != getattr(before, name):
                 return words
+        if self.formulas.read_another(before.formulas):
+            return "an optimizer's step count or rate is turned into a plain number, or into text"
         explained = self.formulas.explained(before.formulas)
         for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
             if not is_same(now, then) and (repr(now), repr(then)) not in explained:
