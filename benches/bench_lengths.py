@@ -1,6 +1,7 @@
 """Sequence lengths that vary: twenty of them through a small transformer, pass by pass.
 
-`replay` repeats a length's step from the third pass on that knows it, without its Python. Writes `results/lengths.md` and its plot.
+`replay` repeats a length's step, without its Python, once three passes recorded it. Writes
+`results/lengths.md` and its plot.
 """
 
 from __future__ import annotations

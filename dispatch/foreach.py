@@ -84,7 +84,7 @@ def _is_worth_taking_apart(graph: Graph, node: Node) -> bool:
 def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
     """The nodes with calls of `count.add_(1)` replaced by one foreach call.
 
-    Only of counts that nothing else uses, so that it doesn't matter when they are written.
+    Only of counts that nothing else makes or uses, so that it doesn't matter when they are written.
     """
     alike: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
     for node in nodes:
@@ -94,7 +94,12 @@ def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
                 alike[type(node.args[1]), node.args[1], spec.dtype].append(node)
     if not alike:
         return nodes
-    n_uses = Counter(graph.root[slot] for node in nodes for slot in {*node.reads, *node.writes})
+    n_uses = Counter(
+        graph.root[slot]
+        for node in nodes
+        for slot in {*node.reads, *node.writes, *node.outs}
+        if slot is not None
+    )
     instead: dict[int, Node | None] = {}
     for counts in alike.values():
         alone = [node for node in counts if n_uses[graph.root[node.args[0].index]] == 1]

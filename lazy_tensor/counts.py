@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import foreach, hits, torch_private
 from lazy_tensor.dispatch.admit import slot_of
@@ -59,6 +58,10 @@ class Formulas:
 
     code: tuple[Line, ...]
     values: tuple[Any, ...] = field(compare=False)
+
+    def places(self) -> set[Place]:
+        """Where the numbers of optimizers' groups lie."""
+        return {line.what for line in self.code if line.kind == "place"}
 
     def explained(self, before: Formulas) -> dict[tuple[str, str], list[int]]:
         """By what they gave in this call and in one before, as text: the lines of numbers."""
@@ -102,27 +105,39 @@ class Counts:
 
     @contextmanager
     def lent_to_optimizers(self, picture: Picture) -> Iterator[None]:
-        """torch's own optimizers among what the call can reach have counts in their groups."""
-        names = {id(holding.holder): name for name, holding in picture.holdings.items()}
-        lent: list[tuple[dict[str, Any], str, Any, Count]] = []
-        for instance in picture.instances:
-            if not torch_private.is_own_optimizer(instance):
-                continue
-            for group in instance.param_groups:
-                name = names.get(id(group))
+        """torch's own optimizers among what the call can reach find counts in their groups, while
+        they step. Not where code of the user's may look into groups: what it makes of a rate is
+        seen by nobody."""
+        groups = {id(h.holder): name for name, h in picture.holdings.items()}
+        lent: list[tuple[dict[str, Any], str, float, Count]] = []
+
+        def lend(optimizer: Any, *_: Any) -> None:
+            for group in optimizer.param_groups if self.is_going_on else ():
+                name = groups.get(id(group))
                 for i, key in enumerate(() if name is None else picture.holdings[name].keys):
-                    if type(group[key]) is float:
-                        line = self._noted(Line("place", (name, i)), group[key])
-                        lent.append((group, key, group[key], Count.of(self, group[key], line)))
+                    number = group.get(key)
+                    if type(number) is float:
+                        line = self._noted(Line("place", (name, i)), number)
+                        group[key] = count = Count.of(self, number, line)
+                        lent.append((group, key, number, count))
+
+        def take_back(*_: Any) -> None:
+            for group, key, number, count in lent:
+                if group.get(key) is count:
+                    group[key] = number
+            lent.clear()
+
+        hooks: list[Any] = []
+        if not picture.may_mention("param_groups", "lr"):
+            for instance in filter(torch_private.is_own_optimizer, picture.instances):
+                hooks.append(instance.register_step_pre_hook(lend))
+                hooks.append(instance.register_step_post_hook(take_back))
         try:
-            for group, key, _, count in lent:
-                group[key] = count
             yield
         finally:
-            for group, key, number, count in lent:
-                now = group.get(key)
-                if type(now) is Count:
-                    group[key] = number if now is count else _plain(now)
+            for hook in hooks:
+                hook.remove()
+            take_back()
 
     def read(self, tensor: torch.Tensor) -> Count | None:
         """The tensor's value; None if the tensor is nothing that a count could be."""
@@ -144,7 +159,9 @@ class Counts:
         if not self.is_going_on or type(result) not in (float, bool):
             return result
         operands = tuple([
-            argument.line if type(argument) is Count else self._constant(argument)
+            argument.line
+            if type(argument) is Count and argument.counts is self
+            else self._constant(_plain(argument))
             for argument in arguments
         ])  # fmt: skip
         if type(result) is bool:
@@ -205,6 +222,8 @@ class Counts:
     def _is_followed(self, node: Node, given: list[Any]) -> bool:
         if node.view_of is not None or node.facts.is_random or not node.is_single:
             return False
+        if node.facts.writes not in ((), (0,)):
+            return False
         return all(map(_is_count, node.specs)) and all(
             argument.index in self._line_of
             if isinstance(argument, Ref)
@@ -253,13 +272,6 @@ def _result_of(line: Line, given: list[Any]) -> Any:
 
 def _plain(number: Any) -> Any:
     return float.__float__(number) if type(number) is Count else number
-
-
-def without_counts(result: Any) -> Any:
-    """What a call gave, plain numbers in place of counts."""
-    if not any(type(leaf) is Count for leaf in pytree.tree_leaves(result)):
-        return result
-    return pytree.tree_map_only(Count, _plain, result)
 
 
 class Count(float):
@@ -317,17 +329,17 @@ for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__
 class Recount:
     """Computes the numbers of a trace from its leaves, as two calls before did.
 
-    `formulas` and `scalars` are theirs, the later call's first; the numbers that the lines
-    `returned` give are wanted too. Counts that were equal then are computed once, and must stay
-    equal; numbers that both calls computed alike must stay the same. RuntimeError if a number is
-    computed from one that the trace got and nothing explains.
+    `formulas` and `scalars` are theirs, the later call's first; `constants` are tensors that the
+    call makes. Counts that were equal then are computed once, and must stay equal; numbers that
+    were the same in both calls must stay the same. RuntimeError if nobody knows what a number that
+    changes is computed from, or where it went.
     """
 
     def __init__(
         self,
         formulas: tuple[Formulas, Formulas],
         scalars: tuple[Sequence[complex], Sequence[complex]],
-        returned: Sequence[int],
+        constants: Iterable[torch.Tensor],
     ) -> None:
         now, before = formulas
         self._values: list[Any] = []  # of distinct lines; None for what is computed
@@ -375,18 +387,24 @@ class Recount:
         self._changing = {i: places[lines[0]] for i, lines in explaining.items()}
         alike = {frozenset([places[line] for line in lines]) for lines in explaining.values()}
         self._agreeing = [sorted(one) for one in alike if len(one) > 1]
-        self._returned = [places[line] for line in returned]
+        changing = [
+            value
+            for line, value, then in zip(now.code, now.values, before.values, strict=True)
+            if line.kind in NUMBERS and not is_same(value, then)
+        ]
+        if any(_may_be_made_from(changing, constant) for constant in constants):
+            raise RuntimeError("a tensor may be made from a number that changes")
 
     @property
     def is_needed(self) -> bool:
         """Whether a call's numbers may be others than those of the call before."""
-        return bool(self._alike or self._moving or self._returned)
+        return bool(self._alike or self._moving)
 
     def __call__(
         self, leaves: list[torch.Tensor], numbers: Iterable[float]
     ) -> list[complex] | None:
-        """The scalars for these leaves, and for what lies in `places`, and behind them the numbers
-        that are returned; None if the call may do something else with them."""
+        """The scalars for these leaves, and for what lies in `places`; None if the call may do
+        something else with them."""
         values = self._values.copy()
         for place, number in zip(self._moving, numbers, strict=True):
             values[place] = number
@@ -407,8 +425,16 @@ class Recount:
         scalars = self._scalars.copy()
         for i, place in self._changing.items():
             scalars[i] = values[place]
-        scalars += [values[place] for place in self._returned]
         return scalars
+
+
+def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
+    """Whether a tensor has an element that is one of the numbers, rounded to its dtype."""
+    if not constant.is_floating_point():
+        return False
+    with torch_private.kernels_only():
+        rounded = torch.tensor(numbers, dtype=torch.float64).to(constant.dtype)
+        return bool(torch.isin(rounded.double(), constant.double()).any())
 
 
 def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
@@ -416,4 +442,4 @@ def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
     if hits.native is not None:
         return bool(hits.native.are_equal(tensors, which))
     numbers = torch_private.items_of([tensors[i] for i in which])
-    return numbers.count(numbers[0]) == len(numbers)
+    return all(is_same(number, numbers[0]) for number in numbers)

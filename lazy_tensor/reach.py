@@ -64,6 +64,13 @@ def is_atom(value: Any) -> bool:
     return isinstance(value, ATOMS)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or a tuple of numbers."""
+    if type(value) is tuple:
+        return all(map(_is_number, value))
+    return type(value) in (int, float, complex)
+
+
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values can't be told apart: the same object, or equal ones that can't change."""
     if a is b:
@@ -378,6 +385,7 @@ class Picture:
         self._seen: dict[int, Any] = {}
         self._classes: dict[tuple[int, bool], type] = {}
         self._is_dynamic = False
+        self._of_users: set[str] = set()  # names that code of the user's mentions
         self._n_held = 0
         self._queue: deque[tuple[str, Any]] = deque(roots)
         self._explore()
@@ -403,6 +411,19 @@ class Picture:
     def has(self, value: Any) -> bool:
         """Whether an object is among what was found."""
         return id(value) in self._seen
+
+    def may_mention(self, *names: str) -> bool:
+        """Whether code of the user's may use one of these names."""
+        return self._is_dynamic or not self._of_users.isdisjoint(names)
+
+    def numbers(self, without: Collection[tuple[str, int]]) -> int:
+        """A digest of all numbers found, but for those `without`, by holding and place in it."""
+        return hash(tuple([
+            (name, i, repr(value))
+            for name, holding in self.holdings.items()
+            for i, value in enumerate(holding.values)
+            if _is_number(value) and (name, i) not in without
+        ]))  # fmt: skip
 
     def tensors(self) -> dict[tuple[str, int], torch.Tensor]:
         """The tensors found, by the holding and the number of their place in it."""
@@ -643,6 +664,7 @@ class Picture:
         for name in mentions.imports:
             self._queue.append((name, sys.modules.get(name)))
         self._is_dynamic |= mentions.computes_names
+        self._of_users |= mentions.names
         self._found.update(mentions.names)
         known = function.__globals__
         if mentions.globals:

@@ -320,7 +320,11 @@ class Replay(Generic[P, R]):
                 "argument, or from where replay can watch it"
             )
         with self._lock:
-            again = self._settled(taken, settled.outline, arguments)
+            try:
+                again = self._settled(taken, settled.outline, arguments)
+            except RuntimeError as error:
+                self._meet(str(error))
+                return result
             again.n_runs = settled.n_runs + 1
             known.settled.insert(0, again)
         return result

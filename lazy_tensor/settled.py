@@ -83,9 +83,11 @@ class Settled:
         self.name = name
         self.n_runs = 0
         self._scalars = list(outline.scalars)
-        counted = [one.name for one in outline.returned if one.kind == "count"]
-        formulas = outline.formulas, before.formulas
-        self._recount = Recount(formulas, (outline.scalars, before.scalars), counted)
+        self._recount = Recount(
+            (outline.formulas, before.formulas),
+            (outline.scalars, before.scalars),
+            take.constants.values(),
+        )
         plan = plan_of(
             Pending(outline.state, [], [], [], self._scalars), outline.live, at_once=True
         )
@@ -93,6 +95,8 @@ class Settled:
             raise RuntimeError("its ops can't be planned")
         self._plan: Plan = plan
         self.captured = Captured(plan, outline.state) if cuda_graphs else None
+        if self.captured is not None and self._recount.is_needed and not self.captured.refusal:
+            self.captured.refusal = "numbers that it gets change"
         self._draws = take.draws
         self._constants = take.constants
         self._of_leaves = _Told(take.metadata, metadata, "leaf_words")
@@ -245,7 +249,7 @@ class Settled:
         return Found(leaves, self._numbers(leaves), lasting)
 
     def _numbers(self, leaves: list[Any]) -> list[complex]:
-        """The scalars of the trace, and behind them the numbers to be returned."""
+        """The numbers that the trace gets."""
         if not self._recount.is_needed:
             return self._scalars
         places = [(self._holdings[name], key) for name, key in self._recount.places]
@@ -312,7 +316,7 @@ class Settled:
         _count_writes(written)
         watch.note_writes(written)
         _count_writes(lasting)  # graphs that saved one must not use its new value
-        return self._result(of_slot, kept, scalars[len(self._scalars) :], tensors)
+        return self._result(of_slot, kept, tensors)
 
     def _note(self, start: float, raised: str) -> None:
         """An entry in the flush log."""
@@ -356,15 +360,8 @@ class Settled:
             tensor,
         )
 
-    def _result(
-        self,
-        of_slot: dict[int, torch.Tensor],
-        leaves: list[Any],
-        counts: list[complex],
-        tensors: Tensors,
-    ) -> Any:
+    def _result(self, of_slot: dict[int, torch.Tensor], leaves: list[Any], tensors: Tensors) -> Any:
         values: dict[int, Value] = {}
-        remaining = iter(counts)
         found: list[Any] = []
         for one in self._returned:
             if one.kind == "argument":
@@ -372,9 +369,6 @@ class Settled:
                 continue
             if one.kind in ("constant", "object"):
                 found.append(one.name)
-                continue
-            if one.kind == "count":
-                found.append(next(remaining))
                 continue
             if one.kind in ("open", "again"):
                 found.append(one.name(tensors) if one.kind == "open" else found[one.name])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.counts import Count, Counts, Formulas, without_counts
+from lazy_tensor.counts import Count, Counts, Formulas
 from lazy_tensor.dispatch import hits, host, torch_private, watch
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
@@ -61,8 +61,8 @@ class Returned:
 
     "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`; "argument",
     "place" and "left" are the very object, "again" is what an earlier one is, "constant" is no
-    tensor, "count" a number that a line of the formulas gives. `grad` says whether the tensor
-    requires one ("leaf") or has been differentiated ("spent").
+    tensor. `grad` says whether the tensor requires one ("leaf") or has been differentiated
+    ("spent").
     """
 
     kind: str
@@ -79,6 +79,7 @@ class Outline:
     state: State
     scalars: tuple[complex, ...]
     formulas: Formulas
+    numbers: int  # a digest of those that the call may have seen elsewhere
     draws: tuple[Any, ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
@@ -97,7 +98,9 @@ class Outline:
                 return words
         if self.formulas.read_another(before.formulas):
             return "an optimizer's step count or rate is turned into a plain number, or into text"
-        explained = self.formulas.explained(before.formulas)
+        # a number that changed elsewhere may be equal by chance to what an optimizer computed
+        is_known = self.numbers == before.numbers
+        explained = self.formulas.explained(before.formulas) if is_known else {}
         for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
             if not is_same(now, then) and (repr(now), repr(then)) not in explained:
                 return self._other_number(i, now, then)
@@ -271,11 +274,10 @@ def take(
     counts = Counts(trace)
     try:
         with torch_private.step_counts_read_by(counts.read), counts.lent_to_optimizers(before):
-            found = function(*args, **kwargs)
+            result = function(*args, **kwargs)
     except BaseException:
         tape.stop("it raised an exception")
         raise
-    result = without_counts(found)
     tape.take_off()
     torch.clear_autocast_cache()
     if tape.obstacle is not None:
@@ -288,7 +290,7 @@ def take(
             raise Obstacle("it changes lists, dicts or objects that are arguments")
         after = Picture(roots, tensors)
         return result, _Reading(
-            trace, tape, counts.formulas(), before, after, tensors, found
+            trace, tape, counts.formulas(), before, after, tensors, result
         ).take()
     except (Obstacle, Unreachable) as reason:
         return result, str(reason)
@@ -367,6 +369,7 @@ class _Reading:
             state=self.trace.state,
             scalars=tuple(self.trace.scalars),
             formulas=self.formulas,
+            numbers=self.after.numbers(self.formulas.places()),
             draws=tuple(draw.key for draw in draws),
             sources=sources,
             left=left,
@@ -546,7 +549,7 @@ class _Reading:
         if isinstance(leaf, _Kept):
             return Returned("constant", leaf.value)
         if type(leaf) is Count:
-            return Returned("count", leaf.line)
+            raise Obstacle("it returns an optimizer's step count or rate")
         if not isinstance(leaf, torch.Tensor):
             if is_atom(leaf) or self.after.has(leaf):
                 return Returned("constant", leaf)

@@ -13,7 +13,7 @@ from torch.testing._internal.common_methods_invocations import (
     foreach_unary_op_db,
 )
 
-from lazy_tensor import is_pending, lazy_mode, materialize
+from lazy_tensor import is_pending, lazy_mode, materialize, stats
 from lazy_tensor.dispatch.foreach import op_of_each, taken_apart
 from lazy_tensor.dispatch.graph import graph_of
 from lazy_tensor.dispatch.interpret import interpret
@@ -154,6 +154,23 @@ def test_counts_that_nothing_else_uses_are_counted_together():
     assert ops[aten._foreach_add_.Scalar] == 1
     # the one that is multiplied, the two that share memory, those of another size and dtype
     assert ops[aten.add_.Tensor] == 5
+
+
+def test_counts_that_are_made_before_stay_where_they_are(counting):
+    x = torch.arange(4.0)
+    made: list[torch.Tensor] = []
+
+    def call():
+        made.extend(x[i:].sum() for i in range(2))
+        for count in made:
+            count += 1
+
+    with lazy_mode():
+        for _ in range(3):
+            made.clear()
+            call()
+            assert [count.item() for count in made] == [7, 7]
+    assert stats().get("plans_failed", 0) == 0
 
 
 def test_foreach_calls_on_counts_stay_whole():

@@ -161,3 +161,17 @@ def test_on_a_gpu():
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
     assert "as a CUDA graph" in step.summary()
+
+
+def test_calls_whose_numbers_change_are_not_captured(graphs):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    step, expected = replay(optimizer.step, cuda_graphs=True), torch.zeros(3)
+    for i in range(16):
+        optimizer.param_groups[0]["lr"] = 1 / (i + 1)
+        step()
+        expected -= 1 / (i + 1)
+        assert torch.equal(lazy_tensor.materialize(parameter.detach()), expected)
+    assert step.n_replayed > 8
+    assert "no CUDA graph because numbers that it gets change" in step.summary()
