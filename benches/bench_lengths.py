@@ -1,7 +1,6 @@
 """Sequence lengths that vary: twenty of them through a small transformer, pass by pass.
 
-`replay` repeats a length's step, without its Python, once three passes recorded it. Writes
-`results/lengths.md` and its plot.
+Writes `results/lengths.md` and its plot.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ def model_of(width: int) -> Any:
     return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-def step_of(model: Any, peer: str = "") -> Callable[[Tensor], Tensor]:
+def step_of(model: Any, peer: str = "") -> Callable[[Tensor], float]:
     """Forward and backward, the former compiled by `peer`; the loss."""
     forward = peers.compiled(peer, model) if peer else model
 
-    def step(x: Tensor) -> Tensor:
+    def step(x: Tensor) -> float:
         model.zero_grad()
-        loss: Tensor = forward(x).square().mean()
+        loss = forward(x).square().mean()
         loss.backward()
-        return loss.detach()
+        return float(loss.detach())
 
     return step
 
@@ -46,11 +45,10 @@ def step_of(model: Any, peer: str = "") -> Callable[[Tensor], Tensor]:
 def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
     width, n_passes = (16, 2) if quick else (128, N_PASSES)
     batches = [torch.randn(4, 8 + 3 * i, width) for i in range(N_LENGTHS)]
-    how: dict[str, Any] = {"compile": "off" if quick else "background"}
-    sides: dict[str, Callable[[Tensor], Tensor]] = {
+    mode = lazy_tensor.lazy_mode(compile="off" if quick else "background")
+    sides: dict[str, Callable[[Tensor], float]] = {
         "eager": step_of(model_of(width)),
-        "lazy": lazy_tensor.lazy_mode(**how)(step_of(model_of(width))),
-        "replay": lazy_tensor.replay(step_of(model_of(width)), **how),
+        "lazy": mode(step_of(model_of(width))),
     }
     notes = peers.notes(peers.PEERS)
     for peer in () if quick else peers.present(peers.PEERS):
@@ -69,7 +67,7 @@ def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -
             losses: dict[str, list[float]] = {}
             for name, step in sides.items():
                 start = time.perf_counter()
-                losses[name] = [float(step(x)) for x in batches]
+                losses[name] = [step(x) for x in batches]
                 seconds[name].append(time.perf_counter() - start)
                 torch.testing.assert_close(losses[name], losses["eager"], rtol=1e-4, atol=1e-5)
 
