@@ -195,12 +195,13 @@ def test_frozen_parameters_stay_and_others_learn() -> None:
 
 
 def test_frozen_weights_are_given_back_where_the_input_has_no_gradient() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)))
+    for name, parameter in plain.named_parameters():
+        parameter.requires_grad_("bias" in name)
+
     def body() -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)))
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("bias" in name)
-        expected = copy.deepcopy(model)
+        model, expected = copy.deepcopy(plain), copy.deepcopy(plain)
         for block in model:
             fully_shard(block, mesh=line())
         fully_shard(model, mesh=line())
