@@ -43,7 +43,8 @@ NORM = aten.linalg_vector_norm.default
 
 
 def taken_apart(graph: Graph) -> Graph:
-    """`graph` with foreach calls on CPU tensors replaced by calls on their tensors."""
+    """`graph` with foreach calls on CPU tensors replaced by calls on their tensors, and calls that
+    count by foreach calls."""
     nodes = [
         part
         for node in graph.nodes
@@ -76,7 +77,9 @@ def op_of_each(op: OpOverload) -> OpOverload | None:
 
 
 def _is_worth_taking_apart(graph: Graph, node: Node) -> bool:
-    """Whether the call is on the CPU, and on more than numbers."""
+    """Whether it is a foreach call that the table knows, on the CPU, and on more than numbers."""
+    if op_of_each(node.facts.op) is None:
+        return False
     specs = [graph.spec[slot] for slot in node.reads]
     return all(spec.device.type == "cpu" for spec in specs) and any(spec.size for spec in specs)
 

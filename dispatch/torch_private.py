@@ -392,12 +392,6 @@ def values_of(tensor: torch.Tensor) -> Any:
         return torch._C.TensorBase.tolist(tensor)
 
 
-def items_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The same for computed 0-dim tensors."""
-    with kernels_only():
-        return [torch._C.TensorBase.item(tensor) for tensor in tensors]
-
-
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in memory of its own, whatever mode is active."""
     with kernels_only():

@@ -39,7 +39,8 @@ def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], T
 
 
 class Captured:
-    """Runs a plan as a CUDA graph once that can be; `refusal` says why it can't, "" if it can.
+    """Runs a plan as a CUDA graph once that can be; `refusal` says why it can't, "" if it can: not
+    where the numbers that it gets change from run to run.
 
     `device_type` and `capture` are for devices that have such graphs too.
     """
@@ -49,6 +50,7 @@ class Captured:
         plan: Plan,
         state: State,
         *,
+        numbers_change: bool = False,
         device_type: str = "cuda",
         capture: Capture = capture_on_cuda,
     ) -> None:
@@ -57,6 +59,8 @@ class Captured:
         steps = state.steps()
         self._written = _written_leaves(plan, steps)
         self.refusal = _refusal(steps, device_type)
+        if numbers_change and not self.refusal:
+            self.refusal = "numbers that it gets change"
         self._before: list[int] = []  # where the leaves lay in the run before
         self._n_runs = self._n_captures = 0
         self._statuses: list[str] = []

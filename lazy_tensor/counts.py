@@ -291,6 +291,9 @@ class Count(float):
         made.counts, made.line = counts, line
         return made
 
+    def __bool__(self) -> bool:
+        return bool(self.counts.computed("truth", self))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.counts.read_as_it_is(self.line)
         return (float, (_plain(self),))
@@ -318,7 +321,6 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Count, f"__r{_name}__", _operator(_name, is_swapped=True))
 for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Count, f"__{_name}__", _operator(_name))
-setattr(Count, "__bool__", _operator("truth"))  # noqa: B010
 for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__ceil__",
               "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__",
               "__hash__", "__format__", "__repr__", "__str__", "is_integer", "as_integer_ratio",
@@ -441,5 +443,5 @@ def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
     """Whether those of these numbers, 0-dim tensors of one dtype on the CPU, have one value."""
     if hits.native is not None:
         return bool(hits.native.are_equal(tensors, which))
-    numbers = torch_private.items_of([tensors[i] for i in which])
-    return all(is_same(number, numbers[0]) for number in numbers)
+    first, *others = [torch_private.values_of(tensors[i]) for i in which]
+    return all(is_same(first, other) for other in others)

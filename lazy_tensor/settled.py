@@ -94,9 +94,9 @@ class Settled:
         if plan is None:
             raise RuntimeError("its ops can't be planned")
         self._plan: Plan = plan
-        self.captured = Captured(plan, outline.state) if cuda_graphs else None
-        if self.captured is not None and self._recount.is_needed and not self.captured.refusal:
-            self.captured.refusal = "numbers that it gets change"
+        self.captured: Captured | None = None
+        if cuda_graphs:
+            self.captured = Captured(plan, outline.state, numbers_change=self._recount.is_needed)
         self._draws = take.draws
         self._constants = take.constants
         self._of_leaves = _Told(take.metadata, metadata, "leaf_words")
@@ -183,8 +183,9 @@ class Settled:
         made = {id(self._holdings[one.holding].values[one.key]) for one in left if one.was_empty}
         for one in left:
             self._holdings[one.holding].expect(one.key, None if one.was_empty else OPEN)
-        for name, key in self._recount.places:
-            self._holdings[name].expect(key, NUMBER)
+        self._numbers_at = [(self._holdings[name], key) for name, key in self._recount.places]
+        for holding, key in self._numbers_at:
+            holding.expect(key, NUMBER)
         for holding in self._holdings.values():
             if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
                 holding.expect(0, OPEN)
@@ -252,8 +253,8 @@ class Settled:
         """The numbers that the trace gets."""
         if not self._recount.is_needed:
             return self._scalars
-        places = [(self._holdings[name], key) for name, key in self._recount.places]
-        scalars = self._recount(leaves, [holding.get(key) for holding, key in places])
+        numbers = [holding.get(key) for holding, key in self._numbers_at]
+        scalars = self._recount(leaves, numbers)
         if scalars is None:
             raise Changed("step counts that were equal are not, or numbers lead elsewhere")
         return scalars

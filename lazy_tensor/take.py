@@ -369,7 +369,7 @@ class _Reading:
             state=self.trace.state,
             scalars=tuple(self.trace.scalars),
             formulas=self.formulas,
-            numbers=self.after.numbers(self.formulas.places()),
+            numbers=self.after.numbers(self.formulas.places()) if self.formulas.code else 0,
             draws=tuple(draw.key for draw in draws),
             sources=sources,
             left=left,

@@ -77,12 +77,13 @@ void replace_arguments(Stack* stack, size_t n, c10::ArrayRef<at::Tensor> results
   }
 }
 
-// Count a write to each of `tensors`, for autograd's check that nothing saved was written.
+// Count a write, for autograd's check that nothing saved was written.
+void count_write(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 void count_writes(const IValue& tensors) {
-  for (const IValue& item : tensors.toListRef()) {
-    const at::Tensor& tensor = item.toTensor();
-    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-  }
+  for (const IValue& item : tensors.toListRef()) count_write(item.toTensor());
 }
 
 // A lazy tensor on `value`, of the metadata of `tensor`, and sharded if that is.

@@ -193,25 +193,9 @@ PyObject* py_argument_words(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// After kernels little of the tensors is in the caches; asked for all at once, it comes at once.
-void fetch_into_caches(PyObject* tensors) {
-  std::vector<const c10::TensorImpl*> impls;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    PyObject* object = PyList_GET_ITEM(tensors, i);
-    if (object == Py_None) continue;
-    impls.push_back(THPVariable_Unpack(object).unsafeGetTensorImpl());
-    const char* impl = reinterpret_cast<const char*>(impls.back());
-    for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
-  }
-  for (const c10::TensorImpl* impl : impls) {
-    __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
-  }
-}
-
 // concrete(tensors): for each lazy one its data, any other as it is.
 PyObject* py_concrete(PyObject*, PyObject* tensors) {
   HANDLE_TH_ERRORS
-  fetch_into_caches(tensors);
   Ref found(sure(PyList_New(PyList_GET_SIZE(tensors))));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* tensor = PyList_GET_ITEM(tensors, i);
@@ -249,10 +233,8 @@ PyObject* py_are_equal(PyObject*, PyObject* args) {
 // count_writes(tensors): as `torch_private.count_writes` does.
 PyObject* py_count_writes(PyObject*, PyObject* tensors) {
   HANDLE_TH_ERRORS
-  fetch_into_caches(tensors);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
-    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    count_write(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)));
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -35,16 +35,6 @@ def copied(sample):
     return sample.transform(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t)
 
 
-def taken_apart_and_run_on_tape(call):
-    """The same where counts are recorded too."""
-    with lazy_mode():
-        tape = Tape(local.trace)
-        try:
-            return taken_apart_and_run(call)
-        finally:
-            tape.take_off()
-
-
 def taken_apart_and_run(call):
     """What `call` records, run with its foreach ops taken apart; the ops that were run."""
     with lazy_mode(backend="aten"):
@@ -53,6 +43,16 @@ def taken_apart_and_run(call):
     graph = taken_apart(graph_of(pending.state.steps(), ()))
     interpret(graph, pending.leaves, pending.scalars)
     return [node.facts.op for node in graph.nodes]
+
+
+def taken_apart_and_run_on_tape(call):
+    """The same where counts are recorded too."""
+    with lazy_mode():
+        tape = Tape(local.trace)
+        try:
+            return taken_apart_and_run(call)
+        finally:
+            tape.take_off()
 
 
 @pytest.mark.parametrize("info", FOREACH, ids=lambda info: info.name)

@@ -233,6 +233,13 @@ def test_other_threads_read_as_ever():
     assert reader() is READ_BY_TORCH
 
 
+def of_one_parameter(rate):
+    """An optimizer, and its parameter with a gradient."""
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    return parameter, optim.SGD([parameter], lr=rate)
+
+
 SCHEDULES = {
     "every step": lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 4 * N),
     "warm-up": lambda o: optim.lr_scheduler.LinearLR(o, 0.1, total_iters=N // 2),
@@ -261,9 +268,7 @@ def test_scheduled_rates_are_inputs(name, schedule):
 
 
 def test_a_rate_that_is_returned_is_that_of_the_call():
-    parameter = nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    optimizer = optim.SGD([parameter], lr=0.5)
+    _, optimizer = of_one_parameter(0.5)
 
     def step():
         optimizer.step()
@@ -282,9 +287,7 @@ def test_a_rate_that_is_returned_is_that_of_the_call():
 
 
 def test_a_rate_that_the_call_changes_is_an_obstacle():
-    parameter = nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    optimizer = optim.SGD([parameter], lr=0.5)
+    _, optimizer = of_one_parameter(0.5)
 
     def step():
         optimizer.step()
