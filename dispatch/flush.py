@@ -183,6 +183,13 @@ def ask_for_extensions(plan: Plan | None) -> None:
         _ask_for_hits()
 
 
+def obtain_extensions() -> None:
+    """Have the C++ that helps compiled now, so that it lies on disk."""
+    disk = compiler().disk
+    hits.EXTENSION.ask_for(disk, wait=True)
+    POOL.ask_for(disk, wait=True)
+
+
 def _ask_for_pool() -> None:
     mode = settings.current().compile
     if mode == "blocking" or _works_long():

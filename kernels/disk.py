@@ -81,8 +81,12 @@ class Disk:
         except OSError as error:
             self._turn_off(f"writing to it failed: {error}")
 
+    def folder_of(self, key: str) -> Path:
+        """Where the file of `key` lies."""
+        return self.directory / key[:2]
+
     def _path(self, key: str) -> Path:
-        return self.directory / key[:2] / (key + _SUFFIX)
+        return self.folder_of(key) / (key + _SUFFIX)
 
     def _trim(self, added_bytes: int) -> None:
         """Drop old files if the directory has outgrown its bound.

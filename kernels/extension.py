@@ -1,7 +1,7 @@
 """C++ of this package, compiled at first use in seconds and kept on disk as kernels are.
 
 In: a source file. Out: the compiled file goes to who wants it, or `status` says why there is none.
-Whoever asks goes on without.
+Whoever asks goes on without; a process that ends before leaves the file to the next.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from lazy_tensor.kernels.build_apart import compiled
 from lazy_tensor.kernels.disk import Disk, key_of
 
 
@@ -116,13 +116,40 @@ class Extension:
 
     def _binary(self, disk: Disk | None) -> bytes:
         """The source compiled: from disk, or now."""
-        compiler, key = _compiler(), self._key()
-        library = disk.get(key) if disk is not None else None
+        command, key = self._command(), self._key()
+        if disk is None or disk.is_off:
+            return compiled(command)
+        library = disk.get(key)
         if library is None:
-            library = _compiled(compiler, self._source, self._libraries)
-            if disk is not None:
-                disk.put(key, library)
-        return library
+            _build_apart(disk, key, command)
+            library = disk.get(key)
+        # what can't be kept is compiled for this process alone; what can't be compiled says why
+        return library if library is not None else compiled(command)
+
+    def _command(self) -> list[str]:
+        """What compiles the source, but for where to."""
+        root = Path(torch.__file__).parent
+        include = root / "include"
+        includes = (include, include / "torch" / "csrc" / "api" / "include",
+                    sysconfig.get_paths()["include"])  # fmt: skip
+        return [
+            *_gently(), _compiler(), "-std=c++20", "-O2", "-shared", "-fPIC",
+            *(f"-I{path}" for path in includes), str(self._source),
+            f"-L{root / 'lib'}", *(f"-l{library}" for library in self._libraries),
+        ]  # fmt: skip
+
+
+def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
+    """Have a process that may outlive this one put the library on disk; wait for it."""
+    script = Path(__file__).with_name("build_apart.py")
+    subprocess.run(
+        [sys.executable, "-I", "-S", str(script), str(disk.directory), key, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+        start_new_session=True,  # what interrupts this process doesn't interrupt that one
+    )
 
 
 def _compiler() -> str:
@@ -138,22 +165,3 @@ def _gently() -> list[str]:
     """Run the command that follows behind the program, as compile workers do."""
     nice = shutil.which("nice")
     return [nice, "-n", "3"] if nice else []
-
-
-def _compiled(compiler: str, source: Path, libraries: Sequence[str]) -> bytes:
-    """The shared library; RuntimeError with what the compiler said."""
-    root = Path(torch.__file__).parent
-    include = root / "include"
-    includes = (include, include / "torch" / "csrc" / "api" / "include",
-                sysconfig.get_paths()["include"])  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="lazy_tensor_") as directory:
-        target = Path(directory) / "extension.so"
-        answer = subprocess.run(
-            [*_gently(), compiler, "-std=c++20", "-O2", "-shared", "-fPIC",
-             *(f"-I{path}" for path in includes), str(source), "-o", str(target),
-             f"-L{root / 'lib'}", *(f"-l{library}" for library in libraries)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if answer.returncode:
-            raise RuntimeError(answer.stderr.strip())
-        return target.read_bytes()

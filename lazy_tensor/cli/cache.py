@@ -9,6 +9,7 @@ from pathlib import Path
 import lazy_tensor
 from lazy_tensor.cli.script import add_script, run_script
 from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.flush import obtain_extensions
 from lazy_tensor.kernels import disk
 from lazy_tensor.reports.flushes import amount
 
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clearing = actions.add_parser("clear", help="delete it")
     clearing.set_defaults(act=_clear)
     warming = actions.add_parser(
-        "warm", help="run a program, waiting for every kernel, so that later runs start with them"
+        "warm", help="run a program, waiting for all that is compiled, so that later runs have it"
     )
     add_script(warming)
     warming.set_defaults(act=_warm)
@@ -61,6 +62,7 @@ def _warm(args: argparse.Namespace) -> int:
     before = len(list(disk.entries(_folder())))
     with_kernels = {"compile": "blocking", "compile_threshold": 1}
     lazy_tensor.configure(**with_kernels)
+    obtain_extensions()
     status = run_script(args, lazy_tensor.lazy_mode)
     print(f"{len(list(disk.entries(_folder()))) - before} artifacts more in {_folder()}")
     return status

@@ -1,7 +1,10 @@
 """C++ of the package: compiled once, kept on disk, and done without where it can't be had."""
 
 import ctypes
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -22,7 +25,8 @@ def source(tmp_path):
 
 @pytest.fixture
 def never_compiled(monkeypatch):
-    monkeypatch.setattr(extension, "_compiled", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(extension, "compiled", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(extension, "_build_apart", lambda *_: pytest.fail("compiled again"))
 
 
 def answer_of(library):
@@ -58,6 +62,56 @@ def test_the_disk_is_asked_once(tmp_path, source, monkeypatch):
     for _ in range(2):
         unknown.ask_disk(Disk(tmp_path / "disk"))
         monkeypatch.setattr(Disk, "get", lambda *_: pytest.fail("asked again"))
+
+
+A_SHORT_PROGRAM = """
+import sys
+import time
+from pathlib import Path
+from lazy_tensor.kernels.disk import Disk
+from lazy_tensor.kernels.extension import Extension
+
+directory, source = map(Path, sys.argv[1:])
+Extension(source, (), print).ask_for(Disk(directory), wait=False)
+while not list(directory.glob("*/")):
+    time.sleep(0.01)
+"""
+
+
+def a_slow_compiler(folder, log):
+    path = folder / "slow"
+    path.write_text(f"#!/bin/sh\necho compiles >> {log}\nsleep 3\nexec g++ \"$@\"\n")
+    path.chmod(0o700)
+    return {**os.environ, "CXX": str(path)}
+
+
+def test_it_is_there_for_the_next_process_when_this_one_ended_before(tmp_path, source):
+    log = tmp_path / "log"
+    environment = a_slow_compiler(tmp_path, log)
+    command = [sys.executable, "-c", A_SHORT_PROGRAM, str(tmp_path / "disk"), str(source)]
+    subprocess.run(command, env=environment, check=True)
+    assert not list((tmp_path / "disk").glob("*/*.ltk"))
+    found: list[bytes] = []
+    Extension(source, (), found.append).ask_for(Disk(tmp_path / "disk"), wait=True)
+    assert answer_of(found[0]) == 42
+    assert log.read_text().split() == ["compiles"]
+
+
+def test_of_several_processes_one_compiles_it(tmp_path, source):
+    log = tmp_path / "log"
+    environment = a_slow_compiler(tmp_path, log)
+    program = A_SHORT_PROGRAM.replace("wait=False", "wait=True").replace("print", "lambda _: None")
+    command = [sys.executable, "-c", program, str(tmp_path / "disk"), str(source)]
+    children = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    assert [child.wait() for child in children] == [0, 0, 0]
+    assert log.read_text().split() == ["compiles"]
+
+
+def test_what_can_not_be_kept_is_compiled_for_this_process(tmp_path, source, monkeypatch):
+    monkeypatch.setattr(Disk, "get", lambda *_: None)
+    found: list[bytes] = []
+    Extension(source, (), found.append).ask_for(Disk(tmp_path / "disk"), wait=True)
+    assert answer_of(found[0]) == 42
 
 
 def test_it_may_wait_until_it_is_started(source):

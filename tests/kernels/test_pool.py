@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import subprocess
 import sys
 import threading
 
@@ -58,6 +59,44 @@ def test_a_settled_step_has_no_page_faults():
         a_step(x)
     # 3 results of 4,096 pages a step; a few pages are Python's own
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 200
+
+
+A_STEP_OF_SMALL_TENSORS = """
+import resource, sys
+import torch
+from lazy_tensor import lazy_mode
+from lazy_tensor.kernels.disk import Disk
+from lazy_tensor.kernels.pool import POOL
+from pathlib import Path
+
+torch.set_num_threads(1)
+POOL.ask_for(Disk(Path(sys.argv[1])), wait=True)
+x = torch.ones(512, 512)
+
+def step():
+    with lazy_mode(backend="aten"):
+        kept = [x + i for i in range(16)]
+        return sum(kept).sum().item()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+for _ in range(8):
+    step()
+before = faults()
+for _ in range(10):
+    step()
+print(faults() - before)
+"""
+
+
+def test_a_step_of_small_tensors_has_no_page_faults_either(pool, tmp_path_factory):
+    """The C library gives the end of its heap back where no large tensor was ever freed."""
+    disk = tmp_path_factory.getbasetemp() / "pool"
+    command = [sys.executable, "-c", A_STEP_OF_SMALL_TENSORS, str(disk)]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    # 16 results of 256 pages a step
+    assert int(child.stdout) < 200
 
 
 def test_results_that_are_held_are_never_used_again():

@@ -1,0 +1,73 @@
+"""`python build_apart.py DIRECTORY KEY COMMAND...`: compile a library, keep it on disk under KEY.
+
+A process of its own, which goes on when its parent ends: what takes ten seconds to compile would
+else be begun anew by every program that ends before. It imports the standard library alone, as
+torch takes seconds. Of several processes that want the same library one compiles it, the others
+wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+
+def main(directory: str, key: str, *command: str) -> None:
+    disk = _by_path("disk").Disk(Path(directory))
+    folder = disk.folder_of(key)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with _alone(folder):
+        if disk.get(key) is None:
+            disk.put(key, compiled(command))
+
+
+class CompileError(RuntimeError):
+    """What the compiler said."""
+
+
+def compiled(command: Sequence[str]) -> bytes:
+    """The library that `command` makes, which is told where with `-o`; or CompileError."""
+    with tempfile.TemporaryDirectory(prefix="lazy_tensor_") as folder:
+        target = Path(folder) / "extension.so"
+        answer = subprocess.run(
+            [*command, "-o", str(target)], capture_output=True, text=True, check=False
+        )
+        if answer.returncode:
+            raise CompileError(answer.stderr.strip())
+        return target.read_bytes()
+
+
+def _by_path(name: str) -> ModuleType:
+    """The module beside this one, without the package, which imports torch."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and named tuples look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with the same folder."""
+    import fcntl  # not on all systems
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # no locks in this file system: each compiles
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
