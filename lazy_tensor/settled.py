@@ -24,9 +24,10 @@ from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trace import Pending, Value
+from lazy_tensor.dispatch.trace import Leaf, Pending, Value
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.kernels.segment import n_bytes
 from lazy_tensor.reach import FACETS, NUMBER, OPEN, Holding, Unreachable, Watch, facets_of, is_same
 from lazy_tensor.take import (
     Left,
@@ -43,6 +44,10 @@ from lazy_tensor.tensor import LazyTensor
 Tensors = list[torch.Tensor]
 Fetch = Callable[[Tensors], torch.Tensor]
 """Finds a tensor, given those among a call's arguments."""
+
+
+CACHED_BYTES = 1 << 20
+"""What a core's own cache holds, about: plans that read more leave nothing else in it."""
 
 
 class Changed(Exception):
@@ -112,6 +117,9 @@ class Settled:
         self._returned = [self._handed_back(one, take) for one in outline.returned]
         self._instances = take.after.instances
         self._classes = [type(instance) for instance in self._instances]
+        leaves = [step for step in outline.state.steps() if isinstance(step, Leaf)]
+        self._evicts = sum(n_bytes(leaf.spec) for leaf in leaves) > CACHED_BYTES
+        self._lines: bytes | None = None
 
     # Where leaves come from
 
@@ -224,6 +232,8 @@ class Settled:
             raise Changed(f"a tensor can't be looked at any more: {error}") from None
 
     def _found(self, tensors: Tensors) -> Found:
+        if self._lines is not None:
+            hits.native.fetch(self._lines)
         for i, tensor in self._pinned:
             if tensors[i] is not tensor:
                 raise Changed(f"argument {i} is another tensor, which it also finds elsewhere")
@@ -247,6 +257,9 @@ class Settled:
         leaves = _concrete(found)
         if not self._of_leaves.are(leaves):
             raise Changed("tensors share memory with others than they did")
+        if self._evicts and self._lines is None and hits.native is not None:
+            looked_at = [*self._fixed.objects(), *self._watched, *lasting, *found]
+            self._lines = hits.native.lines(looked_at)
         return Found(leaves, self._numbers(leaves), lasting)
 
     def _numbers(self, leaves: list[Any]) -> list[complex]:

@@ -8,6 +8,7 @@
 // runs while a trace is cold.
 // `sharded.h` goes between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
+#include "lines.h"
 #include "sharded.h"
 #include "watch.h"
 
@@ -134,6 +135,8 @@ PyMethodDef methods[] = {
     {"concrete", py_concrete, METH_O, nullptr},
     {"are_equal", py_are_equal, METH_VARARGS, nullptr},
     {"count_writes", py_count_writes, METH_O, nullptr},
+    {"lines", py_lines, METH_O, nullptr},
+    {"fetch", py_fetch, METH_O, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

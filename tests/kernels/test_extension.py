@@ -80,7 +80,7 @@ while not list(directory.glob("*/")):
 
 def a_slow_compiler(folder, log):
     path = folder / "slow"
-    path.write_text(f"#!/bin/sh\necho compiles >> {log}\nsleep 3\nexec g++ \"$@\"\n")
+    path.write_text(f'#!/bin/sh\necho compiles >> {log}\nsleep 3\nexec g++ "$@"\n')
     path.chmod(0o700)
     return {**os.environ, "CXX": str(path)}
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor import replay
+from lazy_tensor.dispatch import hits
 
 N = 8
 
@@ -931,6 +932,36 @@ def test_an_exception_in_the_middle_of_a_replay(error, monkeypatch):
         assert torch.isfinite(lazy_tensor.materialize(p)).all()
     model.load_state_dict(twin.state_dict())
     assert torch.equal(lazy_tensor.materialize(step(x)), eager(x))
+
+
+def test_what_a_large_step_looks_at_is_fetched_first():
+    """And may be elsewhere by then, as gradients are."""
+    if hits.native is None:
+        pytest.skip(hits.EXTENSION.status)
+    weight = torch.ones(600, 600)
+
+    def step_of(parameter):
+        optimizer = torch.optim.Adam([parameter], lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            (parameter * x).sum().backward()
+            optimizer.step()
+
+        return step
+
+    plain, other = (nn.Parameter(weight.clone()) for _ in range(2))
+    step, replayed = step_of(plain), replay(step_of(other), backend="aten")
+    kept = []
+    for i in range(N):
+        x = torch.full((600,), 1.0 + i)
+        step(x)
+        replayed(x)
+        kept.append(other.grad)  # the next is another object
+        assert torch.equal(plain, other)
+    assert replayed.n_replayed
+    [settled] = [s for known in replayed._signatures.values() for s in known.settled]
+    assert settled._lines
 
 
 def test_a_decoding_step_with_a_static_cache():
