@@ -191,9 +191,7 @@ def obtain_extensions() -> None:
 
 
 def _ask_for_pool() -> None:
-    mode = settings.current().compile
-    if mode == "blocking" or _works_long():
-        compiler().keep_memory(mode)
+    compiler().keep_memory(settings.current().compile, may_compile=_works_long())
 
 
 def _ask_for_hits() -> None:

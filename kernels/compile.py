@@ -151,9 +151,13 @@ class Compiler:
                 self._to_build.finish(fusion)
                 advance()
 
-    def keep_memory(self, mode: Mode) -> None:
-        """Have plans reuse memory, as soon as what does it is compiled ("blocking": now)."""
-        if mode != "off" and not self._is_forked:
+    def keep_memory(self, mode: Mode, *, may_compile: bool) -> None:
+        """Have plans reuse memory: now if what does it was compiled before or in "blocking", else,
+        if it `may_compile`, as soon as that is compiled."""
+        if mode == "off" or self._is_forked:
+            return
+        POOL.ask_disk(self.disk)
+        if mode == "blocking" or may_compile:
             POOL.ask_for(self.disk, wait=mode == "blocking")
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -59,6 +59,10 @@ class Pool:
         """Load or compile it: in a thread, or at once if `wait`. The first call counts."""
         self._extension.ask_for(disk, wait=wait)
 
+    def ask_disk(self, disk: Disk | None) -> None:
+        """Load it now if it was compiled before; the first call counts."""
+        self._extension.ask_disk(disk)
+
     def using(self) -> AbstractContextManager[None]:
         """A context in which this thread's large allocations are pooled, if the pool is there."""
         return self._using
