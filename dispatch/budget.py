@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from time import thread_time
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 HIT_EARNS_S = 5e-6
 SHARE_OF_WORK = 0.05
@@ -23,6 +23,9 @@ FIRST_COLD_OPS, MOST_COLD_OPS = 2000, 1 << 17
 MOST_DEBT_S = 0.02
 N_RECENT, PAID_BACK = 8, 4
 """A path that is taken again within so many flushes pays its growth back so many times."""
+LEAST_LOOKS, LEAST_HOPE = 2, 1 / 16
+"""Each time that none is, half as many flushes are waited for and half as much may be spent: down
+to so many, and to this part of `SHARE_OF_WORK`."""
 
 
 class Place(Protocol):
@@ -48,13 +51,15 @@ class Budget:
     A trace without a budget goes *cold*: ops run at once, unrecorded. `cold` counts them down to 1,
     where it waits for an op that needs a value, so that recording starts again where a step of the
     program does. It stays cold twice as long each time in a row that recording does not pay. After
-    new states were made it looks, for nothing, whether the program soon comes there again.
+    new states were made it looks, for nothing, whether the program soon comes there again, and
+    spends less each time that it does not.
 
     The count lies at `address`, where `native` counts without Python.
     """
 
-    __slots__ = ("_cold", "address", "age", "cold_since_s", "grew", "grown_s", "left_s", "looks",
-                 "n_misses", "next_cold", "paid_s", "recent")  # fmt: skip
+    __slots__ = ("_block", "_cold", "_cold_block", "address", "age", "cold_since_s", "grew",
+                 "grown_s", "hope", "left_s", "looks", "n_misses", "next_cold", "next_looks",
+                 "paid_s", "recent")  # fmt: skip
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
@@ -69,9 +74,12 @@ class Budget:
         self.grown_s = self.paid_s = 0.0  # since the last flush
         self.grew = False  # since it was cold
         self.looks = 0
+        self.be_hopeful()
         self.cold_since_s = 0.0
         self.age = 0  # in flushes, and in times that it was cold where a step may begin
         self.recent: list[Recent] = []
+        self._block: tuple[Any, int] | None = None  # where it is, and `cold` when it began
+        self._cold_block: tuple[Any, int] | None = None  # the last, if cold, and its number of ops
 
     @property
     def cold(self) -> int:
@@ -81,6 +89,10 @@ class Budget:
     @cold.setter
     def cold(self, count: int) -> None:
         self._cold[0] = count
+
+    def be_hopeful(self) -> None:
+        """The program repeats itself, or may: spend all that work allows."""
+        self.hope, self.next_looks = 1.0, N_RECENT
 
     @property
     def is_spent(self) -> bool:
@@ -103,7 +115,7 @@ class Budget:
     def earn(self, place: Place, seconds: float) -> None:
         """Account for a flush at `place` that took `seconds` to run."""
         hits = max(place.n_ops - self.n_misses, 0)
-        self._add(hits * HIT_EARNS_S + SHARE_OF_WORK * seconds)
+        self._add(hits * HIT_EARNS_S + SHARE_OF_WORK * self.hope * seconds)
         self.earn_back(place)
         self.age += 1
         if self.n_misses:
@@ -112,6 +124,7 @@ class Budget:
         self.grown_s = self.paid_s = 0.0
         if hits > place.n_ops // 2:
             self.next_cold = FIRST_COLD_OPS
+            self.be_hopeful()
 
     def earn_back(self, place: Place) -> None:
         """Get back what was paid lately for the path to `place`: the program repeats itself."""
@@ -126,6 +139,7 @@ class Budget:
         for recent in self.recent:
             if id(recent.place) in passes:
                 self._add(PAID_BACK * recent.paid_s)
+                self.be_hopeful()
         self.recent = [recent for recent in self.recent if id(recent.place) not in passes]
 
     def _add(self, seconds: float) -> None:
@@ -135,7 +149,9 @@ class Budget:
         """Stop recording. `n_known` ops had been recorded, by states known before unless some were
         new: then this is where to look whether the program comes again."""
         if self.grew:
-            self.looks = N_RECENT
+            self.looks = self.next_looks
+            self.next_looks = max(self.next_looks // 2, LEAST_LOOKS)
+            self.hope = max(self.hope / 2, LEAST_HOPE)
         elif n_known:
             self.looks = 0  # it went another way
         self.grew = False
@@ -145,16 +161,46 @@ class Budget:
             self.cold = self.next_cold
             self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
 
+    def begin_block(self, site: Any) -> bool:
+        """Begin a block of the program; whether its ops must be seen.
+
+        They need not be if none would be recorded, going by the last block, which was at the same
+        `site`: to see an op and let it pass costs a fifth of a small one.
+        """
+        if self.cold:
+            self.cold_since_s = thread_time()  # what ran outside earns nothing
+            self.try_again()
+        if self._cold_block is not None:
+            last, n_ops = self._cold_block
+            if last == site and self.cold > n_ops:
+                return False
+        self._block, self._cold_block = (site, self.cold), None
+        return True
+
+    def end_block(self) -> None:
+        """End a block, whether its ops were seen or not."""
+        if self.cold:
+            self._earn_cold()
+        if self._block is not None and self.cold > 1:
+            site, before = self._block
+            if before > self.cold:
+                self._cold_block = (site, before - self.cold)
+        self._block = None
+
     def try_again(self) -> None:
         """Record what is known, and a little more if the work since has earned that."""
         if not self.cold:
             return
         self.age += 1
-        now_s = thread_time()
-        self._add(SHARE_OF_WORK * (now_s - self.cold_since_s))
-        self.cold_since_s = now_s
+        self._earn_cold()
         if self.looks or self.left_s >= LEAST_S:
             self.looks = max(self.looks - 1, 0)
             self.cold = 0
         else:
             self.cold = FIRST_COLD_OPS
+
+    def _earn_cold(self) -> None:
+        """Account for what ran unrecorded since the last time."""
+        now_s = thread_time()
+        self._add(SHARE_OF_WORK * self.hope * (now_s - self.cold_since_s))
+        self.cold_since_s = now_s

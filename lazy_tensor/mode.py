@@ -7,8 +7,10 @@ change while a mode is active: the plain-tensor methods that hand out memory wit
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ import torch
 from lazy_tensor.dispatch import hits, settings, torch_private
 from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.peek import is_looked_at, peek_memory, shown
+from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, no_modes
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
 from lazy_tensor.dispatch.where import user_line
@@ -53,7 +56,8 @@ class lazy_mode:
 
     Every aten op inside, autograd's and the optimizer's too, is recorded and gives a `LazyTensor`.
     Leaving the block runs what is pending. Re-entrant. `options` are those of `configure`, for this
-    block and thread's flushes alone; TypeError for an unknown one.
+    block and thread's flushes alone; TypeError for an unknown one. Where a program never does the
+    same again its ops run as in eager, and blocks of them are let alone.
 
     >>> with lazy_mode():
     ...     loss = model(x).square().mean()
@@ -63,12 +67,15 @@ class lazy_mode:
     def __init__(self, **options: Any) -> None:
         settings.updated(settings.current(), options, "lazy_mode()")
         self._options = options
-        self._entered: list[tuple[RecordingMode | None, settings.Settings]] = []
+        self._entered: list[tuple[RecordingMode | None, int, settings.Settings]] = []
+        self._function: Any = None  # the decorated one
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def in_mode(*args: P.args, **kwargs: P.kwargs) -> R:
-            with lazy_mode(**self._options):
+            mode = lazy_mode(**self._options)
+            mode._function = function
+            with mode:
                 return function(*args, **kwargs)
 
         return in_mode
@@ -78,33 +85,50 @@ class lazy_mode:
             flush_here("options changed", quiet=True)
         before = settings.current()
         after = settings.updated(before, self._options, "lazy_mode()")
-        depth = getattr(_active, "depth", 0)
-        mode = None
+        mode, depth = None, getattr(_active, "depth", 0)
         if depth == 0:
             flush_here("enter", quiet=True)
-            _leaks.stop()
-            local.trace.budget.try_again()
-            mode = RecordingMode()  # type: ignore[no-untyped-call]
-            mode.__enter__()  # type: ignore[no-untyped-call]
+            if self._listens(sys._getframe(1), after):
+                _leaks.stop()
+                mode = RecordingMode()  # type: ignore[no-untyped-call]
+                mode.__enter__()  # type: ignore[no-untyped-call]
         settings.put(after)
         restart_empty_traces()
-        _active.depth = depth + 1
-        self._entered.append((mode, before))
+        # within a block that is let alone one may record all the same
+        _active.depth = depth + (depth > 0 or mode is not None)
+        self._entered.append((mode, depth, before))
         return self
 
+    def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
+        """Whether ops must come here: not where all of them would be let pass."""
+        place = self._function or (caller.f_code, caller.f_lasti)
+        listens = local.trace.budget.begin_block((place, options))
+        if not listens:
+            STATS.counts["unrecorded_blocks"] += 1
+        return listens
+
     def __exit__(self, *exception: Any) -> None:
-        mode, before = self._entered.pop()
-        _active.depth -= 1
+        mode, _active.depth, before = self._entered.pop()
         if mode is not None:
             mode.__exit__(*exception)  # type: ignore[no-untyped-call]
             _leaks.resume()
+        if _active.depth == 0:
+            local.trace.budget.end_block()
         try:
-            if mode is not None or self._options:
+            if _active.depth == 0 or self._options:
                 flush_here("exit", quiet=True)
         finally:
             if self._options:
                 settings.put(before)
                 restart_empty_traces()
+
+
+class listening_mode(lazy_mode):
+    """A `lazy_mode` that sees all ops, though the program may not repeat itself."""
+
+    def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
+        local.trace.budget.begin_block(None)
+        return True
 
 
 class _Leaks:

@@ -29,7 +29,7 @@ from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.cache import Cache
-from lazy_tensor.mode import RecordingMode, lazy_mode
+from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
 from lazy_tensor.reach import ATOMS
 from lazy_tensor.settled import Changed, Settled
 from lazy_tensor.take import Outline, Take, described, take
@@ -260,7 +260,7 @@ class Replay(Generic[P, R]):
         name = getattr(self._function, "__name__", "")
         roots = [(name, self._function), *arguments.objects]
         start = perf_counter()
-        with lazy_mode(**self._options):
+        with listening_mode(**self._options):
             taken = take(
                 self._function, args, kwargs, arguments.tensors, roots,
                 lambda: arguments.are_unchanged(args, kwargs),

@@ -16,7 +16,7 @@ from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
 from lazy_tensor.kernels import cache
 from lazy_tensor.kernels.compile import Build
 from lazy_tensor.kernels.pool import POOL
-from lazy_tensor.mode import lazy_mode
+from lazy_tensor.mode import listening_mode
 from lazy_tensor.replay import REPLAYS
 from lazy_tensor.reports.advice import Advice, advice_on
 from lazy_tensor.reports.flushes import Flush, looked_at
@@ -66,7 +66,8 @@ def stats() -> dict[str, Any]:
 
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
-    `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds.
+    `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds;
+    `unrecorded_blocks` of `lazy_mode` that were let alone, as the program did not repeat itself.
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.
     """
@@ -96,7 +97,8 @@ class Report:
     `str()` gives text, rich prints it coloured, a notebook shows it, `save` writes a page.
     `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
     the calls that could not be recorded, with their shares of the time; `builds` are the kernels
-    built meanwhile; `result` is what the function gave that `explain` was given, if any.
+    built meanwhile; `result` is what the function gave that `explain` was given, if any;
+    `n_unrecorded` blocks of `lazy_mode` ran as in eager, as the program did not repeat itself.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Report:
         ran_at_once: dict[str, float] | None = None,
         builds: Sequence[Build] = (),
         result: Any = None,
+        *,
+        n_unrecorded: int = 0,
     ) -> None:
         self.records = records
         self.replays = list(replays)
@@ -114,6 +118,7 @@ class Report:
         self.ran_at_once = ran_at_once or {}
         self.builds = list(builds)
         self.result = result
+        self.n_unrecorded = n_unrecorded
 
     @cached_property
     def flushes(self) -> list[Flush]:
@@ -171,7 +176,7 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     flush.flush(local.trace, "explain()", quiet=True)
     before, since_s = dict(STATS.ran_at_once_s), perf_counter()
-    with STATS.log_apart() as records, observe.timing(), lazy_mode():
+    with STATS.log_apart() as records, observe.timing(), listening_mode():
         result = fn(*args, **kwargs)
         flush.flush(local.trace, "explain()", quiet=True)
     return _report(records, before, since_s, result)
@@ -191,4 +196,7 @@ def _report(
     ]
     replays = sorted(replay.summary() for replay in REPLAYS)
     builds = [one for one in flush.compiler().builds if one.began_s + one.seconds >= since_s]
-    return Report(records, replays, redistributions, ran_at_once, builds, result)
+    n_unrecorded = STATS.counts["unrecorded_blocks"]
+    return Report(
+        records, replays, redistributions, ran_at_once, builds, result, n_unrecorded=n_unrecorded
+    )

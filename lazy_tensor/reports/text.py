@@ -22,6 +22,8 @@ def lines_of(report: Report) -> Iterator[tuple[str, str]]:
         yield "", line
     for line in report.redistributions:
         yield "yellow", line
+    if report.n_unrecorded:
+        yield "", f"{report.n_unrecorded} blocks ran as in eager: the program didn't repeat itself"
     flushes = report.flushes
     if not flushes:
         yield "", "nothing was flushed yet"

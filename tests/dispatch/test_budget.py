@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
 from lazy_tensor.dispatch import budget
@@ -105,3 +107,85 @@ def test_what_was_paid_comes_back_if_the_path_is_taken_again_soon(scarce: None) 
         before = it.left_s
         it.earn_back(path(3, tip))
         assert (it.left_s > before) is comes_back
+
+
+def test_less_is_spent_on_what_never_comes_again(scarce: None) -> None:
+    it = Budget()
+    hopes, looks = [], []
+    for _ in range(6):
+        it.pay(1e-4)
+        it.go_cold()
+        hopes.append(it.hope)
+        looks.append(it.looks)
+    assert hopes == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16, 1 / 16]
+    assert looks == [8, 4, 2, 2, 2, 2]
+    tip = path(5)
+    it.pay(1e-4)
+    it.earn(tip, 0.0)
+    it.earn_back(path(1, tip))
+    assert it.hope == 1.0
+
+
+@lazy_tensor.lazy_mode()
+def is_seen(x: torch.Tensor) -> bool:
+    """A step, and whether `lazy_mode` sees it."""
+    seen = _get_current_dispatch_mode() is not None
+    found = step(x)
+    if not seen:
+        assert type(x + 1) is torch.Tensor
+        assert found == step(x)
+    return seen
+
+
+def let_alone() -> None:
+    """Go on with what never repeats itself until it is let alone."""
+    sizes = itertools.count(8)
+    assert any(not is_seen(torch.randn(next(sizes))) for _ in range(40))
+    assert not is_seen(torch.randn(next(sizes)))
+
+
+def test_blocks_of_what_never_repeats_itself_are_let_alone(scarce: None) -> None:
+    before = lazy_tensor.stats().get("unrecorded_blocks", 0)
+    let_alone()
+    assert lazy_tensor.stats()["unrecorded_blocks"] >= before + 2
+    assert "blocks ran as in eager" in str(lazy_tensor.explain())
+
+
+def test_another_block_is_not(scarce: None) -> None:
+    let_alone()
+    with lazy_tensor.lazy_mode():
+        assert _get_current_dispatch_mode() is not None
+    assert lazy_tensor.lazy_mode(compile="off")(is_seen.__wrapped__)(torch.randn(8))  # type: ignore[attr-defined]
+
+
+def test_what_wants_to_see_the_calls_sees_them_there(scarce: None) -> None:
+    """A function in `replay`, and one that is explained, within a block that is let alone."""
+    replayed = lazy_tensor.replay(lambda x: x.sin() * 2)
+    x = torch.randn(8)
+
+    @lazy_tensor.lazy_mode()
+    def block(x: torch.Tensor) -> bool:
+        seen = _get_current_dispatch_mode() is not None
+        step(x)
+        if not seen:
+            assert torch.equal(replayed(fixed), fixed.sin() * 2)
+            assert lazy_tensor.explain(lambda: fixed + 1).result.tolist() == (fixed + 1).tolist()
+        return seen
+
+    fixed = x
+    n_let_alone = sum(not block(torch.randn(8 + i)) for i in range(60))
+    assert n_let_alone > 10
+    assert replayed.n_replayed > 0, replayed.obstacle
+
+
+def test_a_program_that_begins_to_repeat_itself_is_recorded(
+    scarce: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_alone()
+    monkeypatch.setattr(budget, "SHARE_OF_WORK", 1.0)
+    x = torch.randn(500)
+    assert any(is_seen(x) for _ in range(200))
+    before = lazy_tensor.stats()["ops"]
+    for _ in range(40):
+        is_seen(x)
+    assert lazy_tensor.stats()["ops"] >= before + 20 * N_OPS
