@@ -24,7 +24,7 @@ MOST_DEBT_S = 0.02
 N_RECENT, PAID_BACK = 8, 4
 """A path that is taken again within so many flushes pays its growth back so many times."""
 LEAST_LOOKS, LEAST_HOPE = 2, 1 / 16
-"""Each time that none is, half as many flushes are waited for and half as much may be spent: down
+"""Each time that it isn't, half as many flushes are waited for and half as much may be spent: down
 to so many, and to this part of `SHARE_OF_WORK`."""
 
 
@@ -128,7 +128,11 @@ class Budget:
 
     def earn_back(self, place: Place) -> None:
         """Get back what was paid lately for the path to `place`: the program repeats itself."""
+        n_before = len(self.recent)
         self.recent = [recent for recent in self.recent if recent.until > self.age]
+        if len(self.recent) < n_before:  # it does not
+            self.next_looks = max(self.next_looks // 2, LEAST_LOOKS)
+            self.hope = max(self.hope / 2, LEAST_HOPE)
         if not self.recent:
             return
         passed: Place | None = place
@@ -150,8 +154,6 @@ class Budget:
         new: then this is where to look whether the program comes again."""
         if self.grew:
             self.looks = self.next_looks
-            self.next_looks = max(self.next_looks // 2, LEAST_LOOKS)
-            self.hope = max(self.hope / 2, LEAST_HOPE)
         elif n_known:
             self.looks = 0  # it went another way
         self.grew = False

@@ -111,15 +111,19 @@ def test_what_was_paid_comes_back_if_the_path_is_taken_again_soon(scarce: None) 
 
 def test_less_is_spent_on_what_never_comes_again(scarce: None) -> None:
     it = Budget()
+    tip = path(5)
     hopes, looks = [], []
     for _ in range(6):
-        it.pay(1e-4)
+        for _ in range(tip.n_ops):
+            it.pay(1e-4)
+        it.earn(tip, 0.0)
         it.go_cold()
-        hopes.append(it.hope)
         looks.append(it.looks)
+        it.age += budget.N_RECENT
+        it.earn_back(path(1))
+        hopes.append(it.hope)
     assert hopes == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16, 1 / 16]
     assert looks == [8, 4, 2, 2, 2, 2]
-    tip = path(5)
     it.pay(1e-4)
     it.earn(tip, 0.0)
     it.earn_back(path(1, tip))
