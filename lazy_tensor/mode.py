@@ -101,7 +101,8 @@ class lazy_mode:
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         """Whether ops must come here: not where all of them would be let pass."""
-        place = self._function or (caller.f_code, caller.f_lasti)
+        code = caller.f_code if self._function is None else self._function
+        place = (id(code), caller.f_lasti)
         listens = local.trace.budget.begin_block((place, options))
         if not listens:
             STATS.counts["unrecorded_blocks"] += 1
