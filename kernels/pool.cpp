@@ -204,11 +204,10 @@ Pool& pool() {
 }
 
 // glibc gives freed memory at the end of its heap back beyond a threshold: twice the size of the
-// largest block that it ever mapped apart and got back, up to this size (mallopt(3),
-// M_MMAP_THRESHOLD). A step of many small tensors then touches fresh pages each time, unless the
-// program once freed a large one. So one is freed here; nobody touches its pages. Thresholds that the
-// user has set stay.
-constexpr size_t LARGEST_LEARNT = (32 << 20) - (64 << 10);
+// largest block that it ever mapped apart and got back (mallopt(3), M_MMAP_THRESHOLD). A step of many
+// small tensors then touches fresh pages each time, unless the program once freed a large one. So one
+// is freed here; nobody touches its pages. Thresholds that the user has set stay.
+constexpr size_t LARGEST_LEARNT = 2 * MIN_BYTES - (64 << 10);
 
 void keep_freed_heap() {
   void* volatile block = malloc(LARGEST_LEARNT);
