@@ -91,6 +91,7 @@ def test_it_is_there_for_the_next_process_when_this_one_ended_before(tmp_path, s
     command = [sys.executable, "-c", A_SHORT_PROGRAM, str(tmp_path / "disk"), str(source)]
     subprocess.run(command, env=environment, check=True)
     assert not list((tmp_path / "disk").glob("*/*.ltk"))
+    (tmp_path / "go").touch()
     found: list[bytes] = []
     Extension(source, (), found.append).ask_for(Disk(tmp_path / "disk"), wait=True)
     assert answer_of(found[0]) == 42
@@ -103,6 +104,7 @@ def test_of_several_processes_one_compiles_it(tmp_path, source):
     program = A_SHORT_PROGRAM.replace("wait=False", "wait=True").replace("print", "lambda _: None")
     command = [sys.executable, "-c", program, str(tmp_path / "disk"), str(source)]
     children = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    (tmp_path / "go").touch()
     assert [child.wait() for child in children] == [0, 0, 0]
     assert log.read_text().split() == ["compiles"]
 
