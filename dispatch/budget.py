@@ -58,8 +58,8 @@ class Budget:
     """
 
     __slots__ = ("_block", "_cold", "_cold_block", "address", "age", "cold_since_s", "grew",
-                 "grown_s", "hope", "left_s", "looks", "n_misses", "next_cold", "next_looks",
-                 "paid_s", "recent")  # fmt: skip
+                 "grown_s", "hope", "left_s", "looks", "n_misses", "next_cold", "paid_s",
+                 "recent")  # fmt: skip
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
@@ -74,7 +74,7 @@ class Budget:
         self.grown_s = self.paid_s = 0.0  # since the last flush
         self.grew = False  # since it was cold
         self.looks = 0
-        self.be_hopeful()
+        self.hope = 1.0  # that the program repeats itself
         self.cold_since_s = 0.0
         self.age = 0  # in flushes, and in times that it was cold where a step may begin
         self.recent: list[Recent] = []
@@ -89,10 +89,6 @@ class Budget:
     @cold.setter
     def cold(self, count: int) -> None:
         self._cold[0] = count
-
-    def be_hopeful(self) -> None:
-        """The program repeats itself, or may: spend all that work allows."""
-        self.hope, self.next_looks = 1.0, N_RECENT
 
     @property
     def is_spent(self) -> bool:
@@ -124,14 +120,13 @@ class Budget:
         self.grown_s = self.paid_s = 0.0
         if hits > place.n_ops // 2:
             self.next_cold = FIRST_COLD_OPS
-            self.be_hopeful()
+            self.hope = 1.0
 
     def earn_back(self, place: Place) -> None:
         """Get back what was paid lately for the path to `place`: the program repeats itself."""
         n_before = len(self.recent)
         self.recent = [recent for recent in self.recent if recent.until > self.age]
         if len(self.recent) < n_before:  # it does not
-            self.next_looks = max(self.next_looks // 2, LEAST_LOOKS)
             self.hope = max(self.hope / 2, LEAST_HOPE)
         if not self.recent:
             return
@@ -143,7 +138,7 @@ class Budget:
         for recent in self.recent:
             if id(recent.place) in passes:
                 self._add(PAID_BACK * recent.paid_s)
-                self.be_hopeful()
+                self.hope = 1.0
         self.recent = [recent for recent in self.recent if id(recent.place) not in passes]
 
     def _add(self, seconds: float) -> None:
@@ -153,7 +148,7 @@ class Budget:
         """Stop recording. `n_known` ops had been recorded, by states known before unless some were
         new: then this is where to look whether the program comes again."""
         if self.grew:
-            self.looks = self.next_looks
+            self.looks = max(int(self.hope * N_RECENT), LEAST_LOOKS)
         elif n_known:
             self.looks = 0  # it went another way
         self.grew = False
@@ -170,8 +165,8 @@ class Budget:
         `site`: to see an op and let it pass costs a fifth of a small one.
         """
         if self.cold:
+            self._look_again()
             self.cold_since_s = thread_time()  # what ran outside earns nothing
-            self.try_again()
         if self._cold_block is not None:
             last, n_ops = self._cold_block
             if last == site and self.cold > n_ops:
@@ -191,10 +186,12 @@ class Budget:
 
     def try_again(self) -> None:
         """Record what is known, and a little more if the work since has earned that."""
-        if not self.cold:
-            return
+        if self.cold:
+            self._earn_cold()
+            self._look_again()
+
+    def _look_again(self) -> None:
         self.age += 1
-        self._earn_cold()
         if self.looks or self.left_s >= LEAST_S:
             self.looks = max(self.looks - 1, 0)
             self.cold = 0

@@ -186,7 +186,7 @@ def ask_for_extensions(plan: Plan | None) -> None:
 def obtain_extensions() -> None:
     """Have the C++ that helps compiled now, so that it lies on disk."""
     disk = compiler().disk
-    hits.EXTENSION.ask_for(disk, wait=True)
+    hits.start(disk)
     POOL.ask_for(disk, wait=True)
 
 

@@ -50,7 +50,6 @@ def _by_path(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and named tuples look there
     spec.loader.exec_module(module)
     return module
 

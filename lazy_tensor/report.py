@@ -171,7 +171,8 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     last was recorded.
     """
     if fn is None:
-        return _report(list(STATS.log), {}, STATS.since_s)
+        n_unrecorded = STATS.counts["unrecorded_blocks"]
+        return _report(list(STATS.log), {}, STATS.since_s, n_unrecorded=n_unrecorded)
     if not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     flush.flush(local.trace, "explain()", quiet=True)
@@ -183,7 +184,12 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
 
 
 def _report(
-    records: list[FlushRecord], before: dict[str, float], since_s: float, result: Any = None
+    records: list[FlushRecord],
+    before: dict[str, float],
+    since_s: float,
+    result: Any = None,
+    *,
+    n_unrecorded: int = 0,
 ) -> Report:
     passed_s = perf_counter() - since_s
     ran_at_once = {
@@ -196,7 +202,6 @@ def _report(
     ]
     replays = sorted(replay.summary() for replay in REPLAYS)
     builds = [one for one in flush.compiler().builds if one.began_s + one.seconds >= since_s]
-    n_unrecorded = STATS.counts["unrecorded_blocks"]
     return Report(
         records, replays, redistributions, ran_at_once, builds, result, n_unrecorded=n_unrecorded
     )
