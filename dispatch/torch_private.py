@@ -412,6 +412,16 @@ MAKE_FX: tuple[Any, str] = (proxy_tensor._MakefxTracer, "trace")
 """The method by which `make_fx` runs a function, below whatever mode is active."""
 
 
+Function = tuple[Any, str]
+SECOND_IS_READ: tuple[Function, ...] = (
+    (torch.Tensor, "tensor_split"), (torch, "tensor_split"), (torch._VF, "lstm"),
+    (torch._VF, "gru"), (torch._VF, "rnn_tanh"), (torch._VF, "rnn_relu"),
+)  # fmt: skip
+"""Composite ops whose C++ reads the memory of their second argument before any mode is asked."""
+PAD_PACKED: Function = (torch._VF, "_pad_packed_sequence")
+"""The same, and it writes the memory of what it makes."""
+
+
 def print_width() -> int:
     """Characters a line of a tensor's text may have (`torch.set_printoptions`)."""
     return int(torch._tensor_str.PRINT_OPTS.linewidth)

@@ -132,52 +132,6 @@ class listening_mode(lazy_mode):
         return True
 
 
-class _Leaks:
-    """What reads memory without an op, made to flush while a mode is active.
-
-    Replaced on `torch.Tensor` itself rather than by a `TorchFunctionMode`, which would add 0.8 us
-    to every call of every op.
-    """
-
-    METHODS = ("numpy", "tolist", "data_ptr", "__dlpack__", "__array__", "untyped_storage",
-               "_typed_storage", "storage", "share_memory_", "__repr__", "__deepcopy__",
-               "__reduce_ex__")  # fmt: skip
-    FUNCTIONS = ((torch, "load"), (torch.serialization, "load"), torch_private.MAKE_FX)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._own: dict[str, Any] = {}
-        self._own_functions: dict[tuple[Any, str], Any] = {}
-
-    def stop(self) -> None:
-        with self._lock:
-            self._depth += 1
-            if self._depth > 1:
-                return
-            for name in self.METHODS:
-                self._own[name] = torch.Tensor.__dict__.get(name)
-                setattr(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
-            self._own["data"] = torch.Tensor.__dict__.get("data")
-            torch.Tensor.data = _DATA  # type: ignore[assignment]
-            for owner, name in self.FUNCTIONS:
-                self._own_functions[owner, name] = getattr(owner, name)
-                setattr(owner, name, _on_plain_tensors(getattr(owner, name)))
-
-    def resume(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth:
-                return
-            for name, own in self._own.items():
-                if own is None:
-                    delattr(torch.Tensor, name)  # it was inherited
-                else:
-                    setattr(torch.Tensor, name, own)
-            for (owner, name), function in self._own_functions.items():
-                setattr(owner, name, function)
-
-
 @functools.cache
 def _flushing(name: str, method: Any) -> Any:
     @functools.wraps(method)
@@ -215,6 +169,42 @@ def _on_plain_tensors(function: Any) -> Any:
     return without_mode
 
 
+@functools.cache
+def _with_plain_second(function: Any) -> Any:
+    """`function`, recorded as ever, but for its second argument, whose memory C++ reads before any
+    mode is asked: indices, or the sizes of batches."""
+
+    def plain(argument: Any) -> Any:
+        if not isinstance(argument, LazyTensor):
+            return argument
+        if local.trace.tape is not None:
+            local.trace.tape.stop(f"torch.{function.__name__} reads a tensor's values")
+        return computed(argument)
+
+    @functools.wraps(function)
+    def with_plain_second(*args: Any, **kwargs: Any) -> Any:
+        name = "tensor_indices_or_sections"
+        if name in kwargs:
+            kwargs[name] = plain(kwargs[name])
+        elif len(args) > 1:
+            args = (args[0], plain(args[1]), *args[2:])
+        return function(*args, **kwargs)
+
+    return with_plain_second
+
+
+@functools.cache
+def _with_plain_memory(function: Any) -> Any:
+    """The same for one that writes the memory of new tensors, too: those are none of the mode's."""
+
+    @functools.wraps(function)
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        with no_modes():
+            return function(*args, **kwargs)
+
+    return _with_plain_second(without_mode)
+
+
 def _data_property() -> property:
     """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
     own = torch_private.tensor_data
@@ -232,4 +222,58 @@ def _data_property() -> property:
 
 
 _DATA = _data_property()
+
+
+class _Leaks:
+    """What reads memory without an op, made to flush while a mode is active.
+
+    Replaced on `torch.Tensor` itself rather than by a `TorchFunctionMode`, which would add 0.8 us
+    to every call of every op.
+    """
+
+    METHODS = ("numpy", "tolist", "data_ptr", "__dlpack__", "__array__", "untyped_storage",
+               "_typed_storage", "storage", "share_memory_", "__repr__", "__deepcopy__",
+               "__reduce_ex__")  # fmt: skip
+    FUNCTIONS = (
+        (torch, "load", _on_plain_tensors),
+        (torch.serialization, "load", _on_plain_tensors),
+        (*torch_private.MAKE_FX, _on_plain_tensors),
+        *((*function, _with_plain_second) for function in torch_private.SECOND_IS_READ),
+        (*torch_private.PAD_PACKED, _with_plain_memory),
+    )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._own: dict[str, Any] = {}
+        self._own_functions: dict[tuple[Any, str], Any] = {}
+
+    def stop(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
+                return
+            for name in self.METHODS:
+                self._own[name] = torch.Tensor.__dict__.get(name)
+                setattr(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
+            self._own["data"] = torch.Tensor.__dict__.get("data")
+            torch.Tensor.data = _DATA  # type: ignore[assignment]
+            for owner, name, replaced in self.FUNCTIONS:
+                self._own_functions[owner, name] = getattr(owner, name)
+                setattr(owner, name, replaced(getattr(owner, name)))
+
+    def resume(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth:
+                return
+            for name, own in self._own.items():
+                if own is None:
+                    delattr(torch.Tensor, name)  # it was inherited
+                else:
+                    setattr(torch.Tensor, name, own)
+            for (owner, name), function in self._own_functions.items():
+                setattr(owner, name, function)
+
+
 _leaks = _Leaks()

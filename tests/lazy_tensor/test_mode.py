@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.utils import rnn
 
 from lazy_tensor import LazyTensor, configure, is_pending, lazy_mode, materialize, stats
 from lazy_tensor.dispatch import settings
@@ -196,3 +197,36 @@ def test_debug_runs_each_op_as_it_is_recorded():
         y = torch.ones(3) + 1
         assert not is_pending(y)
     assert y.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_packed_sequences(kind):
+    torch.manual_seed(0)
+    model, x = kind(3, 5, batch_first=True), torch.randn(4, 6, 3)
+
+    def program():
+        lengths = torch.tensor([5, 3, 2, 0]) + 1
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        padded, n_steps = rnn.pad_packed_sequence(model(packed)[0], batch_first=True)
+        padded.sum().backward()
+        gradient, model.weight_ih_l0.grad = model.weight_ih_l0.grad, None
+        return padded.detach(), n_steps, gradient
+
+    expected = program()
+    with lazy_mode():
+        found = materialize(program())
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_split_at_lazy_indices():
+    x = torch.arange(12.0)
+    before = torch.tensor_split
+    with lazy_mode():
+        at = torch.tensor([1, 2]) + 1
+        parts = torch.tensor_split(x + 1, at)
+        same_parts = (x + 1).tensor_split(tensor_indices_or_sections=at)
+    for found in (parts, same_parts):
+        for one, other in zip(found, torch.tensor_split(x + 1, (2, 3)), strict=True):
+            assert torch.equal(materialize(one), other)
+    assert torch.tensor_split is before
