@@ -199,11 +199,14 @@ class Trace:
 
     def reset(self) -> None:
         """Start an empty trace at the root for the environment (default dtype, flags) in force."""
+        now = settings.current()
         environment = self.environment = (
             *torch_private.environment(),
-            settings.current().debug,
-            "redistribute" in settings.current().forbid,
-            settings.current().bucket_bytes,
+            now.debug,
+            "redistribute" in now.forbid,
+            now.bucket_bytes,
+            now.backend,  # which calls close a segment
+            now.flush_policy,
             self.tape is not None,
             frozenset(+_apart),
         )

@@ -5,7 +5,16 @@ import logging
 import pytest
 import torch
 
-from lazy_tensor import cache_clear, explain, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor import (
+    cache_clear,
+    configure,
+    explain,
+    is_pending,
+    lazy_mode,
+    materialize,
+    stats,
+    wrap,
+)
 from lazy_tensor.dispatch import flush, grow, rules
 from lazy_tensor.dispatch.host import value_in
 from lazy_tensor.dispatch.meta import Outcome
@@ -190,6 +199,21 @@ def test_at_once_policy_hands_over_at_each_non_fusible_op():
             w = z + 1
             assert is_pending(w)
         assert stats()["flush_causes"]["segment closed"] == n_passes
+
+
+def test_what_closes_a_segment_follows_the_settings():
+    x = torch.randn(4, 4)
+
+    def program():
+        before = stats()["flush_causes"].get("segment closed", 0)
+        with lazy_mode(compile="off", flush_policy="at_once"):
+            materialize((x + 1) * 2)
+        return stats()["flush_causes"].get("segment closed", 0) - before
+
+    configure(backend="aten")
+    assert program() == 2
+    configure(backend="inductor")
+    assert program() == 0
 
 
 def test_wrong_meta_function_costs_laziness_only(monkeypatch):
