@@ -293,36 +293,27 @@ MAX_PLANS_OF_A_STATE = 8
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     now = settings.current()
     graph = graph_of(pending.state.steps(), live)
-    backend = chosen_backend(_device_type(pending))
-    fuses = now.compile != "off" and backend.name != "aten"
+    devices = {spec.device.type for spec in graph.spec.values()}
+    fuses = now.compile != "off" and any(chosen_backend(d).name != "aten" for d in devices)
     graph = _with_remat(without_repeats(taken_apart(graph) if fuses else graph))
-    fusible = Fusibility(graph, backend) if fuses else None
+    fusible = Fusibility(graph, chosen_backend) if fuses else None
     units = units_of(graph, fusible)
 
     def fusion_of(segment: Any) -> Any:
         return compiler().fusion_of(
             segment,
-            backend,
+            chosen_backend(segment.device.type),
             mode=now.compile,
             threshold=now.compile_threshold,
             verify_every=now.verify_every,
             waits=False,
         )
 
-    plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
-    if now.compile == "blocking":
-        compiler().finish(plan.fusions)
+    with torch_private.no_modes():  # a backend may use ops, which are none of the program's
+        plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+        if now.compile == "blocking":
+            compiler().finish(plan.fusions)
     return plan
-
-
-def _device_type(pending: Pending) -> str:
-    """The device that most likely matters: the first that isn't the CPU."""
-    for step in pending.state.steps():
-        specs = step.specs if isinstance(step, Node) else (step.spec,)
-        for spec in specs:
-            if spec is not None and spec.device.type != "cpu":
-                return spec.device.type
-    return "cpu"
 
 
 def chosen_backend(device_type: str) -> backends.Backend:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,24 +46,29 @@ class Unit:
 
 
 class Fusibility:
-    """Which nodes `backend` takes, asked once a node.
+    """Which nodes a backend takes, asked once a node. `backend_on` says whose nodes are which: a
+    graph may hold work for several devices.
 
-    Where it counts paths, a segment ends before more than it can bear lead to one of its values.
+    Where a backend counts paths, a segment ends before more than it can bear lead to one of its
+    values.
     """
 
-    def __init__(self, graph: Graph, backend: Backend) -> None:
+    def __init__(self, graph: Graph, backend_on: Callable[[str], Backend]) -> None:
         self._graph = graph
-        self._refuses = backend.refuses
-        self._counting = backend if isinstance(backend, CountsPaths) else None
+        self._backend_on = cache(backend_on)
         self._known: dict[int, str | None] = {}
 
     def parts(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:
         """The members, nodes by number, in runs that a kernel can hold."""
+        backend = self._backend_of(nodes[members[0]])
         for part in _cut(members):
-            if self._counting is None:
-                yield part
+            if isinstance(backend, CountsPaths):
+                yield from self._cut_by_paths(backend, nodes, part)
             else:
-                yield from self._cut_by_paths(self._counting, nodes, part)
+                yield part
+
+    def _backend_of(self, node: Node) -> Backend:
+        return self._backend_on(device_of(self._graph, node).type)
 
     def _cut_by_paths(
         self, backend: CountsPaths, nodes: list[Node], members: list[int]
@@ -99,14 +105,16 @@ class Fusibility:
             return "it checks its divisor"
         if any(s.dtype not in FUSIBLE_DTYPES for s in specs):
             return "a dtype that kernels don't take"
-        devices = {s.device for s in (*specs, *filter(None, node.specs)) if s.size}
-        if len(devices) > 1:
+        device = device_of(self._graph, node)
+        elsewhere = [s for s in specs if s.device != device]
+        if any(s.size or s.device.type != "cpu" for s in elsewhere):
             return "tensors on several devices"
         if any(0 in s.size for s in (*specs, *filter(None, node.specs))):
             return "an empty tensor"
         if not _takes_scalars(node):
             return "a changing number that only eager takes"
-        return self._refuses(Call(facts.op, node.args, node.kwargs, node.specs), specs)
+        call = Call(facts.op, node.args, node.kwargs, node.specs)
+        return self._backend_of(node).refuses(call, specs)
 
     def _is_marked(self, slot: int) -> bool:
         """Whether `slot` is a conjugate or negative view, or a view of one."""
@@ -211,7 +219,7 @@ class _Groups:
             and not self.marks.keeps_apart(j, i)
             and not (self.through[i] and self.through[i] & _touched(self.graph, nodes[j]))
             and not _is_boundary(nodes[j], nodes[i])
-            and _device(self.graph, nodes[j]) == _device(self.graph, nodes[i])
+            and device_of(self.graph, nodes[j]) == device_of(self.graph, nodes[i])
         )
 
     def found(self) -> Iterator[list[int]]:
@@ -273,9 +281,10 @@ def _touched(graph: Graph, node: Node) -> set[int]:
     return {slot for slot in node.outs if slot is not None} | {graph.root[s] for s in node.writes}
 
 
-def _device(graph: Graph, node: Node) -> torch.device | None:
-    specs = [*node.specs, *(graph.spec[slot] for slot in node.reads)]
-    return next((spec.device for spec in specs if spec is not None and spec.size), None)
+def device_of(graph: Graph, node: Node) -> torch.device:
+    """Where `node` runs: where its results are, or, if it only writes, what it writes."""
+    specs = [*node.specs, *(graph.spec[slot] for slot in (*node.writes, *node.reads))]
+    return next((spec.device for spec in specs if spec is not None), torch.device("cpu"))
 
 
 def _is_boundary(producer: Node, consumer: Node) -> bool:

@@ -1,7 +1,9 @@
 """The registry of backends: what `configure(backend=...)` may name, and what 'auto' means."""
 
 import pytest
+import torch
 
+import lazy_tensor
 from lazy_tensor.kernels import PortableBackend, available_backends, register_backend
 from lazy_tensor.kernels import backend as registry
 from lazy_tensor.kernels.aten import AtenBackend
@@ -42,7 +44,31 @@ def test_unknown_name_lists_those_there_are():
 def test_backend_asked_for_by_name_that_cannot_run_says_why():
     register_backend("broken", Broken())
     with pytest.raises(RuntimeError, match="'broken' asked for, but its library is missing"):
-        registry.choose("broken", "cpu")
+        lazy_tensor.configure(backend="broken")
+
+
+class Elsewhere(AtenBackend):
+    """Takes everything, on CUDA."""
+
+    name = "elsewhere"
+
+    def unavailable(self, device_type):
+        return None if device_type == "cuda" else "it runs on cuda"
+
+    def refuses(self, call, inputs=()):
+        return None
+
+
+def test_where_the_backend_asked_for_cannot_run_another_does():
+    register_backend("elsewhere", Elsewhere())
+    assert registry.choose("elsewhere", "cuda").name == "elsewhere"
+    assert registry.choose("elsewhere", "cpu").name == registry.choose("auto", "cpu").name
+    lazy_tensor.configure(backend="elsewhere", compile="blocking")
+    x = torch.randn(8, 8)
+    with lazy_tensor.lazy_mode():
+        result = lazy_tensor.materialize((x * 2 + 1).relu())
+    assert torch.equal(result, (x * 2 + 1).relu())
+    assert "segment inductor" in str(lazy_tensor.explain())
 
 
 def test_registering_something_else_names_what_it_lacks():
