@@ -82,23 +82,29 @@ def structure_of(segment: Segment) -> Structure | None:
 def order_of(spec: TensorSpec) -> tuple[int, ...] | None:
     """The dimensions from outermost to innermost in memory; None if they don't fill it.
 
-    Dimensions of one element stand where a contiguous tensor has them.
+    Dimensions of one element stand where their strides put them, or, where no order gives such
+    strides, where a contiguous tensor has them.
     """
-    moving = [d for d in range(len(spec.size)) if spec.size[d] != 1]
-    inner = sorted(moving, key=lambda d: -spec.stride[d])
-    expected = 1
-    for dim in reversed(inner):
-        if spec.stride[dim] != expected:
-            return None
-        expected *= spec.size[dim]
-    places = iter(inner)
-    return tuple(d if spec.size[d] == 1 else next(places) for d in range(len(spec.size)))
+    n_dims = len(spec.size)
+    by_stride = sorted(range(n_dims), key=lambda d: (-spec.stride[d], spec.size[d] == 1))
+    if _dense_strides(by_stride, spec.size) == spec.stride:
+        return tuple(by_stride)
+    places = iter([d for d in by_stride if spec.size[d] != 1])
+    order = tuple(d if spec.size[d] == 1 else next(places) for d in range(n_dims))
+    dense = _dense_strides(order, spec.size)
+    is_dense = all(spec.size[d] == 1 or spec.stride[d] == dense[d] for d in range(n_dims))
+    return order if is_dense else None
 
 
 def strides_like(spec: TensorSpec, size: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a tensor of another size, its dimensions in the order that `spec` has."""
     order = order_of(spec)
     assert order is not None, "a generic segment's inputs and outputs are dense"
+    return _dense_strides(order, size)
+
+
+def _dense_strides(order: Sequence[int], size: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a tensor without gaps whose dimensions lie in `order`, outermost first."""
     strides: list[Any] = [1] * len(size)
     step: Any = 1
     for dim in reversed(order):
