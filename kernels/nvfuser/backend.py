@@ -58,6 +58,8 @@ class NvfuserBackend:
         reason = fusible.refuses(call, TAKEN)
         if reason is not None:
             return reason
+        if fusible.base_name(call.op) in SCANS and (reason := library.scan_problem()) is not None:
+            return f"{call.op}: nvFuser can't compile a scan here ({reason})"
         for spec in (*inputs, *call.outputs):
             if spec is not None and spec.dtype not in KINDS:
                 return f"{call.op}: nvFuser has no {spec.dtype}"

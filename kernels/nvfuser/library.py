@@ -9,7 +9,9 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ def problem() -> str | None:
     """Why nvFuser can't be used in this process, with what to install; None if it can."""
     if importlib.util.find_spec(MODULE) is None:
         return f"nvFuser is not installed; {_advice()}"
+    _compile_in_the_calling_thread()
     try:
         importlib.import_module(MODULE)
     except Exception as error:
@@ -40,6 +43,18 @@ def problem() -> str | None:
             f"{installed()} can't be loaded with torch {torch.__version__} ({reason}); {_advice()}"
         )
     return None
+
+
+def _compile_in_the_calling_thread() -> None:
+    """Keep nvFuser from its pool of threads, which it reads from the environment when imported.
+
+    Of two threads that wait for `c10::ThreadPool` to finish, one is told: where two compile a
+    fusion of several kernels at a time, the other would wait for ever. Threads that compile are
+    ours to have.
+    """
+    disabled = os.environ.get("NVFUSER_DISABLE", "")
+    if "parallel_compile" not in disabled:
+        os.environ["NVFUSER_DISABLE"] = ",".join(filter(None, (disabled, "parallel_compile")))
 
 
 def installed() -> str:
@@ -64,6 +79,23 @@ def _wheel() -> str:
     """nvFuser's wheel for the CUDA of the installed torch."""
     cuda = (torch.version.cuda or "12.8").split(".")[0]
     return "nvfuser-cu130-torch210" if cuda == "13" else "nvfuser-cu128-torch210"
+
+
+TOOLKIT = Path("/usr/local/cuda/include")
+"""Where nvFuser's compiler looks for CUDA's headers, whatever `CUDA_HOME` says."""
+
+
+@functools.cache
+def scan_problem() -> str | None:
+    """Why nvFuser can't compile a scan here: unlike all else it needs headers of its CUDA."""
+    needed = torch.version.cuda or ""
+    if not any((TOOLKIT / at / "cub/block/block_scan.cuh").exists() for at in ("cccl", ".")):
+        return f"no CUB in {TOOLKIT}: install the toolkit of CUDA {needed}"
+    found = re.search(r"define CUDA_VERSION (\d+)(\d\d)\d", (TOOLKIT / "cuda.h").read_text())
+    version = f"{int(found[1])}.{int(found[2])}" if found else "unknown"
+    if version != needed:
+        return f"{TOOLKIT} is of CUDA {version}, not {needed}"
+    return None
 
 
 class Fused:

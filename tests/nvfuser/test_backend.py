@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor import lazy_mode, materialize
+from lazy_tensor import lazy_mode, materialize, stats
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec, available_backends, backend
 from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import Busy, Declined
 from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.backend import FusedKernel, NvfuserBackend, definition_of
 from lazy_tensor.kernels.nvfuser.definition import loaded
 from lazy_tensor.kernels.workers import WorkerDied
@@ -60,12 +62,28 @@ def test_what_is_refused_and_why(op, args, inputs, reason):
 
 @pytest.mark.parametrize(
     ("op", "args"),
-    [(aten.cumsum.default, (Ref(0), 0)), (aten.slice.Tensor, (Ref(0), 0, 0, 4, 1)),
+    [(aten.flip.default, (Ref(0), (0,))), (aten.slice.Tensor, (Ref(0), 0, 0, 4, 1)),
      (aten.arange.start_step, (0, 8, 2))],
     ids=str,
 )  # fmt: skip
 def test_what_is_taken(op, args):
     assert NvfuserBackend().refuses(Call(op, args, (), (spec(4),)), [spec(4)]) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [(None, "no CUB in"), ("9020", "is of CUDA 9.2, not"), ("12080", None)]
+)
+def test_scans_are_taken_where_their_headers_are(tmp_path, monkeypatch, version, reason):
+    monkeypatch.setattr(library, "TOOLKIT", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    library.scan_problem.cache_clear()
+    if version is not None:
+        (tmp_path / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+        (tmp_path / "cccl/cub/block").mkdir(parents=True)
+        (tmp_path / "cccl/cub/block/block_scan.cuh").touch()
+    said = NvfuserBackend().refuses(Call(aten.cumsum.default, (Ref(0), 0), (), (spec(4),)))
+    library.scan_problem.cache_clear()
+    assert said is None if reason is None else reason in str(said)
 
 
 def test_it_is_the_first_that_auto_tries_and_runs_on_cuda_only():
@@ -262,3 +280,20 @@ def test_results_on_the_cpu_are_declined():
     with pytest.raises(Declined, match="a result on cpu"):
         definition_of(Segment((on_cuda, s), (), calls, (2, 3)))
     definition_of(Segment((on_cuda, s), (), calls, (3,)))
+
+
+class UsesOps(Interpreted):
+    """Runs an op of its own as it loads a definition, as nvFuser does."""
+
+    def load(self, segment, artifact):
+        torch.arange(3).unique()
+        return super().load(segment, artifact)
+
+
+def test_ops_of_the_backend_are_none_of_the_programs(monkeypatch, interpreted):
+    monkeypatch.setitem(backend._backends, "interpreted", UsesOps())
+    monkeypatch.setattr(Jobs, "_serve", lambda self: None)  # the program's thread does it all
+    with lazy_mode():
+        materialize([torch.ones(n) * 2 + 1 for n in range(2, 10)])
+    assert stats()["compiled"] == 8
+    assert stats()["fallbacks"] == {}
