@@ -162,7 +162,8 @@ def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observ
     ask_for_extensions(ran if isinstance(ran, Plan) else None)
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
-        with torch_private.kernels_only(), POOL.using():
+        counted = pending.leaves if pending.state.counts_writes else ()
+        with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
             if isinstance(ran, Plan):
                 results = observe.function_of(ran, pending.state, ranges)(
                     pending.leaves, pending.scalars

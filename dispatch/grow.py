@@ -218,7 +218,7 @@ def _fill(
         for spec in node.specs:
             if spec is not None:
                 state.n_bytes += n_bytes(spec)
-    _set_kind(trace, state, node, outcome)
+    _set_kind(trace, request, state, node, outcome)
     if viewed is not None and state.kind == ONE:
         marks = _marks_after(request.op, viewed)
         if any(marks):
@@ -245,7 +245,9 @@ def _spec(meta: Meta | None) -> TensorSpec | None:
     return TensorSpec(tuple(size), tuple(stride), dtype, device)
 
 
-def _set_kind(trace: Trace, state: State, node: Node, outcome: Outcome) -> None:
+def _set_kind(
+    trace: Trace, request: Request, state: State, node: Node, outcome: Outcome
+) -> None:
     slots = tuple([None if i is None else trace.slot_at(i) for i in node.outs])
     describe = wrapper_arguments if state.rebase is None else _full_arguments
     metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])
@@ -253,6 +255,7 @@ def _set_kind(trace: Trace, state: State, node: Node, outcome: Outcome) -> None:
         state.kind = SELF
     elif node.facts.returns_nothing:
         state.kind, state.meta = NOTHING, node.facts.writes_list
+        state.counts_writes |= node.facts.writes_list and request.tensors[0].device.type != "cpu"
     elif outcome.is_single:
         state.kind, state.slot, state.meta = ONE, slots[0], metas[0]
     else:

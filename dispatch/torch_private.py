@@ -132,6 +132,24 @@ def count_writes(tensors: Iterable[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
+def versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """Context manager: what runs counts no writes to these, which were counted when recorded.
+
+    Kernels leave that to autograd, but for the foreach ops in place on CUDA (ForeachUtils.h).
+    """
+    return _versions_kept(tensors) if tensors else _NOTHING
+
+
+@contextmanager
+def _versions_kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    counted = [tensor for tensor in tensors if not tensor.is_inference()]
+    versions = [tensor._version for tensor in counted]
+    try:
+        yield
+    finally:
+        torch._C._autograd._unsafe_set_version_counter(tuple(counted), tuple(versions))
+
+
 def mark(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
     """`tensor` with these conjugate and negative bits, by which C++ resolves it for most ops."""
     if is_conj:

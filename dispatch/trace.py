@@ -120,10 +120,11 @@ class State(dict[tuple[Any, ...], "State"]):
     `meta` holds `make_wrapper`'s arguments for each output, `layout` the layouts of sharded ones.
     A sharded call may take several steps at once: `origin` is then where it was called. `generic`
     maps keys in which numbers are replaced by their types, for places that have seen several;
-    `seen` has the last child under each such key, for places that may have.
+    `seen` has the last child under each such key, for places that may have. `counts_writes` says
+    whether a kernel that runs here counts for autograd what it writes (see `versions_kept`).
     """
 
-    __slots__ = ("closes", "edges", "generic", "key", "kind", "layout", "meta", "n_bytes", "n_ops",
+    __slots__ = ("closes", "counts_writes", "edges", "generic", "key", "kind", "layout", "meta", "n_bytes", "n_ops",
                  "n_scalars", "n_slots", "origin", "parent", "plans", "rebase", "seen", "slot",
                  "step")  # fmt: skip
 
@@ -149,6 +150,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.layout: Any = None
         self.origin: State | None = None
         self.closes = False
+        self.counts_writes: bool = parent is not None and parent.counts_writes
 
     def steps(self) -> list[Node | Leaf]:
         """What was recorded from the root to here, in program order."""
