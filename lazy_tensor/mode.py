@@ -29,10 +29,23 @@ R = TypeVar("R")
 
 
 class RecordingMode(TorchDispatchMode):
-    """The dispatch mode: torch calls it for each op, `record` does the work."""
+    """The dispatch mode: torch calls it for each op, `record` does the work.
+
+    Backward runs in the calling thread, on CUDA too, where autograd's own threads would record in
+    traces of their own: a step would be several, and none could be replayed.
+    """
 
     supports_higher_order_operators = True
     __torch_dispatch__ = record
+
+    def __enter__(self) -> RecordingMode:
+        self._engine = torch.autograd.set_multithreading_enabled(False)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._engine.__exit__(*exception)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -91,7 +104,7 @@ class lazy_mode:
             if self._listens(sys._getframe(1), after):
                 _leaks.stop()
                 mode = RecordingMode()  # type: ignore[no-untyped-call]
-                mode.__enter__()  # type: ignore[no-untyped-call]
+                mode.__enter__()
         settings.put(after)
         restart_empty_traces()
         # within a block that is let alone one may record all the same
@@ -111,7 +124,7 @@ class lazy_mode:
     def __exit__(self, *exception: Any) -> None:
         mode, _active.depth, before = self._entered.pop()
         if mode is not None:
-            mode.__exit__(*exception)  # type: ignore[no-untyped-call]
+            mode.__exit__(*exception)
             _leaks.resume()
         if _active.depth == 0:
             local.trace.budget.end_block()
