@@ -245,9 +245,7 @@ def _spec(meta: Meta | None) -> TensorSpec | None:
     return TensorSpec(tuple(size), tuple(stride), dtype, device)
 
 
-def _set_kind(
-    trace: Trace, request: Request, state: State, node: Node, outcome: Outcome
-) -> None:
+def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome: Outcome) -> None:
     slots = tuple([None if i is None else trace.slot_at(i) for i in node.outs])
     describe = wrapper_arguments if state.rebase is None else _full_arguments
     metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])

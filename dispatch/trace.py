@@ -124,9 +124,9 @@ class State(dict[tuple[Any, ...], "State"]):
     whether a kernel that runs here counts for autograd what it writes (see `versions_kept`).
     """
 
-    __slots__ = ("closes", "counts_writes", "edges", "generic", "key", "kind", "layout", "meta", "n_bytes", "n_ops",
-                 "n_scalars", "n_slots", "origin", "parent", "plans", "rebase", "seen", "slot",
-                 "step")  # fmt: skip
+    __slots__ = ("closes", "counts_writes", "edges", "generic", "key", "kind", "layout", "meta",
+                 "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
+                 "rebase", "seen", "slot", "step")  # fmt: skip
 
     kind: int
     meta: Any

@@ -19,6 +19,6 @@ def decompositions(is_kept: Callable[[Any], bool]) -> dict[Any, Callable[..., An
     }
 
 
-def assert_in_range(is_bad: torch.Tensor) -> None:
+def assert_in_range(is_good: torch.Tensor) -> None:
     """Have the device raise, when it gets there, if an index was out of range: nothing waits."""
-    torch._assert_async(~is_bad, "index out of range in a compiled segment")
+    torch._assert_async(is_good, "index out of range in a compiled segment")

@@ -65,6 +65,8 @@ class NvfuserBackend:
                 return f"{call.op}: nvFuser has no {spec.dtype}"
             if spec is not None and len(spec.size) > MAX_RANK:
                 return f"{call.op}: a tensor of more than {MAX_RANK} dimensions"
+        if fusible.base_name(call.op) == "gather" and not _picks_one(call):
+            return f"{call.op}: nvFuser leaves it to ATen"
         if fusible.base_name(call.op) in SLICES and _step(call) != 1:
             return f"{call.op}: nvFuser has no slice with a step"
         return None
@@ -191,6 +193,13 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
 def _fused(segment: Segment, artifact: bytes) -> FusedKernel:
     lines = loaded(json.loads(artifact)["lines"])
     return FusedKernel(segment, artifact, library.Fused(lines, segment.device))
+
+
+def _picks_one(call: Call) -> bool:
+    """Whether a `gather` takes one element of each row, which is a sum over the row."""
+    dim = next(value for name, value in call.arguments() if name == "dim")
+    found = call.outputs[0]
+    return found is not None and (not found.size or found.size[dim] == 1)
 
 
 def _step(call: Call) -> Any:

@@ -16,6 +16,7 @@ from lazy_tensor.kernels.nvfuser.translate import (
     kind_of,
     number_of,
     rule,
+    same_sizes,
     wide_kind,
 )
 
@@ -241,6 +242,16 @@ def _index_select(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: 
 def _gather(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value, **_: Any) -> Value:
     if not (x.meta.ndim and index.meta.ndim):
         raise Unsupported("gather of a 0-dim tensor")
+    dim %= x.meta.ndim
+    rows = [*x.meta.shape[:dim], 1, *x.meta.shape[dim + 1 :]]
+    if same_sizes(rows, index.meta.shape) and x.kind != "Bool":
+        # one of each row: nvFuser leaves a gather to ATen, while this goes with what made the row
+        places = t.along(t.op("iota", t.size(x.meta.shape[dim]), kind="Int", dtype="Int"), x, dim)
+        kind = wide_kind(x.meta.dtype)
+        hit = t.op("eq", places, t.held_as(index, "Int"), kind="Bool")
+        picked = t.op("where", hit, t.wide(x), Emitter(t, kind).number(0), kind=kind)
+        total = t.op("sum", picked, kind=kind, dims=[dim], keepdim=True)
+        return Value(total, kind, meta)
     return Value(t.op("gather", x.at, index.at, dim % x.meta.ndim, kind=x.kind), x.kind, meta)
 
 

@@ -74,7 +74,8 @@ def translated(lowered: Lowered, segment: Segment) -> Definition:
 
     Unsupported or TooManyPaths if it has none.
     """
-    translator = Translator(segment, [*zip(lowered.sizes, lowered.strides, strict=True)])
+    promised = [*zip(lowered.sizes, lowered.strides, strict=True)]
+    translator = Translator(segment, promised, has_check=lowered.outputs.has_check)
     translator.run(lowered.graph)
     return translator.definition
 
@@ -82,8 +83,11 @@ def translated(lowered: Lowered, segment: Segment) -> Definition:
 class Translator:
     """Walks a graph once; rules call its methods."""
 
-    def __init__(self, segment: Segment, promised: list[tuple[Sizes, Sizes]]) -> None:
+    def __init__(
+        self, segment: Segment, promised: list[tuple[Sizes, Sizes]], *, has_check: bool
+    ) -> None:
         self.definition = Definition()
+        self._has_check = has_check
         self._segment = segment
         self._promised = promised
         self._env: dict[fx.Node, Any] = {}
@@ -156,9 +160,9 @@ class Translator:
         """`value` with its elements, in order, in another shape."""
         before, after = list(value.meta.shape), list(shape)
         at = self.tensor(value)
-        if _same(before, after):
+        if same_sizes(before, after):
             return at
-        if _same(_moving(before), _moving(after)):
+        if same_sizes(_moving(before), _moving(after)):
             return self._with_ones(at, value.kind, before, after)
         return self.op("reshape", at, self.sizes(after), kind=value.kind)
 
@@ -167,7 +171,7 @@ class Translator:
         if value.is_number:
             return self.tensor(value, shape)
         before = list(value.meta.shape)
-        if _same(before, shape):
+        if same_sizes(before, shape):
             return value.at
         places = list(range(len(shape) - len(before), len(shape)))
         sizes = self.sizes(shape)
@@ -245,8 +249,12 @@ class Translator:
         self._env[node] = target
 
     def _outputs(self, results: Sequence[Any]) -> None:
-        for result, promised in zip(results, self._promised, strict=True):
+        for i, (result, promised) in enumerate(zip(results, self._promised, strict=True)):
             value = self._argument(result)
+            if self._has_check and i == len(results) - 1:
+                # what the device asserts: that all is well
+                is_good = self.op("logical_not", self.held_as(value, "Bool"), kind="Bool")
+                value = Value(is_good, "Bool", value.meta)
             self._check_device(value.meta)
             at = self._own(value, value.meta.dtype)
             if len(promised[0]) > 1:
@@ -418,7 +426,7 @@ def _moving(shape: Sequence[Any]) -> list[Any]:
     return [n for n in shape if not is_one(n)]
 
 
-def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two shapes are the same without assuming anything of symbols."""
     return [str(n) for n in one] == [str(n) for n in other]
 
