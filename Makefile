@@ -54,6 +54,7 @@ test: $(STAMP)
 
 nvfuser: $(NVFUSER_STAMP)
 	$(NVFUSER_VENV)/bin/pytest $(TEST_ARGS) $(NVFUSER_TESTS)
+	$(NVFUSER_VENV)/bin/python tests/device/stand_in.py $(NVFUSER_VENV)/bin/pytest $(TEST_ARGS) tests/device
 
 $(NVFUSER_STAMP):
 	test -x $(NVFUSER_VENV)/bin/python || '$(NVFUSER_PYTHON)' -m venv $(NVFUSER_VENV)
@@ -81,7 +82,7 @@ docs: $(STAMP)
 lint: $(STAMP) typing-tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd $(BUILD)/typing && MYPYPATH=benches:../../tests/fuzz '$(abspath $(BIN))/mypy' --config-file ../../pyproject.toml \
+	cd $(BUILD)/typing && MYPYPATH=benches:../../tests/fuzz:../../tests/device '$(abspath $(BIN))/mypy' --config-file ../../pyproject.toml \
 		-p lazy_tensor -p tests $(patsubst benches/%.py,-m %,$(wildcard benches/*.py))
 
 # mypy can't follow setuptools' package-dir, so it is shown the tree as it installs.

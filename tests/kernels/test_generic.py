@@ -8,7 +8,7 @@ import torch
 from lazy_tensor.kernels.aten import AtenBackend, compile_aten
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.compile import Compiler
-from lazy_tensor.kernels.generic import Generic, generic_of, structure_of
+from lazy_tensor.kernels.generic import Generic, generic_of, strides_like, structure_of
 from lazy_tensor.kernels.inductor import InductorBackend
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
 
@@ -82,6 +82,16 @@ def test_strides_with_gaps_have_no_structure():
     s = TensorSpec((4, 5), (10, 1), torch.float32, torch.device("cpu"))
     call = Call(aten.neg.default, (Ref(0),), (), (spec(4, 5),))
     assert structure_of(Segment((s,), (), (call,), (1,))) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"),
+    [((1, 2, 3, 4), (1, 1, 2, 6)), ((1, 2, 3, 4), (24, 12, 4, 1)), ((3, 1), (1, 1)),
+     ((1, 1), (1, 1)), ((2, 1, 3), (1, 6, 2))],
+)  # fmt: skip
+def test_dimensions_of_one_element_keep_their_strides(size, stride):
+    s = TensorSpec(size, stride, torch.float32, torch.device("cpu"))
+    assert strides_like(s, size) == stride
 
 
 def test_the_sizes_of_a_third_follow_from_those_of_two():

@@ -93,6 +93,7 @@ def training(
     autocast: bool = False,
     prepare: str | None = None,
     first_seed: int = 5,
+    device: str = "cpu",
 ) -> Program:
     """AdamW, gradient clipping, a schedule and two micro-batches a step, as everyone writes it."""
 
@@ -103,6 +104,9 @@ def training(
         if prepare == "bfloat16":
             model.to(torch.bfloat16)
             batch = {n: v.bfloat16() if is_floating(v) else v for n, v in batch.items()}
+        if device != "cpu":
+            model.to(device)
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
         seed(first_seed)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=n_steps + 1)
@@ -110,7 +114,7 @@ def training(
         for _ in range(n_steps):
             optimizer.zero_grad()
             for _ in range(2):
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                with torch.autocast(device, torch.bfloat16, enabled=autocast):
                     loss = model(**batch).loss / 2
                 loss.backward()
                 losses.append(loss.item())
