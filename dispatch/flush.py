@@ -334,8 +334,15 @@ DIRECT = "collectives that nobody sees"
 """In force while something communicates below Python: collectives are then issued at once."""
 
 
-def closes_segment(node: Node) -> bool:
-    """Whether recording `node` hands the trace to the device at once (see `flush_policy`)."""
+HANDS_OVER_FROM_OPS = 64
+"""Recorded ops from which a device other than the CPU is given them at the next op that ends a
+segment. A flush takes the host 50 to 100 us, as long as recording these ops: at every matrix
+product a training step took twice the host's time (`benches/bench_nvfuser_host.py`)."""
+
+
+def closes_segment(node: Node, n_ops: int) -> bool:
+    """Whether recording `node`, with which the trace has `n_ops`, hands it to the device at once
+    (see `flush_policy`)."""
     if node.issues and is_apart(DIRECT):
         return True
     policy = settings.current().flush_policy
@@ -346,7 +353,7 @@ def closes_segment(node: Node) -> bool:
         if spec is not None:
             device = spec.device.type
             break
-    if policy == "auto" and device == "cpu":
+    if policy == "auto" and (device == "cpu" or n_ops < HANDS_OVER_FROM_OPS):
         return False
     call = Call(node.facts.op, node.args, node.kwargs, node.specs)
     return chosen_backend(device).refuses(call) is not None

@@ -223,7 +223,7 @@ def _fill(
         marks = _marks_after(request.op, viewed)
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
-    state.closes = trace.tape is None and closes_segment(node)
+    state.closes = trace.tape is None and closes_segment(node, state.n_ops)
     is_slow = state.rebase or state.closes or torch.is_inference_mode_enabled()
     if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW

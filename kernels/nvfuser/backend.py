@@ -114,7 +114,8 @@ class NvfuserBackend:
 
 CALL_S, ATEN_CALL_S = 20e-6, 5e-6
 """Host time of a call of nvFuser whose kernel is known (NVIDIA/Fuser: 12 to 13 us in pull request
-4468, 31 to 33 in 3847, 20 to 30 in issue 3507), and of an aten op."""
+4468, 31 to 33 in 3847, 20 to 30 in issue 3507; without the driver's part 5 us by
+`benches/bench_nvfuser_host.py`), and of an aten op."""
 BYTES_PER_S = 2e12
 """Memory bandwidth of a large GPU, for a rough comparison only."""
 
