@@ -253,7 +253,8 @@ def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome:
         state.kind = SELF
     elif node.facts.returns_nothing:
         state.kind, state.meta = NOTHING, node.facts.writes_list
-        state.counts_writes |= node.facts.writes_list and request.tensors[0].device.type != "cpu"
+        if node.facts.writes_list and any(t.device.type != "cpu" for t in request.tensors):
+            state.counts_writes = True
     elif outcome.is_single:
         state.kind, state.slot, state.meta = ONE, slots[0], metas[0]
     else:

@@ -212,6 +212,8 @@ def _with_plain_memory(function: Any) -> Any:
 
     @functools.wraps(function)
     def without_mode(*args: Any, **kwargs: Any) -> Any:
+        if not _active_here():
+            return function(*args, **kwargs)
         with no_modes():
             return function(*args, **kwargs)
 
@@ -258,8 +260,7 @@ class _Leaks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
-        self._own: dict[str, Any] = {}
-        self._own_functions: dict[tuple[Any, str], Any] = {}
+        self._own: list[tuple[Any, str, Any]] = []
 
     def stop(self) -> None:
         with self._lock:
@@ -267,26 +268,26 @@ class _Leaks:
             if self._depth > 1:
                 return
             for name in self.METHODS:
-                self._own[name] = torch.Tensor.__dict__.get(name)
-                setattr(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
-            self._own["data"] = torch.Tensor.__dict__.get("data")
-            torch.Tensor.data = _DATA  # type: ignore[assignment]
+                self._replace(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
+            self._replace(torch.Tensor, "data", _DATA)
             for owner, name, replaced in self.FUNCTIONS:
-                self._own_functions[owner, name] = getattr(owner, name)
-                setattr(owner, name, replaced(getattr(owner, name)))
+                self._replace(owner, name, replaced(getattr(owner, name)))
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._own.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, new)
 
     def resume(self) -> None:
         with self._lock:
             self._depth -= 1
             if self._depth:
                 return
-            for name, own in self._own.items():
+            while self._own:
+                owner, name, own = self._own.pop()
                 if own is None:
-                    delattr(torch.Tensor, name)  # it was inherited
+                    delattr(owner, name)  # it was inherited
                 else:
-                    setattr(torch.Tensor, name, own)
-            for (owner, name), function in self._own_functions.items():
-                setattr(owner, name, function)
+                    setattr(owner, name, own)
 
 
 _leaks = _Leaks()

@@ -230,3 +230,5 @@ def test_split_at_lazy_indices():
         for one, other in zip(found, torch.tensor_split(x + 1, (2, 3)), strict=True):
             assert torch.equal(materialize(one), other)
     assert torch.tensor_split is before
+    assert "tensor_split" not in vars(torch.Tensor)
+    assert "lstm" not in vars(torch._VF)
