@@ -220,6 +220,11 @@ def _with_plain_memory(function: Any) -> Any:
     return _with_plain_second(without_mode)
 
 
+@functools.cache
+def _inherited(owner: Any, name: str) -> Any:
+    return getattr(owner, name)
+
+
 def _data_property() -> property:
     """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
     own = torch_private.tensor_data
@@ -268,14 +273,15 @@ class _Leaks:
             if self._depth > 1:
                 return
             for name in self.METHODS:
-                self._replace(torch.Tensor, name, _flushing(name, getattr(torch.Tensor, name)))
-            self._replace(torch.Tensor, "data", _DATA)
+                self._replace(torch.Tensor, name, functools.partial(_flushing, name))
+            self._replace(torch.Tensor, "data", lambda own: _DATA)
             for owner, name, replaced in self.FUNCTIONS:
-                self._replace(owner, name, replaced(getattr(owner, name)))
+                self._replace(owner, name, replaced)
 
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._own.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, new)
+    def _replace(self, owner: Any, name: str, replaced: Callable[[Any], Any]) -> None:
+        own = vars(owner).get(name)
+        self._own.append((owner, name, own))
+        setattr(owner, name, replaced(_inherited(owner, name) if own is None else own))
 
     def resume(self) -> None:
         with self._lock:
