@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.backend import NvfuserBackend, definition_of
@@ -41,10 +42,12 @@ pytestmark = [
 def nvfuser(tmp_path, monkeypatch):
     """The backend in force, blocking; segments of any size are fused."""
     monkeypatch.setattr(NvfuserBackend, "declines", lambda self, segment: None)
+    before = settings.current()
     lazy_tensor.configure(backend="nvfuser", compile="blocking", cache_dir=str(tmp_path))
     lazy_tensor.cache_clear()
     with torch.backends.cudnn.flags(enabled=False):  # it asks more of the device
         yield
+    settings.put(before)
 
 
 @pytest.fixture

@@ -63,9 +63,8 @@ def test_where_the_backend_asked_for_cannot_run_another_does():
     register_backend("elsewhere", Elsewhere())
     assert registry.choose("elsewhere", "cuda").name == "elsewhere"
     assert registry.choose("elsewhere", "cpu").name == registry.choose("auto", "cpu").name
-    lazy_tensor.configure(backend="elsewhere", compile="blocking")
     x = torch.randn(8, 8)
-    with lazy_tensor.lazy_mode():
+    with lazy_tensor.lazy_mode(backend="elsewhere", compile="blocking"):
         result = lazy_tensor.materialize((x * 2 + 1).relu())
     assert torch.equal(result, (x * 2 + 1).relu())
     assert "segment inductor" in str(lazy_tensor.explain())
