@@ -818,20 +818,29 @@ IGNORED(cublasLtMatrixLayoutSetAttribute)
 
 #define PRODUCT(f) \
   int f(Blas* handle) { return enqueue(handle->stream, {KERNEL, #f}); }
-PRODUCT(cublasLtMatmul)
-PRODUCT(cublasGemmEx)
-PRODUCT(cublasGemmStridedBatchedEx)
-PRODUCT(cublasSgemmEx)
-PRODUCT(cublasSgemm_v2)
-PRODUCT(cublasDgemm_v2)
-PRODUCT(cublasCgemm_v2)
-PRODUCT(cublasZgemm_v2)
-PRODUCT(cublasSgemmStridedBatched)
-PRODUCT(cublasDgemmStridedBatched)
-PRODUCT(cublasCgemmStridedBatched)
-PRODUCT(cublasZgemmStridedBatched)
-PRODUCT(cublasSgemv_v2)
-PRODUCT(cublasDgemv_v2)
+#define OF_EACH_TYPE(f)      \
+  PRODUCT(cublasS##f)        \
+  PRODUCT(cublasD##f)        \
+  PRODUCT(cublasC##f)        \
+  PRODUCT(cublasZ##f)
+OF_EACH_TYPE(gemm_v2)
+OF_EACH_TYPE(gemmStridedBatched)
+OF_EACH_TYPE(gemv_v2)
+OF_EACH_TYPE(trsm_v2)
+OF_EACH_TYPE(trsmBatched)
+OF_EACH_TYPE(gelsBatched)
+OF_EACH_TYPE(geqrfBatched)
+OF_EACH_TYPE(getrfBatched)
+OF_EACH_TYPE(getrsBatched)
 PRODUCT(cublasSdot_v2)
 PRODUCT(cublasDdot_v2)
+PRODUCT(cublasCdotc_v2)
+PRODUCT(cublasCdotu_v2)
+PRODUCT(cublasZdotc_v2)
+PRODUCT(cublasZdotu_v2)
+PRODUCT(cublasDotEx)
+PRODUCT(cublasSgemmEx)
+PRODUCT(cublasGemmEx)
+PRODUCT(cublasGemmStridedBatchedEx)
+PRODUCT(cublasLtMatmul)
 }
