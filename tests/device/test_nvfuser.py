@@ -7,7 +7,6 @@ counted. Values computed on it mean nothing, so none is looked at.
 """
 
 import threading
-import time
 
 import pytest
 import stand_in
@@ -140,28 +139,33 @@ def test_threads_that_compile_at_a_time_end(compiled_here):
     statuses()
 
 
-def test_other_threads_run_while_a_kernel_compiles(compiled_here):
-    ticks = []
+def test_other_threads_run_while_a_kernel_compiles(compiled_here, monkeypatch):
+    n_ticks = 0
+    during = []
     is_done = threading.Event()
+    own = library.Fused.prepare
 
     def tick():
-        while not is_done.is_set():
-            ticks.append(time.perf_counter())
-            time.sleep(0.002)
+        nonlocal n_ticks
+        while not is_done.wait(0.001):
+            n_ticks += 1
 
+    def prepare(self, inputs):
+        before = n_ticks
+        own(self, inputs)
+        during.append(n_ticks - before)
+
+    monkeypatch.setattr(library.Fused, "prepare", prepare)
     x = torch.randn(64, 64, device="cuda")
-    before = library.n_released()
+    n_released = library.n_released()
     ticker = threading.Thread(target=tick)
     ticker.start()
     with lazy_mode():
-        start = time.perf_counter()
         materialize(chain(x).softmax(1))
-        passed = time.perf_counter() - start
     is_done.set()
     ticker.join()
-    assert library.n_released() > before
-    longest = max(b - a for a, b in zip(ticks, ticks[1:], strict=False))
-    assert longest < passed / 2
+    assert library.n_released() > n_released
+    assert sum(during) > 20  # one or two where the interpreter is held until a kernel is there
 
 
 def test_a_recorded_step_waits_for_nothing(compiled_here):

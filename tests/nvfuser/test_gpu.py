@@ -69,11 +69,13 @@ def gpt():
     return nn.Sequential(nn.Embedding(50, 64), nn.TransformerEncoder(layer, 2), nn.Linear(64, 50))
 
 
-def train(n_steps, optimizer_of, dtype=None):
+def train(n_steps, optimizer_of, dtype=None, *, syncs="default"):
+    """The losses of some steps, in which CUDA's sync debug mode is `syncs`."""
     model = gpt().cuda()
     optimizer = optimizer_of(model.parameters())
     tokens = torch.randint(0, 50, (4, 17), device="cuda", generator=torch.Generator("cuda"))
     losses = []
+    torch.cuda.set_sync_debug_mode(syncs)
     for _ in range(n_steps):
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype, enabled=dtype is not None):
@@ -83,6 +85,8 @@ def train(n_steps, optimizer_of, dtype=None):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.detach())
+    lazy_tensor.flush()
+    torch.cuda.set_sync_debug_mode("default")
     return torch.stack(losses)
 
 
@@ -106,11 +110,7 @@ def test_a_recorded_step_waits_for_nothing_until_a_value_is_read():
 
     with lazy_mode():
         train(3, adamw)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            losses = train(3, adamw)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        losses = train(3, adamw, syncs="error")
         assert materialize(losses).isfinite().all()
 
 
