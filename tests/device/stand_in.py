@@ -14,7 +14,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,8 +88,7 @@ def environment() -> dict[str, str]:
     if not library.exists():
         folder.mkdir(exist_ok=True)
         made = folder / f"{NAME}.{os.getpid()}"
-        compiler = sysconfig.get_config_var("CXX").split()[0]
-        command = [compiler, "-std=c++17", "-O2", "-Wall", "-shared", "-fPIC"]
+        command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O2", "-Wall", "-shared", "-fPIC"]
         command += [f"-Wl,-soname,{NAME}", "-isystem", str(headers())]
         command += [str(SOURCE), "-o", str(made)]
         subprocess.run(command, check=True)
