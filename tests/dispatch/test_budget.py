@@ -42,9 +42,9 @@ def recorded(x: torch.Tensor) -> int:
 
 def test_a_loop_that_repeats_itself_is_recorded_whole_within_some_steps(scarce: None) -> None:
     x = torch.randn(8)
-    counts = [recorded(x) for _ in range(6)]
+    counts = [recorded(x) for _ in range(12)]
     assert counts[0] < N_OPS // 4
-    assert counts[-1] >= 2 * N_OPS
+    assert max(counts) >= 2 * N_OPS
 
 
 def test_sizes_that_come_back_late_are_not_taken_for_a_loop(scarce: None) -> None:
