@@ -22,7 +22,6 @@ from lazy_tensor.sharding.api import (
 )
 from lazy_tensor.sharding.comm_mode import CommDebugMode
 from lazy_tensor.sharding.decisions import get_sharding_prop_cache_info
-from lazy_tensor.sharding.fsdp import fully_shard
 from lazy_tensor.sharding.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -37,6 +36,7 @@ from lazy_tensor.sharding.parallel import (
     parallelize_module,
     register_sharding,
 )
+from lazy_tensor.sharding.states import fully_shard
 from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE
 from lazy_tensor.sharding.tensor import DTensor
 from lazy_tensor.sharding.torch_fsdp import (  # with a clear error where torch lacks one

@@ -18,7 +18,7 @@ from lazy_tensor.dispatch.keys import exact_key, generic_key
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, rule_of
-from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Leaf, State, Trace
+from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Leaf, State, Trace, begin
 from lazy_tensor.sharding import compute
 from lazy_tensor.sharding.tensor import DTensor, local_of
 
@@ -39,7 +39,7 @@ def call(trace: Trace, request: Request) -> Any:
         with request.owner if request.in_mode else nullcontext():
             result = compute.run(request)
     finally:
-        trace.busy = True
+        begin(trace)
         closes = trace.holds
         trace.holds = None if outer is None else outer or closes
         admit.leave(trace)

@@ -104,7 +104,7 @@ def run(request: Request) -> Any:
         if reduced is not None:
             return run(Request(DTensor, op, reduced, kwargs))
     for now, then in pairs:
-        _note(op, now, then.placements)
+        _count_moved(op, now, then.placements)
     local_args = torch_private.local_arguments(info, sharding)
     if tensors_only is not args:
         local_args = tuple([
@@ -365,7 +365,7 @@ def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
     return sharded(local, target)
 
 
-def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
+def _count_moved(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
     """Count a redistribution that nobody asked for; refuse it if `forbid` says so."""
     pairs = list(zip(now.placements, placements, strict=True))
     if not any(before != after and not before.is_replicate() for before, after in pairs):
@@ -377,6 +377,12 @@ def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
     if "redistribute" in settings.current().forbid:
         raise errors.forbidden(op, now, placements, n_bytes, where)
     STATS.redistributions[str(op), str(now.placements), str(tuple(placements)), where] += n_bytes
+
+
+def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
+    """The same for one that torch's own code doesn't make: its context is told too."""
+    torch_private.observe_redistribution(op, now, spec_with(now, placements))
+    _count_moved(op, now, placements)
 
 
 def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -451,22 +457,8 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             return result
     mesh = _mesh_of(request)
     whole: dict[int, torch.Tensor] = {}
-
-    def gathered(argument: Any) -> Any:
-        if isinstance(argument, DTensor):
-            if id(argument) not in whole:
-                local = _whole(op, argument)
-                if local.stride() != argument.stride() and 0 not in argument.stride():
-                    local = torch.empty_strided(
-                        argument.shape, argument.stride(), dtype=local.dtype, device=local.device
-                    ).copy_(local)
-                whole[id(argument)] = local
-            return whole[id(argument)]
-        if isinstance(argument, (list, tuple)):
-            return type(argument)([gathered(item) for item in argument])
-        return argument
-
-    result = op(*gathered(args), **{name: gathered(a) for name, a in kwargs.items()})
+    whole_kwargs = {name: _gathered(op, a, whole) for name, a in kwargs.items()}
+    result = op(*_gathered(op, args, whole), **whole_kwargs)
     for written in request.written():
         if isinstance(written, DTensor) and facts.changes_metadata:
             become(written, _replicated(whole[id(written)], mesh))
@@ -478,6 +470,22 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         outs = _outs(op, kwargs)
         return tuple(outs) if len(outs) > 1 else outs[0]
     return _replicated(result, mesh)
+
+
+def _gathered(op: Any, argument: Any, whole: dict[int, torch.Tensor]) -> Any:
+    """`argument` with sharded tensors gathered, each once; `whole` has what they became."""
+    if isinstance(argument, DTensor):
+        if id(argument) not in whole:
+            local = _whole(op, argument)
+            if local.stride() != argument.stride() and 0 not in argument.stride():
+                local = torch.empty_strided(
+                    argument.shape, argument.stride(), dtype=local.dtype, device=local.device
+                ).copy_(local)
+            whole[id(argument)] = local
+        return whole[id(argument)]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_gathered(op, item, whole) for item in argument])
+    return argument
 
 
 def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
@@ -576,7 +584,12 @@ def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
 
 
 def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op(_whole(op, args[0]) if _is_split(args[0]) else local_of(args[0]))
+    tensor = args[0]
+    if not _is_split(tensor):
+        return op(local_of(tensor))
+    whole = everywhere(tensor.device_mesh)
+    _count_moved(op, tensor._spec, whole)  # torch reads a value in any of its contexts
+    return op(local_of(_moved(tensor, whole)))
 
 
 def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

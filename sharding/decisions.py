@@ -7,6 +7,7 @@ where each input must lie, where the outputs do. Hits of the trie never come her
 from __future__ import annotations
 
 from functools import _CacheInfo as CacheInfo
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from lazy_tensor.dispatch import host, settings
 from lazy_tensor.dispatch.request import FIXED, Request
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trace import local, setting_apart
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.torch_private import OutputSharding
@@ -120,3 +121,7 @@ def forget() -> None:
     """Ask torch's rules anew."""
     _decisions.clear()
     _families.clear()
+
+
+# what is known may have moved what such a block doesn't let move: there it is new
+torch_private.around_explicit_redistribution(partial(setting_apart, here_only=True))

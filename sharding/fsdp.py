@@ -1,8 +1,10 @@
-"""`fully_shard`: parameters sharded over ranks, gathered for use by recorded steps.
+"""Groups of parameters sharded over ranks, gathered for use by recorded steps.
 
-torch's own states decide when a group is gathered, resharded and reduced; what happens then is in
-`gathering`. The whole parameters of a group are lazy tensors that stay the same, whose memory comes
-and goes; one autograd node stands between them and the sharded ones.
+In: torch's groups and their parameters, as `fully_shard` makes them. Out: the whole parameters in
+the modules, gradients on the sharded ones. When a group is gathered, resharded and reduced its
+state says (see `states`); what happens then is in `gathering`. The whole parameters of a group are
+lazy tensors that stay the same, whose memory comes and goes; one autograd node stands between them
+and the sharded ones.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class ShardedParameter(torch_fsdp.FSDPParam):
     buffer: torch.Tensor | None = None
     places: list[tuple[Any, str]]
     """Where modules keep the parameter, under which names."""
+    group: weakref.ref[ParameterGroup]
 
     def adopt(self) -> None:
         """Make the sharded parameter that torch has made one of ours."""
@@ -41,6 +44,18 @@ class ShardedParameter(torch_fsdp.FSDPParam):
         shared = zip(info.shared_modules, info.shared_param_names, strict=True)
         self.places = [(info.module, info.param_name), *shared]
         self.sharded_param = torch.nn.Parameter(adopted(made), made.requires_grad)
+        self.show(self.sharded_param)
+
+    def tie(self, original: torch.nn.Parameter, modules: Sequence[torch.nn.Module]) -> None:
+        """Give `modules` this parameter wherever they still have the one that it was made of."""
+        info = self._module_info
+        for module in {module: None for root in modules for module in root.modules()}:
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                if parameter is original:
+                    self.places.append((module, name))
+                    info.shared_modules.append(module)
+                    info.shared_param_names.append(name)
+                    module.register_load_state_dict_post_hook(lambda *_: self.reset_sharded_param())
         self.show(self.sharded_param)
 
     def show(self, tensor: Any) -> None:
@@ -59,10 +74,11 @@ class ShardedParameter(torch_fsdp.FSDPParam):
 
     def reset_sharded_param(self) -> None:
         """Take up what the module has now, after `load_state_dict(assign=True)`, say."""
-        info = self._module_info
-        now = getattr(info.module, info.param_name)
-        if now is not self.sharded_param and not isinstance(now, DTensor):
-            now = torch.nn.Parameter(adopted(now), now.requires_grad)
+        shown = [getattr(module, name) for module, name in self.places]
+        now: Any = next((p for p in shown if p is not self.sharded_param), self.sharded_param)
+        if now is not self.sharded_param:
+            if not isinstance(now, DTensor):
+                now = torch.nn.Parameter(adopted(now), now.requires_grad)
             self.show(now)
         self.sharded_param = now
         self._sharding_spec = now._spec
@@ -118,6 +134,17 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
     _has_frozen: bool  # then backward may need parameters that have no gradients to wait for
     _is_linked_natively = False
     _kept: list[torch.Tensor | None]
+    state: weakref.ref[Any]
+    tied: TiedGroup | None = None
+    """Those of its parameters that modules of other groups hold too: they are gathered apart."""
+
+    def adopt(self, state: Any) -> None:
+        """Make the parameters of a group that torch has made for `state` ours."""
+        self.state = weakref.ref(state)
+        for p in self.fsdp_params:
+            p.__class__ = ShardedParameter
+            p.adopt()
+            p.group = weakref.ref(self)
 
     def lazy_init(self) -> None:
         if torch_fsdp.has_own_collectives(self):
@@ -128,6 +155,17 @@ class ParameterGroup(torch_fsdp.FSDPParamGroup):
         super().lazy_init()  # type: ignore[no-untyped-call]
         self._numbers = {}
         self._kept = [None] * len(self.fsdp_params)
+
+    def _register_state_dict_hooks(self) -> None:
+        """As torch does, for every module that holds one of the parameters."""
+        handles = self._module_to_pre_save_state_dict_hook_handle
+        if handles:
+            return
+        for module in {module for p in self.fsdp_params for module, _ in p.places}:
+            handles[module] = module.register_state_dict_pre_hook(lambda *_: self._to_sharded())
+            self._module_to_pre_load_state_dict_hook_handle[module] = (
+                module.register_load_state_dict_pre_hook(lambda *_: self._to_sharded())
+            )
 
     # -- whole and sharded
 
@@ -415,55 +453,11 @@ def _reduced(gradients: Any, group: weakref.ref[ParameterGroup]) -> list[DTensor
     return [None] * len(gradients) if here is None else here.take_gradients(gradients)
 
 
-class _NoStream:
-    """Collectives are recorded; where they run is for plans to decide."""
+class TiedGroup(ParameterGroup):
+    """Those parameters of one group that modules of other groups hold too.
 
-    def wait_event(self, _: Any) -> None: ...
-    def wait_stream(self, _: Any) -> None: ...
+    They are gathered when the first of these modules wants them, and stay whole until their
+    gradients are there, to which all the modules' uses add.
+    """
 
-
-class _Order(torch_fsdp.FSDPCommContext):
-    """What the states of one model share: the order of the groups in forward."""
-
-    def lazy_init(self, device: torch.device) -> None:
-        self.all_gather_copy_in_stream = self.all_gather_stream = _NoStream()
-        self.all_gather_state: Any = None
-        self.reduce_scatter_states: list[Any] = []
-        self._last_post_reduce_events: dict[Any, Any] = {}
-        self.post_forward_order = []
-
-
-class _State(torch_fsdp.FSDPState):
-    """torch's state of a module, with hooks as they are under `torch.compile`'s wrapper."""
-
-    is_state_of_modules = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._comm_ctx = _Order()
-
-    _pre_forward = torch_fsdp.undecorated(torch_fsdp.FSDPState._pre_forward)
-    _post_forward = torch_fsdp.undecorated(torch_fsdp.FSDPState._post_forward)
-    _pre_backward = torch_fsdp.undecorated(torch_fsdp.FSDPState._pre_backward)
-    _finish_backward = torch_fsdp.undecorated(
-        torch_fsdp.FSDPState._root_post_backward_final_callback
-    )
-
-    def _root_post_backward_final_callback(self) -> None:
-        self._finish_backward()
-        # A group with frozen parameters waits for its inputs' gradients: there may be none.
-        for state in self._state_ctx.all_states:
-            for group in state._fsdp_param_groups:
-                if group.reshard_after_backward:
-                    group.reshard()
-
-
-def _adopt(group: Any) -> None:
-    """Make a group that torch has made one of ours, its parameters too."""
-    group.__class__ = ParameterGroup
-    for p in group.fsdp_params:
-        p.__class__ = ShardedParameter
-        p.adopt()
-
-
-fully_shard = torch_fsdp.fully_shard_with(_State, _adopt)
+    post_forward_mesh_info = property(lambda self: None, lambda self, _: None)

@@ -194,6 +194,11 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
     def __index__(self) -> int:
         return int(self.item())
 
+    def _copied(self, memo: dict[int, Any]) -> LazyTensor:
+        new = self.detach().clone(memory_format=torch.preserve_format)
+        assert isinstance(new, LazyTensor)
+        return new
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as torch's DTensor on the computed local tensor."""
         plain = released(self)

@@ -6,6 +6,7 @@ all of `FSDPModule`'s methods are torch's own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,15 +59,31 @@ def undecorated(method: Any) -> Any:
     return method.__wrapped__
 
 
-def fully_shard_with(state_class: type[Any], adopt: Callable[[Any], None]) -> Any:
-    """torch's `fully_shard` with other states; `adopt` is given each group that it makes."""
+How = tuple[Any, MixedPrecisionPolicy, OffloadPolicy]
+"""How parameters are sharded: their mesh, None if each may have its own, and the policies."""
+
+
+def fully_shard_with(
+    state_class: type[Any],
+    choose: Callable[[Any, list[Any], How], list[Any]],
+    adopt: Callable[[Any], None],
+) -> Any:
+    """torch's `fully_shard` with other states.
+
+    `choose(state, parameters, how)` says which parameters are to be sharded; `adopt` is
+    given the state when torch is done.
+    """
 
     init = _fully_shard._init_param_group  # type: ignore[attr-defined]
 
-    def init_param_group(state: Any, *args: Any, **kwargs: Any) -> None:
-        init(state, *args, **kwargs)
-        for group in state._fsdp_param_groups:
-            adopt(group)
+    def init_param_group(
+        state: Any, params: list[Any], modules: Any, mesh_info: Any, after: Any, device: Any,
+        placement_fn: Any, mp_policy: Any, offload_policy: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        mesh = mesh_info.mesh if placement_fn is None else None
+        chosen = choose(state, params, (mesh, mp_policy, offload_policy))
+        how = (mp_policy, offload_policy)
+        init(state, chosen, modules, mesh_info, after, device, placement_fn, *how, **kwargs)
 
     inner = torch_private.rebound(
         _fully_shard.fully_shard.__wrapped__,  # type: ignore[attr-defined]
@@ -74,7 +91,31 @@ def fully_shard_with(state_class: type[Any], adopt: Callable[[Any], None]) -> An
     )
     decorated = contract(state_cls=state_class)(inner)
     inner.__globals__["fully_shard"] = decorated  # it looks its state up by itself
-    return decorated
+
+    @functools.wraps(decorated)
+    def fully_shard(module: Any, **options: Any) -> Any:
+        made = decorated(module, **options)
+        adopt(decorated.state(module if isinstance(module, torch.nn.Module) else module[0]))
+        return made
+
+    return fully_shard
+
+
+def number_of(original: torch.nn.Parameter) -> int:
+    """torch's number of a parameter that it has sharded; -1 if it has not."""
+    return getattr(original, "_fsdp_orig_uid", -1)
+
+
+def how_sharded(group: FSDPParamGroup) -> How:
+    return group.mesh_info.mesh, group.mp_policy, group.offload_policy
+
+
+def empty_like(group: FSDPParamGroup) -> FSDPParamGroup:
+    """A group for parameters of `group`, without any."""
+    return FSDPParamGroup(
+        [], group.modules, group.mesh_info, None, group.device, None, group.mp_policy,
+        group.offload_policy,
+    )  # fmt: skip
 
 
 def divisors(group: FSDPParamGroup, dtype: torch.dtype) -> tuple[float | None, float | None]:

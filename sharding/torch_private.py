@@ -6,9 +6,11 @@ torch's own; what is asked of them stands here, once.
 
 from __future__ import annotations
 
+import functools
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ try:
     from torch.distributed.tensor._op_schema import OpInfo, OutputSharding
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import (
+        ExplicitRedistributionContext,
         compute_global_tensor_info,
         compute_local_shape_and_global_offset,
     )
@@ -125,6 +128,41 @@ def local_arguments(info: OpInfo, sharding: OutputSharding) -> tuple[Any, ...]:
         return tuple(info.local_args)
     arguments: tuple[Any, ...] = pytree.tree_unflatten(list(info.local_args), info.args_tree_spec)
     return arguments
+
+
+def observe_redistribution(op: Any, now: DTensorSpec, then: DTensorSpec) -> None:
+    """Tell torch's `ExplicitRedistributionContext`, which may raise, of one that nobody asked for.
+
+    `local_arguments` does so by itself.
+    """
+    message = (
+        f"Implicit redistribution occurred for {op} while ExplicitRedistributionContext was active"
+    )
+    if now.placements != then.placements:
+        ExplicitRedistributionContext.observe_redistribution(now, then, message)  # type: ignore[arg-type]
+
+
+def around_explicit_redistribution(
+    apart: Callable[[str], AbstractContextManager[None]],
+) -> None:
+    """Have blocks of `ExplicitRedistributionContext` within `apart(name)`, named for what they
+    allow."""
+    block: Any = ExplicitRedistributionContext
+    enter, leave = block.__enter__, block.__exit__
+
+    @functools.wraps(enter)
+    def entered(self: Any) -> Any:
+        inside = apart(f"explicit redistribution {self._enable, self._strict}")
+        inside.__enter__()
+        self.__dict__.setdefault("_inside", []).append(inside)
+        return enter(self)
+
+    @functools.wraps(leave)
+    def left(self: Any, *exception: Any) -> None:
+        leave(self, *exception)
+        self._inside.pop().__exit__(None, None, None)
+
+    block.__enter__, block.__exit__ = entered, left
 
 
 def takes_sizes(op: Any) -> bool:

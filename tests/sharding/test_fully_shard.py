@@ -182,6 +182,124 @@ def test_a_group_of_several_modules() -> None:
     check(grouped, lambda: made(tied=True))
 
 
+def each_apart(model: Any, mesh: Any, **options: Any) -> Any:
+    """The tied layers by themselves, the second one first."""
+    fully_shard(model.head, mesh=mesh, **options)
+    fully_shard(model.embedding, mesh=mesh, **options)
+    return by_blocks(model, mesh, **options)
+
+
+@pytest.mark.parametrize("reshards", [None, True, False, 2])
+@pytest.mark.parametrize("lazily", [True, False])
+def test_tied_layers_that_are_wrapped_apart(lazily: bool, reshards: Any) -> None:
+    options = {} if reshards is None else {"reshard_after_forward": reshards}
+    check(
+        lambda: each_apart(made(tied=True), line(), **options),
+        lambda: made(tied=True),
+        lazily=lazily,
+    )
+
+
+def test_a_layer_tied_to_one_of_the_root() -> None:
+    def apart() -> Any:
+        model, mesh = made(tied=True), line()
+        fully_shard(model.embedding, mesh=mesh)
+        return by_blocks(model, mesh)
+
+    check(apart, lambda: made(tied=True))
+
+
+def tied_in_pairs() -> Any:
+    """Linear layers that share weights with the next but one, biases with all."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6) for _ in range(4)]
+    for i, layer in enumerate(layers):
+        layer.weight = layers[i % 2].weight
+        layer.bias = layers[0].bias
+    return nn.Sequential(*layers)
+
+
+@on_ranks(N)
+def test_what_is_tied_is_gathered_once_and_reduced_once() -> None:
+    with _drawing:
+        model, expected = tied_in_pairs(), tied_in_pairs()
+    for layer in model:
+        fully_shard(layer, mesh=line())
+    fully_shard(model, mesh=line())
+    assert len(list(model.parameters())) == len(list(expected.parameters())) == 3
+    optimizers = [torch.optim.Adam(m.parameters()) for m in (model, expected)]
+    for _ in range(3):
+        x = torch.arange(12.0).view(2, 6) / 12
+        with lazy_tensor.lazy_mode(), _Counting() as counts:
+            loss = model(x).square().sum()
+            loss.backward()
+        # the first layer's weight and bias, the second one's weight
+        assert counts.found == {GATHER: 2, SCATTER: 2}
+        expected(x).square().sum().backward()
+        compare_gradients(model, expected)
+        assert all(isinstance(p, sharding.DTensor) for p in model.parameters())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@on_ranks(N)
+def test_tied_layers_apart_give_bit_for_bit_what_one_group_gives() -> None:
+    def together() -> Any:
+        model, mesh = made(tied=True), line()
+        fully_shard([model.embedding, model.head], mesh=mesh)
+        return by_blocks(model, mesh)
+
+    assert all(map(torch.equal, trained(together()), trained(each_apart(made(tied=True), line()))))
+
+
+@on_ranks(N)
+def test_state_dicts_of_tied_layers_that_are_wrapped_apart() -> None:
+    model, other = (each_apart(made(tied=True), line()) for _ in range(2))
+    trained(model)
+    loss_of(model, TOKENS[dist.get_rank()])  # leaves what is tied whole
+    saved = model.head.state_dict()
+    assert isinstance(saved["weight"], sharding.DTensor)
+    for assign in (False, True):
+        state = {name: p.detach().clone() for name, p in model.state_dict().items()}
+        other.load_state_dict(state, assign=assign)
+        assert other.head.weight is other.embedding.weight
+        loss_of(other, TOKENS[dist.get_rank()]).backward()
+        assert all(map(torch.equal, whole(other), whole(model)))
+        assert other.head.weight is other.embedding.weight
+        trained(other)
+
+
+@on_ranks(N)
+def test_a_frozen_parameter_that_layers_share() -> None:
+    model = made(tied=True)
+    model.head.requires_grad_(False)
+    expected = copy.deepcopy(model)
+    each_apart(model, line())
+    for _ in range(2):
+        loss_of(model, TOKENS[0]).backward()
+        loss_of(expected, TOKENS[0]).backward()
+    assert model.head.weight.grad is None
+    compare_gradients(model.blocks, expected.blocks)
+
+
+@on_ranks(N)
+def test_what_a_tied_parameter_is_sharded_with_must_agree() -> None:
+    model, mesh = made(tied=True), line()
+    fully_shard(model.embedding, mesh=mesh)
+    with pytest.raises(ValueError, match=r"mp_policy=.*'weight' of FSDPEmbedding, which"):
+        fully_shard(model.head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+
+
+@on_ranks(N)
+def test_a_tied_parameter_under_another_root() -> None:
+    model, mesh = made(tied=True), line()
+    fully_shard(model.embedding, mesh=mesh)
+    fully_shard(model.head, mesh=mesh)
+    with pytest.raises(NotImplementedError, match="call fully_shard on a module that contains"):
+        model.head(torch.ones(2, 6))
+
+
 def test_frozen_parameters_stay_and_others_learn() -> None:
     def frozen() -> Any:
         model = made()
@@ -569,7 +687,7 @@ def test_plans_gather_ahead_and_wait_for_reductions_late(monkeypatch: pytest.Mon
     def body() -> None:
         model = by_blocks(made(), line())
         for _ in range(3):
-            with lazy_tensor.lazy_mode():
+            with lazy_tensor.lazy_mode(compile="blocking"):  # plans at once
                 loss_of(model, TOKENS[dist.get_rank()]).backward()
                 lazy_tensor.flush()
             for parameter in model.parameters():

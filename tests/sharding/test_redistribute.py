@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor._utils import ExplicitRedistributionContext
 
 import lazy_tensor
 from lazy_tensor.sharding import (
@@ -63,3 +65,53 @@ def test_second_time_nothing_is_asked():
 
     first, second, third = run_on_ranks(2, body)[0]
     assert second == third
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("lazily", [False, True])
+def test_torchs_explicit_context_refuses_what_nobody_asked_for(strict, lazily):
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        rows, columns, whole = (
+            distribute_tensor(torch.ones(4, 4), mesh, [placement])
+            for placement in (Shard(0), Shard(1), Replicate())
+        )
+
+        def is_refused(function, inside):
+            with lazy_tensor.lazy_mode() if lazily else nullcontext(), inside:
+                try:
+                    function()
+                except RuntimeError as error:
+                    return "Implicit redistribution occurred" in str(error)
+            return False
+
+        def refused(function):
+            """Whether calls are refused in the block, after some that were made outside."""
+            assert not any(is_refused(function, nullcontext()) for _ in range(3))
+            block = ExplicitRedistributionContext(strict=strict)
+            (answer,) = {is_refused(function, block) for _ in range(3)}
+            return answer
+
+        assert not refused(lambda: (rows + rows).relu().sum().item())
+        assert not refused(lambda: rows.redistribute(placements=[Replicate()]).full_tensor())
+        assert refused(lambda: rows + columns)
+        assert refused(lambda: torch.mm(rows, columns))
+        assert refused(lambda: torch.mm(columns, rows).relu())
+        assert refused(lambda: rows.unfold(0, 2, 1))  # torch has no rule for it
+        assert refused(lambda: rows + whole) is strict  # each rank keeps some of what it has
+
+    run_on_ranks(2, body)
+
+
+def test_an_explicit_context_that_is_switched_off_allows_all():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        rows, columns = (distribute_tensor(torch.ones(4, 4), mesh, [Shard(d)]) for d in (0, 1))
+        for _ in range(3):
+            with lazy_tensor.lazy_mode(), ExplicitRedistributionContext():
+                with ExplicitRedistributionContext(enable=False):
+                    assert (rows + columns).full_tensor().tolist() == [[2.0] * 4] * 4
+                with pytest.raises(RuntimeError, match="Implicit redistribution occurred"):
+                    rows + columns
+
+    run_on_ranks(2, body)
