@@ -12,11 +12,12 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import flush, host, memory, torch_private
+from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.keys import key_part
 from lazy_tensor.dispatch.meta import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
-from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claim
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claimed
 from lazy_tensor.kernels.segment import TensorSpec
 
 LEAF_S = 5e-6
@@ -49,11 +50,8 @@ def index_of(trace: Trace, tensor: torch.Tensor) -> int:
 
 def flush_foreign(trace: Trace, other: Trace) -> None:
     """Compute what another thread has recorded, with that thread kept out of its trace."""
-    claim(other, trace)
-    try:
+    with claimed(other, trace):
         flush.flush(other, "used by another thread")
-    finally:
-        other.claimed = False
 
 
 def is_tiny(trace: Trace, args: tuple[Any, ...]) -> bool:
@@ -85,54 +83,56 @@ def retrace(
     The short way into a trace, which every parameter takes at every step. None if a tensor must be
     looked at by `admit`; those before it may be in by then.
     """
-    all_tiny = True
-
-    def part(argument: Any) -> Any:
-        nonlocal all_tiny
-        kind = type(argument)
-        if kind is host.tensor_class or kind is host.sharded_class:
-            value = argument._value
-            if value.slot is not None:
-                if value.slot.trace is not trace:
-                    raise _NeedsALook
-                all_tiny = False
-                return key_part(trace.leaf_slots, host.tensor_class, argument)
-            data = value.data
-            if data is None or memory.is_exposed(data) or memory.is_shared(data):
-                raise _NeedsALook
-            slot = _known_leaf(trace, data, in_mode)
-            value.slot = slot
-            trace.leaf_values.append(value)
-            if kind is host.sharded_class:
-                all_tiny = False
-                trace.leaves.append(data)
-                return (slot, argument._layout)
-        elif kind is torch.Tensor or kind is torch.nn.Parameter:
-            known = trace.leaf_slots.get(id(argument))
-            if known is not None:
-                all_tiny = False
-                return known
-            if not in_mode:
-                raise _NeedsALook
-            data = argument
-            slot = trace.leaf_slots[id(argument)] = _known_leaf(trace, data, in_mode)
-        elif kind is list or kind is tuple:
-            return tuple([part(item) for item in argument])
-        else:
-            return key_part(trace.leaf_slots, host.tensor_class, argument)
-        trace.leaves.append(data)
-        all_tiny = all_tiny and not data.dim() and data.is_cpu
-        return slot
-
     key: list[Any] = [op._op]
+    are_tiny: list[bool] = []
     try:
         for argument in args:
-            key.append(part(argument))
+            key.append(_part_let_in(trace, argument, in_mode, are_tiny))
         for name, argument in kwargs.items():
-            key += (name, part(argument))
+            key += (name, _part_let_in(trace, argument, in_mode, are_tiny))
     except _NeedsALook:
         return None
-    return None if all_tiny and trace.tape is None else key
+    return None if trace.tape is None and all(are_tiny) else key
+
+
+def _part_let_in(trace: Trace, argument: Any, in_mode: bool, are_tiny: list[bool]) -> Any:
+    """An argument's part of the key, a tensor let in; `are_tiny` gets for each whether it is a
+    0-dim CPU one that was not there yet."""
+    kind = type(argument)
+    if kind is host.tensor_class or kind is host.sharded_class:
+        value = argument._value
+        if value.slot is not None:
+            if value.slot.trace is not trace:
+                raise _NeedsALook
+            are_tiny.append(False)
+            return key_part(trace.leaf_slots, host.tensor_class, argument)
+        data = value.data
+        if data is None or memory.is_exposed(data) or memory.is_shared(data):
+            raise _NeedsALook
+        slot = _known_leaf(trace, data, in_mode)
+        if not traces.enter(value, slot):
+            trace.leaves.append(data)
+            raise _NeedsALook
+        if kind is host.sharded_class:
+            are_tiny.append(False)
+            trace.leaves.append(data)
+            return (slot, argument._layout)
+    elif kind is torch.Tensor or kind is torch.nn.Parameter:
+        known = trace.leaf_slots.get(id(argument))
+        if known is not None:
+            are_tiny.append(False)
+            return known
+        if not in_mode:
+            raise _NeedsALook
+        data = argument
+        slot = trace.leaf_slots[id(argument)] = _known_leaf(trace, data, in_mode)
+    elif kind is list or kind is tuple:
+        return tuple([_part_let_in(trace, item, in_mode, are_tiny) for item in argument])
+    else:
+        return key_part(trace.leaf_slots, host.tensor_class, argument)
+    trace.leaves.append(data)
+    are_tiny.append(not data.dim() and data.is_cpu)
+    return slot
 
 
 class _NeedsALook(Exception):
@@ -165,6 +165,21 @@ def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
 
 def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
+    while True:
+        reason = _admit(trace, request)
+        if reason is not None or all(_is_in(trace, tensor) for tensor in request.tensors):
+            return reason
+        # another thread flushed this trace while one was waited for, or has taken a value in
+
+
+def _is_in(trace: Trace, tensor: torch.Tensor) -> bool:
+    if is_plain(tensor):
+        return id(tensor) in trace.leaf_slots or id(tensor) in trace.snapshot_slots
+    slot = host.value_in(tensor).slot
+    return slot is not None and slot.trace is trace
+
+
+def _admit(trace: Trace, request: Request) -> str | None:
     newcomers: list[torch.Tensor] = []
     all_tiny = bool(request.tensors)
     written = {id(t) for t in request.written()}
@@ -189,6 +204,8 @@ def admit(trace: Trace, request: Request) -> str | None:
         return "all arguments are computed 0-dim CPU tensors"
     if not request.in_mode and any(is_plain(t) for t in request.written()):
         return "a plain tensor is written outside lazy_mode"
+    if not request.in_mode and request.facts.is_view and is_plain(request.tensors[0]):
+        return "a plain tensor is viewed outside lazy_mode"
     for tensor in newcomers:
         if slot_of(trace, tensor) is None or (is_plain(tensor) and not request.in_mode):
             enter(trace, tensor, request.in_mode)
@@ -232,7 +249,7 @@ def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
     return torch_private.is_resizable(tensor)
 
 
-def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
+def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     """Make a concrete tensor a leaf of the trace.
 
     Outside the mode one that plain ops can write enters as it is now, for one call: later writes to
@@ -247,9 +264,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
     slot = _new_leaf(trace, meta_of(tensor), torch_private.storage_id(data))
     if not plain:
         value = host.value_in(tensor)
-        value.slot = slot
-        trace.leaf_values.append(value)
-        if is_snapshot:
+        if traces.enter(value, slot) and is_snapshot:
             trace.passing.append(value)
     elif in_mode:
         trace.leaf_slots[id(tensor)] = slot
@@ -257,7 +272,6 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
         trace.kept.append(tensor)
         trace.snapshot_slots[id(tensor)] = slot
     trace.leaves.append(data)
-    return slot
 
 
 def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:

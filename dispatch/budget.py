@@ -21,6 +21,8 @@ MOST_OF_A_STATE_S = 2e-4
 START_S, LEAST_S, MOST_S = 0.02, 0.005, 0.5
 FIRST_COLD_OPS, MOST_COLD_OPS = 2000, 1 << 17
 MOST_DEBT_S = 0.02
+PAUSED = 1 << 60
+"""Ops to run unrecorded while recording is paused: more than there will be."""
 N_RECENT, PAID_BACK = 8, 4
 """A path that is taken again within so many flushes pays its growth back so many times."""
 LEAST_LOOKS, LEAST_HOPE = 2, 1 / 16
@@ -57,12 +59,13 @@ class Budget:
     The count lies at `address`, where `native` counts without Python.
     """
 
-    __slots__ = ("_block", "_cold", "_cold_block", "address", "age", "cold_since_s", "grew",
-                 "grown_s", "hope", "left_s", "looks", "n_misses", "next_cold", "paid_s",
-                 "recent")  # fmt: skip
+    __slots__ = ("_before_pause", "_block", "_cold", "_cold_block", "address", "age",
+                 "cold_since_s", "grew", "grown_s", "hope", "left_s", "looks", "n_misses",
+                 "next_cold", "paid_s", "recent")  # fmt: skip
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
+        self._before_pause: int | None = None
         self.address = self._cold.buffer_info()[0]
         self.reset()
 
@@ -89,6 +92,18 @@ class Budget:
     @cold.setter
     def cold(self, count: int) -> None:
         self._cold[0] = count
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether what runs is taken apart by something else, which knows plain tensors only."""
+        return self._before_pause is not None
+
+    def pause(self, paused: bool) -> None:
+        """Record nothing while something else takes the program apart; then go on as before."""
+        if paused and self._before_pause is None:
+            self._before_pause, self.cold = self.cold, PAUSED
+        elif not paused and self._before_pause is not None:
+            self.cold, self._before_pause = self._before_pause, None
 
     @property
     def is_spent(self) -> bool:
@@ -183,6 +198,11 @@ class Budget:
             if before > self.cold:
                 self._cold_block = (site, before - self.cold)
         self._block = None
+
+    def try_again_at_once(self) -> None:
+        """Record again, whatever it cost so far."""
+        if not self.is_paused:
+            self.cold = 0
 
     def try_again(self) -> None:
         """Record what is known, and a little more if the work since has earned that."""

@@ -85,7 +85,7 @@ def _of_other(
 def _elementwise(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
-    if len(args) == 1 and facts.op.overloadpacket is aten.clamp:
+    if len(args) == 1 and facts.op.overloadpacket in (aten.clamp, aten.clamp_):
         return None  # it asks for a bound
     for i, argument in enumerate(args):
         kind = type(argument)

@@ -99,7 +99,8 @@ def _rescue_from_graph(error: BaseException, frame: FrameType) -> Values:
         _note_call(error, node, _looked_up(values, scalars))
     first = next(i for i, other in enumerate(graph.nodes) if other is node)
     later = [
-        _Later(n.reads, (n,), partial(run_node, n, values, scalars)) for n in graph.nodes[first:]
+        _Later(n.reads, (n,), partial(run_node, n, values, scalars, graph.spec))
+        for n in graph.nodes[first:]
     ]
     _carry_on(error, later, graph.root, graph.lasting, lambda slot: slot in values)
     return dict(values)

@@ -11,11 +11,14 @@ import itertools
 import logging
 import threading
 import warnings
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from lazy_tensor.dispatch import hits, observe, settings, torch_private, watch
+from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
@@ -45,7 +48,7 @@ def compiler() -> Compiler:
         _compiler = Compiler(
             maxsize=now.segment_cache_size, cache_dir=Path(now.cache_dir), may_build=_works_long
         )
-        atexit.register(_compiler.close)
+        atexit.register(_compiler.end)
     return _compiler
 
 
@@ -73,6 +76,14 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     """
     with trace.lock:
         _flush(trace, cause, quiet)
+
+
+def _run_orphan(trace: Trace) -> None:
+    with suppress(Exception):  # what failed says so where it is read
+        flush(trace, "its thread has ended", quiet=True)
+
+
+traces.run_orphan.append(_run_orphan)
 
 
 def _flush(trace: Trace, cause: str, quiet: bool) -> None:
@@ -294,16 +305,17 @@ MAX_PLANS_OF_A_STATE = 8
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     now = settings.current()
     graph = graph_of(pending.state.steps(), live)
+    backend_on = cache(chosen_backend)
     devices = {spec.device.type for spec in graph.spec.values()}
-    fuses = now.compile != "off" and any(chosen_backend(d).name != "aten" for d in devices)
+    fuses = now.compile != "off" and any(backend_on(d).name != "aten" for d in devices)
     graph = _with_remat(without_repeats(taken_apart(graph) if fuses else graph))
-    fusible = Fusibility(graph, chosen_backend) if fuses else None
+    fusible = Fusibility(graph, backend_on) if fuses else None
     units = units_of(graph, fusible)
 
     def fusion_of(segment: Any) -> Any:
         return compiler().fusion_of(
             segment,
-            chosen_backend(segment.device.type),
+            backend_on(segment.device.type),
             mode=now.compile,
             threshold=now.compile_threshold,
             verify_every=now.verify_every,

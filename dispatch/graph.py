@@ -182,20 +182,20 @@ def _last_uses(graph: Graph) -> list[int]:
     ]
 
 
+def _renamed(argument: Any, names: dict[int, int]) -> Any:
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.index, argument.index))
+    if type(argument) is tuple:
+        return tuple(_renamed(item, names) for item in argument)
+    return argument
+
+
 def renamed(node: Node, names: dict[int, int]) -> Node:
     """`node` with other slots in its arguments."""
-
-    def rename(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            return Ref(names.get(argument.index, argument.index))
-        if type(argument) is tuple:
-            return tuple(rename(item) for item in argument)
-        return argument
-
     return Node(
         facts=node.facts,
-        args=rename(node.args),
-        kwargs=tuple((name, rename(a)) for name, a in node.kwargs),
+        args=_renamed(node.args, names),
+        kwargs=tuple((name, _renamed(a, names)) for name, a in node.kwargs),
         outs=node.outs,
         specs=node.specs,
         is_single=node.is_single,

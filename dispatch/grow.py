@@ -43,7 +43,12 @@ def cut_if_full(trace: Trace) -> None:
         trace.reset()
     state = trace.state
     # who waits for compilers doesn't count milliseconds; the others need the trace whole
-    goes_on = limits.compile == "blocking" or limits.remat_interval or trace.tape
+    goes_on = (
+        limits.compile == "blocking"
+        or limits.record == "always"
+        or limits.remat_interval
+        or trace.tape
+    )
     if trace.budget.is_spent and not goes_on:
         trace.budget.earn_back(state)
         if trace.budget.is_spent:
@@ -172,7 +177,10 @@ def _outcome(
     if outcome is not None:
         return outcome
     of_numbers = _typed if facts.checks_numbers else type
-    key = (request.op._op, request.mapped(_anything, of_numbers), tuple(metas), trace.environment)
+    described = request.mapped(_anything, of_numbers)
+    key: tuple[Any, ...] = (request.op._op, described, tuple(metas), trace.environment)
+    if facts.numbers_decide:
+        key += (tuple(map(type, request.args)),)  # 4 == 4.0, but the results' dtypes differ
     known = known_outcome(key)
     if known is not None:
         return known

@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.host import Layout
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, local
+from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
@@ -117,7 +118,7 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
     return (
         op,
         rule is Rule.ALIAS,
-        rule is Rule.DECOMPOSE and not facts.is_out,
+        rule is Rule.DECOMPOSE and not facts.is_out and op not in WITHOUT_VECTORS,
         needs_care(op),
         facts.changes_metadata or facts.is_out,
         facts.writes_list,

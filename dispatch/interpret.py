@@ -6,6 +6,7 @@ metadata it was recorded with, which plans then rely on; notes the ops that did 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,21 +27,29 @@ def interpret(
     leaves.clear()
     dying = _dying(graph)
     for node, dead in zip(graph.nodes, dying, strict=True):
-        run_node(node, values, scalars)
+        run_node(node, values, scalars, graph.spec)
         for slot in dead:
             del values[slot]
     return tuple(values[slot] for slot in graph.live)
 
 
-def run_node(node: Node, values: dict[int, Any], scalars: list[complex]) -> None:
-    """Run one call on `values`, by slot, and add what it gives."""
+def run_node(
+    node: Node, values: dict[int, Any], scalars: list[complex], promised: Mapping[int, TensorSpec]
+) -> None:
+    """Run one call on `values`, by slot, and add what it gives; `promised` is what was recorded."""
     args = [_real(a, values, scalars) for a in node.args]
     kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
     result = node.facts.op._op(*args, **kwargs)
     results = (result,) if node.is_single else result
     for i, slot in enumerate(node.outs):
         if slot is not None:
-            values[slot] = _checked(results[i], node, i)
+            tensor, spec = results[i], promised[slot]
+            if _is_of(tensor, spec):
+                values[slot] = _laid_out(tensor, node, spec)
+                continue
+            values[slot] = tensor
+            if all(_is_of(values[read], promised[read]) for read in node.reads):
+                MISJUDGED.add(node.facts.op)  # and not one whose result it was given
 
 
 def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
@@ -53,13 +62,12 @@ def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
     return argument
 
 
-def _checked(tensor: torch.Tensor, node: Node, i: int) -> torch.Tensor:
-    """`tensor`, laid out as its wrapper says: some kernels choose other strides than their meta."""
-    spec: TensorSpec | None = node.specs[i]
-    assert spec is not None
-    if tensor.shape != spec.size or tensor.dtype != spec.dtype:
-        MISJUDGED.add(node.facts.op)
-        return tensor
+def _is_of(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    return tensor.shape == spec.size and tensor.dtype == spec.dtype
+
+
+def _laid_out(tensor: torch.Tensor, node: Node, spec: TensorSpec) -> torch.Tensor:
+    """`tensor` as its wrapper says: some kernels choose other strides than their meta."""
     if node.view_of is None and not _has_stride(tensor, spec):
         OWN_STRIDES.add(node.facts.op)
         return restrided(tensor, spec.stride)

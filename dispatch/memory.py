@@ -9,10 +9,19 @@ import weakref
 
 import torch
 
-from lazy_tensor.dispatch.torch_private import n_users, storage_id, storage_of
+from lazy_tensor.dispatch.torch_private import (
+    is_resizable,
+    is_shared_by_processes,
+    is_storage_held,
+    n_users,
+    no_modes,
+    storage_id,
+    storage_of,
+)
 
 _exposed: set[int] = set()
 _shared: set[int] = set()
+_lent: set[int] = set()
 
 
 def expose(tensor: torch.Tensor) -> None:
@@ -35,7 +44,27 @@ def _note(tensor: torch.Tensor, notes: set[int]) -> None:
 
 def is_exposed(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory can change at any time: what uses it runs at once."""
-    return bool(_exposed) and storage_id(tensor) in _exposed
+    if not _exposed or storage_id(tensor) not in _exposed:
+        return False
+    is_ours = is_resizable(tensor) or storage_id(tensor) in _lent
+    if (
+        is_ours
+        and not is_shared_by_processes(tensor)
+        and n_users(tensor) == 1
+        and not is_storage_held(tensor)
+    ):
+        _exposed.discard(storage_id(tensor))  # arrays and storages that had it are gone
+        return False
+    return True
+
+
+def lend(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on `tensor`'s memory, for an array: the memory is exposed while it lives."""
+    expose(tensor)
+    if is_resizable(tensor):  # arrays make it fixed, for good
+        _note(tensor, _lent)
+    with no_modes():
+        return tensor.detach()
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

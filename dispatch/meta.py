@@ -7,7 +7,7 @@ A miss asks the op's meta function through fake tensors (50-100 us).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -86,9 +86,11 @@ def propagate(
 
     try:
         if len({meta[4] for meta in metas}) == 1 and has_native_meta(facts):
-            return outcome_of(torch_private.meta_call(metas, call), facts, metas[0][4])
-        with torch_private.FAKES:  # a fake tensor says it's on "meta" while another one is asked
-            return outcome_of(torch_private.fake_call(metas, call), facts)
+            found = outcome_of(torch_private.meta_call(metas, call), facts, metas[0][4])
+        else:
+            with torch_private.FAKES:  # one says it's on "meta" while another one is asked
+                found = outcome_of(torch_private.fake_call(metas, call), facts)
+        return _masked(found, facts, args, kwargs)
     except torch_private.NoMetaFunction as error:
         if facts.returns_nothing and facts.writes:
             return Outcome()
@@ -96,6 +98,21 @@ def propagate(
     except Exception as error:
         # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
         return Outcome(runs_now=f"no metadata: {type(error).__name__}")
+
+
+def _masked(
+    outcome: Outcome, facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> Outcome:
+    """`outcome` without the gradients that nobody asked for: kernels give none, whatever meta
+    functions say."""
+    if "output_mask" not in facts.argument_names:
+        return outcome
+    place = facts.argument_names.index("output_mask")
+    mask = args[place] if place < len(args) else dict(kwargs).get("output_mask")
+    if mask is None or len(mask) != len(outcome.outs):
+        return outcome
+    outs = tuple(out if wanted else None for out, wanted in zip(outcome.outs, mask, strict=True))
+    return replace(outcome, outs=outs)
 
 
 @cache
@@ -122,10 +139,21 @@ def outcome_of(result: Any, facts: OpFacts, device: torch.device | None = None) 
     for tensor in results:
         if tensor is not None and not is_recordable(tensor, allow_meta=device is not None):
             return Outcome(runs_now="gives a tensor that is not dense")
-    outs = tuple(None if t is None else (*meta_of(t)[:4], device or t.device) for t in results)
+    outs = tuple(
+        None if t is None else (*meta_of(t)[:4], device or _without_index(t.device))
+        for t in results
+    )
     return Outcome(
         outs=outs, is_single=is_single, container=list if isinstance(result, list) else tuple
     )
+
+
+def _without_index(device: torch.device) -> torch.device:
+    """The device as tensors have it: there is one CPU, whatever number it was asked for by."""
+    return CPU if device.type == "cpu" else device
+
+
+CPU = torch.device("cpu")
 
 
 def is_recordable(tensor: Any, *, allow_meta: bool = False) -> bool:

@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -55,7 +54,7 @@ class Fusibility:
 
     def __init__(self, graph: Graph, backend_on: Callable[[str], Backend]) -> None:
         self._graph = graph
-        self._backend_on = cache(backend_on)
+        self._backend_on = backend_on
         self._known: dict[int, str | None] = {}
 
     def parts(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:

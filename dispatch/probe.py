@@ -1,4 +1,5 @@
-"""What an op's kernels say that its meta function doesn't: refused dtypes, the result's layout.
+"""What an op's kernels say that its meta function doesn't: refused dtypes, the layout of results,
+their dtypes where those of inputs are mixed.
 
 In: an op, its inputs' metadata, the outcome by the meta function. Out: the outcome as kernels give
 it, asked of them once for each op, dtypes and layouts, with tensors of at most two elements a
@@ -18,6 +19,7 @@ import torch
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.meta import Meta, Outcome, dense_stride, is_dense, substituted
 from lazy_tensor.dispatch.schema import OpFacts
+from lazy_tensor.dispatch.shrunk import SHRUNK, tiny
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.fusible import base_name
 
@@ -30,10 +32,12 @@ Order = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Said:
     """What kernels said of tiny tensors: whether they refuse, None if the shapes may be why; else
-    the order of each result's dimensions in memory, fastest first (None where it is left open)."""
+    the order of each result's dimensions in memory, fastest first, and its dtype (None where it is
+    left open)."""
 
     refuses: bool | None
     orders: tuple[Order | None, ...] = ()
+    dtypes: tuple[torch.dtype | None, ...] = ()
 
 
 _said: Cache[tuple[Any, ...], Said] = Cache("probes", 4096)
@@ -46,12 +50,17 @@ def as_kernels_say(
     kwargs: tuple[tuple[str, Any], ...],
     metas: list[Meta],
 ) -> Outcome:
-    """`outcome`, put right where the op's kernels refuse these inputs or lay results out otherwise.
+    """`outcome`, put right where the op's kernels refuse these inputs or give other results.
 
     Kernels check dtypes when they run, meta functions seldom do; meta functions in Python guess the
-    strides of mixed layouts. A probe takes 10-30 us.
+    strides of mixed layouts, and the dtypes of statistics where inputs of few bits have parameters
+    of more, as under autocast. A probe takes 10-30 us.
     """
-    if facts.is_view or not metas or not is_safe(facts):
+    if facts.is_view or not metas:
+        return outcome
+    shrinks = SHRUNK.get(base_name(facts.op))
+    small = None if shrinks is None or kwargs else shrinks(args, metas)
+    if small is None and not is_safe(facts):
         return outcome
 
     def refused(value: int) -> bool:
@@ -61,17 +70,22 @@ def as_kernels_say(
     if is_small and any(0 in meta[0] for meta in metas):
         # not all meta functions check for emptiness
         return REFUSED if refused(0) else outcome
-    tiny = [_tiny(meta) for meta in metas]
-    key = (facts.op._op, repr(args), repr(kwargs), tuple(tiny))  # 1 == True, but kernels differ
+    inputs = [tiny(meta) for meta in metas]
+    tried = args if small is None else small
+    # 1 == True, but kernels differ; numbers have the default dtype
+    key = (facts.op._op, repr(tried), repr(kwargs), tuple(inputs), torch.get_default_dtype())
     said = _said.get(key)
     if said is None:
-        said = _ask(facts, args, kwargs, tiny)
+        said = _ask(facts, tried, kwargs, inputs)
         _said.put(key, said)
     if said.refuses or (said.refuses is None and is_small and refused(0) and refused(1)):
         return REFUSED
-    if len(said.orders) != len(outcome.outs) or any(map(_overlaps_itself, metas)):
-        return outcome  # no tiny tensor overlaps itself as these do
-    return replace(outcome, outs=tuple(map(_laid_out, outcome.outs, said.orders)))
+    outs = outcome.outs
+    if len(said.dtypes) == len(outs):
+        outs = tuple(map(_with_dtype, outs, said.dtypes))
+    if len(said.orders) == len(outs) and not any(map(_overlaps_itself, metas)):
+        outs = tuple(map(_laid_out, outs, said.orders))  # no tiny tensor overlaps itself as these
+    return replace(outcome, outs=outs)
 
 
 REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
@@ -108,22 +122,6 @@ def _has_no_sizes(facts: OpFacts) -> bool:
     return torch.Tag.pointwise in facts.op.tags or base_name(facts.op) in CHECKING
 
 
-def _tiny(meta: Meta) -> Meta:
-    """The metadata of a small tensor laid out alike: repeats, order, ties and gaps are kept."""
-    size, stride, _, dtype, device = meta
-    small = tuple(min(n, 2) for n in size)
-    if tuple(stride) == dense_stride(size):
-        return (small, dense_stride(small), 0, dtype, device)
-    steps, step, extent = [0] * len(size), 1, 1
-    for given in sorted({n for n in stride if n}):
-        dims = [d for d in range(len(size)) if stride[d] == given]
-        step *= 2 if given > extent else 1
-        for d in dims:
-            steps[d] = step
-        step, extent = step * max(small[d] for d in dims), given * max(size[d] for d in dims)
-    return (small, tuple(steps), 0, dtype, device)
-
-
 def _run(
     facts: OpFacts,
     args: tuple[Any, ...],
@@ -150,18 +148,20 @@ def _ask(
     facts: OpFacts,
     args: tuple[Any, ...],
     kwargs: tuple[tuple[str, Any], ...],
-    tiny: list[Meta],
+    inputs: list[Meta],
 ) -> Said:
-    result = _run(facts, args, kwargs, tiny, 0)
+    result = _run(facts, args, kwargs, inputs, 0)
     if isinstance(result, str):
-        result = _run(facts, args, kwargs, tiny, 1)
+        result = _run(facts, args, kwargs, inputs, 1)
     if not isinstance(result, str):
-        mixed = any(meta[1] != dense_stride(meta[0]) for meta in tiny)
-        return Said(refuses=False, orders=_orders(result) if mixed else ())
-    if "not implemented" in result or _has_no_sizes(facts):
+        results = result if isinstance(result, (list, tuple)) else [result]
+        mixed = any(meta[1] != dense_stride(meta[0]) for meta in inputs)
+        dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in results)
+        return Said(refuses=False, orders=_orders(results) if mixed else (), dtypes=dtypes)
+    if "not implemented" in result or _has_no_sizes(facts) or base_name(facts.op) in SHRUNK:
         return Said(refuses=True)
     odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
-    one_float = tiny[0][3].is_floating_point and len({meta[3] for meta in tiny}) == 1
+    one_float = inputs[0][3].is_floating_point and len({meta[3] for meta in inputs}) == 1
     return Said(refuses=False if one_float and not odd else None)  # floats of one kind go together
 
 
@@ -177,14 +177,19 @@ def _overlaps_itself(meta: Meta) -> bool:
     return False
 
 
-def _orders(result: Any) -> tuple[Order | None, ...]:
-    results = result if isinstance(result, (list, tuple)) else [result]
+def _orders(results: Sequence[Any]) -> tuple[Order | None, ...]:
     return tuple(
         _order(t.shape, t.stride())
         if isinstance(t, torch.Tensor) and is_dense(t.shape, t.stride())
         else None
         for t in results
     )
+
+
+def _with_dtype(meta: Meta | None, dtype: torch.dtype | None) -> Meta | None:
+    if meta is None or dtype is None or dtype is meta[3]:
+        return meta
+    return (*meta[:3], dtype, meta[4])
 
 
 def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:

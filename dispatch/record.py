@@ -24,12 +24,13 @@ from lazy_tensor.dispatch.keys import (
     lacks_slots,
 )
 from lazy_tensor.dispatch.request import Request, is_shown
-from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
+from lazy_tensor.dispatch.rules import Rule, is_question, needs_care, rule_of
 from lazy_tensor.dispatch.torch_private import (
     count_writes,
     make_wrapper,
     mark,
     new_wrapper,
+    no_memory,
 )
 from lazy_tensor.dispatch.trace import (
     ALIAS,
@@ -63,7 +64,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         trace = _local.trace
         trace.busy = True
         if trace.claimed:
-            traces.wait_until_released(trace)
+            traces.begin(trace)
         try:
             if trace.budget.cold:
                 in_mode = not isinstance(owner, type)
@@ -115,6 +116,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if kind == ONE:
                 trace.state = state
                 out: Any = make_wrapper(tensor_class, *state.meta)
+                no_memory(out)
                 out._value = value = Value()
                 value.slot = state.slot
                 trace.values.append(value)
@@ -124,6 +126,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 return args[0]
             if kind == ALIAS and type(args[0]) is tensor_class:
                 out = make_wrapper(tensor_class, *state.meta)
+                no_memory(out)
                 out._value = args[0]._value
                 return out
             if state.origin is not None and is_shown(owner):
@@ -234,6 +237,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         key: tuple[Any, ...] | None,
     ) -> Any:
         """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
+        if is_question(func):
+            return func(*args, **kwargs)
         is_cold = trace.budget.cold
         if not (is_cold or kwargs or trace.tape) and admit.is_tiny(trace, args):
             return func._op(*args)

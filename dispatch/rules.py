@@ -114,6 +114,13 @@ def rule_from_schema(facts: OpFacts) -> Rule:
 
 
 @cache
+def is_question(op: OpOverload) -> bool:
+    """Whether the op only asks a tensor for its size, layout or device: classes that answer
+    themselves (nested, fake and functional tensors) get such calls, which no dispatcher knows."""
+    return not torch_private.is_in_dispatcher(op)
+
+
+@cache
 def rule_of(op: OpOverload) -> Rule:
     """The rule for `op`: the table's, else what its schema says."""
     found = RULES.get(op)

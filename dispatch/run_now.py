@@ -6,6 +6,7 @@ first if the call could see, or change, anything that is pending.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -62,7 +63,7 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         result = _run(trace, request, wraps=True)
     else:
         result = _careful(request, request.args, request.kwargs)
-        if reason not in PLAIN_RESULT:
+        if reason not in PLAIN_RESULT and not request.facts.is_view:
             result = _returned(result, {}, True)
     if reason not in EXPECTED:
         call, times_s = f"{request.op} at {user_line()} ({reason})", STATS.ran_at_once_s
@@ -106,6 +107,18 @@ def run_cold(trace: Trace, request: Request) -> Any:
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     trace.ran = request.op, trace.state
+    if trace.budget.is_paused:
+        # tensors and modes of torch's own are at work, and see the call on plain tensors
+        lazy_of: dict[int, torch.Tensor] = {}
+        args, kwargs = (
+            _real(request.args, lazy_of),
+            {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()},
+        )
+        return _returned(request.op(*args, **kwargs), lazy_of, False)
+    if isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.ALIAS:
+        tensor = request.tensors[0]
+        if type(tensor) is host.tensor_class:  # what is detached stays of its class
+            return host.local_like(tensor)
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
         if needs_care(request.op):
             return _careful(request, request.args, request.kwargs)
@@ -161,23 +174,26 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
         for tensor in request.written():
             _leave_aliases(tensor)
 
-    def real(argument: Any) -> Any:
-        if isinstance(argument, torch.Tensor):
-            data = _data(argument)
-            lazy_of[id(data)] = argument
-            return data
-        if isinstance(argument, (list, tuple)):
-            return [real(item) for item in argument]
-        return argument
-
-    args = [real(argument) for argument in request.args]
-    kwargs = {name: real(argument) for name, argument in request.kwargs.items()}
+    args = [_real(argument, lazy_of) for argument in request.args]
+    kwargs = {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()}
     result = _careful(request, args, kwargs)
-    if request.facts.changes_metadata and any(map(is_plain, request.tensors)):
-        memory.share(_data(request.tensors[0]))  # `set_` from a lazy tensor, or from a plain one
+    facts = request.facts
+    if (facts.changes_metadata or facts.is_view) and any(map(is_plain, request.tensors)):
+        memory.share(_data(request.tensors[0]))  # `set_`, or a view, of the other kind's memory
     for tensor in request.written():
         _follow_data(tensor)
     return _returned(result, lazy_of, wraps)
+
+
+def _real(argument: Any, lazy_of: dict[int, torch.Tensor]) -> Any:
+    """`argument` with computed tensors for lazy ones; `lazy_of` gets which stands for which."""
+    if isinstance(argument, torch.Tensor):
+        data = _data(argument)
+        lazy_of[id(data)] = argument
+        return data
+    if isinstance(argument, (list, tuple)):
+        return [_real(item, lazy_of) for item in argument]
+    return argument
 
 
 def _leave_aliases(tensor: torch.Tensor) -> None:
@@ -186,6 +202,14 @@ def _leave_aliases(tensor: torch.Tensor) -> None:
         value = Value()
         value.data = _data(tensor).detach()
         tensor._value = value
+
+
+def _share_with_parts(tensors: Iterable[torch.Tensor]) -> None:
+    """Note that a sparse, or nested, tensor may have these as its parts: plain ops reach them."""
+    for tensor in tensors:
+        if type(tensor) is host.tensor_class:
+            memory.share(_data(tensor))
+            _leave_aliases(tensor)  # a part may be the very tensor that was given
 
 
 def _follow_data(tensor: torch.Tensor) -> None:
@@ -203,11 +227,10 @@ def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any
     if isinstance(result, torch.Tensor):
         if id(result) in lazy_of:
             return lazy_of[id(result)]
-        return (
-            host.concrete(result)
-            if wraps and is_recordable(result) and is_plain(result)
-            else result
-        )
+        if not is_recordable(result):
+            _share_with_parts(lazy_of.values())
+            return result
+        return host.concrete(result) if wraps and is_plain(result) else result
     if isinstance(result, (list, tuple)):
         items = [_returned(item, lazy_of, wraps) for item in result]
         return items if isinstance(result, list) else tuple(items)

@@ -23,8 +23,9 @@ class OpFacts:
     back. `is_view`: the results share memory with an argument that is not written.
     `number_args` are the positions and names of arguments that may be a Python number in
     arithmetic; `writes_list`: a foreach op in place, whose writes autograd counts tensor by tensor;
-    `checks_numbers`: some of their values are refused; `communicates`: other ranks wait for the
-    call, so that it is made whoever uses its result, and in the program's order.
+    `checks_numbers`: some of their values are refused; `numbers_decide`: they decide the result's
+    size; `communicates`: other ranks wait for the call, so that it is made whoever uses its result,
+    and in the program's order.
     """
 
     op: OpOverload
@@ -39,6 +40,7 @@ class OpFacts:
     changes_metadata: bool
     writes_list: bool
     checks_numbers: bool
+    numbers_decide: bool
     communicates: bool
     number_args: frozenset[int | str]
     argument_names: tuple[str, ...]
@@ -112,6 +114,7 @@ def facts_of(op: OpOverload) -> OpFacts:
         writes_list=op._schema.name.startswith("aten::_foreach") and op._schema.name.endswith("_"),
         communicates=op.namespace == "_c10d_functional",
         checks_numbers=op._schema.name in CHECK_NUMBERS,
+        numbers_decide=op._schema.name in NUMBERS_DECIDE,
         number_args=frozenset(
             _label(i, a)
             for i, a in enumerate(arguments)

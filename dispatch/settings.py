@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from lazy_tensor.kernels.backend import backend_of
 _CHOICES = {
     "compile": ("background", "blocking", "off"),
     "flush_policy": ("auto", "at_once", "at_materialization"),
+    "record": ("auto", "always"),
 }
 _FORBIDDABLE = ("flush", "compile", "fallback", "redistribute")
 
@@ -45,6 +47,7 @@ class Settings:
     max_pending_bytes: int = 1 << 36
     remat_interval: int = 0
     flush_policy: str = "auto"
+    record: Literal["auto", "always"] = "auto"
     compile_threshold: int = 2
     verify_every: int = 0
     forbid: frozenset[str] = frozenset()
@@ -175,19 +178,51 @@ _current = from_environment()
 _listeners: list[Callable[[Settings], None]] = []
 
 
+class _Here(threading.local):
+    block: Settings | None = None
+
+
+_here = _Here()
+
+
 def current() -> Settings:
-    """The settings in force."""
-    return _current
+    """The settings in force in this thread: those of its innermost block that has options of its
+    own, else the process's."""
+    return _here.block or _current
 
 
 def put(settings: Settings) -> Settings:
-    """Make `settings` the ones in force, tell the listeners, return the previous ones."""
+    """Make `settings` the process's, tell the listeners, return the previous ones."""
     global _current
     previous, _current = _current, settings
+    _tell(previous, settings)
+    return previous
+
+
+def put_here(settings: Settings | None) -> Settings | None:
+    """Make `settings` those of a block of this thread, None those of the process; return what the
+    block around had."""
+    previous, before = _here.block, current()
+    _here.block = settings
+    _tell(before, current())
+    return previous
+
+
+def change(options: dict[str, Any], caller: str) -> None:
+    """Put `options` over the process's settings, and over those of a block that this thread is in.
+
+    Raises as `updated` does, nothing changed then.
+    """
+    new = updated(_current, options, caller)
+    if _here.block is not None:
+        put_here(updated(_here.block, options, caller))
+    put(new)
+
+
+def _tell(previous: Settings, settings: Settings) -> None:
     if settings is not previous and settings != previous:
         for listener in _listeners:
             listener(settings)
-    return previous
 
 
 def on_change(listener: Callable[[Settings], None]) -> None:

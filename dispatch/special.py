@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, rule_from_schema
 from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
+from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
 
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
@@ -42,7 +43,10 @@ def _decompose(trace: Trace, request: Request) -> Handled:
         return _now(trace, request)
     trace.busy = False
     with request.owner if request.in_mode else nullcontext():
-        result = torch_private.decompose(request.op, request.args, request.kwargs)
+        if request.op in WITHOUT_VECTORS:
+            result = WITHOUT_VECTORS[request.op](*request.args, **request.kwargs)
+        else:
+            result = torch_private.decompose(request.op, request.args, request.kwargs)
     if result is NotImplemented:
         return _now(trace, request)
     return True, result

@@ -6,6 +6,7 @@ the first thing that keeps the call from being one trace. `lazy_tensor.replay` p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -100,9 +101,11 @@ class _Watched:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
+        self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state"):
+        is_own = threading.get_ident() == self._thread
+        if is_own and name in ("manual_seed", "seed", "set_state"):
             self._tape.stop(f"the state of a random generator is set at {user_line()}")
         return getattr(torch.default_generator, name)
 

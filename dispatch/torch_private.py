@@ -16,7 +16,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch._dynamo.eval_frame
 import torch._dynamo.trace_rules
+import torch.export
+import torch.nn.parallel
 from torch._C import DispatchKey
 from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import (
@@ -24,8 +27,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.utils import parametrize
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
@@ -61,6 +66,10 @@ make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 """A tensor without storage: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
 
 
+no_memory: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+"""Have whoever writes, or might write, a wrapper's memory in C++ get an error: there is none."""
+
+
 def in_backward() -> bool:
     """Whether autograd's engine is at work in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
@@ -87,9 +96,12 @@ def new_wrapper(tensor_class: type[Any], meta: tuple[Any, ...]) -> Any:
     There a view of an ordinary tensor must be one, and autograd refuses one that isn't.
     """
     if not torch.is_inference_mode_enabled():
-        return make_wrapper(tensor_class, *meta)
-    with no_inference():
-        return make_wrapper(tensor_class, *meta)
+        made = make_wrapper(tensor_class, *meta)
+    else:
+        with no_inference():
+            made = make_wrapper(tensor_class, *meta)
+    no_memory(made)
+    return made
 
 
 def _key_sets() -> tuple[Any, ...]:
@@ -185,15 +197,50 @@ def n_users(tensor: torch.Tensor) -> int:
     return counted - 1  # one is the storage's Python object
 
 
+def is_storage_held(tensor: torch.Tensor) -> bool:
+    """Whether somebody has the Python object of the tensor's storage."""
+    return sys.getrefcount(storage_of(tensor)) > _UNHELD
+
+
+def _references_to_an_unheld_storage() -> int:
+    tensor = torch.empty(1)
+    return sys.getrefcount(storage_of(tensor))
+
+
+_UNHELD = _references_to_an_unheld_storage()
+
+
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as it is now: copy-on-write, or a copy if an array or a file shares its memory."""
+    """`tensor` as it is now: copy-on-write, or a copy if an array, a file or another process
+    shares its memory."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
-        return lazy_clone(tensor) if is_resizable(tensor) else tensor.clone()
+        if is_resizable(tensor) and not is_shared_by_processes(tensor):
+            return lazy_clone(tensor)
+        return tensor.clone()
+
+
+def fix_memory(tensor: torch.Tensor) -> None:
+    """Mark the tensor's memory as one that others have too, as `Tensor.numpy` does for good."""
+    if tensor.is_cpu and is_resizable(tensor):
+        torch.empty(0, dtype=torch.uint8).set_(storage_of(tensor)).numpy()
+
+
+def is_shared_by_processes(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory is one that other processes may have; torch says so of all CUDA
+    memory, which is then opened when it is sent."""
+    return tensor.is_cpu and storage_of(tensor).is_shared()
 
 
 def is_resizable(tensor: torch.Tensor) -> bool:
     """Whether torch alone owns the tensor's memory: not an array, a file or another process."""
     return storage_of(tensor).resizable()
+
+
+def is_in_dispatcher(op: Any) -> bool:
+    """Whether C++ knows the op; higher-order ops, and those that ask for metadata, are Python's."""
+    if not isinstance(op, OpOverload):
+        return True
+    return bool(torch._C._dispatch_has_kernel(op.name()))
 
 
 def is_composite(op: OpOverload) -> bool:
@@ -219,6 +266,37 @@ def decompose(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
             return op._op_dk(key, *args, **kwargs)
         return op.decompose(*args, **kwargs)
+
+
+_ABOVE_AUTOGRAD = DispatchKey.PythonTLSSnapshot
+"""A key that modes and tensor subclasses have, and that comes before all that takes ops apart."""
+_above_autograd = torch.library.Library("aten", "IMPL")
+
+
+def put_above_autograd(
+    op: OpOverload, takes: Callable[[torch.Tensor], bool], kernel: Callable[..., Any]
+) -> None:
+    """Have `kernel` called for `op`, under modes and of tensor subclasses, where it `takes`
+    the first argument. Calls of plain tensors outside modes are as ever."""
+    after = torch._C._dispatch_keyset_full_after(_ABOVE_AUTOGRAD)
+
+    def choose(keys: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if takes(tensor):
+            return kernel(tensor, *args, **kwargs)
+        return op.redispatch(keys & after, tensor, *args, **kwargs)
+
+    name = op._schema.name.removeprefix("aten::")
+    _above_autograd.impl(name, choose, _ABOVE_AUTOGRAD.name, with_keyset=True)
+
+
+def is_seen_by_none_but(own: type[Any]) -> bool:
+    """Whether no mode but of class `own` is active, and no transform of ops."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    return (
+        all(type(torch._C._get_dispatch_stack_at(i)) is own for i in range(n_modes))
+        and torch._C._functorch.maybe_current_level() is None
+        and forward_ad._current_level < 0
+    )
 
 
 def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
@@ -426,18 +504,95 @@ tensor_data: Any = torch._C.TensorBase.data
 """The descriptor behind `Tensor.data`."""
 
 
-MAKE_FX: tuple[Any, str] = (proxy_tensor._MakefxTracer, "trace")
-"""The method by which `make_fx` runs a function, below whatever mode is active."""
+_scripted: list[Any] = []
+
+
+def script_as(made: Any, own: Any) -> None:
+    """Let TorchScript take `made` for `own`, if that is one of the builtins, which it knows by
+    their ids and can't read otherwise."""
+    name = torch.jit._builtins._find_builtin(own)
+    if name is not None:
+        torch.jit._builtins._register_builtin(made, name)
+        _scripted.append(made)  # another object would get its id
 
 
 Function = tuple[Any, str]
-SECOND_IS_READ: tuple[Function, ...] = (
+
+
+def _existing(*functions: Function) -> tuple[Function, ...]:
+    return tuple((owner, name) for owner, name in functions if hasattr(owner, name))
+
+
+READS_INTEGERS = _existing(
     (torch.Tensor, "tensor_split"), (torch, "tensor_split"), (torch._VF, "lstm"),
     (torch._VF, "gru"), (torch._VF, "rnn_tanh"), (torch._VF, "rnn_relu"),
 )  # fmt: skip
-"""Composite ops whose C++ reads the memory of their second argument before any mode is asked."""
+"""Composite ops whose C++ reads the memory of integers in the second place before any mode is
+asked."""
 PAD_PACKED: Function = (torch._VF, "_pad_packed_sequence")
 """The same, and it writes the memory of what it makes."""
+READS_ARGUMENTS = _existing(
+    *((torch, name) for name in (
+        "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
+        "_sobol_engine_scramble_", "choose_qparams_optimized", "fbgemm_linear_fp16_weight",
+        "fbgemm_linear_fp16_weight_fp32_activation", "fbgemm_linear_int8_weight",
+        "fbgemm_linear_int8_weight_fp32_activation", "fbgemm_linear_quantize_weight",
+        "fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix", "sparse_coo_tensor",
+        "sparse_compressed_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor",
+        "sparse_bsc_tensor",
+    )),
+    (torch._C, "_cuda_jiterator_compile_and_launch_kernel"),
+)  # fmt: skip
+"""Composite ops, and kernels of `torch.cuda.jiterator`, whose C++ reads the memory of their
+arguments before any mode is asked."""
+MAKES_MEMORY = _existing(
+    (torch, "load"), (torch.serialization, "load"), (torch.jit, "load"), (torch.jit, "save"),
+    (torch.jit._script.RecursiveScriptModule, "save"),
+    (torch.jit._script.RecursiveScriptModule, "save_to_buffer"), (torch, "from_file"),
+)  # fmt: skip
+"""What reads tensors from files, or writes them, in C++."""
+TAKES_PROGRAMS = _existing(
+    (proxy_tensor._MakefxTracer, "trace"), (torch.jit, "trace"), (torch.jit, "trace_module"),
+    (torch.jit, "script"), (torch.export, "export"), (torch.export, "export_for_training"),
+    (torch.export.ExportedProgram, "run_decompositions"), (torch.library, "opcheck"),
+    (torch._dynamo.eval_frame.OptimizedModule, "__call__"),
+    (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
+)  # fmt: skip
+"""What runs a program, and its tensors, through tracers of torch's own."""
+COMPILES: Function = (torch._dynamo.eval_frame._TorchDynamoContext, "__call__")
+"""What makes a function that is traced and compiled when it is called."""
+
+
+def compiled_from(function: Any) -> Any:
+    """The user's function that a compiled one is made from."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
+OWN_MODES: tuple[Any, ...] = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+TORCH_DDP: Any = torch.nn.parallel.DistributedDataParallel
+if torch.distributed.is_available():
+    MAKES_MEMORY += _existing(
+        (torch.distributed, "_broadcast_coalesced"),
+        (torch.distributed, "_verify_params_across_processes"),
+        (torch._C._distributed_c10d.Reducer, "_rebuild_buckets"),
+    )
+
+
+def are_modes_put_aside() -> bool:
+    """Whether no mode would see the next op of this thread, ours included."""
+    return not is_mode_entered() or bool(
+        torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python)
+    )
+
+
+def is_own_mode_entered() -> bool:
+    """Whether one of torch's own modes is active in this thread: fake tensors, functionalization,
+    proxies."""
+    keys = torch._C._TorchDispatchModeKey
+    return any(
+        torch._C._get_dispatch_mode(key) is not None
+        for key in (keys.FAKE, keys.FUNCTIONAL, keys.PROXY)
+    )
 
 
 def print_width() -> int:
@@ -506,17 +661,29 @@ def around_environment_changes(before: Callable[[], None], after: Callable[[], N
     """
     for name in ENVIRONMENT_SETTERS:
         setattr(torch._C, name, _surrounded(getattr(torch._C, name), before, after))
-    for name in ("__enter__", "__exit__"):
-        method = getattr(torch.inference_mode, name)
-        setattr(torch.inference_mode, name, _surrounded(method, before, after))
+    block: Any = torch.inference_mode
+    block.__enter__ = _surrounded(block.__enter__, before, after)
+    block.__exit__ = _surrounded(block.__exit__, before, after, always=True)
 
 
 def _surrounded(
-    setter: Callable[..., Any], before: Callable[[], None], after: Callable[[], None]
+    setter: Callable[..., Any],
+    before: Callable[[], None],
+    after: Callable[[], None],
+    *,
+    always: bool = False,
 ) -> Callable[..., Any]:
+    """`setter` with these calls around it; made `always`, or only if `before` doesn't raise."""
+
     @functools.wraps(setter)
     def surrounded(*args: Any, **kwargs: Any) -> Any:
-        before()
+        try:
+            before()
+        except BaseException:
+            if always:
+                setter(*args, **kwargs)
+                after()
+            raise
         try:
             return setter(*args, **kwargs)
         finally:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,7 +210,7 @@ class Trace:
             now.backend,  # which calls close a segment
             now.flush_policy,
             self.tape is not None,
-            frozenset(+_apart),
+            _in_force(),
         )
         root = self.roots.get(environment)
         if root is None:
@@ -351,20 +351,34 @@ _apart: Counter[str] = Counter()
 """Names of what changes the meaning of some ops at present, for all threads, and how often."""
 
 
+class _ApartHere(threading.local):
+    def __init__(self) -> None:
+        self.names: Counter[str] = Counter()
+
+
+_apart_here = _ApartHere()
+"""The same for this thread alone."""
+
+
+def _in_force() -> frozenset[str]:
+    return frozenset(+_apart) | frozenset(+_apart_here.names)
+
+
 @contextmanager
-def setting_apart(name: str) -> Iterator[None]:
+def setting_apart(name: str, *, here_only: bool = False) -> Iterator[None]:
     """Keep what is recorded inside apart from what is recorded outside, though the calls be the
-    same."""
-    _count(name, 1)
+    same; by all threads, or `here_only`."""
+    names = _apart_here.names if here_only else _apart
+    _count(names, name, 1)
     try:
         yield
     finally:
-        _count(name, -1)
+        _count(names, name, -1)
 
 
 def set_apart(name: str, user: object) -> None:
     """The same from now on, as long as `user` lives."""
-    _count(name, 1)
+    _count(_apart, name, 1)
     restart_empty_traces()
     weakref.finalize(user, _apart.subtract, [name])  # traces that start later are told
 
@@ -374,36 +388,45 @@ def is_apart(name: str) -> bool:
     return bool(_apart[name])
 
 
-def _count(name: str, change: int) -> None:
+def _count(names: Counter[str], name: str, change: int) -> None:
     with _lock:
-        _apart[name] += change
+        names[name] += change
     trace = local.trace
     if trace.state is trace.root:
         trace.reset()
     else:
-        trace.mark(("apart", frozenset(+_apart)))
+        trace.mark(("apart", _in_force()))
 
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.trace = _adopt()
+        self.trace, orphans = _adopt()
+        for trace in orphans:
+            for run in run_orphan:
+                run(trace)
 
 
+run_orphan: list[Callable[[Trace], None]] = []
+"""What runs a trace that a thread has left pending at its end: `flush`."""
 _idle: list[Trace] = []
 _all: list[tuple[threading.Thread, Trace]] = []
 _lock = threading.Lock()
 
 
-def _adopt() -> Trace:
-    """A trace for this thread: one that a finished thread left, trie and all, or a new one."""
+def _adopt() -> tuple[Trace, list[Trace]]:
+    """A trace for this thread: one that a finished thread left, trie and all, or a new one; and
+    those that finished threads left with something pending."""
     with _lock:
-        for i, (thread, trace) in enumerate(_all):
-            if not thread.is_alive() and trace.state is trace.root:
+        idle = [i for i, (thread, _) in enumerate(_all) if not thread.is_alive()]
+        orphans = [_all[i][1] for i in idle if _all[i][1].state is not _all[i][1].root]
+        for i in idle:
+            trace = _all[i][1]
+            if trace.state is trace.root:
                 _all[i] = (threading.current_thread(), trace)
-                return trace
+                return trace, orphans
         trace = Trace()
         _all.append((threading.current_thread(), trace))
-        return trace
+        return trace, orphans
 
 
 local = _Local()
@@ -416,36 +439,77 @@ def all_traces() -> list[Trace]:
 
 def restart_empty_traces() -> None:
     """Let traces that hold nothing start from the root for the environment now in force."""
+    restart_own_trace()
     for trace in all_traces():
         if trace is not local.trace:
             trace.is_outdated = True  # its own thread resets it, between two ops
-        elif trace.state is trace.root:
-            trace.reset()
 
 
-def claim(trace: Trace, own: Trace, patience_s: float = 10.0) -> None:
+def restart_own_trace() -> None:
+    """The same for this thread's alone, where what changed is this thread's."""
+    trace = local.trace
+    if trace.state is trace.root:
+        trace.reset()
+
+
+@contextmanager
+def claimed(trace: Trace, own: Trace) -> Iterator[None]:
     """Keep the thread that owns `trace` out of it, once it is between two ops.
 
-    `own` is the caller's trace, released meanwhile so that two threads can't wait for each other.
-    Release with `trace.claimed = False`.
+    `own` is the caller's trace, released meanwhile so that two threads can't wait for each other:
+    it may be flushed then, so that what the caller knows of it must be looked up again.
     """
-    own_busy, own.busy = own.busy, False
-    deadline = time.monotonic() + patience_s
+    if trace is own:
+        yield
+        return
+    was_busy, own.busy = own.busy, False
+    while not _claim(trace):
+        time.sleep(1e-5)
+    while trace.busy and _is_owned(trace):
+        time.sleep(1e-5)
+    try:
+        yield
+    finally:
+        trace.claimed = False
+        if was_busy:
+            begin(own)
+
+
+def _claim(trace: Trace) -> bool:
     with _lock:
-        while trace.claimed and time.monotonic() < deadline:
-            time.sleep(0)
+        if trace.claimed:
+            return False
         trace.claimed = True
-    while trace.busy and time.monotonic() < deadline:
-        time.sleep(0)
-    own.busy = own_busy
+        return True
 
 
-def wait_until_released(trace: Trace) -> None:
-    """Stand aside while another thread flushes this thread's trace."""
-    trace.busy = False
-    while trace.claimed:
-        time.sleep(0)
+def _is_owned(trace: Trace) -> bool:
+    """Whether the trace's thread lives: one that isn't in a forked process is never done."""
+    with _lock:
+        return any(thread.is_alive() for thread, one in _all if one is trace)
+
+
+def enter(value: Value, slot: Slot) -> bool:
+    """Make a computed value a leaf of the trace of `slot`; not if another thread has it by now."""
+    with _lock:
+        if value.slot is not None:
+            return False
+        value.slot = slot
+        slot.trace.leaf_values.append(value)
+        return True
+
+
+def begin(trace: Trace) -> None:
+    """Enter this thread's trace for an op, once no other thread is flushing it.
+
+    Who claims a trace looks at `busy` afterwards, as who enters looks at `claimed`: one of two that
+    do so at once sees the other.
+    """
     trace.busy = True
+    while trace.claimed:
+        trace.busy = False
+        time.sleep(0)
+        trace.busy = True
 
 
 def _calibrate() -> int:

@@ -61,6 +61,7 @@ class Build(NamedTuple):
     what: str
 
 
+MAX_WAIT_AT_THE_END_S = 10.0
 MOST_BUILDS = 256
 
 
@@ -171,6 +172,12 @@ class Compiler:
         self._to_build.close()
         self._workers.close()
         self._device_workers.close()
+
+    def end(self) -> None:
+        """The same at the end of the process; what is being loaded or tried is waited for."""
+        self.close()
+        for jobs in (self._to_load, self._to_build):
+            jobs.join(MAX_WAIT_AT_THE_END_S)
 
     def after_fork_in_child(self) -> None:
         """Run op by op in the child: OpenMP's threads and the workers are its parent's."""

@@ -148,15 +148,23 @@ class Entry(NamedTuple):
 
 def entries(directory: Path) -> Iterator[Entry]:
     """The artifacts in a directory, those that other processes drop meanwhile left out."""
-    for path in directory.glob(f"*/*{_SUFFIX}"):
+    return (entry for entry in _files(directory) if entry.path.suffix == _SUFFIX)
+
+
+def _files(directory: Path) -> Iterator[Entry]:
+    for path in directory.glob("*/*"):
         with suppress(FileNotFoundError):
             status = path.stat()
-            yield Entry(status.st_mtime, status.st_size, path)
+            if stat.S_ISREG(status.st_mode):
+                yield Entry(status.st_mtime, status.st_size, path)
 
 
 def _drop_oldest(directory: Path, max_bytes: int) -> int:
-    """Delete artifacts, oldest use first, down to 9/10 of `max_bytes`; the bytes that remain."""
-    found = sorted(entries(directory))
+    """Delete files, oldest use first, down to 9/10 of `max_bytes`; the bytes that remain.
+
+    Scripts that show a disagreement count, and what a writer left that was killed.
+    """
+    found = sorted(_files(directory))
     size_bytes = sum(entry.n_bytes for entry in found)
     if size_bytes <= max_bytes:
         return size_bytes

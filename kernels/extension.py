@@ -106,6 +106,7 @@ class Extension:
     def _key(self) -> str:
         return key_of(
             *(path.read_text() for path in (self._source, *self._headers())),
+            *FLAGS,
             torch.__version__,
             sys.version,
             platform.machine(),
@@ -133,10 +134,13 @@ class Extension:
         includes = (include, include / "torch" / "csrc" / "api" / "include",
                     sysconfig.get_paths()["include"])  # fmt: skip
         return [
-            *_gently(), _compiler(), "-std=c++20", "-O2", "-shared", "-fPIC",
+            *_gently(), _compiler(), *FLAGS,
             *(f"-I{path}" for path in includes), str(self._source),
             f"-L{root / 'lib'}", *(f"-l{library}" for library in self._libraries),
         ]  # fmt: skip
+
+
+FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-shared", "-fPIC")
 
 
 def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:

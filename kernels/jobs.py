@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from lazy_tensor.kernels.fusion import Fusion
@@ -24,7 +25,7 @@ class Jobs:
         self._changed = threading.Condition()
         self._waiting: list[Fusion] = []
         self._active: list[Fusion] = []
-        self._n_started = 0
+        self._threads: list[threading.Thread] = []
         self._n_idle = 0
         self._is_closed = False
 
@@ -34,9 +35,10 @@ class Jobs:
             if self._is_closed or fusion in self._waiting or fusion in self._active:
                 return False
             self._waiting.append(fusion)
-            if self._n_idle < len(self._waiting) and self._n_started < self._n_threads:
-                self._n_started += 1
-                threading.Thread(target=self._serve, daemon=True, name="lazy_tensor-jobs").start()
+            if self._n_idle < len(self._waiting) and len(self._threads) < self._n_threads:
+                thread = threading.Thread(target=self._serve, daemon=True, name="lazy_tensor-jobs")
+                self._threads.append(thread)
+                thread.start()
             self._changed.notify_all()
             return True
 
@@ -80,6 +82,14 @@ class Jobs:
             self._is_closed = True
             self._waiting.clear()
             self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """After `close`, wait for what is being worked on, so long at most: a thread in C++ that
+        wants the interpreter back when it has gone ends the process with an abort."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _serve(self) -> None:
         while True:

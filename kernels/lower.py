@@ -6,6 +6,7 @@ segment's outputs. Runs where `build` runs; nothing here touches real memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazy_tensor.kernels import index_checks, scalar_rules
 from lazy_tensor.kernels.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.fusible import NORMS, base_name
 from lazy_tensor.kernels.generic import Generic, strides_like
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
 from lazy_tensor.kernels.torch_inductor import SymbolicSizes
@@ -147,7 +149,7 @@ def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
     for call in segment.calls:
         args = [_resolved(arg, values, samples) for arg in call.args]
         kwargs = {name: _resolved(value, values, samples) for name, value in call.kwargs}
-        values += _created(call, call.op(*args, **kwargs))
+        values += _in_promised_dtypes(call, _created(call, call.op(*args, **kwargs)))
     first: dict[int, int] = {}
     for number, value in enumerate(values):
         if value is not None:
@@ -215,7 +217,7 @@ def _program(
                 returned = _with_scalars(call, values, scalars, scalar_kinds)
             else:
                 returned = _called(call, values, bad if checks_index else None)
-            values += _created(call, returned)
+            values += _in_promised_dtypes(call, _created(call, returned))
         results = [_laid_out(values[n], layout(values[n])) for n, layout in kept.items()]
         if checks_index:
             results.append(torch.stack(bad).any())
@@ -234,11 +236,39 @@ def _with_scalars(
 
 def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
     op, args = call.op, [_resolved(arg, values, ()) for arg in call.args]
+    if base_name(op) in NORMS:
+        args = _in_one_dtype(args)
     if op is aten.native_batch_norm.default:
         op, args = _declared_batch_norm(args)
     if bad_indices is not None:
         args = index_checks.clamped(op, args, bad_indices)
     return op(*args, **{name: _resolved(value, values, ()) for name, value in call.kwargs})
+
+
+def _in_one_dtype(args: list[Any]) -> list[Any]:
+    """A norm's arguments, mixed floating tensors all in the dtype of most bits.
+
+    So its kernels compute with them: decompositions would round the statistics as the input is.
+    """
+    dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+    if len(dtypes) < 2:
+        return args
+    widest = functools.reduce(torch.promote_types, dtypes)
+    return [
+        a.to(widest) if isinstance(a, torch.Tensor) and a.dtype is not widest else a for a in args
+    ]
+
+
+def _in_promised_dtypes(
+    call: Call, created: list[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """What a norm gives, in the dtypes that its kernels give for inputs of mixed dtypes."""
+    if base_name(call.op) not in NORMS:
+        return created
+    return [
+        value if value is None or spec is None else value.to(spec.dtype)
+        for value, spec in zip(created, call.outputs, strict=True)
+    ]
 
 
 def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:

@@ -66,7 +66,9 @@ def send(pipe: IO[bytes], message: Any) -> None:
     buffer = io.BytesIO()
     _Pickler(buffer).dump(message)
     content = buffer.getvalue()
-    pipe.write(len(content).to_bytes(8, "little") + content)
+    left = memoryview(len(content).to_bytes(8, "little") + content)
+    while left:
+        left = left[pipe.write(left) :]
     pipe.flush()
 
 
@@ -77,10 +79,13 @@ def receive(pipe: IO[bytes]) -> Any:
 
 
 def _read(pipe: IO[bytes], n_bytes: int) -> bytes:
-    content = pipe.read(n_bytes)
-    if len(content) < n_bytes:
-        raise EOFError
-    return content
+    content = bytearray()
+    while len(content) < n_bytes:
+        part = pipe.read(n_bytes - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return bytes(content)
 
 
 class _Worker:
@@ -92,6 +97,7 @@ class _Worker:
         arguments = [] if build_dir is None else [build_dir]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"{_PACKAGE}.worker", *arguments],
+            bufsize=0,  # a buffer's lock would stay locked in a child that is forked during a read
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -18,6 +18,9 @@ from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_copy
 
 M = TypeVar("M", bound=torch.nn.Module)
 
+before_wrapping: list[Callable[[], None]] = []
+"""Called before tensors become lazy in no mode; `lazy_tensor.ways` puts its patches in place."""
+
 
 def is_lazy(t: Any) -> bool:
     """Whether `t` is a `LazyTensor`."""
@@ -74,12 +77,14 @@ def wrap(x: Any) -> Any:
     DTensors become `lazy_tensor.sharding`'s.
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
+    for prepare in before_wrapping:
+        prepare()
     if isinstance(x, torch.nn.Module):
         flush_here("wrap()", quiet=True)  # what is pending holds the tensors that change now
         with without_weak_references(x):
             for tensor in _tensors_of(x):
                 if not isinstance(tensor, LazyTensor) and _can_be_lazy(tensor):
-                    _swap_in_place(tensor, _lazy_twin)
+                    _swap_in_place(tensor, _lazy_twin, "wrap")
         return x
     if isinstance(x, LazyTensor):
         return x
@@ -103,7 +108,7 @@ def unwrap(x: Any) -> Any:
         with without_weak_references(x):
             for tensor in _tensors_of(x):
                 if isinstance(tensor, LazyTensor):
-                    _swap_in_place(tensor, _plain_twin)
+                    _swap_in_place(tensor, _plain_twin, "unwrap")
         return x
     if isinstance(x, LazyTensor):
         return _plain_twin(x)
@@ -156,7 +161,9 @@ def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     return twin.requires_grad_(original.requires_grad) if original.is_leaf else twin
 
 
-def _swap_in_place(tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor]) -> None:
+def _swap_in_place(
+    tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor], caller: str
+) -> None:
     """Let the object `tensor` become its twin, and its gradient too; attributes stay."""
     grad, tensor.grad = tensor.grad, None
     twin = make_twin(tensor)
@@ -166,9 +173,9 @@ def _swap_in_place(tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor
     except RuntimeError as error:
         tensor.grad = grad
         raise RuntimeError(
-            f"wrap(): a tensor of shape {tuple(tensor.shape)} is held by an autograd graph or a "
-            "weak reference, so it can't change in place; wrap before the forward pass, or delete "
-            f"the loss first ({error})"
+            f"{caller}(): a tensor of shape {tuple(tensor.shape)} is held by an autograd graph or "
+            f"a weak reference, so it can't change in place; {caller} before the forward pass, or "
+            f"delete the loss first ({error})"
         ) from None
     tensor.__dict__.update(kept)
     if grad is not None:

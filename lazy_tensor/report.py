@@ -12,7 +12,7 @@ from typing import Any
 
 from lazy_tensor.dispatch import flush, observe, settings
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trace import all_traces, local, restart_empty_traces
+from lazy_tensor.dispatch.trace import all_traces, claimed, local, restart_empty_traces
 from lazy_tensor.kernels import cache
 from lazy_tensor.kernels.compile import Build
 from lazy_tensor.kernels.pool import POOL
@@ -30,9 +30,11 @@ def configure(**options: Any) -> None:
 
     TypeError for an unknown name, naming the nearest; ValueError for a value out of its range.
     """
-    new = settings.updated(settings.current(), options, "configure()")
+    settings.updated(settings.current(), options, "configure()")  # before anything runs
     flush.flush(local.trace, "configure()", quiet=True)
-    settings.put(new)
+    settings.change(options, "configure()")
+    if settings.current().record == "always":
+        local.trace.budget.try_again_at_once()
     restart_empty_traces()
 
 
@@ -52,8 +54,9 @@ def cache_clear() -> None:
     """
     flush.flush(local.trace, "cache_clear()", quiet=True)
     for trace in all_traces():
-        if trace.state is trace.root:
-            trace.forget()
+        with claimed(trace, local.trace):
+            if trace.state is trace.root:
+                trace.forget()
     cache.clear_all()
     POOL.clear()
 

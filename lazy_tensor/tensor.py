@@ -35,11 +35,18 @@ class LazyTensor(host.ValueTensor):
     # No __slots__, and nobody may hold a weak reference: torch.utils.swap_tensors refuses both.
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> LazyTensor:
-        raise TypeError(
-            "LazyTensor(): a lazy tensor isn't made by calling its class; "
-            "use lazy_tensor.wrap(tensor)"
-        )
+    def __new__(cls, data: Any = None, requires_grad: bool = True, **attributes: Any) -> Any:
+        """A parameter of this data: libraries copy one by `type(p)(data, requires_grad=...)`, and
+        pass on its attributes."""
+        if not isinstance(data, torch.Tensor):
+            raise TypeError(
+                "LazyTensor(): a lazy tensor isn't made by calling its class; "
+                "use lazy_tensor.wrap(tensor)"
+            )
+        return torch.nn.Parameter(data, requires_grad)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Nothing is left to do; `object` would refuse the arguments."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return _text(self)
@@ -51,12 +58,12 @@ class LazyTensor(host.ValueTensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """The value as an array that shares its memory, as `Tensor.numpy` gives it."""
-        if self.requires_grad and not force:
+        if self.requires_grad and torch.is_grad_enabled() and not force:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
             )
-        return exposed(self).numpy(force=force)
+        return memory.lend(computed(self)).numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -90,6 +97,32 @@ class LazyTensor(host.ValueTensor):
     def data_ptr(self) -> int:
         return computed(self).data_ptr()
 
+    def const_data_ptr(self) -> Any:
+        return computed(self).const_data_ptr()  # type: ignore[attr-defined]
+
+    def apply_(self, function: Any) -> LazyTensor:
+        return self._in_memory("apply_", function)
+
+    def map_(self, other: torch.Tensor, function: Any) -> LazyTensor:
+        return self._in_memory("map_", other, function)
+
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, function: Any) -> LazyTensor:
+        return self._in_memory("map2_", x, y, function)
+
+    def _in_memory(self, method: str, *args: Any) -> LazyTensor:
+        """The result of a method that goes through memory element by element."""
+        if self.requires_grad:
+            raise RuntimeError(
+                f"Can't call {method}() on Variable that requires grad. Use "
+                f"var.detach().{method}() instead."
+            )
+        data = computed(self)
+        plain = [computed(a) if isinstance(a, LazyTensor) else a for a in args]
+        with torch_private.no_modes():
+            getattr(data, method)(*plain)
+        torch_private.count_writes([self])
+        return self
+
     def untyped_storage(self) -> torch.UntypedStorage:
         return exposed(self).untyped_storage()
 
@@ -100,7 +133,9 @@ class LazyTensor(host.ValueTensor):
         return exposed(self).storage()
 
     def __dlpack__(self, **options: Any) -> Any:
-        return exposed(self).__dlpack__(**options)
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return memory.lend(computed(self)).__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return computed(self).__dlpack_device__()
@@ -135,7 +170,7 @@ class LazyTensor(host.ValueTensor):
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """A tensor of another subclass on this one's memory, which autograd sees as its alias."""
-        return _ToPlain.apply(self).as_subclass(cls)  # type: ignore[no-untyped-call]
+        return plain_alias(self).as_subclass(cls)
 
     def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> Any:
         """What AOTAutograd takes as a gradient where it traced with a plain tensor."""
@@ -153,10 +188,7 @@ class LazyTensor(host.ValueTensor):
                 "https://github.com/pytorch/pytorch/pull/103001"
             )
         with torch.no_grad():
-            new = self.detach().clone(memory_format=torch.preserve_format)
-            if not isinstance(new, LazyTensor):  # in lazy_mode, where recording has stopped
-                new = host.concrete(new)
-        assert isinstance(new, LazyTensor)
+            new = self._copied(memo)
         new.requires_grad_(self.requires_grad)
         memo[id(self)] = new
         if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__: the value alone
@@ -168,6 +200,13 @@ class LazyTensor(host.ValueTensor):
             new.grad = copy.deepcopy(self.grad, memo)
         return new
 
+    def _copied(self, memo: dict[int, Any]) -> LazyTensor:
+        """A copy of the value; what shares memory in `self`'s tree shares it in the copy's."""
+        with torch_private.no_modes():
+            new = host.concrete(copy.deepcopy(computed(self).detach(), memo))
+        assert isinstance(new, LazyTensor)
+        return new
+
     def __copy__(self) -> torch.Tensor:
         new = self.detach().requires_grad_(self.requires_grad)
         new.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_value"})
@@ -176,7 +215,7 @@ class LazyTensor(host.ValueTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the plain tensor or parameter it stands for."""
         with torch_private.no_modes():
-            plain = computed(self).detach()  # tensors that share memory are saved as such
+            plain = exposed(self).detach()  # tensors that share memory are saved as such
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
@@ -194,12 +233,18 @@ LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
 class _ToPlain(torch.autograd.Function):
     """The plain tensor behind a lazy one, as an op that autograd knows."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, tensor: LazyTensor) -> torch.Tensor:
+    def forward(tensor: LazyTensor) -> torch.Tensor:
         data = computed(tensor)
         memory.share(data)
         with torch_private.no_modes():
             return data.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        """Apart from `forward`, as torch.func's transforms want it."""
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -217,6 +262,20 @@ def computed(tensor: LazyTensor) -> torch.Tensor:
         raise without_frames(value.failure)
     assert value.data is not None
     return value.data
+
+
+def plain_alias(tensor: LazyTensor) -> torch.Tensor:
+    """A plain tensor on `tensor`'s memory, which autograd knows as its alias.
+
+    A new one each time: by the tensors that have it one sees when the memory isn't shared any more.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        alias: torch.Tensor = _ToPlain.apply(tensor)  # type: ignore[no-untyped-call]
+        return alias
+    data = computed(tensor)
+    memory.share(data)
+    with torch_private.no_modes():
+        return data.detach()
 
 
 def exposed(tensor: LazyTensor) -> torch.Tensor:
@@ -267,9 +326,17 @@ def _with_suffix(text: str, suffix: str) -> str:
     return f"{text}{between}{suffix})"
 
 
-torch_private.around_environment_changes(
-    lambda: flush(local.trace, "a global setting changes", quiet=True), restart_empty_traces
-)
+def _before_environment_changes() -> None:
+    if not local.trace.busy:  # else a meta function sets it for itself
+        flush(local.trace, "a global setting changes", quiet=True)
+
+
+def _after_environment_changes() -> None:
+    if not local.trace.busy:
+        restart_empty_traces()
+
+
+torch_private.around_environment_changes(_before_environment_changes, _after_environment_changes)
 
 
 def flush_here(cause: str, *, quiet: bool = False) -> None:

@@ -128,6 +128,17 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
+// Whether this thread may ask for the GIL: once the interpreter ends, threads that do are ended, and
+// with C++ on their stacks the process.
+bool python_goes_on() {
+#if PY_VERSION_HEX >= 0x030D0000
+  const bool ends = Py_IsFinalizing();
+#else
+  const bool ends = _Py_IsFinalizing();
+#endif
+  return Py_IsInitialized() && (!ends || PyGILState_Check());
+}
+
 // Whether calls come to `record`; `in_mode` says by which way.
 bool is_ours(bool& in_mode) {
   const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();

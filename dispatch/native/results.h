@@ -11,6 +11,7 @@ at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), like.n_bytes, c10::DataPtr(nullptr, like.device),
       c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+  storage->set_throw_on_mutable_data_ptr();  // there is none; aliases are still compared by it
   auto impl =
       c10::make_intrusive<LazyImpl>(c10::Storage(std::move(storage)), like.keys, like.dtype);
   impl->set_sizes_and_strides(like.size, like.stride, offset);

@@ -108,7 +108,7 @@ class LazyImpl final : public c10::TensorImpl {
 
  private:
   void release_value() {
-    if (value != nullptr && Py_IsInitialized()) {
+    if (value != nullptr && python_goes_on()) {
       const WithGil gil;
       Py_CLEAR(value);
       Py_CLEAR(layout);

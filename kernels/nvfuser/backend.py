@@ -67,7 +67,7 @@ class NvfuserBackend:
                 return f"{call.op}: a tensor of more than {MAX_RANK} dimensions"
         if fusible.base_name(call.op) == "gather" and not _picks_one(call):
             return f"{call.op}: nvFuser leaves it to ATen"
-        if fusible.base_name(call.op) in SLICES and _step(call) != 1:
+        if fusible.base_name(call.op) in SLICES and _argument(call, "step", 1) != 1:
             return f"{call.op}: nvFuser has no slice with a step"
         return None
 
@@ -198,13 +198,12 @@ def _fused(segment: Segment, artifact: bytes) -> FusedKernel:
 
 def _picks_one(call: Call) -> bool:
     """Whether a `gather` takes one element of each row, which is a sum over the row."""
-    dim = next(value for name, value in call.arguments() if name == "dim")
     found = call.outputs[0]
-    return found is not None and (not found.size or found.size[dim] == 1)
+    return found is not None and (not found.size or found.size[_argument(call, "dim")] == 1)
 
 
-def _step(call: Call) -> Any:
-    return next((value for name, value in call.arguments() if name == "step"), 1)
+def _argument(call: Call, wanted: str, default: Any = None) -> Any:
+    return next((value for name, value in call.arguments() if name == wanted), default)
 
 
 def definition_of(segment: Segment) -> bytes:

@@ -168,21 +168,23 @@ def n_released() -> int:
     return 0 if _gil is None else int(_gil.lazy_tensor_gil_count())
 
 
+def _resolved(argument: Any, values: list[Any]) -> Any:
+    """`argument` with the values that it names."""
+    if isinstance(argument, V):
+        return values[argument.index]
+    if isinstance(argument, (list, tuple)):
+        return [_resolved(item, values) for item in argument]
+    return argument
+
+
 def _built(nvfuser: Any, fusion: Any, lines: Sequence[Line]) -> list[str]:
     """Make the calls of `lines` inside the active guard; the dtypes of the values they gave."""
     values: list[Any] = []
     kind_of = nvfuser.DataType
 
-    def resolved(argument: Any) -> Any:
-        if isinstance(argument, V):
-            return values[argument.index]
-        if isinstance(argument, (list, tuple)):
-            return [resolved(item) for item in argument]
-        return argument
-
     for line in lines:
         if line.op == "output":
-            value, alias = (resolved(arg) for arg in line.args)
+            value, alias = (_resolved(arg, values) for arg in line.args)
             fusion.add_output(value) if alias is None else fusion.add_output(value, alias)
             continue
         if line.op == "input":
@@ -201,10 +203,12 @@ def _built(nvfuser: Any, fusion: Any, lines: Sequence[Line]) -> list[str]:
             made = values[line.args[0].index].size(line.args[1])
         else:
             options = {
-                name: getattr(kind_of, value) if name == "dtype" else resolved(value)
+                name: getattr(kind_of, value) if name == "dtype" else _resolved(value, values)
                 for name, value in line.options
             }
-            made = getattr(nvfuser.ops, line.op)(*map(resolved, line.args), **options)
+            made = getattr(nvfuser.ops, line.op)(
+                *[_resolved(a, values) for a in line.args], **options
+            )
         values += made if isinstance(made, (tuple, list)) else [made]
     return [_kind_name(value) for value in values]
 

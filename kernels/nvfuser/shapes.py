@@ -246,10 +246,10 @@ def _gather(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value,
     rows = [*x.meta.shape[:dim], 1, *x.meta.shape[dim + 1 :]]
     if same_sizes(rows, index.meta.shape) and x.kind != "Bool":
         # one of each row: nvFuser leaves a gather to ATen, while this goes with what made the row
-        places = t.along(t.op("iota", t.size(x.meta.shape[dim]), kind="Int", dtype="Int"), x, dim)
         kind = wide_kind(x.meta.dtype)
-        hit = t.op("eq", places, t.held_as(index, "Int"), kind="Bool")
-        picked = t.op("where", hit, t.wide(x), Emitter(t, kind).number(0), kind=kind)
+        picked = t.op(
+            "where", _hits(t, x, dim, index), t.wide(x), Emitter(t, kind).number(0), kind=kind
+        )
         total = t.op("sum", picked, kind=kind, dims=[dim], keepdim=True)
         return Value(total, kind, meta)
     return Value(t.op("gather", x.at, index.at, dim % x.meta.ndim, kind=x.kind), x.kind, meta)
@@ -264,10 +264,14 @@ def _scatter_value(
     shape[dim] = 1
     if list(index.meta.shape) != shape or isinstance(value, Value):
         raise Unsupported("scatter, other than of a number to one place in each row")
-    places = t.along(t.op("iota", t.size(meta.shape[dim]), kind="Int", dtype="Int"), x, dim)
-    hit = t.op("eq", places, t.held_as(index, "Int"), kind="Bool")
     number = Emitter(t, x.kind).number(number_of(x.kind)(value))
-    return Value(t.op("where", hit, number, x.at, kind=x.kind), x.kind, meta)
+    return Value(t.op("where", _hits(t, x, dim, index), number, x.at, kind=x.kind), x.kind, meta)
+
+
+def _hits(t: Translator, x: Value, dim: int, index: Value) -> V:
+    """Whether each element of `x` is the one of its row along `dim` that `index` names."""
+    places = t.along(t.op("iota", t.size(x.meta.shape[dim]), kind="Int", dtype="Int"), x, dim)
+    return t.op("eq", places, t.held_as(index, "Int"), kind="Bool")
 
 
 @rule("embedding")

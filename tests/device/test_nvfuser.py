@@ -254,9 +254,9 @@ def test_a_replay_is_one_cuda_graph(compiled_here):
 
 LINALG = ("linalg", "cholesky", "lu", "svd", "qr", "eig", "inverse", "solve", "det", "orm", "geqrf")
 """Ops that ask cuSOLVER and cuSPARSE, which have no stand-in."""
-LOOK = ("argwhere", "bincount", "masked_select", "nonzero", "tensor_split", "unique",
-        "unique_consecutive")  # fmt: skip
-"""Ops whose results' sizes are values."""
+LOOK = ("argwhere", "bincount", "masked_select", "nn.functional.gaussian_nll_loss", "nonzero",
+        "tensor_split", "unique", "unique_consecutive")  # fmt: skip
+"""Ops that look at values."""
 OPS = [
     op
     for op in op_db
@@ -283,7 +283,6 @@ N_GROUPS = 8
     ids=str,
 )
 def test_ops_compile_between_others(dtype, group, compiled_here):
-    n_left_out = 0
     for op in OPS[group::N_GROUPS]:
         if not op.supports_dtype(dtype, "cuda"):
             continue
@@ -298,9 +297,8 @@ def test_ops_compile_between_others(dtype, group, compiled_here):
 
         try:
             program()
-            with lazy_mode():
-                materialize(program())
-        except (RuntimeError, ValueError, IndexError):
-            n_left_out += 1  # it looks at values, which mean nothing
-    assert n_left_out < len(OPS) // N_GROUPS // 10
+        except RuntimeError:
+            continue  # what it looks at was to be computed
+        with lazy_mode():
+            materialize(program())
     assert ("nvfuser", "ready") in statuses()

@@ -235,6 +235,22 @@ def test_wrong_meta_function_costs_laziness_only(monkeypatch):
     rules.rule_of.cache_clear()
 
 
+def test_ops_on_what_a_wrong_meta_function_misjudged_are_not_blamed(monkeypatch):
+    def wrong(facts, args, kwargs, metas):
+        return Outcome(outs=(((1,), (1,), 0, torch.float32, torch.device("cpu")),))
+
+    monkeypatch.setattr(grow, "closed_form", wrong)
+    monkeypatch.setattr(rules, "RULES", dict(rules.RULES))
+    with lazy_mode():
+        y = torch.rand(3).digamma().neg().exp()
+    assert materialize(y).shape == (3,)
+    aten = torch.ops.aten
+    assert rules.rule_of(aten.digamma.default) is rules.Rule.NOW
+    assert rules.rule_of(aten.neg.default) is rules.Rule.RECORD
+    assert rules.rule_of(aten.exp.default) is rules.Rule.RECORD
+    rules.rule_of.cache_clear()
+
+
 def test_a_dropped_plan_leaves_nothing_behind():
     x = torch.randn(3)
     before = set(linecache.cache)

@@ -78,7 +78,7 @@ def test_a_settled_training_step_stays_below_python(in_python, optimizer, foreac
         return step
 
     eager = training(twin)
-    step = lazy_mode()(training(model))
+    step = lazy_mode(record="always")(training(model))
     settle(step, 8)
     in_python.clear()
     settle(step, 3)

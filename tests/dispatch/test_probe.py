@@ -1,11 +1,13 @@
 """What kernels are asked for: layouts of results, refused dtypes; and what is never tried."""
 
+import copy
 import random
 
 import pytest
 import torch
+from torch import nn
 
-from lazy_tensor import cache_info, lazy_mode, materialize
+from lazy_tensor import cache_info, lazy_mode, materialize, stats
 from lazy_tensor.dispatch.probe import is_safe
 from lazy_tensor.dispatch.schema import facts_of
 
@@ -54,6 +56,64 @@ def test_an_op_is_tried_once_for_its_dtypes_and_layouts():
     assert (cache_info()["probes"].misses, cache_info()["probes"].hits) == (1, 5)
 
 
+NORMS = {
+    "BatchNorm2d": lambda: nn.BatchNorm2d(4),
+    "BatchNorm2d without parameters": lambda: nn.BatchNorm2d(4, affine=False),
+    "BatchNorm2d of the batch": lambda: nn.BatchNorm2d(4, track_running_stats=False),
+    "GroupNorm": lambda: nn.GroupNorm(2, 4),
+    "GroupNorm without parameters": lambda: nn.GroupNorm(2, 4, affine=False),
+    "InstanceNorm2d": lambda: nn.InstanceNorm2d(4, affine=True),
+    "InstanceNorm2d, tracking": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+    "LayerNorm": lambda: nn.LayerNorm(6),
+    "RMSNorm": lambda: nn.RMSNorm(6),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_norms_of_few_bits_are_recorded_with_parameters_of_either(name, dtype, training):
+    model = nn.Sequential(nn.Identity(), NORMS[name](), nn.ReLU()).to(dtype).train(training)
+    x = torch.randn(2, 4, 5, 6).bfloat16()
+
+    def gradients(model):
+        leaf = x.clone().requires_grad_()
+        (model(leaf * 2) * 3).float().square().sum().backward()
+        return [leaf.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+
+    expected = gradients(copy.deepcopy(model))
+    with lazy_mode():
+        got = gradients(model)
+        dtypes = [t.dtype for t in got]
+    assert dtypes == [t.dtype for t in expected]
+    assert all(map(torch.equal, materialize(got), expected))
+    assert stats()["fallbacks"] == {}
+
+
+def test_a_norm_under_autocast_is_recorded_at_every_step():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1))
+    model.append(nn.BatchNorm2d(4))
+    x = torch.randn(2, 3, 6, 6)
+    for _ in range(3):
+        with lazy_mode(), torch.autocast("cpu", torch.bfloat16):
+            model(x).float().square().sum().backward()
+    assert stats()["fallbacks"] == {}
+    assert stats()["flushes"] == 3
+
+
+def test_group_norms_whose_numbers_do_not_fit_are_left_to_eager():
+    x, weight = torch.randn(2, 4, 3).bfloat16(), torch.ones(4)
+    mean = torch.zeros(2, 2)
+    for n, c, groups in ((2, 8, 2), (3, 4, 2), (2, 4, 3), (2, 4, 4)):
+        call = (x, x, mean, mean, weight, n, c, 3, groups, [True] * 3)
+        with pytest.raises(RuntimeError) as raised:
+            aten.native_group_norm_backward(*call)
+        with lazy_mode(), pytest.raises(RuntimeError) as also_raised:
+            aten.native_group_norm_backward(*call)
+        assert str(also_raised.value) == str(raised.value)
+
+
 def test_kernels_that_trust_their_sizes_are_never_tried():
     # native_group_norm_backward reads memory by the sizes that it is given as numbers
     for op in (aten.native_group_norm_backward.default, aten._thnn_fused_lstm_cell.default):
@@ -73,6 +133,18 @@ def test_equal_powers_of_other_types_are_told_apart(powers):
         with lazy_mode():
             y = (x + 0) ** power
         assert (y.dtype, y.tolist()) == ((x**power).dtype, [0, 1, 4])
+
+
+def test_a_known_probe_is_another_under_another_default_dtype():
+    x = torch.arange(3)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            with lazy_mode():
+                y = (x + 0) * 1.5
+            assert y.dtype is dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
 
 
 def test_a_bool_is_refused_though_an_equal_int_was_taken():

@@ -58,6 +58,17 @@ def test_numbers_that_compare_equal_are_told_apart(pair):
         assert torch.equal(torch.signbit(materialize(y)), torch.signbit(expected))
 
 
+@pytest.mark.parametrize("pair", [(4, 4.0), (4.0, 4)])
+def test_numbers_that_decide_a_size_are_told_apart_by_type(pair):
+    for number in pair:
+        with lazy_mode():
+            ranges = [torch.arange(number), torch.arange(0, number), torch.arange(0, number, 1)]
+            dtypes = [one.dtype for one in ranges]
+            assert all(map(is_pending, ranges))
+        assert dtypes == [torch.arange(number).dtype] * 3
+        assert [one.dtype for one in materialize(ranges)] == dtypes
+
+
 def test_changing_numbers_become_run_time_inputs():
     x = torch.randn(5)
 

@@ -128,6 +128,10 @@ def mean_of_ints(x):
     return ints(x).mean()
 
 
+def clamp_without_bounds(x):
+    return (x + 0).clamp_()
+
+
 def float_index(x):
     return torch.gather(x, 0, x)
 
@@ -172,7 +176,7 @@ PROGRAMS = [
     wrong_reshape, wrong_cat, wrong_dim, index_beyond, select_beyond, wrong_linear, wrong_conv,
     inplace_to_other_dtype, inplace_to_larger_shape, bitwise_of_floats, mean_of_ints, float_index,
     item_of_many, bool_of_many, in_place_on_a_leaf, matrix_from_a_vector, loss_of_wrong_shapes,
-    dropout_beyond_one, empty_max, nan_to_int_power,
+    dropout_beyond_one, empty_max, nan_to_int_power, clamp_without_bounds,
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """`torch.inference_mode` around, inside and between lazy blocks."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -65,3 +67,16 @@ def test_values_recorded_outside_inference_mode_are_computed_inside_and_trained_
         y.exp().sum().backward()
     assert w.grad is not None
     torch.testing.assert_close(materialize(w.grad), (torch.ones(3) * 2).exp() * 2)
+
+
+@pytest.mark.parametrize("way", ["mode", "wrap"])
+def test_inference_mode_ends_though_what_was_recorded_in_it_fails(way):
+    kept = []  # an error keeps the frames it came through, and with them what they entered
+    x = torch.ones(5) if way == "mode" else wrap(torch.ones(5))
+    try:
+        with lazy_mode() if way == "mode" else nullcontext(), torch.inference_mode():
+            (x * 2)[torch.tensor([7]).add(0)]
+    except IndexError as error:
+        kept.append(error)
+    assert len(kept) == 1
+    assert not torch.is_inference_mode_enabled()

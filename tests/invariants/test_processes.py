@@ -1,6 +1,7 @@
 """Threads that record at once and share values, loader workers, forked children."""
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -59,6 +60,24 @@ def test_threads_pass_pending_values_on():
     results = in_threads(lambda i: materialize(made[i] + made[(i + 1) % N_THREADS]))
     for i, got in enumerate(results):
         assert torch.equal(got, chain(x, i) + chain(x, (i + 1) % N_THREADS))
+
+
+def test_threads_want_each_others_values_all_at_once():
+    """A thread that waits for another one's value may have its own trace flushed meanwhile."""
+    x = torch.rand(16)
+    expected = [chain(x, i) for i in range(N_THREADS)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(100):
+            made = [chain(wrap(x), i) for i in range(N_THREADS)]
+            results = in_threads(
+                lambda i: materialize(made[i] + made[i - 1] * made[i - 2])  # noqa: B023
+            )
+            for i, got in enumerate(results):
+                assert torch.equal(got, expected[i] + expected[i - 1] * expected[i - 2])
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_writes_in_other_threads_are_seen_after_they_end():

@@ -119,6 +119,15 @@ def test_a_write_by_an_op_outside_the_mode_comes_after_what_was_recorded():
     assert y.tolist() == [1.0] * 3
 
 
+def test_a_view_of_a_plain_tensor_for_a_lazy_one_is_written_outside_the_mode():
+    plain, lazy = torch.zeros(3), wrap(torch.ones(3)) * 1
+    view = torch.slice_inverse(plain, lazy, 0, 0, 3, 1)
+    plain.add_(5)
+    assert view.tolist() == [5.0] * 3
+    view.zero_()
+    assert plain.tolist() == [0.0] * 3
+
+
 def test_a_view_of_the_plain_side_writes_to_the_lazy_one():
     plain = torch.zeros(4)
     view = plain[2:]

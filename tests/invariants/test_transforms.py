@@ -105,9 +105,7 @@ PROGRAMS = [
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @each_way
-def test_transform_agrees(program, way, request):
-    if (program, way) == (linearized, "wrap"):
-        request.applymarker(pytest.mark.xfail(reason="linearize flattens a lazy constant wrongly"))
+def test_transform_agrees(program, way):
     assert_agrees(way, program, torch.rand(3, 4) + 0.25)
 
 
@@ -195,7 +193,6 @@ def test_compiled_module_trains_as_in_eager(backend):
     assert_agrees("mode", program, torch.rand(5, 4))
 
 
-@pytest.mark.xfail(reason="dynamo takes a lazy predicate for an unknown object")
 @each_way
 def test_control_flow_operator_agrees(way):
     def program(x):

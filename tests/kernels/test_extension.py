@@ -79,8 +79,10 @@ while not list(directory.glob("*/")):
 
 
 def a_slow_compiler(folder, log):
+    """One that waits until there is a file "go" in `folder`."""
     path = folder / "slow"
-    path.write_text(f'#!/bin/sh\necho compiles >> {log}\nsleep 3\nexec g++ "$@"\n')
+    wait = f"until [ -e {folder}/go ]; do sleep 0.1; done"
+    path.write_text(f'#!/bin/sh\necho compiles >> {log}\n{wait}\nexec g++ "$@"\n')
     path.chmod(0o700)
     return {**os.environ, "CXX": str(path)}
 

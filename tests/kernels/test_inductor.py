@@ -51,6 +51,27 @@ def batch_norm(g: Tensor, x: Tensor, w: Tensor, mean: Tensor, var: Tensor) -> tu
     return (y, *grads)
 
 
+def mixed_norms(
+    g: Tensor, x: Tensor, w: Tensor, image: Tensor, c: Tensor, mean: Tensor, var: Tensor
+) -> tuple[Tensor, ...]:
+    """All but `w`, `c` and the running statistics in bfloat16, as under autocast.
+
+    The gradients of a layer norm's parameters are left out: eager's kernel sums them in bfloat16.
+    """
+    mask, shape = [True, True, True], image.shape
+    of_image = aten.native_batch_norm(image, c, c, mean, var, True, 0.1, 1e-5)
+    of_groups = aten.native_group_norm(image, c, c, 4, 6, 36, 2, 1e-5)
+    of_rows = aten.native_layer_norm(x, [65], w, w, 1e-5)
+    return (
+        *of_image, *of_groups, *of_rows,
+        *aten.native_batch_norm_backward(
+            image, image, c, mean, var, *of_image[1:], True, 1e-5, mask),
+        *aten.native_group_norm_backward(
+            image, image, *of_groups[1:], c, shape[0], shape[1], 36, 2, mask),
+        aten.native_layer_norm_backward(g, x, [65], *of_rows[1:], w, w, mask)[0],
+    )  # fmt: skip
+
+
 def loss(x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     scores = x.log_softmax(-1)
     value, weight = aten.nll_loss_forward(scores, target, None, 1, -100)
@@ -102,6 +123,10 @@ CASES = {
     "reductions": (reductions, [X], []),
     "norms": (norms, [Y, X, WEIGHT, BIAS], []),
     "norms in bfloat16": (norms, [t.bfloat16() for t in (Y, X, WEIGHT, BIAS)], []),
+    "norms of bfloat16 with float32 parameters": (
+        mixed_norms,
+        [Y.bfloat16(), X.bfloat16(), WEIGHT, seeded(4, 6, 6, 6).bfloat16(),
+         seeded(6, seed=4), seeded(6), seeded(6).abs()], []),
     "batch norm, statistics written": (
         batch_norm,
         [seeded(4, 5, 6, 6), seeded(4, 5, 6, 6, seed=1), seeded(5), seeded(5), seeded(5).abs()],

@@ -66,3 +66,20 @@ def test_wait_gives_up_after_its_timeout(record, toy):
     gate.set()
     assert jobs.wait(60)
     jobs.close()
+
+
+def test_what_is_being_worked_on_is_waited_for_at_the_end(record, toy):
+    started, done = threading.Event(), []
+
+    def work(fusion):
+        started.set()
+        threading.Event().wait(0.05)
+        done.append(fusion)
+
+    jobs = Jobs(work, n_threads=1)
+    (fusion,) = fusions(record, toy, 1)
+    jobs.add(fusion)
+    assert started.wait(60)
+    jobs.close()
+    jobs.join(60)
+    assert done == [fusion]

@@ -1,10 +1,14 @@
 """Worker processes: they build, survive what they are asked, and leave when we do."""
 
+import array
+import fcntl
 import io
 import os
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 import types
 
@@ -53,6 +57,34 @@ def test_worker_that_dies_fails_one_segment_and_is_replaced(workers):
         workers.build(InductorBackend(), BAD)
     with pytest.raises(BuildError, match="list index"):
         workers.build(InductorBackend(), BAD)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_child_forked_in_the_middle_of_a_build_is_not_stuck(workers):
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    process = process_of(workers)
+    process.send_signal(signal.SIGSTOP)
+    building = threading.Thread(target=workers.build, args=(InductorBackend(), GOOD))
+    building.start()
+    while not n_unread(process.stdin):
+        time.sleep(0.01)  # the answer is waited for as soon as the request is in the pipe
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        workers.forget()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    process.send_signal(signal.SIGCONT)
+    building.join()
+    assert status == 0
+
+
+def n_unread(pipe):
+    """Bytes that wait in a pipe."""
+    answer = array.array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.FIONREAD, answer)
+    return answer[0]
 
 
 def test_closing_ends_the_workers(workers):

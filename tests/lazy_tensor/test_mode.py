@@ -221,7 +221,6 @@ def test_packed_sequences(kind):
 
 def test_split_at_lazy_indices():
     x = torch.arange(12.0)
-    before = torch.tensor_split
     with lazy_mode():
         at = torch.tensor([1, 2]) + 1
         parts = torch.tensor_split(x + 1, at)
@@ -229,6 +228,3 @@ def test_split_at_lazy_indices():
     for found in (parts, same_parts):
         for one, other in zip(found, torch.tensor_split(x + 1, (2, 3)), strict=True):
             assert torch.equal(materialize(one), other)
-    assert torch.tensor_split is before
-    assert "tensor_split" not in vars(torch.Tensor)
-    assert "lstm" not in vars(torch._VF)

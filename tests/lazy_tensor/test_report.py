@@ -126,9 +126,10 @@ def test_lengths_that_change_are_in_the_advice():
 
 def test_a_call_that_cannot_be_recorded_is_in_the_advice():
     x = lazy_tensor.wrap(torch.rand(300, 300))
-    x.numpy()  # whoever has it may write it at any time
+    array = x.numpy()  # whoever has it may write it at any time
     for _ in range(3):
         (x @ x).cos().sum().item()
+    del array
     told = [one for one in explain().advice if "could not be recorded" in one.text]
     assert f"aten.mm.default at {__file__}:{line_of('(x @ x)')}" in told[0].text
     assert "handed out" in told[0].text

@@ -74,9 +74,8 @@ def train(n_steps, optimizer_of, dtype=None, *, syncs="default"):
     model = gpt().cuda()
     optimizer = optimizer_of(model.parameters())
     tokens = torch.randint(0, 50, (4, 17), device="cuda", generator=torch.Generator("cuda"))
-    losses = []
-    torch.cuda.set_sync_debug_mode(syncs)
-    for _ in range(n_steps):
+
+    def step():
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype, enabled=dtype is not None):
             logits = model(tokens[:, :-1])
@@ -84,9 +83,15 @@ def train(n_steps, optimizer_of, dtype=None, *, syncs="default"):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.detach())
+        return loss.detach()
+
     lazy_tensor.flush()
-    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.set_sync_debug_mode(syncs)
+    try:
+        losses = [step() for _ in range(n_steps)]
+        lazy_tensor.flush()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return torch.stack(losses)
 
 

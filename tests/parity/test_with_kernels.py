@@ -53,7 +53,8 @@ def test_losses_and_weights_are_close_and_a_settled_loop_compiles_nothing(cache_
 
 def test_background_never_waits_for_the_compiler(cache_dir, monkeypatch):
     monkeypatch.setattr(STATS, "all_flushes_s", flush.COMPILES_AFTER_S)
-    with lazy_mode(backend="inductor", compile="background", cache_dir=cache_dir + "-empty"):
+    with lazy_mode(backend="inductor", compile="background", cache_dir=cache_dir + "-empty",
+                   record="always"):  # fmt: skip
         expected, _ = train(3)
         losses, _ = train(3)
         # worker processes take seconds to start: these steps ran before any kernel was there

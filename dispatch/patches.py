@@ -1,0 +1,70 @@
+"""Replaces attributes of torch's, and of Python's, modules and classes, and puts them back.
+
+In: `Patch`es. Out: what they name does something first, or instead, for as long as somebody wants
+it. All that the package replaces for a time goes through here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from lazy_tensor.dispatch import torch_private
+
+
+class Patch(NamedTuple):
+    """`owner.name` becomes `replaced(own)`, where `own` is what stands there."""
+
+    owner: Any
+    name: str
+    replaced: Callable[[Any], Any]
+
+
+_ABSENT = object()
+
+
+class Patches:
+    """Patches that are in place while at least one user wants them, in any thread.
+
+    Users that come and go, blocks in a loop, would pay a microsecond a patch each time: from the
+    second time on the patches stay, and what they put in place has to ask whether it is wanted.
+    """
+
+    def __init__(self, patches: Iterable[Patch]) -> None:
+        self._patches = tuple(patches)
+        self._lock = threading.Lock()
+        self._n_users = self._n_times = 0
+        self._before: list[tuple[Any, str, Any]] = []
+        self._made: list[tuple[Any, Any]] = [(_ABSENT, None)] * len(self._patches)
+
+    def put(self) -> None:
+        """Put the patches in place; each call wants one of `take_back`."""
+        with self._lock:
+            self._n_users += 1
+            if self._before:
+                return
+            self._n_times += 1
+            for i, (owner, name, replaced) in enumerate(self._patches):
+                own = vars(owner).get(name, _ABSENT)
+                before, made = self._made[i]
+                if own is _ABSENT or own is not before:
+                    found = getattr(owner, name) if own is _ABSENT else own
+                    made = replaced(found)
+                    self._made[i] = (own, made)
+                    torch_private.script_as(made, found)
+                self._before.append((owner, name, own))
+                setattr(owner, name, made)
+
+    def take_back(self) -> None:
+        """One user less; after the last of the first time all is as it was, inherited or own."""
+        with self._lock:
+            self._n_users -= 1
+            if self._n_users or self._n_times > 1:
+                return
+            while self._before:
+                owner, name, own = self._before.pop()
+                if own is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, own)

@@ -1,0 +1,379 @@
+"""What is done where memory, class or dispatch of tensors is reached without a recorded op.
+
+Each treatment takes the name and the function that stands there, and gives the one to stand there
+instead. `lazy_tensor.ways` says which is used where, and why.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.convert import unwrap
+from lazy_tensor.dispatch import memory, torch_private
+from lazy_tensor.dispatch.peek import is_looked_at, peek_memory, shown
+from lazy_tensor.dispatch.run_now import sees_pending
+from lazy_tensor.dispatch.torch_private import no_modes
+from lazy_tensor.dispatch.trace import Trace, local
+from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.held import made_plain
+from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias
+
+Function = Callable[..., Any]
+
+
+class _Here(threading.local):
+    """The mode that this thread is in, and how many of torch's own it is in."""
+
+    depth = 0
+    mode: Any = None
+    n_own = 0
+
+
+here = _Here()
+
+
+def is_active() -> bool:
+    """Whether this thread is in `lazy_mode`."""
+    return here.depth > 0
+
+
+def _stop_tape(why: str) -> None:
+    if local.trace.tape is not None:
+        local.trace.tape.stop(f"{why} at {user_line()}")
+
+
+def flushing(name: str, own: Any) -> Any:
+    """A method of plain tensors that reads memory: what is pending goes first."""
+    if not callable(own):
+        return own
+
+    @functools.wraps(own)
+    def flush_first(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # busy: the call comes from within recording, which reads storages and metadata only
+        if not isinstance(self, LazyTensor) and is_active() and not local.trace.busy:
+            if name == "__repr__" and is_looked_at():
+                found = peek_memory(local.trace, self)
+                return f"<{type(self).__name__}, pending>" if found is None else shown(found)
+            _stop_tape(f"Tensor.{name} reads memory")
+            flush_here(f"Tensor.{name}")
+            with no_modes():
+                if name == "__dlpack__":
+                    torch_private.fix_memory(self)
+                return own(self, *args, **kwargs)
+        return own(self, *args, **kwargs)
+
+    return flush_first
+
+
+def converting(name: str, own: Any) -> Any:
+    """A conversion to one of Python's numbers: an op, which the mode sees unless it is put aside,
+    as C++ does while it reads the items of a list."""
+
+    @functools.wraps(own)
+    def flush_first(self: torch.Tensor) -> Any:
+        if is_active() and torch_private.are_modes_put_aside():
+            _flush_for([self], f"Tensor.{name}")
+        return own(self)
+
+    return flush_first
+
+
+def _flush_for(tensors: list[torch.Tensor], name: str) -> None:
+    if not local.trace.busy and sees_pending(local.trace, tensors):
+        _stop_tape(f"{name} reads memory")
+        flush_here(name)
+
+
+def flushing_storage(name: str, own: Any) -> Any:
+    """The same for a method of storages, which may have been taken before a write was recorded."""
+
+    @functools.wraps(own)
+    def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_active() or local.trace.busy:
+            return own(self, *args, **kwargs)
+        _stop_tape(f"a storage's {name} reads memory")
+        if local.trace.state is not local.trace.root:
+            flush_here(f"a storage's {name}")
+        with no_modes():
+            return own(self, *args, **kwargs)
+
+    return flush_first
+
+
+def on_plain_tensors(name: str, own: Any) -> Any:
+    """A function that needs memory: called outside the mode, on computed values."""
+
+    @functools.wraps(own)
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        if not is_active():
+            return own(*args, **kwargs)
+        _stop_tape(f"{name}() runs inside")
+        flush_here(name, quiet=True)
+        args, kwargs = pytree.tree_map_only(LazyTensor, computed, (args, kwargs))
+        with no_modes():
+            return own(*args, **kwargs)
+
+    return without_mode
+
+
+def on_computed(name: str, own: Any) -> Any:
+    """A function whose C++ reads values: called on memory that is there, and current."""
+
+    @functools.wraps(own)
+    def on_memory(*args: Any, **kwargs: Any) -> Any:
+        lazy = [a for a in _flat(args, kwargs) if isinstance(a, LazyTensor)]
+        if not (lazy or is_active()):
+            return own(*args, **kwargs)
+        _stop_tape(f"{name}() reads a tensor's values")
+        flush_here(name)
+        plain_of = {id(tensor): plain_alias(tensor) for tensor in lazy}
+        lazy_of = {id(plain_of[id(tensor)]): tensor for tensor in lazy}
+        args, kwargs = pytree.tree_map_only(
+            LazyTensor, lambda tensor: plain_of[id(tensor)], (args, kwargs)
+        )
+        with no_modes():
+            result = own(*args, **kwargs)
+        return lazy_of.get(id(result), result)
+
+    return on_memory
+
+
+def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, (list, tuple)):
+            yield from argument
+        else:
+            yield argument
+
+
+def to_dlpack(name: str, own: Any) -> Any:
+    """The function beside `Tensor.__dlpack__`."""
+
+    @functools.wraps(own)
+    def by_method(tensor: torch.Tensor) -> Any:
+        return tensor.__dlpack__()
+
+    return by_method
+
+
+def with_plain_integers(name: str, own: Any) -> Any:
+    """A function that is recorded as ever, but for integers whose memory C++ reads before any mode
+    is asked: indices, or the sizes of batches. They stand in the second place."""
+
+    def plain(argument: Any) -> Any:
+        if not isinstance(argument, LazyTensor) or argument.is_floating_point():
+            return argument
+        _stop_tape(f"torch.{name} reads a tensor's values")
+        return computed(argument)
+
+    @functools.wraps(own)
+    def with_plain(*args: Any, **kwargs: Any) -> Any:
+        for keyword in ("tensor_indices_or_sections", "batch_sizes"):
+            if keyword in kwargs:
+                kwargs[keyword] = plain(kwargs[keyword])
+        if len(args) > 1:
+            args = (args[0], plain(args[1]), *args[2:])
+        return own(*args, **kwargs)
+
+    return with_plain
+
+
+def with_plain_memory(name: str, own: Any) -> Any:
+    """The same for one that writes the memory of new tensors, too: those are none of the mode's."""
+
+    @functools.wraps(own)
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        if not is_active():
+            return own(*args, **kwargs)
+        with no_modes():
+            return own(*args, **kwargs)
+
+    return with_plain_integers(name, without_mode)
+
+
+def on_plain_program(name: str, own: Any) -> Any:
+    """What traces, exports or compiles a program: called outside the mode, on plain tensors that
+    autograd knows, those that the program holds among them, and on modules whose parameters are
+    made plain."""
+
+    @functools.wraps(own)
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, torch.nn.Module):
+                _make_plain(leaf)
+        is_lazy = any(isinstance(leaf, LazyTensor) for leaf in leaves)
+        if not (is_active() or is_lazy) or torch_private.is_own_mode_entered():
+            return own(*args, **kwargs)  # a part of what is taken apart already
+        _stop_tape(f"{name}() takes a program apart")
+        flush_here(name, quiet=True)
+        if is_lazy:
+            args, kwargs = pytree.tree_map_only(LazyTensor, plain_alias, (args, kwargs))
+        program = torch_private.compiled_from(own)
+        with made_plain((program, *leaves)), no_modes():
+            return own(*args, **kwargs)
+
+    return without_mode
+
+
+def _make_plain(module: torch.nn.Module) -> None:
+    if any(isinstance(t, LazyTensor) for t in (*module.parameters(), *module.buffers())):
+        unwrap(module)
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, LazyTensor):
+                setattr(part, name, plain_alias(value))
+
+
+def compiling(name: str, own: Any) -> Any:
+    """What makes a compiled function: the function is called on plain tensors."""
+
+    @functools.wraps(own)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        made = own(*args, **kwargs)
+        return on_plain_program(name, made) if callable(made) and _is_function(made) else made
+
+    return compiled
+
+
+def _is_function(made: Any) -> bool:
+    return type(made) is type(_is_function)
+
+
+def on_plain_module(name: str, own: Any) -> Any:
+    """The constructor of what reads a module's memory in C++: its parameters become plain."""
+
+    @functools.wraps(own)
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        _make_plain(module)
+        flush_here(type(self).__name__, quiet=True)
+        with no_modes():
+            own(self, module, *args, **kwargs)
+
+    return init
+
+
+def releasing(name: str, own: Any) -> Any:
+    """What lets another thread or process go on: it sees all that was written so far."""
+
+    @functools.wraps(own)
+    def flush_first(*args: Any, **kwargs: Any) -> Any:
+        # not before it is known that this thread is in the mode: a thread that begins has no trace
+        if is_active() and _holds_a_whole_call(local.trace):
+            _stop_tape(f"{name}() lets another thread go on")
+            flush_here(name, quiet=True)
+        return own(*args, **kwargs)
+
+    return flush_first
+
+
+def without_mode(name: str, own: Any) -> Any:
+    """What runs in a process of its own: as in one that was not forked, outside the mode."""
+
+    @functools.wraps(own)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        here.depth, here.mode = 0, None
+        with no_modes():
+            result = own(*args, **kwargs)
+            flush_here("the process ends", quiet=True)
+        return result
+
+    return run
+
+
+def _holds_a_whole_call(trace: Trace) -> bool:
+    """Whether something is pending, and no call is on its way into the trace."""
+    return trace.state is not trace.root and not trace.busy and trace.holds is None
+
+
+def around_own_mode(name: str, own: Any) -> Any:
+    """Where one of torch's own modes begins or ends: ours sleeps in between."""
+    change = 1 if name == "__enter__" else -1
+
+    @functools.wraps(own)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        here.n_own = max(here.n_own + change, 0)
+        local.trace.budget.pause(here.n_own > 0)
+        if here.mode is not None:
+            here.mode.sleeps(here.n_own > 0)
+        return result
+
+    return counted
+
+
+def making_subclass(name: str, own: Any) -> Any:
+    """`Tensor._make_subclass` of a lazy tensor: a lazy parameter, or a plain object of the class
+    asked for, on its memory."""
+    make = own.__func__ if isinstance(own, staticmethod) else own
+
+    @functools.wraps(make)
+    def made(cls: type[Any], data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(data, LazyTensor):
+            return make(cls, data, *args, **kwargs)
+        if cls in (torch.Tensor, torch.nn.Parameter):
+            requires_grad = args[0] if args else kwargs.get("require_grad", False)
+            if cls is torch.nn.Parameter:
+                return torch.nn.Parameter(data, requires_grad)
+            return data.detach().requires_grad_(requires_grad)
+        return make(cls, _shared(data), *args, **kwargs)
+
+    return staticmethod(made)
+
+
+def making_tensor(name: str, own: Any) -> Any:
+    """`Tensor.__new__`, as derived classes inherit it: a plain object, on computed values."""
+
+    def new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+        if not is_active() or local.trace.busy:
+            return own(cls, *args, **kwargs)
+        _flush_for([a for a in args if isinstance(a, torch.Tensor)], "torch.Tensor")  # sizes, too
+        args = tuple(_shared(a) if isinstance(a, LazyTensor) else a for a in args)
+        with no_modes():
+            return own(cls, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+def making_parameter(name: str, own: Any) -> Any:
+    """`nn.Parameter.__new__` of a derived class: a plain object of that class."""
+    make = own.__func__ if isinstance(own, staticmethod) else own
+
+    @functools.wraps(make)
+    def new(cls: type[Any], data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if cls is not torch.nn.Parameter and isinstance(data, LazyTensor):
+            data = _shared(data)
+        return make(cls, data, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+def _shared(tensor: LazyTensor) -> torch.Tensor:
+    data = computed(tensor)
+    memory.share(data)
+    return data
+
+
+def _data_property() -> property:
+    """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
+    own = torch_private.tensor_data
+
+    def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+        if not isinstance(self, LazyTensor):
+            if is_active():  # what is pending knows `self` by the size it had
+                _stop_tape("Tensor.data is set")
+                flush_here("Tensor.data")
+            if isinstance(new, LazyTensor):
+                new = _shared(new)
+        own.__set__(self, new)
+
+    return property(own.__get__, set_data)
+
+
+DATA = _data_property()

@@ -1,0 +1,192 @@
+"""Threads that were told to go on see all that was written before, with and without a mode."""
+
+import dataclasses
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+
+import pytest
+import torch
+
+import lazy_tensor
+from lazy_tensor import lazy_mode, wrap
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.tape import Tape
+from lazy_tensor.dispatch.trace import all_traces, local
+
+
+@pytest.fixture
+def y():
+    return torch.zeros(3)
+
+
+def test_a_pool_sees_writes(y):
+    with ThreadPoolExecutor(1) as pool, lazy_mode():
+        pool.submit(int).result()
+        for i in range(1, 4):
+            y.add_(1)
+            assert pool.submit(y.tolist).result() == [float(i)] * 3
+
+
+def test_a_pool_of_multiprocessing_sees_writes(y):
+    with ThreadPool(1) as pool, lazy_mode():
+        y.add_(1)
+        assert pool.apply(y.tolist) == [1.0, 1.0, 1.0]
+        y.add_(1)
+        assert pool.map(torch.Tensor.tolist, [y]) == [[2.0, 2.0, 2.0]]
+
+
+def test_a_thread_sees_writes_and_overtakes_no_read(y):
+    found = []
+    with lazy_mode():
+        y.add_(1)
+        doubled = y * 2
+        thread = threading.Thread(target=lambda: found.append(y.add_(5).tolist()))
+        thread.start()
+        thread.join()
+        assert found == [[6.0, 6.0, 6.0]]
+        assert doubled.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_what_goes_through_a_queue_is_written(y):
+    tasks: queue.Queue[torch.Tensor | None] = queue.Queue()
+    found = []
+
+    def work():
+        while (task := tasks.get()) is not None:
+            found.append(task.tolist())
+            tasks.task_done()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with lazy_mode():
+        for _ in range(3):
+            y.add_(1)
+            tasks.put(y)
+            tasks.join()
+    tasks.put(None)
+    thread.join()
+    assert found == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
+
+
+def test_an_event_lets_another_thread_see_writes(y):
+    event, found = threading.Event(), []
+
+    def work():
+        event.wait()
+        found.append(y.tolist())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with lazy_mode():
+        y.add_(1)
+        event.set()
+        thread.join()
+    assert found == [[1.0, 1.0, 1.0]]
+
+
+def test_a_checkpoint_written_by_a_thread_is_current(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "checkpoint"
+    with lazy_mode():
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            thread = threading.Thread(target=torch.save, args=(model.state_dict(), path))
+            thread.start()
+            thread.join()
+            for name, value in torch.load(path).items():
+                assert torch.equal(value, model.state_dict()[name])
+
+
+def test_options_of_a_block_are_those_of_its_thread():
+    inside, done = threading.Event(), threading.Event()
+
+    def work():
+        with lazy_mode(max_segment_ops=7):
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=work)
+    before = settings.current()
+    thread.start()
+    inside.wait()
+    assert settings.current() == before
+    with lazy_mode(max_segment_ops=5):
+        done.set()
+        thread.join()
+        assert settings.current().max_segment_ops == 5
+    assert settings.current() == before
+
+
+def test_configure_in_a_block_holds_after_it():
+    before = settings.current()
+    with lazy_mode(max_segment_ops=5):
+        lazy_tensor.configure(verify_every=3)
+        assert settings.current().verify_every == 3
+        assert settings.current().max_segment_ops == 5
+    assert settings.current() == dataclasses.replace(before, verify_every=3)
+
+
+def test_a_block_leaves_the_hits_of_other_threads_alone():
+    inside, done, found = threading.Event(), threading.Event(), []
+
+    def work():
+        with lazy_mode():
+            y = torch.ones(3) * 2
+            inside.set()
+            done.wait()
+            found.append(local.trace.is_outdated)
+            y.tolist()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    with lazy_mode(max_segment_ops=5):
+        pass
+    done.set()
+    thread.join()
+    assert found == [False]
+
+
+def test_what_an_ended_thread_left_pending_is_run_by_the_next():
+    left = []
+    for i in range(4):
+        thread = threading.Thread(target=lambda i=i: left.append(wrap(torch.ones(3)) * i))
+        thread.start()
+        thread.join()
+    waiting = [trace for trace in all_traces() if trace.state is not trace.root]
+    assert len(waiting) <= 1
+    assert [y.tolist() for y in left] == [[float(i)] * 3 for i in range(4)]
+
+
+def test_caches_are_cleared_while_another_thread_records():
+    end, failures = threading.Event(), []
+
+    def work():
+        x = torch.ones(3)
+        while not end.is_set():
+            with lazy_mode():
+                if (x * 2 + 1).tolist() != [3.0] * 3:
+                    failures.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(50):
+        lazy_tensor.cache_clear()
+    end.set()
+    thread.join()
+    assert not failures
+
+
+def test_a_seed_set_in_another_thread_stops_no_tape():
+    with lazy_mode():
+        tape = Tape(local.trace)
+        thread = threading.Thread(target=torch.seed)
+        thread.start()
+        thread.join()
+        assert "is set at" not in str(tape.obstacle)
+        tape.take_off()
