@@ -13,7 +13,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 
 DEMO_ARGS ?=
-TEST_ARGS ?= -n 2
+# What a newcomer runs: minutes. The rest, and PyTorch's databases as a whole, are in `test-all`.
+FIRST_TESTS := $(addprefix tests/,benches cli dispatch invariants lazy_tensor parity replay sharding world) \
+	$(wildcard tests/test_*.py)
+WHOLE_DATABASES := $(addprefix tests/conformance/test_,ops.py modules.py optimizers.py error_inputs.py)
+TEST_ARGS ?= -n 2 $(FIRST_TESTS)
+ALL_ARGS ?= -n 2
 BENCH_ARGS ?=
 FUZZ_ARGS ?=
 
@@ -23,15 +28,23 @@ NVFUSER_PYTHON ?= $(shell command -v python3.12)
 NVFUSER_STAMP := $(NVFUSER_VENV)/.installed-$(shell { cat pyproject.toml; echo '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 NVFUSER_TESTS ?= tests/nvfuser tests/dispatch tests/invariants tests/kernels tests/lazy_tensor tests/parity tests/replay
 
-.PHONY: help demo test nvfuser conformance models fuzz bench docs lint fmt venv clean
+# Other projects' suites import much that nothing here does.
+THIRDPARTY_VENV ?= .venv-thirdparty
+THIRDPARTY_STAMP := $(THIRDPARTY_VENV)/.installed-$(shell { cat pyproject.toml tests/thirdparty/suites.toml; \
+	echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
+THIRDPARTY_ARGS ?=
+
+.PHONY: help demo test test-all nvfuser conformance models fuzz thirdparty bench docs lint fmt venv clean
 
 help:
 	@echo 'make demo   train a small GPT eagerly and lazily, side by side'
 	@echo 'make test   run the tests            make bench  run the benchmarks'
+	@echo 'make test-all   all of them, and PyTorch'\''s own databases run op by op (40 minutes)'
 	@echo 'make nvfuser   the core tests where nvFuser is: Python 3.12 and torch 2.10 (7 GB)'
 	@echo 'make conformance   compare with eager by all of PyTorch'\''s own test databases'
 	@echo 'make models train models of other libraries, all of them, lazily and eagerly'
 	@echo 'make fuzz   run random programs lazily and eagerly until interrupted'
+	@echo 'make thirdparty   run other projects'\'' tests in lazy_mode: THIRDPARTY_ARGS="--sources DIR"'
 	@echo 'make lint   ruff and mypy            make fmt    format the sources'
 	@echo 'make docs   build the documentation in build/docs'
 	@echo 'make clean  remove what was built'
@@ -52,9 +65,14 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest $(TEST_ARGS)
 
+test-all: $(STAMP)
+	$(BIN)/pytest $(ALL_ARGS) tests $(addprefix --ignore=,$(WHOLE_DATABASES))
+	$(BIN)/pytest $(ALL_ARGS) --full $(WHOLE_DATABASES)
+	$(BIN)/pytest $(ALL_ARGS) --as-programs $(addprefix tests/,invariants parity replay sharding)
+
 nvfuser: $(NVFUSER_STAMP)
-	$(NVFUSER_VENV)/bin/pytest $(TEST_ARGS) $(NVFUSER_TESTS)
-	$(NVFUSER_VENV)/bin/python tests/device/stand_in.py $(NVFUSER_VENV)/bin/pytest $(TEST_ARGS) tests/device
+	$(NVFUSER_VENV)/bin/pytest $(ALL_ARGS) $(NVFUSER_TESTS)
+	$(NVFUSER_VENV)/bin/python tests/device/stand_in.py $(NVFUSER_VENV)/bin/pytest $(ALL_ARGS) tests/device
 
 $(NVFUSER_STAMP):
 	test -x $(NVFUSER_VENV)/bin/python || '$(NVFUSER_PYTHON)' -m venv $(NVFUSER_VENV)
@@ -64,14 +82,25 @@ $(NVFUSER_STAMP):
 
 # A quarter of an hour, and about an hour more at first for its kernels, which build/conformance keeps.
 conformance: $(STAMP)
-	$(BIN)/pytest tests/conformance --full $(TEST_ARGS)
+	$(BIN)/pytest tests/conformance --full $(ALL_ARGS)
 
 # Half an hour, of which kernels for ten of the models take most.
 models: $(STAMP)
-	$(BIN)/pytest tests/models --full $(TEST_ARGS)
+	$(BIN)/pytest tests/models --full $(ALL_ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)
+
+thirdparty: $(THIRDPARTY_STAMP)
+	$(THIRDPARTY_VENV)/bin/python tests/thirdparty/run.py $(THIRDPARTY_ARGS)
+
+$(THIRDPARTY_STAMP):
+	test -x $(THIRDPARTY_VENV)/bin/python || '$(PYTHON)' -m venv $(THIRDPARTY_VENV)
+	$(THIRDPARTY_VENV)/bin/python -m pip install --quiet '$(TORCH)'
+	$(THIRDPARTY_VENV)/bin/python -m pip install --quiet --editable '.[test]' '$(TORCH)'
+	$(THIRDPARTY_VENV)/bin/python tests/thirdparty/run.py --install
+	rm -f $(THIRDPARTY_VENV)/.installed-*
+	touch $@
 
 bench: $(STAMP)
 	$(BIN)/pytest benches $(BENCH_ARGS)

@@ -9,7 +9,6 @@ nothing: times are the host's alone, without the driver's part of a launch. Writ
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -183,9 +182,9 @@ def bench_cached_call(benchmark: BenchmarkFixture, rows: list[list[str]], quick:
         for _ in range(n_calls):
             run([x, y])
 
-    times = interleaved({"call": calls}, 3 if quick else 20, 2).seconds["call"]
+    timings = interleaved({"call": calls}, 3 if quick else 20, 2)
     benchmark.pedantic(run, ([x, y],))
-    cached_us = statistics.median(times) / n_calls * 1e6
+    cached_us = timings.spread("call").median_s / n_calls * 1e6
     rows.append(
         ["nvFuser's own call, one kernel", "", "", f"{cached_us:.1f} us", "", "", "", "1", "1"]
     )

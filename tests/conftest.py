@@ -41,7 +41,7 @@ def hits_below_python():
 
 CORE = {
     "conformance", "dispatch", "invariants", "lazy_tensor", "models", "nvfuser", "parity", "replay",
-    "sharding",
+    "sharding", "world",
 }  # fmt: skip
 
 
@@ -51,7 +51,8 @@ def op_by_op(request, monkeypatch):
 
     What tests do repeats too little to earn its recording: they may spend more on it than programs.
     """
-    monkeypatch.setattr(budget, "START_S", 100.0)
+    if not request.config.getoption("--as-programs"):
+        monkeypatch.setattr(budget, "START_S", 100.0)
     trace.local.trace.budget.reset()
     if request.path.parent.name not in CORE:
         yield
@@ -82,6 +83,9 @@ def counting(monkeypatch):
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run whole suites, not samples of them")
+    parser.addoption(
+        "--as-programs", action="store_true", help="spend no more on recording than programs do"
+    )
     parser.addoption("--results", metavar="PATH", help="write the conformance table to PATH")
 
 

@@ -6,8 +6,9 @@ A program takes a model and gives an `Outcome`: every number that it ends with, 
 from __future__ import annotations
 
 import copy
+import gc
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import is_dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from lazy_tensor import is_lazy, lazy_mode, materialize, wrap
+from lazy_tensor import flush, is_lazy, lazy_mode, materialize, wrap
 from tests.models.entry import Entry
 
 Outcome = dict[str, torch.Tensor]
@@ -42,6 +43,32 @@ def outcome_of(program: Program, entry: Entry, way: str, **options: Any) -> Outc
         return program(wrap(model))
     with lazy_mode(**options) if way == "mode" else nullcontext():
         return program(model)
+
+
+def left_behind(work: Callable[[], Outcome]) -> tuple[Outcome, int]:
+    """What `work` gives, and the bytes of tensors that only the garbage collector can free then."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = _storages(_tensors_there_are())
+        outcome = work()
+        flush()
+        after = _storages(_tensors_there_are())
+    finally:
+        gc.enable()
+    known = {**before, **_storages(outcome.values())}
+    return outcome, sum(n_bytes for where, n_bytes in after.items() if where not in known)
+
+
+def _tensors_there_are() -> list[torch.Tensor]:
+    plain_types = (torch.Tensor, nn.Parameter)
+    return [thing for thing in gc.get_objects() if type(thing) in plain_types]
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The bytes of their memory, by where it is."""
+    storages = [t.untyped_storage() for t in tensors if t.layout is torch.strided]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
 
 
 def plain(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Outcome:
