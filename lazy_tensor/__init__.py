@@ -1,6 +1,9 @@
 """A lazy runtime for PyTorch: record aten ops, run them as fused kernels when a value is needed."""
 
+import atexit
+
 from lazy_tensor.convert import flush, is_lazy, is_pending, materialize, unwrap, wrap
+from lazy_tensor.leaving import let_workers_finish
 from lazy_tensor.mode import lazy_mode
 from lazy_tensor.replay import replay
 from lazy_tensor.report import (
@@ -31,3 +34,5 @@ __all__ = [
     "wrap",
 ]
 __version__ = "0.1.0"
+
+atexit.register(let_workers_finish)

@@ -53,6 +53,8 @@ class _State(torch_fsdp.FSDPState):
     )
 
     def _pre_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_root is None:  # it is about to be decided
+            self._check_ties()
         begun = self._begin_forward(module, args, kwargs)
         for group in self.shares:
             group.unshard()
@@ -65,9 +67,9 @@ class _State(torch_fsdp.FSDPState):
         self._begin_backward(gradient)
         return gradient
 
-    def _lazy_init(self) -> None:
-        super()._lazy_init()
-        states = self._state_ctx.all_states
+    def _check_ties(self) -> None:
+        """Raise unless the groups that modules below share are groups of modules below, too."""
+        states = torch_fsdp.states_below(self._modules)
         known = {id(group) for state in states for group in state._fsdp_param_groups}
         for group in (group for state in states for group in state.shares):
             if id(group) not in known:

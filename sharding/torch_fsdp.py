@@ -7,7 +7,7 @@ all of `FSDPModule`'s methods are torch's own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ try:
         FSDPCommContext,
         FSDPParamGroup,
     )
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 except ImportError as error:
     raise ImportError(f"{torch_private.NEEDED} lacks a name ({error})") from error
 
@@ -108,6 +108,12 @@ def number_of(original: torch.nn.Parameter) -> int:
 
 def how_sharded(group: FSDPParamGroup) -> How:
     return group.mesh_info.mesh, group.mp_policy, group.offload_policy
+
+
+def states_below(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """The states of these modules and of all within, some repeated."""
+    within = (module for root in modules for module in root.modules())
+    return [state for module in within if (state := _get_module_fsdp_state(module)) is not None]
 
 
 def empty_like(group: FSDPParamGroup) -> FSDPParamGroup:

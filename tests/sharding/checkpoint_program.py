@@ -3,7 +3,6 @@
 It uses `torch.distributed.checkpoint` and gradient clipping as a program on torch's DTensor would.
 """
 
-import os
 import sys
 
 import torch
@@ -71,5 +70,3 @@ def main(folder):
 
 
 main(sys.argv[1])
-sys.stdout.flush()
-os._exit(0)  # threads of the process group that are still there would abort the process

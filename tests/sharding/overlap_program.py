@@ -2,9 +2,6 @@
 under way while the rank computes, by torch's profiler.
 """
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -47,5 +44,3 @@ def main():
 
 
 main()
-sys.stdout.flush()
-os._exit(0)  # as in checkpoint_program.py
