@@ -111,11 +111,9 @@ def _part_let_in(trace: Trace, argument: Any, in_mode: bool, are_tiny: list[bool
             raise _NeedsALook
         slot = _known_leaf(trace, data, in_mode)
         if not traces.enter(value, slot):
-            trace.leaves.append(data)
             raise _NeedsALook
         if kind is host.sharded_class:
             are_tiny.append(False)
-            trace.leaves.append(data)
             return (slot, argument._layout)
     elif kind is torch.Tensor or kind is torch.nn.Parameter:
         known = trace.leaf_slots.get(id(argument))
@@ -130,7 +128,6 @@ def _part_let_in(trace: Trace, argument: Any, in_mode: bool, are_tiny: list[bool
         return tuple([_part_let_in(trace, item, in_mode, are_tiny) for item in argument])
     else:
         return key_part(trace.leaf_slots, host.tensor_class, argument)
-    trace.leaves.append(data)
     are_tiny.append(not data.dim() and data.is_cpu)
     return slot
 
@@ -154,7 +151,7 @@ def _known_leaf(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
     state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
     if state is None:
         raise _NeedsALook
-    return _step_to_leaf(trace, state, storage, meta[2])
+    return _step_to_leaf(trace, state, tensor, storage, meta[2])
 
 
 def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
@@ -261,7 +258,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     is_snapshot = not in_mode and (plain or memory.is_shared(data))
     if is_snapshot:
         data = torch_private.snapshot(data)
-    slot = _new_leaf(trace, meta_of(tensor), torch_private.storage_id(data))
+    slot = _new_leaf(trace, data, meta_of(tensor))
     if not plain:
         value = host.value_in(tensor)
         if traces.enter(value, slot) and is_snapshot:
@@ -271,12 +268,12 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     else:
         trace.kept.append(tensor)
         trace.snapshot_slots[id(tensor)] = slot
-    trace.leaves.append(data)
 
 
-def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:
+def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
     """The slot of one more leaf; the trace takes the step to the state for its metadata."""
     size, stride, offset, dtype, device = meta
+    storage = torch_private.storage_id(data)
     shares = trace.storages.get(storage)
     key = _leaf_key(meta, shares)
     state = trace.state.get(key)
@@ -290,12 +287,15 @@ def _new_leaf(trace: Trace, meta: Meta, storage: int) -> Slot:
         trace.state[key] = state
         trace.note_new(state)
         trace.budget.pay(LEAF_S)
-    return _step_to_leaf(trace, state, storage, offset)
+    return _step_to_leaf(trace, state, data, storage, offset)
 
 
-def _step_to_leaf(trace: Trace, state: State, storage: int, offset: int) -> Slot:
+def _step_to_leaf(
+    trace: Trace, state: State, data: torch.Tensor, storage: int, offset: int
+) -> Slot:
     slot = trace.slot_at(state.n_slots - 1)
     trace.state = state
+    trace.leaves.append(data)
     trace.storages.setdefault(storage, slot.index)
     if offset:
         trace.leaf_offsets[slot.index] = offset

@@ -1,4 +1,4 @@
-"""Lazy tensors that a program holds besides its arguments: in closures, attributes, containers.
+"""Lazy tensors that a program holds besides its arguments: in closures, attributes, dicts.
 
 In: functions and objects that a compiler or tracer of torch's will read. Out: the same, with plain
 tensors in their places for a while; those of modules are `unwrap`'s.

@@ -48,8 +48,8 @@ def _stop_tape(why: str) -> None:
         local.trace.tape.stop(f"{why} at {user_line()}")
 
 
-def flushing(name: str, own: Any) -> Any:
-    """A method of plain tensors that reads memory: what is pending goes first."""
+def flushing(name: str, own: Any, *, before: Callable[[torch.Tensor], object] | None = None) -> Any:
+    """A method of plain tensors that reads memory: what is pending goes first, then `before`."""
     if not callable(own):
         return own
 
@@ -63,8 +63,8 @@ def flushing(name: str, own: Any) -> Any:
             _stop_tape(f"Tensor.{name} reads memory")
             flush_here(f"Tensor.{name}")
             with no_modes():
-                if name == "__dlpack__":
-                    torch_private.fix_memory(self)
+                if before is not None:
+                    before(self)
                 return own(self, *args, **kwargs)
         return own(self, *args, **kwargs)
 
@@ -273,7 +273,7 @@ def releasing(name: str, own: Any) -> Any:
     return flush_first
 
 
-def without_mode(name: str, own: Any) -> Any:
+def in_new_process(name: str, own: Any) -> Any:
     """What runs in a process of its own: as in one that was not forked, outside the mode."""
 
     @functools.wraps(own)

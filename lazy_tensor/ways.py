@@ -37,7 +37,7 @@ class Way(NamedTuple):
 
 
 READS_MEMORY = (
-    "numpy", "tolist", "data_ptr", "__dlpack__", "__array__", "untyped_storage", "_typed_storage",
+    "numpy", "tolist", "data_ptr", "__array__", "untyped_storage", "_typed_storage",
     "storage", "share_memory_", "__repr__", "__deepcopy__", "__reduce_ex__", "apply_", "new",
     "const_data_ptr",
 )  # fmt: skip
@@ -58,6 +58,10 @@ TABLE: tuple[Way, ...] = (
     Way(
         torch.Tensor, tuple(n for n in READS_MEMORY if hasattr(torch.Tensor, n)),
         "reads, or hands out, memory that a pending op writes", treatments.flushing,
+    ),
+    Way(
+        torch.Tensor, ("__dlpack__",), "hands out memory that a pending op writes, for good",
+        partial(treatments.flushing, before=torch_private.fix_memory),
     ),
     *(
         Way(owner, ("to_dlpack",), "C++ reads memory, and hands it out", treatments.to_dlpack,
@@ -125,7 +129,7 @@ TABLE: tuple[Way, ...] = (
         treatments.making_parameter, without_mode=True),
     Way(multiprocessing.process.BaseProcess, ("_bootstrap",),
         "a forked process ends without leaving the blocks that it was forked in",
-        treatments.without_mode),
+        treatments.in_new_process),
     *(
         Way(owner, names, "another thread, or process, goes on from here without the mode",
             treatments.releasing)

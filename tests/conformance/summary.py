@@ -9,6 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tests.pages import table
+
 KEY = "conformance"
 COLUMNS = ("programs", "agree", "same error", "listed", "differ", "recorded", "fused")
 HEAD = ("database", "dtype", "variant", "backend", *COLUMNS)
@@ -22,11 +24,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
     if not rows:
         return
     terminalreporter.section("agreement with eager, in programs")
-    for line in _table(rows, markdown=False):
+    for line in _aligned(rows):
         terminalreporter.line(line)
     path = config.getoption("results")
     if path:
-        Path(path).write_text("\n".join(_table(rows, markdown=True)) + "\n", encoding="utf-8")
+        Path(path).write_text(table(HEAD, rows), encoding="utf-8")
 
 
 def _rows(terminalreporter: Any) -> list[tuple[str, ...]]:
@@ -45,10 +47,7 @@ def _rows(terminalreporter: Any) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(rows: list[tuple[str, ...]], *, markdown: bool) -> list[str]:
-    if markdown:
-        rule = tuple("---" for _ in HEAD)
-        return ["| " + " | ".join(row) + " |" for row in (HEAD, rule, *rows)]
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in (HEAD, *rows)) for i in range(len(HEAD))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -72,7 +72,7 @@ def test_threads_want_each_others_values_all_at_once():
         for _ in range(100):
             made = [chain(wrap(x), i) for i in range(N_THREADS)]
             results = in_threads(
-                lambda i: materialize(made[i] + made[i - 1] * made[i - 2])  # noqa: B023
+                lambda i, made=made: materialize(made[i] + made[i - 1] * made[i - 2])
             )
             for i, got in enumerate(results):
                 assert torch.equal(got, expected[i] + expected[i - 1] * expected[i - 2])

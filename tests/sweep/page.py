@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from tests.pages import section, table
 from tests.sweep.callables import SKIPPED
 from tests.sweep.found import Found, Result, exceptions, listed
 
@@ -39,14 +40,13 @@ def page(result: Result, commit: str) -> str:
     """What was found, in Markdown."""
     head = ("of", "callables", "without programs", "programs", *COLUMNS)
     areas = sorted({name.rpartition(".")[0] for name in result.counts})
-    rows = [head, ("---",) * len(head), *(_row(area, result) for area in (*areas, "all"))]
     parts = (
         HEAD.format(torch=torch.__version__.partition("+")[0], commit=commit, hits=_hits()),
-        "".join("| " + " | ".join(row) + " |\n" for row in rows),
-        _section("What differs", (str(one) for one in shortest(result.unlisted()))),
-        _section("What is raised later", (f"`{name}`" for name in _late(result))),
-        _section("What is listed", (f"`{key}`: {why}" for key, why in exceptions().items())),
-        _section("What is left out", (f"`{name}`: {why}" for name, why in SKIPPED.items())),
+        table(head, (_row(area, result) for area in (*areas, "all"))),
+        section("What differs", (str(one) for one in shortest(result.unlisted()))),
+        section("What is raised later", (f"`{name}`" for name in _late(result))),
+        section("What is listed", (f"`{key}`: {why}" for key, why in exceptions().items())),
+        section("What is left out", (f"`{name}`: {why}" for name, why in SKIPPED.items())),
     )
     return "".join(parts)
 
@@ -57,11 +57,6 @@ def _hits() -> str:
 
 def _late(result: Result) -> list[str]:
     return sorted(name for name, counted in result.counts.items() if counted["later"])
-
-
-def _section(title: str, items: Iterable[str]) -> str:
-    listing = "".join(f"- {item}\n" for item in items) or "Nothing.\n"
-    return f"\n## {title}\n\n{listing}"
 
 
 def _row(area: str, result: Result) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from tests.pages import commit  # noqa: E402
 from tests.sweep import callables  # noqa: E402
 from tests.sweep.found import Found, Result  # noqa: E402
 from tests.sweep.page import page, shortest  # noqa: E402
@@ -121,15 +122,8 @@ def main() -> int:
     for one in shortest(result.unlisted()):
         print(one)
     if options.results is not None:
-        options.results.write_text(page(result, _commit()), encoding="utf-8")
+        options.results.write_text(page(result, commit()), encoding="utf-8")
     return min(len(result.unlisted()), 1)
-
-
-def _commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from tests.pages import section, table
 from tests.thirdparty import outcomes
 from tests.thirdparty.outcomes import Comparison
 
@@ -32,13 +33,13 @@ def page(suites: dict[str, dict[str, Any]], comparisons: Sequence[Comparison]) -
         torch=", ".join(sorted({one.lazy.torch.partition("+")[0] for one in comparisons})),
         commit=", ".join(sorted({one.lazy.commit for one in comparisons})),
     )
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *(_row(suites[c.suite], c) for c in comparisons)]
-    table = "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    rows = (_row(suites[c.suite], c) for c in comparisons)
     differs = (f"`{c.suite}`, {c.way}: `{t}`: {o.error}" for c in comparisons
                for t, o in c.differs.items())  # fmt: skip
     reasons = (f"`{suite}`: `{test}`: {why}" for suite, entries in outcomes.expected().items()
                for test, why in entries.items())  # fmt: skip
-    return head + table + _section("What differs", differs) + _section("Expected", reasons)
+    listed = section("What differs", differs) + section("Expected", reasons)
+    return head + table(COLUMNS, rows) + listed
 
 
 def _row(suite: dict[str, Any], one: Comparison) -> tuple[str, ...]:
@@ -48,7 +49,3 @@ def _row(suite: dict[str, Any], one: Comparison) -> tuple[str, ...]:
         len(one.differs), one.lazy.n_recorded,
     )  # fmt: skip
     return (name, suite["commit"][:12], one.way, *map(str, counts))
-
-
-def _section(title: str, items: Iterable[str]) -> str:
-    return f"\n## {title}\n\n" + ("".join(f"- {item}\n" for item in items) or "Nothing.\n")

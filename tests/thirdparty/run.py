@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from tests.pages import commit  # noqa: E402
 from tests.thirdparty.outcomes import Comparison, compare, read_run  # noqa: E402
 from tests.thirdparty.page import page  # noqa: E402
 
@@ -62,7 +63,7 @@ def install(path: Path) -> None:
 def run(suite: Suite, source: Path, way: str, results: Path, name: str, seconds: float) -> None:
     """Write what becomes of each test; one that takes the process down is left out after that."""
     outcomes = results / f"{name}.{way}.jsonl"
-    outcomes.write_text(json.dumps({"commit": _commit(), "torch": torch.__version__}) + "\n")
+    outcomes.write_text(json.dumps({"commit": commit(), "torch": torch.__version__}) + "\n")
     options = [f"--lazy-way={way}", f"--lazy-outcomes={outcomes}"]
     options.append(f"--lazy-sample={suite['sample']}")
     timeout_s = suite["timeout_s"]
@@ -156,13 +157,6 @@ def _print(comparison: Comparison) -> int:
         print(f"  {how} {name}: {outcome.error}")
     sys.stdout.flush()
     return len(comparison.differs)
-
-
-def _commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
 
 
 if __name__ == "__main__":
