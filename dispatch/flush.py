@@ -107,7 +107,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     first_new, grown_s = trace.first_new, trace.budget.grown_s
     pending = trace.take()
     ranges = observe.take_ranges(trace)
-    hits.EXTENSION.start_if_compiled()
+    hits.start_if_compiled()
     if pending.state.n_ops == 0:
         _settle(pending, [], ())
         watch.after_flush(watched, failed=False)
@@ -193,6 +193,14 @@ def ask_for_extensions(plan: Plan | None) -> None:
         _ask_for_pool()
     if not hits.EXTENSION.is_asked_for:
         _ask_for_hits()
+
+
+def prepare_threads() -> None:
+    """Have hits taken below Python from now on if what does so is on disk: when several threads
+    record it can't be begun with."""
+    if not hits.EXTENSION.is_asked_for:
+        hits.EXTENSION.ask_disk(compiler().disk)
+        hits.start_if_compiled()
 
 
 def obtain_extensions() -> None:

@@ -19,7 +19,7 @@ from lazy_tensor.dispatch.budget import Budget
 from lazy_tensor.dispatch.host import Layout
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.schema import facts_of
-from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, local
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, alone, local
 from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
@@ -62,10 +62,7 @@ def _current() -> Trace:
 
 
 def _start(library: bytes) -> None:
-    """Take hits below Python from now on.
-
-    Called between ops: torch's tables are changed, which other threads must not read meanwhile.
-    """
+    """Take hits below Python from now on. Called between ops: torch's tables are changed."""
     global learn, native
     native = loaded(library, _started)
     learn = native.learn
@@ -81,8 +78,20 @@ if settings.records_in_python():
     EXTENSION.status = "LAZY_TENSOR_HITS is python"
 
 
+def start_if_compiled() -> None:
+    """Take hits below Python if what does so is there, and this thread alone has recorded so far.
+
+    torch's tables of kernels are read without a lock, and another thread that records might be
+    reading them: a process whose threads all go on recording does so in Python.
+    """
+    if EXTENSION.is_waiting:
+        with alone() as is_alone:
+            if is_alone:
+                EXTENSION.start_if_compiled()
+
+
 def start(disk: Disk | None) -> None:
-    """Take hits below Python now, compiling what does so if need be."""
+    """Take hits below Python now, compiling what does so if need be; no other thread records."""
     EXTENSION.ask_for(disk, wait=True)
     EXTENSION.start_if_compiled()
 

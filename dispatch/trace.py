@@ -437,6 +437,15 @@ def all_traces() -> list[Trace]:
         return [trace for _, trace in _all]
 
 
+@contextmanager
+def alone() -> Iterator[bool]:
+    """Whether no other living thread has recorded anything; none begins to inside."""
+    own = threading.current_thread()
+    with _lock:
+        others = [trace for thread, trace in _all if thread is not own and thread.is_alive()]
+        yield not any(trace.slots for trace in others)
+
+
 def restart_empty_traces() -> None:
     """Let traces that hold nothing start from the root for the environment now in force."""
     restart_own_trace()

@@ -51,6 +51,11 @@ class Extension:
     def is_asked_for(self) -> bool:
         return self.status != "not asked for"
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is there, to be used by `start_if_compiled`."""
+        return self._waiting is not None
+
     def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
         """Load or compile it: in a thread, or at once if `wait`. The first call counts."""
         if self.is_asked_for and not (wait and self.status == "compiling"):

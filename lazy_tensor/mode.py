@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from lazy_tensor import ways
+from lazy_tensor import convert, ways
 from lazy_tensor.dispatch import hits, settings, values_only
-from lazy_tensor.dispatch.flush import close_segment
+from lazy_tensor.dispatch.flush import close_segment, prepare_threads
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
 from lazy_tensor.dispatch.trace import local, restart_own_trace
@@ -69,6 +70,7 @@ class _SleepingMode(RecordingMode):
 
 
 hits.use(LazyTensor, RecordingMode, close_segment)
+convert.before_wrapping.append(prepare_threads)
 values_only.install(LazyTensor, RecordingMode)
 
 
@@ -109,6 +111,8 @@ class lazy_mode:
         if depth == 0:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
+                if threading.current_thread() is not threading.main_thread():
+                    prepare_threads()
                 ways.WITH_LAZY.put()
                 ways.IN_MODE.put()
                 here.mode = mode = RecordingMode()  # type: ignore[no-untyped-call]

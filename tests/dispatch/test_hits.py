@@ -426,3 +426,58 @@ def test_lines_that_are_gone_can_be_fetched():
     kept = hits.native.lines([torch.ones(1) for _ in range(100)])
     gc.collect()
     hits.native.fetch(kept)
+
+
+THREADS_RECORD = """
+import threading
+import torch
+import lazy_tensor
+from lazy_tensor.dispatch import hits
+
+def record(begun, end):
+    with lazy_tensor.lazy_mode(record="always"):
+        y = (torch.ones(4) + 1).sum()
+    begun.set()
+    end.wait()
+
+def in_thread():
+    begun, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=record, args=(begun, end))
+    thread.start()
+    begun.wait()
+    return thread, end
+
+{before}
+thread, end = in_thread()
+{after}
+print(hits.EXTENSION.status)
+for _ in range(3):
+    with lazy_tensor.lazy_mode(record="always"):
+        (torch.ones(4) + 2).sum().item()
+print(hits.EXTENSION.status)
+end.set()
+thread.join()
+with lazy_tensor.lazy_mode(record="always"):
+    (torch.ones(4) + 2).sum().item()
+print(hits.EXTENSION.status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", ["in use"] * 3),
+        ("lazy_tensor.wrap(torch.ones(2))", "", ["in use"] * 3),
+        # as if what does so came to the disk only when the thread had recorded
+        ("hits.EXTENSION._disk_was_asked = True", "hits.EXTENSION._disk_was_asked = False",
+         ["not asked for", "compiled", "in use"]),
+    ],
+)  # fmt: skip
+def test_kernels_are_registered_while_no_other_thread_records(before, after, expected):
+    """torch's tables are read without a lock, by threads that record."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS_RECORD.format(before=before, after=after)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == expected
