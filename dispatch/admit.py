@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import flush, host, memory, torch_private
+from lazy_tensor.dispatch import copies, flush, host, memory, torch_private
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.keys import key_part
 from lazy_tensor.dispatch.meta import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.schema import OpFacts, facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claimed
 from lazy_tensor.kernels.segment import TensorSpec
 
@@ -85,19 +86,24 @@ def retrace(
     """
     key: list[Any] = [op._op]
     are_tiny: list[bool] = []
+    facts = facts_of(op)
     try:
-        for argument in args:
-            key.append(_part_let_in(trace, argument, in_mode, are_tiny))
+        for i, argument in enumerate(args):
+            reads = i not in facts.writes
+            key.append(_part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
         for name, argument in kwargs.items():
-            key += (name, _part_let_in(trace, argument, in_mode, are_tiny))
+            reads = name not in facts.writes
+            key += (name, _part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
     except _NeedsALook:
         return None
     return None if trace.tape is None and all(are_tiny) else key
 
 
-def _part_let_in(trace: Trace, argument: Any, in_mode: bool, are_tiny: list[bool]) -> Any:
+def _part_let_in(
+    trace: Trace, facts: OpFacts, argument: Any, reads: bool, in_mode: bool, are_tiny: list[bool]
+) -> Any:
     """An argument's part of the key, a tensor let in; `are_tiny` gets for each whether it is a
-    0-dim CPU one that was not there yet."""
+    0-dim CPU one that was not there yet. `reads`: the op doesn't write the argument."""
     kind = type(argument)
     if kind is host.tensor_class or kind is host.sharded_class:
         value = argument._value
@@ -107,11 +113,19 @@ def _part_let_in(trace: Trace, argument: Any, in_mode: bool, are_tiny: list[bool
             are_tiny.append(False)
             return key_part(trace.leaf_slots, host.tensor_class, argument)
         data = value.data
-        if data is None or memory.is_exposed(data) or memory.is_shared(data):
+        if data is None or memory.is_shared(data) or not _is_simple(data):
             raise _NeedsALook
-        slot = _known_leaf(trace, data, in_mode)
+        passes = memory.is_exposed(data)
+        if passes and kind is host.tensor_class:
+            slot = _known_copy(trace, facts, data, reads)
+        elif not passes and _is_private(data, in_mode):
+            slot = _known_leaf(trace, data)
+        else:
+            raise _NeedsALook
         if not traces.enter(value, slot):
             raise _NeedsALook
+        if passes:
+            trace.passing.append(value)
         if kind is host.sharded_class:
             are_tiny.append(False)
             return (slot, argument._layout)
@@ -123,9 +137,17 @@ def _part_let_in(trace: Trace, argument: Any, in_mode: bool, are_tiny: list[bool
         if not in_mode:
             raise _NeedsALook
         data = argument
-        slot = trace.leaf_slots[id(argument)] = _known_leaf(trace, data, in_mode)
+        if not _is_simple(data):
+            raise _NeedsALook
+        if _is_private(data, in_mode):
+            slot = _known_leaf(trace, data)
+        else:
+            slot = _known_copy(trace, facts, data, reads)
+            trace.passing.append(id(argument))
+        trace.leaf_slots[id(argument)] = slot
     elif kind is list or kind is tuple:
-        return tuple([_part_let_in(trace, item, in_mode, are_tiny) for item in argument])
+        parts = [_part_let_in(trace, facts, a, reads, in_mode, are_tiny) for a in argument]
+        return tuple(parts)
     else:
         return key_part(trace.leaf_slots, host.tensor_class, argument)
     are_tiny.append(not data.dim() and data.is_cpu)
@@ -136,22 +158,38 @@ class _NeedsALook(Exception):
     """A tensor of the call can't take the short way in."""
 
 
-def _known_leaf(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> Slot:
+def _is_simple(tensor: torch.Tensor) -> bool:
+    """Whether nothing but its metadata says what the tensor's memory holds."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not torch_private.is_zero_tensor(tensor)
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def _known_leaf(trace: Trace, tensor: torch.Tensor) -> Slot:
     """The slot of one more leaf, of metadata that came here before."""
-    if (
-        tensor.layout is not torch.strided
-        or tensor.is_nested
-        or torch_private.is_zero_tensor(tensor)
-        or tensor.is_neg()
-        or tensor.is_conj()
-        or not _is_private(tensor, in_mode)
-    ):
-        raise _NeedsALook
     meta, storage = meta_of(tensor), torch_private.storage_id(tensor)
     state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
     if state is None:
         raise _NeedsALook
     return _step_to_leaf(trace, state, tensor, storage, meta[2])
+
+
+def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
+    """The slot of a copy of what others may write, there or of metadata that came here before."""
+    if not (reads and copies.serve(trace, facts)):
+        raise _NeedsALook
+    slot = copies.known(trace, tensor)
+    if slot is None:
+        if not copies.can_take(trace, tensor):
+            raise _NeedsALook
+        copy = copies.copied(tensor)
+        slot = _known_leaf(trace, copy)
+        copies.keep(trace, tensor, copy, slot)
+    return slot
 
 
 def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
@@ -180,19 +218,22 @@ def _admit(trace: Trace, request: Request) -> str | None:
     newcomers: list[torch.Tensor] = []
     all_tiny = bool(request.tensors)
     written = {id(t) for t in request.written()}
+    serves = copies.serve(trace, request.facts)
     for tensor in request.tensors:
+        may_copy = serves and id(tensor) not in written
         if type(tensor) is host.tensor_class:
             slot = tensor._value.slot
             if slot is not None and slot.trace is trace:
                 all_tiny = False
                 continue
             aliases = request.facts.is_view or id(tensor) in written
-            reason = _reason_against_lazy(trace, tensor, aliases and not request.in_mode)
+            aliases = aliases and not request.in_mode
+            reason = _reason_against_lazy(trace, tensor, aliases, may_copy)
         elif id(tensor) in trace.leaf_slots:
             all_tiny = False
             continue
         else:
-            reason = _reason_against_plain(tensor, request.in_mode)
+            reason = _reason_against_plain(trace, tensor, request.in_mode, may_copy)
         if reason is not None:
             return reason
         newcomers.append(tensor)
@@ -209,10 +250,13 @@ def _admit(trace: Trace, request: Request) -> str | None:
     return None
 
 
-def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, aliases: bool) -> str | None:
+def _reason_against_lazy(
+    trace: Trace, tensor: torch.Tensor, aliases: bool, may_copy: bool
+) -> str | None:
     """Why a computed lazy tensor can't enter; raises what kept it from being computed.
 
-    `aliases`: outside the mode, the call writes the tensor or makes a view of it.
+    `aliases`: outside the mode, the call writes the tensor or makes a view of it. `may_copy`: the
+    call may read a copy.
     """
     slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
     value = host.value_in(tensor)
@@ -221,17 +265,19 @@ def _reason_against_lazy(trace: Trace, tensor: torch.Tensor, aliases: bool) -> s
     assert value.data is not None, "what has no slot is computed"
     if is_marked(value.data):
         return "an argument is a conjugate or negative view of computed memory"
-    if memory.is_exposed(value.data):
+    if memory.is_exposed(value.data) and not (may_copy and copies.can_serve(trace, value.data)):
         return "memory of an argument was handed out"
     if aliases and memory.is_shared(value.data):
         return "a plain tensor shares memory with an argument"
     return None
 
 
-def _reason_against_plain(tensor: torch.Tensor, in_mode: bool) -> str | None:
+def _reason_against_plain(
+    trace: Trace, tensor: torch.Tensor, in_mode: bool, may_copy: bool
+) -> str | None:
     if not (is_plain(tensor) and is_recordable(tensor)) or is_marked(tensor):
         return f"an argument is a {type(tensor).__name__} that traces don't hold"
-    if not _is_private(tensor, in_mode):
+    if not _is_private(tensor, in_mode) and not (may_copy and copies.can_serve(trace, tensor)):
         return "an argument's memory belongs to somebody else"
     return None
 
@@ -249,25 +295,40 @@ def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
 def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     """Make a concrete tensor a leaf of the trace.
 
-    Outside the mode one that plain ops can write enters as it is now, for one call: later writes to
-    it won't pass through here.
+    One that can be written by what doesn't pass through here, plain ops outside the mode or who has
+    an array on its memory, enters as it is now, for one call.
     """
     plain = is_plain(tensor)
     data = tensor if plain else host.value_in(tensor).data
     assert data is not None, "only computed values enter a trace"
-    is_snapshot = not in_mode and (plain or memory.is_shared(data))
-    if is_snapshot:
-        data = torch_private.snapshot(data)
-    slot = _new_leaf(trace, data, meta_of(tensor))
+    is_foreign = not _is_private(tensor, in_mode) if plain else memory.is_exposed(data)
+    passes = is_foreign or (not in_mode and (plain or memory.is_shared(data)))
+    if is_foreign:
+        slot = _slot_of_copy(trace, data)
+    else:
+        data = torch_private.snapshot(data) if passes else data
+        slot = _new_leaf(trace, data, meta_of(tensor))
     if not plain:
         value = host.value_in(tensor)
-        if traces.enter(value, slot) and is_snapshot:
+        if traces.enter(value, slot) and passes:
             trace.passing.append(value)
     elif in_mode:
         trace.leaf_slots[id(tensor)] = slot
+        if passes:
+            trace.passing.append(id(tensor))
     else:
         trace.kept.append(tensor)
         trace.snapshot_slots[id(tensor)] = slot
+
+
+def _slot_of_copy(trace: Trace, tensor: torch.Tensor) -> Slot:
+    """The slot of a copy of what others may write, which is there or comes in."""
+    slot = copies.known(trace, tensor)
+    if slot is None:
+        copy = copies.copied(tensor)
+        slot = _new_leaf(trace, copy, meta_of(copy))
+        copies.keep(trace, tensor, copy, slot)
+    return slot
 
 
 def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
@@ -303,9 +364,12 @@ def _step_to_leaf(
 
 
 def leave(trace: Trace) -> None:
-    """Take away the slots of lazy tensors that entered for one call."""
-    for value in trace.passing:
-        value.slot = None
+    """Take away the slots of what entered for one call."""
+    for passing in trace.passing:
+        if isinstance(passing, int):
+            trace.leaf_slots.pop(passing, None)
+        else:
+            passing.slot = None
     trace.passing.clear()
 
 

@@ -228,7 +228,15 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
         return state
 
-    def miss(
+    def miss(owner: Any, trace: Trace, *call: Any) -> Any:
+        """`missed`, after which the trace holds nothing that entered for this call alone."""
+        try:
+            return missed(owner, trace, *call)
+        finally:
+            if trace.passing:
+                admit.leave(trace)
+
+    def missed(
         owner: Any,
         trace: Trace,
         func: Any,
@@ -288,9 +296,6 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             if isinstance(grown, str):
                 return run_now.run(trace, request, grown)
             state = grown
-        result = follow(trace, func, state, args)
-        if trace.passing:
-            admit.leave(trace)
-        return result
+        return follow(trace, func, state, args)
 
     return record

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -175,15 +175,23 @@ class Pending:
     scalars: list[complex]
 
 
+class Copy(NamedTuple):
+    """What a trace knows of memory that others may write: a tensor there, kept, and its copy."""
+
+    tensor: torch.Tensor
+    data: torch.Tensor
+    slot: Slot
+
+
 class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     # not for size: `hits` finds what it needs by their offsets
-    __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "environment", "finals",
-                 "first_new", "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots",
-                 "leaf_values", "leaves", "lock", "passing", "ran", "root", "roots", "scalars",
-                 "slots", "snapshot_slots", "state", "storages", "tape", "twin", "values",
-                 "varying")  # fmt: skip
+    __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "copies", "environment",
+                 "finals", "first_new", "holds", "is_outdated", "kept", "leaf_offsets",
+                 "leaf_slots", "leaf_values", "leaves", "lock", "passing", "ran", "root", "roots",
+                 "scalars", "slots", "snapshot_slots", "state", "storages", "tape", "twin",
+                 "values", "varying")  # fmt: skip
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -223,7 +231,8 @@ class Trace:
         self.leaf_slots: dict[int, Slot] = {}
         self.leaf_offsets: dict[int, int] = {}
         self.snapshot_slots: dict[int, Slot] = {}
-        self.passing: list[Value] = []  # in the trace for one call
+        self.passing: list[Value | int] = []  # in the trace for one call, plain ones by their id()
+        self.copies: dict[Any, Copy] = {}  # of memory that others may write
         self.kept: list[torch.Tensor] = []  # plain tensors whose id() stands in a dict above
         self.storages: dict[int, int] = {}
         self.scalars: list[complex] = []

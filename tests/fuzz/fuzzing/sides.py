@@ -142,7 +142,12 @@ def difference_of_loop(program: Program) -> tuple[str | None, int]:
                 if i == CHANGED_AT and made is not None and made.is_floating_point():
                     with torch.no_grad():
                         made.mul_(0.5)
-                call()
+                try:
+                    call()
+                except Exception as error:
+                    if type(error).__name__ in eager["errors"]:
+                        return None, step_again.n_replayed  # values alone can tell: it comes later
+                    return f"call {i} raised {type(error).__name__}: {error}", 0
                 states[k] = torch.get_rng_state()
             if names["errors"] != eager["errors"]:
                 return f"call {i}: errors {names['errors']}, eagerly {eager['errors']}", 0

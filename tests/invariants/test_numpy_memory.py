@@ -1,0 +1,172 @@
+"""Memory that arrays share with tensors: each read sees what is there at its line, and can wait."""
+
+import numpy
+import pytest
+import torch
+
+import lazy_tensor
+from lazy_tensor import is_pending, lazy_mode, materialize, wrap
+from lazy_tensor.dispatch import copies
+from lazy_tensor.dispatch.trace import local
+
+
+@pytest.fixture(autouse=True)
+def recorded():
+    lazy_tensor.configure(record="always")
+
+
+@pytest.fixture(params=["mode", "wrap"])
+def shared(request):
+    """An array, and a tensor on its memory whose ops are recorded."""
+    array = numpy.arange(24.0).reshape(4, 6)
+    tensor = torch.from_numpy(array)
+    if request.param == "wrap":
+        yield array, wrap(tensor)
+    else:
+        with lazy_mode():
+            yield array, tensor
+
+
+def test_reads_wait_and_see_what_was_there_at_their_line(shared):
+    array, tensor = shared
+    for i in range(4):
+        read, expected = [], []
+        lazy_tensor.reset_stats()
+        for j in range(3):
+            read.append(tensor * 2 + tensor)
+            expected.append(torch.tensor(array * 2 + array))
+            array[1, j] += i
+        assert all(is_pending(one) for one in read)
+        assert lazy_tensor.stats()["flushes"] == 0
+        for one, other in zip(materialize(read), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_memory_that_nobody_wrote_is_copied_once(shared):
+    array, tensor = shared
+    y = tensor.sin()
+    (copy,) = local.trace.copies.values()
+    y = y * tensor + tensor
+    (again,) = local.trace.copies.values()
+    assert again is copy
+    plain = torch.tensor(array)
+    assert torch.equal(materialize(y), plain.sin() * plain + plain)
+    assert not local.trace.copies
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x[1:, ::2], lambda x: x.t(), lambda x: x[:, 2:5], lambda x: x[::3, 1:],
+     lambda x: x[:1].expand(3, 6), lambda x: x.t()[1:3]],
+    ids=["every second", "transposed", "columns", "few", "expanded", "rows of it"],
+)  # fmt: skip
+def test_views_have_the_strides_of_eager(shared, view):
+    array, tensor = shared
+    seen, expected = view(tensor) * 2, view(torch.from_numpy(array.copy())) * 2
+    assert seen.stride() == expected.stride()
+    array[:] = -1
+    assert torch.equal(materialize(seen), expected)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [numpy.bool_, numpy.uint8, numpy.int16, numpy.float16, numpy.int32, numpy.complex64,
+     numpy.complex128],
+)  # fmt: skip
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[:, 1:]], ids=["all", "some"])
+def test_any_dtype(dtype, part):
+    array = numpy.arange(12).reshape(3, 4).astype(dtype)
+    before = array.copy()
+    with lazy_mode():
+        tensor = part(torch.from_numpy(array))
+        first = torch.eq(tensor, tensor)
+        array[2, 1] = not array[2, 1]
+        second = tensor.logical_not()
+    assert torch.equal(materialize(first), torch.from_numpy(part(before) == part(before)))
+    assert torch.equal(materialize(second), torch.from_numpy(~part(array).astype(bool)))
+
+
+def test_bits_are_compared():
+    array = numpy.array([0.0, numpy.nan])
+    with lazy_mode():
+        tensor = torch.from_numpy(array)
+        first = 1 / tensor
+        again = tensor * 1  # NaNs differ from themselves, their bits don't
+        (copy,) = local.trace.copies.values()
+        array[0] = -0.0
+        second = 1 / tensor
+        newer = local.trace.copies.values()
+        assert len(newer) == 2
+    assert [t[0].item() for t in materialize([first, again, second])] == [
+        float("inf"), 0.0, -float("inf"),
+    ]  # fmt: skip
+
+
+def test_writes_go_to_the_array_at_once(shared):
+    array, tensor = shared
+    before = tensor + 1
+    tensor.mul_(2)
+    assert array[0, 1] == 2
+    after = tensor + 1
+    tensor[0] = 7
+    assert (array[0] == 7).all()
+    before, after = materialize([before, after])
+    assert before[0, 1] == 2
+    assert after[0, 1] == 3
+
+
+def test_what_picks_or_sums_up_reads_where_the_memory_lies(shared):
+    array, tensor = shared
+    picked, total = tensor[torch.tensor([0, 2])], tensor.sum()
+    product = tensor @ tensor.t()
+    assert not local.trace.copies
+    array[:] = 0
+    assert picked.sum().item() > 0
+    assert total.item() > 0
+    assert product.sum().item() > 0
+
+
+def test_copies_are_bounded(shared, monkeypatch):
+    array, tensor = shared
+    monkeypatch.setattr(copies, "MOST_BYTES", 2 * array.nbytes)
+    others = [torch.from_numpy(array + i) for i in range(3)]
+    read = [wrap(other) * 2 for other in others] + [tensor * 2]
+    assert len(local.trace.copies) == 2
+    assert torch.equal(materialize(read)[3], torch.tensor(array * 2))
+    read, expected = [], []
+    for i in range(4):  # what was copied before is kept, too
+        array[:] = i
+        read.append(tensor * 2)
+        expected.append(torch.tensor(array * 2))
+    assert len(local.trace.copies) == 2
+    for one, other in zip(materialize(read), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_flow_from_arrays():
+    array = numpy.linspace(0.0, 1.0, 6)
+    weight = torch.full((6,), 0.5, dtype=torch.float64)
+    gradients = []
+    for mode in (False, True):
+        leaf = weight.clone().requires_grad_()
+        if mode:
+            with lazy_mode():
+                ((torch.from_numpy(array) * leaf).sin() * torch.from_numpy(array)).sum().backward()
+        else:
+            ((torch.from_numpy(array) * leaf).sin() * torch.from_numpy(array)).sum().backward()
+        gradients.append(materialize(leaf.grad))
+    assert torch.equal(*gradients)
+
+
+def test_replays_read_what_the_array_has():
+    array = numpy.ones(4)
+    tensor = torch.from_numpy(array)
+    step = lazy_tensor.replay(lambda: (tensor * 2 + 1).sum())
+
+    def shown(i):
+        array[:] = i
+        return step().item()
+
+    with pytest.warns(UserWarning, match="an argument's memory belongs to somebody else"):
+        found = [shown(i) for i in range(6)]
+    assert found == [4 * (2 * i + 1) for i in range(6)]
