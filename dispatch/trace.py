@@ -419,7 +419,7 @@ run_orphan: list[Callable[[Trace], None]] = []
 """What runs a trace that a thread has left pending at its end: `flush`."""
 _idle: list[Trace] = []
 _all: list[tuple[threading.Thread, Trace]] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # what the collector drops may want it while it is held
 
 
 def _adopt() -> tuple[Trace, list[Trace]]:
