@@ -11,6 +11,7 @@ import termios
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +66,8 @@ def test_a_child_forked_in_the_middle_of_a_build_is_not_stuck(workers):
         workers.build(InductorBackend(), BAD)
     process = process_of(workers)
     process.send_signal(signal.SIGSTOP)
+    while set(states_of(process.pid)) != {"T"}:
+        time.sleep(0.01)  # a thread that still runs would take the request
     building = threading.Thread(target=workers.build, args=(InductorBackend(), GOOD))
     building.start()
     while not n_unread(process.stdin):
@@ -78,6 +81,12 @@ def test_a_child_forked_in_the_middle_of_a_build_is_not_stuck(workers):
     process.send_signal(signal.SIGCONT)
     building.join()
     assert status == 0
+
+
+def states_of(pid):
+    """What the system says of each thread: T is stopped (proc_pid_stat(5))."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
 
 
 def n_unread(pipe):
