@@ -20,6 +20,9 @@ from types import ModuleType
 
 
 def main(directory: str, key: str, *command: str) -> None:
+    # what interrupts the program doesn't interrupt this. In a session of its own Linux would give
+    # it as much as the program, nice or not (sched(7), "The autogroup feature")
+    os.setpgrp()
     disk = _by_path("disk").Disk(Path(directory))
     folder = disk.folder_of(key)
     folder.mkdir(mode=0o700, exist_ok=True)

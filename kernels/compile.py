@@ -36,7 +36,7 @@ from lazy_tensor.kernels.families import Families, Member
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
 from lazy_tensor.kernels.logs import COMPILES
-from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.kernels.pool import POOL, keep_freed_heap
 from lazy_tensor.kernels.progress import shown
 from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
@@ -99,6 +99,7 @@ class Compiler:
         self._is_forked = False
         self._is_closed = False
         fork.in_child(self)
+        keep_freed_heap()
 
     def fusion_of(
         self,

@@ -20,6 +20,7 @@ import torch
 
 from lazy_tensor.kernels.build_apart import compiled
 from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.workers import BEHIND
 
 
 class Extension:
@@ -157,7 +158,6 @@ def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=False,
-        start_new_session=True,  # what interrupts this process doesn't interrupt that one
     )
 
 
@@ -173,4 +173,4 @@ def _compiler() -> str:
 def _gently() -> list[str]:
     """Run the command that follows behind the program, as compile workers do."""
     nice = shutil.which("nice")
-    return [nice, "-n", "3"] if nice else []
+    return [nice, "-n", str(BEHIND)] if nice else []

@@ -3,8 +3,8 @@
 // returns large blocks at once, and then every step pays for touching fresh pages.
 //
 // Only blocks of `MIN_BYTES` or more are kept: smaller ones the C library keeps itself (see
-// `keep_freed_heap`), and fits better. What is kept and what is in use together never exceed the most
-// that was in use lately.
+// `keep_freed_heap` in pool.py), and fits better. What is kept and what is in use together never
+// exceed the most that was in use lately.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -203,17 +203,6 @@ Pool& pool() {
   return *the_pool;
 }
 
-// glibc gives freed memory at the end of its heap back beyond a threshold: twice the size of the
-// largest block that it ever mapped apart and got back (mallopt(3), M_MMAP_THRESHOLD). A step of many
-// small tensors then touches fresh pages each time, unless the program once freed a large one. So one
-// is freed here; nobody touches its pages. Thresholds that the user has set stay.
-constexpr size_t LARGEST_LEARNT = 2 * MIN_BYTES - (64 << 10);
-
-void keep_freed_heap() {
-  void* volatile block = malloc(LARGEST_LEARNT);
-  free(block);
-}
-
 c10::Allocator* plain = nullptr;
 
 void free_pooled(void* block) {
@@ -253,7 +242,6 @@ class Allocator final : public c10::Allocator {
 extern "C" {
 
 void lazy_tensor_pool_install() {
-  keep_freed_heap();
   plain = c10::GetCPUAllocator();
   c10::SetCPUAllocator(new Allocator(), /*priority=*/1);
   pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });

@@ -20,6 +20,8 @@ from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
 
 SOURCE = Path(__file__).with_name("pool.cpp")
+LARGEST_LEARNT = (8 << 20) - (64 << 10)
+"""Bytes: twice the least that the pool keeps, so that it and the C library keep all sizes."""
 QUIET_S = 1.0
 """Time without a run after which the system may take the pages of kept blocks if it needs them."""
 
@@ -88,6 +90,21 @@ class Pool:
 
 
 POOL = Pool()
+
+
+def keep_freed_heap() -> None:
+    """Have the C library keep some of the heap that is freed.
+
+    glibc gives freed memory at the end of its heap back beyond a threshold: twice the size of the
+    largest block that it ever mapped apart and got back (mallopt(3), M_MMAP_THRESHOLD). A step of
+    many small tensors then touches fresh pages each time, 20,000 of them where 64 ops compute
+    2 MiB each, three quarters of the step, unless the program once freed a large block. So one is
+    freed here; nobody touches its pages. Thresholds that the user has set stay.
+    """
+    library = ctypes.CDLL(None)
+    library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
+    library.free(library.malloc(LARGEST_LEARNT))
 
 
 def _offer(library: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m lazy_tensor.kernels.worker`: a child process that builds segments for its parent.
+"""What a child process runs that builds segments for its parent; `workers` starts it.
 
 In: requests on standard input. Out: artifacts on what was standard output. Ends when its parent
 does.
@@ -25,8 +25,6 @@ from lazy_tensor.kernels.workers import receive, send
 
 def main(build_dir: str | None = None) -> None:
     """Serve until the parent closes its end of the pipe; work in `build_dir`."""
-    # gentle, but not starved: on few cores a training run takes all that it is left
-    os.nice(3)
     if build_dir is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = build_dir
         _drop_stale(Path(build_dir))
@@ -87,7 +85,3 @@ def _told(error: Exception) -> str:
     line = traceback.format_exception_only(error)[-1].strip()
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{line} ({os.path.basename(last.filename)}:{last.lineno})"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

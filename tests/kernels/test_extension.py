@@ -44,6 +44,17 @@ def test_it_is_compiled_once_and_then_taken_from_disk(tmp_path, source, request)
     assert second.status == "in use"
 
 
+def test_the_compiler_runs_in_the_session_of_the_program_but_not_its_process_group(tmp_path):
+    told = "import os, sys; open(sys.argv[-1], 'w').write(f'{os.getsid(0)} {os.getpgrp()}')"
+    disk = Disk(tmp_path / "disk")
+    extension._build_apart(disk, "key", [sys.executable, "-c", told])
+    library = disk.get("key")
+    assert library is not None
+    session, group = map(int, library.split())
+    assert session == os.getsid(0)  # sessions are scheduled as equals, nice or not
+    assert group != os.getpgrp()
+
+
 def test_disk_alone_is_asked_first(tmp_path, source, request):
     disk = Disk(tmp_path / "disk")
     found: list[bytes] = []

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -211,3 +212,26 @@ def test_without_a_compiler_there_is_none(monkeypatch):
         torch.ones(SIDE, SIDE)
     without.clear()
     assert without.info().currsize == 0
+
+
+FRESH_PAGES = """
+from resource import RUSAGE_SELF, getrusage
+import torch
+from lazy_tensor import lazy_mode
+def touch():
+    return [torch.zeros(1 << 18, dtype=torch.double) for _ in range(4)]
+with lazy_mode(compile="off"):
+    torch.ones(3) + 1
+for _ in range(4):
+    touch()
+before = getrusage(RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    touch()
+print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep the heap")
+def test_smaller_blocks_are_not_touched_afresh_each_time_even_without_the_pool():
+    done = subprocess.run([sys.executable, "-c", FRESH_PAGES], capture_output=True, text=True)
+    assert int(done.stdout) < 1000, done.stderr  # of 20,000

@@ -18,7 +18,14 @@ import torch
 
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
 from lazy_tensor.kernels.inductor import InductorBackend
-from lazy_tensor.kernels.workers import BuildError, Workers, is_known_to_workers, receive, send
+from lazy_tensor.kernels.workers import (
+    BEHIND,
+    BuildError,
+    Workers,
+    is_known_to_workers,
+    receive,
+    send,
+)
 
 aten = torch.ops.aten
 SPEC = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
@@ -139,6 +146,32 @@ except BuildError:
             return
         time.sleep(0.05)  # the worker reads the end of its parent, there is no event to wait for
     raise AssertionError(f"worker {pid} is still running")
+
+
+def test_worker_runs_behind_the_program(workers):
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    pid = process_of(workers).pid
+    expected = min(os.getpriority(os.PRIO_PROCESS, 0) + BEHIND, 19)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == expected
+    assert os.getsid(pid) == os.getsid(0)  # sessions are scheduled as equals, nice or not
+
+
+@pytest.mark.parametrize("name", ["nt", "cProfile"])
+def test_worker_does_not_take_modules_from_beside_the_program(tmp_path, name):
+    tests = Path(__file__).parent
+    (tmp_path / f"{name}.py").write_text("raise ImportError('a file of the user')")
+    (tmp_path / "program.py").write_text(
+        f"import sys; here = sys.path.pop(0); sys.path[:0] = [{str(tests)!r}]\n"
+        "from test_workers import *\n"
+        "sys.path.insert(0, here)\n"
+        "workers = Workers(1)\n"
+        "print(len(workers.build(InductorBackend(), GOOD)) > 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_torch_constants_are_not_named_by_a_module_of_the_user(monkeypatch):
