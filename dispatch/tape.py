@@ -15,7 +15,7 @@ import torch
 from lazy_tensor.dispatch.meta import Meta, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only
-from lazy_tensor.dispatch.trace import Trace
+from lazy_tensor.dispatch.trace import Trace, local
 from lazy_tensor.dispatch.where import user_line
 
 
@@ -93,6 +93,12 @@ def drawn(trace: Trace, draw: Draw) -> torch.Tensor:
     """What `draw` draws, noted if a tape is on."""
     tape = trace.tape
     return draw() if tape is None else tape.drawn(draw)
+
+
+def stop_tape(why: str) -> None:
+    """Take the tape off this thread's trace, if one is on: `why` this line can't be replayed."""
+    if local.trace.tape is not None:
+        local.trace.tape.stop(f"{why} at {user_line()}")
 
 
 class _Watched:

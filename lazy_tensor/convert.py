@@ -14,12 +14,12 @@ from lazy_tensor.dispatch import host, memory
 from lazy_tensor.dispatch.meta import is_recordable
 from lazy_tensor.dispatch.torch_private import is_resizable, no_modes, without_weak_references
 from lazy_tensor.dispatch.trace import local
-from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_copy
+from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detached
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 before_wrapping: list[Callable[[], None]] = []
-"""Called before tensors become lazy in no mode; `lazy_tensor.ways` puts its patches in place."""
+"""Called by `wrap`: what lazy tensors need in no mode too puts itself here."""
 
 
 def is_lazy(t: Any) -> bool:
@@ -147,11 +147,7 @@ def _sharding() -> Any:
 def _plain_twin(tensor: LazyTensor) -> torch.Tensor:
     if _is_sharded(tensor):
         return _like(tensor, _sharding().released(tensor))
-    data = computed(tensor)
-    memory.share(data)
-    with no_modes():
-        data = data.detach()
-    return _like(tensor, data)
+    return _like(tensor, plain_detached(tensor))
 
 
 def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:

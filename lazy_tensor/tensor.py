@@ -20,8 +20,8 @@ from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.peek import is_looked_at, peek, shown
 from lazy_tensor.dispatch.record import recorder
+from lazy_tensor.dispatch.tape import stop_tape
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
-from lazy_tensor.dispatch.where import user_line
 
 
 class LazyTensor(host.ValueTensor):
@@ -157,8 +157,7 @@ class LazyTensor(host.ValueTensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
-        if local.trace.tape is not None:
-            local.trace.tape.stop(f"Tensor.data is set at {user_line()}")
+        stop_tape("Tensor.data is set")
         if not isinstance(new, LazyTensor):
             flush_here("Tensor.data", quiet=True)
             with torch_private.no_modes():
@@ -237,10 +236,7 @@ class _ToPlain(torch.autograd.Function):
 
     @staticmethod
     def forward(tensor: LazyTensor) -> torch.Tensor:
-        data = computed(tensor)
-        memory.share(data)
-        with torch_private.no_modes():
-            return data.detach()
+        return plain_detached(tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
@@ -254,8 +250,7 @@ class _ToPlain(torch.autograd.Function):
 def computed(tensor: LazyTensor) -> torch.Tensor:
     """The plain tensor behind `tensor`, its pending ops run. It shares `tensor`'s memory."""
     value = tensor._value
-    if local.trace.tape is not None:
-        local.trace.tape.stop(f"a tensor is read at {user_line()}")
+    stop_tape("a tensor is read")
     if value.failure is None:
         run_now.compute(value)
     if value.failure is not None:
@@ -272,10 +267,21 @@ def plain_alias(tensor: LazyTensor) -> torch.Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
         alias: torch.Tensor = _ToPlain.apply(tensor)  # type: ignore[no-untyped-call]
         return alias
-    data = computed(tensor)
-    memory.share(data)
+    return plain_detached(tensor)
+
+
+def plain_detached(tensor: LazyTensor) -> torch.Tensor:
+    """The same, of which autograd knows nothing."""
+    data = shared(tensor)
     with torch_private.no_modes():
         return data.detach()
+
+
+def shared(tensor: LazyTensor) -> torch.Tensor:
+    """Like `computed`, for callers that give the memory to a plain tensor."""
+    data = computed(tensor)
+    memory.share(data)
+    return data
 
 
 def exposed(tensor: LazyTensor) -> torch.Tensor:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.convert import unwrap
-from lazy_tensor.dispatch import memory, torch_private
+from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.peek import is_looked_at, peek_memory, shown
 from lazy_tensor.dispatch.run_now import sees_pending
+from lazy_tensor.dispatch.tape import stop_tape
 from lazy_tensor.dispatch.torch_private import no_modes
 from lazy_tensor.dispatch.trace import Trace, local
-from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.held import made_plain
-from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias
-
-Function = Callable[..., Any]
+from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, shared
 
 
 class _Here(threading.local):
@@ -43,32 +42,38 @@ def is_active() -> bool:
     return here.depth > 0
 
 
-def _stop_tape(why: str) -> None:
-    if local.trace.tape is not None:
-        local.trace.tape.stop(f"{why} at {user_line()}")
+def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
+    """Run what is pending, for `cause`; a call that is to be replayed is told `why` it can't be."""
+    stop_tape(why)
+    flush_here(cause, quiet=quiet)
 
 
-def flushing(name: str, own: Any, *, before: Callable[[torch.Tensor], object] | None = None) -> Any:
-    """A method of plain tensors that reads memory: what is pending goes first, then `before`."""
-    if not callable(own):
-        return own
+def flushing(
+    name: str, own: Any, *, whose: str = "Tensor.", before: Callable[[Any], object] | None = None
+) -> Any:
+    """A method of plain tensors, or storages, that reads memory: what is pending goes first, then
+    `before`."""
+    cause = f"{whose}{name}"
 
     @functools.wraps(own)
-    def flush_first(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         # busy: the call comes from within recording, which reads storages and metadata only
-        if not isinstance(self, LazyTensor) and is_active() and not local.trace.busy:
-            if name == "__repr__" and is_looked_at():
-                found = peek_memory(local.trace, self)
-                return f"<{type(self).__name__}, pending>" if found is None else shown(found)
-            _stop_tape(f"Tensor.{name} reads memory")
-            flush_here(f"Tensor.{name}")
-            with no_modes():
-                if before is not None:
-                    before(self)
-                return own(self, *args, **kwargs)
-        return own(self, *args, **kwargs)
+        if isinstance(self, LazyTensor) or not is_active() or local.trace.busy:
+            return own(self, *args, **kwargs)
+        if name == "__repr__" and is_looked_at():
+            found = peek_memory(local.trace, self)
+            return f"<{type(self).__name__}, pending>" if found is None else shown(found)
+        _flush(cause, f"{cause} reads memory")
+        with no_modes():
+            if before is not None:
+                before(self)
+            return own(self, *args, **kwargs)
 
     return flush_first
+
+
+flushing_storage = functools.partial(flushing, whose="a storage's ")
+"""The same for storages; one may have been taken before a write was recorded, so all is run."""
 
 
 def converting(name: str, own: Any) -> Any:
@@ -78,48 +83,40 @@ def converting(name: str, own: Any) -> Any:
     @functools.wraps(own)
     def flush_first(self: torch.Tensor) -> Any:
         if is_active() and torch_private.are_modes_put_aside():
-            _flush_for([self], f"Tensor.{name}")
+            _flush_if_pending([self], f"Tensor.{name}")
         return own(self)
 
     return flush_first
 
 
-def _flush_for(tensors: list[torch.Tensor], name: str) -> None:
+def _flush_if_pending(tensors: list[torch.Tensor], cause: str) -> None:
     if not local.trace.busy and sees_pending(local.trace, tensors):
-        _stop_tape(f"{name} reads memory")
-        flush_here(name)
-
-
-def flushing_storage(name: str, own: Any) -> Any:
-    """The same for a method of storages, which may have been taken before a write was recorded."""
-
-    @functools.wraps(own)
-    def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_active() or local.trace.busy:
-            return own(self, *args, **kwargs)
-        _stop_tape(f"a storage's {name} reads memory")
-        if local.trace.state is not local.trace.root:
-            flush_here(f"a storage's {name}")
-        with no_modes():
-            return own(self, *args, **kwargs)
-
-    return flush_first
+        _flush(cause, f"{cause} reads memory")
 
 
 def on_plain_tensors(name: str, own: Any) -> Any:
     """A function that needs memory: called outside the mode, on computed values."""
 
+    def computed_all(arguments: Any) -> Any:
+        _flush(name, f"{name}() runs inside", quiet=True)
+        return pytree.tree_map_only(LazyTensor, computed, arguments)
+
+    return _outside(own, computed_all)
+
+
+def _outside(own: Any, prepared: Callable[[Any], Any] | None = None) -> Any:
+    """`own`, called outside the mode if this thread is in it, on its `prepared` arguments."""
+
     @functools.wraps(own)
-    def without_mode(*args: Any, **kwargs: Any) -> Any:
+    def outside(*args: Any, **kwargs: Any) -> Any:
         if not is_active():
             return own(*args, **kwargs)
-        _stop_tape(f"{name}() runs inside")
-        flush_here(name, quiet=True)
-        args, kwargs = pytree.tree_map_only(LazyTensor, computed, (args, kwargs))
+        if prepared is not None:
+            args, kwargs = prepared((args, kwargs))
         with no_modes():
             return own(*args, **kwargs)
 
-    return without_mode
+    return outside
 
 
 def on_computed(name: str, own: Any) -> Any:
@@ -130,8 +127,7 @@ def on_computed(name: str, own: Any) -> Any:
         lazy = [a for a in _flat(args, kwargs) if isinstance(a, LazyTensor)]
         if not (lazy or is_active()):
             return own(*args, **kwargs)
-        _stop_tape(f"{name}() reads a tensor's values")
-        flush_here(name)
+        _flush(name, f"{name}() reads a tensor's values")
         plain_of = {id(tensor): plain_alias(tensor) for tensor in lazy}
         lazy_of = {id(plain_of[id(tensor)]): tensor for tensor in lazy}
         args, kwargs = pytree.tree_map_only(
@@ -169,7 +165,7 @@ def with_plain_integers(name: str, own: Any) -> Any:
     def plain(argument: Any) -> Any:
         if not isinstance(argument, LazyTensor) or argument.is_floating_point():
             return argument
-        _stop_tape(f"torch.{name} reads a tensor's values")
+        stop_tape(f"torch.{name} reads a tensor's values")
         return computed(argument)
 
     @functools.wraps(own)
@@ -186,15 +182,7 @@ def with_plain_integers(name: str, own: Any) -> Any:
 
 def with_plain_memory(name: str, own: Any) -> Any:
     """The same for one that writes the memory of new tensors, too: those are none of the mode's."""
-
-    @functools.wraps(own)
-    def without_mode(*args: Any, **kwargs: Any) -> Any:
-        if not is_active():
-            return own(*args, **kwargs)
-        with no_modes():
-            return own(*args, **kwargs)
-
-    return with_plain_integers(name, without_mode)
+    return with_plain_integers(name, _outside(own))
 
 
 def on_plain_program(name: str, own: Any) -> Any:
@@ -211,12 +199,10 @@ def on_plain_program(name: str, own: Any) -> Any:
         is_lazy = any(isinstance(leaf, LazyTensor) for leaf in leaves)
         if not (is_active() or is_lazy) or torch_private.is_own_mode_entered():
             return own(*args, **kwargs)  # a part of what is taken apart already
-        _stop_tape(f"{name}() takes a program apart")
-        flush_here(name, quiet=True)
+        _flush(name, f"{name}() takes a program apart", quiet=True)
         if is_lazy:
             args, kwargs = pytree.tree_map_only(LazyTensor, plain_alias, (args, kwargs))
-        program = torch_private.compiled_from(own)
-        with made_plain((program, *leaves)), no_modes():
+        with made_plain((torch_private.compiled_from(own), *leaves)), no_modes():
             return own(*args, **kwargs)
 
     return without_mode
@@ -237,13 +223,9 @@ def compiling(name: str, own: Any) -> Any:
     @functools.wraps(own)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         made = own(*args, **kwargs)
-        return on_plain_program(name, made) if callable(made) and _is_function(made) else made
+        return on_plain_program(name, made) if isinstance(made, FunctionType) else made
 
     return compiled
-
-
-def _is_function(made: Any) -> bool:
-    return type(made) is type(_is_function)
 
 
 def on_plain_module(name: str, own: Any) -> Any:
@@ -266,8 +248,7 @@ def releasing(name: str, own: Any) -> Any:
     def flush_first(*args: Any, **kwargs: Any) -> Any:
         # not before it is known that this thread is in the mode: a thread that begins has no trace
         if is_active() and _holds_a_whole_call(local.trace):
-            _stop_tape(f"{name}() lets another thread go on")
-            flush_here(name, quiet=True)
+            _flush(name, f"{name}() lets another thread go on", quiet=True)
         return own(*args, **kwargs)
 
     return flush_first
@@ -311,18 +292,17 @@ def around_own_mode(name: str, own: Any) -> Any:
 def making_subclass(name: str, own: Any) -> Any:
     """`Tensor._make_subclass` of a lazy tensor: a lazy parameter, or a plain object of the class
     asked for, on its memory."""
-    make = own.__func__ if isinstance(own, staticmethod) else own
 
-    @functools.wraps(make)
+    @functools.wraps(own)
     def made(cls: type[Any], data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(data, LazyTensor):
-            return make(cls, data, *args, **kwargs)
+            return own(cls, data, *args, **kwargs)
         if cls in (torch.Tensor, torch.nn.Parameter):
             requires_grad = args[0] if args else kwargs.get("require_grad", False)
             if cls is torch.nn.Parameter:
                 return torch.nn.Parameter(data, requires_grad)
             return data.detach().requires_grad_(requires_grad)
-        return make(cls, _shared(data), *args, **kwargs)
+        return own(cls, shared(data), *args, **kwargs)
 
     return staticmethod(made)
 
@@ -333,8 +313,9 @@ def making_tensor(name: str, own: Any) -> Any:
     def new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         if not is_active() or local.trace.busy:
             return own(cls, *args, **kwargs)
-        _flush_for([a for a in args if isinstance(a, torch.Tensor)], "torch.Tensor")  # sizes, too
-        args = tuple(_shared(a) if isinstance(a, LazyTensor) else a for a in args)
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]  # among sizes, say
+        _flush_if_pending(tensors, "torch.Tensor")
+        args = tuple(shared(a) if isinstance(a, LazyTensor) else a for a in args)
         with no_modes():
             return own(cls, *args, **kwargs)
 
@@ -343,21 +324,14 @@ def making_tensor(name: str, own: Any) -> Any:
 
 def making_parameter(name: str, own: Any) -> Any:
     """`nn.Parameter.__new__` of a derived class: a plain object of that class."""
-    make = own.__func__ if isinstance(own, staticmethod) else own
 
-    @functools.wraps(make)
+    @functools.wraps(own)
     def new(cls: type[Any], data: Any = None, *args: Any, **kwargs: Any) -> Any:
         if cls is not torch.nn.Parameter and isinstance(data, LazyTensor):
-            data = _shared(data)
-        return make(cls, data, *args, **kwargs)
+            data = shared(data)
+        return own(cls, data, *args, **kwargs)
 
     return staticmethod(new)
-
-
-def _shared(tensor: LazyTensor) -> torch.Tensor:
-    data = computed(tensor)
-    memory.share(data)
-    return data
 
 
 def _data_property() -> property:
@@ -367,10 +341,9 @@ def _data_property() -> property:
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
         if not isinstance(self, LazyTensor):
             if is_active():  # what is pending knows `self` by the size it had
-                _stop_tape("Tensor.data is set")
-                flush_here("Tensor.data")
+                _flush("Tensor.data", "Tensor.data is set")
             if isinstance(new, LazyTensor):
-                new = _shared(new)
+                new = shared(new)
         own.__set__(self, new)
 
     return property(own.__get__, set_data)
