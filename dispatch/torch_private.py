@@ -2,7 +2,7 @@
 
 Tested on torch 2.13; a torch that lacks one of these fails on import. Nothing else in these folders
 touches `torch._C`, or a name of torch that begins with an underscore (an `OpOverload`'s `_op` and
-`_schema` excepted).
+`_schema` excepted), but `lazy_tensor.torch_ways`, which names what is replaced.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch._dynamo.eval_frame
 import torch._dynamo.trace_rules
-import torch.export
-import torch.nn.parallel
 from torch._C import DispatchKey
 from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import (
@@ -27,10 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd import forward_ad
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.utils import parametrize
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
@@ -514,68 +508,6 @@ def script_as(made: Any, own: Any) -> None:
     if name is not None:
         torch.jit._builtins._register_builtin(made, name)
         _scripted.append(made)  # another object would get its id
-
-
-Function = tuple[Any, str]
-
-
-def _existing(*functions: Function) -> tuple[Function, ...]:
-    return tuple((owner, name) for owner, name in functions if hasattr(owner, name))
-
-
-READS_INTEGERS = _existing(
-    (torch.Tensor, "tensor_split"), (torch, "tensor_split"), (torch._VF, "lstm"),
-    (torch._VF, "gru"), (torch._VF, "rnn_tanh"), (torch._VF, "rnn_relu"),
-)  # fmt: skip
-"""Composite ops whose C++ reads the memory of integers in the second place before any mode is
-asked."""
-PAD_PACKED: Function = (torch._VF, "_pad_packed_sequence")
-"""The same, and it writes the memory of what it makes."""
-READS_ARGUMENTS = _existing(
-    *((torch, name) for name in (
-        "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
-        "_sobol_engine_scramble_", "choose_qparams_optimized", "fbgemm_linear_fp16_weight",
-        "fbgemm_linear_fp16_weight_fp32_activation", "fbgemm_linear_int8_weight",
-        "fbgemm_linear_int8_weight_fp32_activation", "fbgemm_linear_quantize_weight",
-        "fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix", "sparse_coo_tensor",
-        "sparse_compressed_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor",
-        "sparse_bsc_tensor",
-    )),
-    (torch._C, "_cuda_jiterator_compile_and_launch_kernel"),
-)  # fmt: skip
-"""Composite ops, and kernels of `torch.cuda.jiterator`, whose C++ reads the memory of their
-arguments before any mode is asked."""
-MAKES_MEMORY = _existing(
-    (torch, "load"), (torch.serialization, "load"), (torch.jit, "load"), (torch.jit, "save"),
-    (torch.jit._script.RecursiveScriptModule, "save"),
-    (torch.jit._script.RecursiveScriptModule, "save_to_buffer"), (torch, "from_file"),
-)  # fmt: skip
-"""What reads tensors from files, or writes them, in C++."""
-TAKES_PROGRAMS = _existing(
-    (proxy_tensor._MakefxTracer, "trace"), (torch.jit, "trace"), (torch.jit, "trace_module"),
-    (torch.jit, "script"), (torch.export, "export"), (torch.export, "export_for_training"),
-    (torch.export.ExportedProgram, "run_decompositions"), (torch.library, "opcheck"),
-    (torch._dynamo.eval_frame.OptimizedModule, "__call__"),
-    (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
-)  # fmt: skip
-"""What runs a program, and its tensors, through tracers of torch's own."""
-COMPILES: Function = (torch._dynamo.eval_frame._TorchDynamoContext, "__call__")
-"""What makes a function that is traced and compiled when it is called."""
-
-
-def compiled_from(function: Any) -> Any:
-    """The user's function that a compiled one is made from."""
-    return getattr(function, "_torchdynamo_orig_callable", None)
-
-
-OWN_MODES: tuple[Any, ...] = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
-TORCH_DDP: Any = torch.nn.parallel.DistributedDataParallel
-if torch.distributed.is_available():
-    MAKES_MEMORY += _existing(
-        (torch.distributed, "_broadcast_coalesced"),
-        (torch.distributed, "_verify_params_across_processes"),
-        (torch._C._distributed_c10d.Reducer, "_rebuild_buckets"),
-    )
 
 
 def are_modes_put_aside() -> bool:

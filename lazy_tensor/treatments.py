@@ -24,6 +24,7 @@ from lazy_tensor.dispatch.torch_private import no_modes
 from lazy_tensor.dispatch.trace import Trace, local
 from lazy_tensor.held import made_plain
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, shared
+from lazy_tensor.torch_ways import compiled_from
 
 
 class _Here(threading.local):
@@ -202,7 +203,7 @@ def on_plain_program(name: str, own: Any) -> Any:
         _flush(name, f"{name}() takes a program apart", quiet=True)
         if is_lazy:
             args, kwargs = pytree.tree_map_only(LazyTensor, plain_alias, (args, kwargs))
-        with made_plain((torch_private.compiled_from(own), *leaves)), no_modes():
+        with made_plain((compiled_from(own), *leaves)), no_modes():
             return own(*args, **kwargs)
 
     return without_mode
@@ -334,9 +335,8 @@ def making_parameter(name: str, own: Any) -> Any:
     return staticmethod(new)
 
 
-def _data_property() -> property:
+def setting_data(name: str, own: Any) -> Any:
     """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
-    own = torch_private.tensor_data
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
         if not isinstance(self, LazyTensor):
@@ -347,6 +347,3 @@ def _data_property() -> property:
         own.__set__(self, new)
 
     return property(own.__get__, set_data)
-
-
-DATA = _data_property()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing.pool
 import multiprocessing.process
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -17,152 +18,112 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.dlpack
 
-from lazy_tensor import convert, treatments
+from lazy_tensor import convert, torch_ways, treatments
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.patches import Patch, Patches
+from lazy_tensor.torch_ways import Place, of
 
 
 class Way(NamedTuple):
-    """Attributes of one owner that are treated alike.
+    """Attributes that are treated alike.
 
-    `reason` says what would go wrong; `patch` makes the treatment of each, from its name and what
-    stands there. `without_mode`: it is in place as soon as there are lazy tensors outside a mode.
+    `reason` says what would go wrong; `treatment` gives what is to stand there, from an attribute's
+    name and what stands there. `without_mode`: it is in place as soon as there are lazy tensors
+    outside a mode.
     """
 
-    owner: Any
-    names: tuple[str, ...]
+    places: tuple[Place, ...]
     reason: str
-    patch: Any
+    treatment: Any
     without_mode: bool = False
 
 
-READS_MEMORY = (
-    "numpy", "tolist", "data_ptr", "__array__", "untyped_storage", "_typed_storage",
-    "storage", "share_memory_", "__repr__", "__deepcopy__", "__reduce_ex__", "apply_", "new",
-    "const_data_ptr",
-)  # fmt: skip
-STORAGE = tuple(
-    name
-    for name in (
-        "__copy__", "__deepcopy__", "__getitem__", "__iter__", "__reduce__", "__setitem__",
-        "_byteswap", "_get_shared_fd", "_resize_with_addr_", "_set_from_file", "_share_cuda_",
-        "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_", "_to", "_write_file",
-        "byteswap", "clone", "copy_", "cpu", "cuda", "data_ptr", "fill_", "pin_memory", "resize_",
-        "share_memory_", "to", "tolist", "type",
-    )
-    if hasattr(torch.UntypedStorage, name)
-)  # fmt: skip
-TYPED_STORAGE = ("__getitem__", "__setitem__", "_getitem", "_setitem", "copy_", "fill_", "tolist")
-
 TABLE: tuple[Way, ...] = (
+    Way(torch_ways.READS_MEMORY, "reads, or hands out, memory that a pending op writes",
+        treatments.flushing),
     Way(
-        torch.Tensor, tuple(n for n in READS_MEMORY if hasattr(torch.Tensor, n)),
-        "reads, or hands out, memory that a pending op writes", treatments.flushing,
-    ),
-    Way(
-        torch.Tensor, ("__dlpack__",), "hands out memory that a pending op writes, for good",
+        of(torch.Tensor, "__dlpack__"), "hands out memory that a pending op writes, for good",
         partial(treatments.flushing, before=torch_private.fix_memory),
     ),
-    *(
-        Way(owner, ("to_dlpack",), "C++ reads memory, and hands it out", treatments.to_dlpack,
-            without_mode=True)
-        for owner in (torch, torch.utils.dlpack)
-    ),
+    Way(((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")),
+        "C++ reads memory, and hands it out", treatments.to_dlpack, without_mode=True),
     Way(
-        torch.Tensor, ("__float__", "__int__", "__index__", "__bool__", "__complex__"),
+        of(torch.Tensor, "__float__", "__int__", "__index__", "__bool__", "__complex__"),
         "C++ reads tensors in a list by them (`torch.tensor`), with modes put aside",
         treatments.converting,
     ),
-    Way(torch.utils, ("swap_tensors",), "pending ops know tensors by their objects",
+    Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
         treatments.releasing),
-    Way(torch.Tensor, ("data",), "torch takes a tensor of another class for one with memory",
-        lambda name, own: treatments.DATA, without_mode=True),
-    Way(torch.Tensor, ("map_", "map2_"), "goes through the memory of all that it is given",
+    Way(of(torch.Tensor, "data"), "torch takes a tensor of another class for one with memory",
+        treatments.setting_data, without_mode=True),
+    Way(of(torch.Tensor, "map_", "map2_"), "goes through the memory of all that it is given",
         treatments.on_computed, without_mode=True),
     Way(
-        torch.UntypedStorage, STORAGE,
+        torch_ways.STORAGE,
         "reads memory that a pending op writes; what it copies the mode would record",
         treatments.flushing_storage,
     ),
-    Way(torch.TypedStorage, TYPED_STORAGE, "makes tensors that the mode would record",
+    Way(torch_ways.TYPED_STORAGE, "makes tensors that the mode would record",
         treatments.flushing_storage),
-    *(
-        Way(owner, (name,), "writes memory that it makes, or reads files into it",
-            treatments.on_plain_tensors)
-        for owner, name in torch_private.MAKES_MEMORY
-    ),
-    *(
-        Way(owner, (name,), "C++ reads the values of what it is given before any mode is asked",
-            treatments.on_computed, without_mode=True)
-        for owner, name in torch_private.READS_ARGUMENTS
-    ),
-    *(
-        Way(owner, (name,), "C++ reads its indices, or sizes of batches, before any mode is asked",
-            treatments.with_plain_integers, without_mode=True)
-        for owner, name in torch_private.READS_INTEGERS
-    ),
-    Way(
-        torch_private.PAD_PACKED[0], (torch_private.PAD_PACKED[1],),
-        "the same, and it writes the memory of what it makes",
-        treatments.with_plain_memory, without_mode=True,
-    ),
-    *(
-        Way(owner, (name,), "takes a program apart by means of its own: tensors, modes, proxies",
-            treatments.on_plain_program, without_mode=True)
-        for owner, name in torch_private.TAKES_PROGRAMS
-    ),
-    *(
-        Way(mode, ("__enter__", "__exit__"),
-            "a mode of torch's own: what runs below it is none of the program's",
-            treatments.around_own_mode, without_mode=True)
-        for mode in torch_private.OWN_MODES
-    ),
-    Way(
-        torch_private.TORCH_DDP, ("__init__",), "its reducer is C++ that reads parameters' memory",
-        treatments.on_plain_module, without_mode=True,
-    ),
-    Way(torch.Tensor, ("_make_subclass",), "one object can't have two classes",
+    Way(torch_ways.MAKES_MEMORY, "writes memory that it makes, or reads files into it",
+        treatments.on_plain_tensors),
+    Way(torch_ways.READS_ARGUMENTS,
+        "C++ reads the values of what it is given before any mode is asked",
+        treatments.on_computed, without_mode=True),
+    Way(torch_ways.READS_INTEGERS,
+        "C++ reads its indices, or sizes of batches, before any mode is asked",
+        treatments.with_plain_integers, without_mode=True),
+    Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
+        treatments.with_plain_memory, without_mode=True),
+    Way(torch_ways.TAKES_PROGRAMS,
+        "takes a program apart by means of its own: tensors, modes, proxies",
+        treatments.on_plain_program, without_mode=True),
+    Way(torch_ways.OWN_MODES,
+        "a mode of torch's own: what runs below it is none of the program's",
+        treatments.around_own_mode, without_mode=True),
+    Way(of(torch.nn.parallel.DistributedDataParallel, "__init__"),
+        "its reducer is C++ that reads parameters' memory",
+        treatments.on_plain_module, without_mode=True),
+    Way(of(torch.Tensor, "_make_subclass"), "one object can't have two classes",
         treatments.making_subclass, without_mode=True),
-    Way(torch.Tensor, ("__new__",), "its result is recorded, and one object can't have two classes",
+    Way(of(torch.Tensor, "__new__"),
+        "its result is recorded, and one object can't have two classes",
         treatments.making_tensor),
-    Way(torch.nn.Parameter, ("__new__",), "a derived class would be lost",
+    Way(of(torch.nn.Parameter, "__new__"), "a derived class would be lost",
         treatments.making_parameter, without_mode=True),
-    Way(multiprocessing.process.BaseProcess, ("_bootstrap",),
+    Way(of(multiprocessing.process.BaseProcess, "_bootstrap"),
         "a forked process ends without leaving the blocks that it was forked in",
         treatments.in_new_process),
-    *(
-        Way(owner, names, "another thread, or process, goes on from here without the mode",
-            treatments.releasing)
-        for owner, names in (
-            (threading.Thread, ("start",)),
-            (threading.Condition, ("notify",)),
-            (ThreadPoolExecutor, ("submit",)),
-            (multiprocessing.pool.Pool, ("apply_async", "_map_async", "imap", "imap_unordered")),
-            (multiprocessing.process.BaseProcess, ("start",)),
-        )
+    Way(
+        (
+            (threading.Thread, "start"),
+            (threading.Condition, "notify"),
+            (ThreadPoolExecutor, "submit"),
+            *of(multiprocessing.pool.Pool, "apply_async", "_map_async", "imap", "imap_unordered"),
+            (multiprocessing.process.BaseProcess, "start"),
+        ),
+        "another thread, or process, goes on from here without the mode",
+        treatments.releasing,
     ),
 )  # fmt: skip
 
 COMPILED = Way(
-    torch_private.COMPILES[0], (torch_private.COMPILES[1],),
+    torch_ways.COMPILES,
     "compiled functions are made before a mode is entered, and read memory in it",
     treatments.compiling,
-)  # fmt: skip
+)
 """In place from the import on."""
 
 
-def _patches(*, without_mode: bool) -> Patches:
+def _patches(ways: Iterable[Way]) -> Patches:
     return Patches(
-        Patch(way.owner, name, partial(way.patch, name))
-        for way in TABLE
-        if way.without_mode is without_mode
-        for name in way.names
+        Patch(owner, name, partial(way.treatment, name))
+        for way in ways
+        for owner, name in way.places
     )
 
 
-IN_MODE = _patches(without_mode=False)
-WITH_LAZY = _patches(without_mode=True)
-Patches(
-    [Patch(COMPILED.owner, COMPILED.names[0], partial(COMPILED.patch, COMPILED.names[0]))]
-).put()
+IN_MODE = _patches(way for way in TABLE if not way.without_mode)
+WITH_LAZY = _patches(way for way in TABLE if way.without_mode)
+_patches([COMPILED]).put()
 convert.before_wrapping.append(cache(WITH_LAZY.put))

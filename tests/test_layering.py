@@ -14,7 +14,7 @@ MAY_IMPORT = {
 }
 ADAPTERS = {
     "dispatch/torch_private.py", "kernels/torch_inductor.py", "kernels/torch_private.py",
-    "sharding/torch_fsdp.py", "sharding/torch_private.py",
+    "lazy_tensor/torch_ways.py", "sharding/torch_fsdp.py", "sharding/torch_private.py",
 }  # fmt: skip
 # What torch's own documentation, or other libraries, use under these names.
 PUBLIC_IN_ALL_BUT_NAME = {

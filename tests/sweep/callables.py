@@ -124,7 +124,7 @@ def core(every: int = 24) -> list[str]:
 def _is_a_way(name: str) -> bool:
     owner, attribute = name.rsplit(".", 1)
     of = CLASSES.get(owner) or MODULES[owner]
-    return any(way.owner is of and attribute.removesuffix("=") in way.names for way in ways.TABLE)
+    return any((of, attribute.removesuffix("=")) in way.places for way in ways.TABLE)
 
 
 @cache
