@@ -114,10 +114,10 @@ def rule_from_schema(facts: OpFacts) -> Rule:
 
 
 @cache
-def is_question(op: OpOverload) -> bool:
+def is_question(op: Any) -> bool:
     """Whether the op only asks a tensor for its size, layout or device: classes that answer
     themselves (nested, fake and functional tensors) get such calls, which no dispatcher knows."""
-    return not torch_private.is_in_dispatcher(op)
+    return isinstance(op, OpOverload) and not torch_private.is_in_dispatcher(op)
 
 
 @cache

@@ -230,10 +230,8 @@ def is_resizable(tensor: torch.Tensor) -> bool:
     return storage_of(tensor).resizable()
 
 
-def is_in_dispatcher(op: Any) -> bool:
-    """Whether C++ knows the op; higher-order ops, and those that ask for metadata, are Python's."""
-    if not isinstance(op, OpOverload):
-        return True
+def is_in_dispatcher(op: OpOverload) -> bool:
+    """Whether C++ knows the op: not those by which Python asks tensors for their metadata."""
     return bool(torch._C._dispatch_has_kernel(op.name()))
 
 
@@ -264,7 +262,7 @@ def decompose(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 _ABOVE_AUTOGRAD = DispatchKey.PythonTLSSnapshot
 """A key that modes and tensor subclasses have, and that comes before all that takes ops apart."""
-_above_autograd = torch.library.Library("aten", "IMPL")
+_kernels = torch.library.Library("aten", "IMPL")
 
 
 def put_above_autograd(
@@ -280,7 +278,7 @@ def put_above_autograd(
         return op.redispatch(keys & after, tensor, *args, **kwargs)
 
     name = op._schema.name.removeprefix("aten::")
-    _above_autograd.impl(name, choose, _ABOVE_AUTOGRAD.name, with_keyset=True)
+    _kernels.impl(name, choose, _ABOVE_AUTOGRAD.name, with_keyset=True)
 
 
 def is_seen_by_none_but(own: type[Any]) -> bool:
