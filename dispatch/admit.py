@@ -6,6 +6,7 @@ now.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def _part_let_in(
         if passes and kind is host.tensor_class:
             slot = _known_copy(trace, facts, data, reads)
         elif not passes and _is_private(data, in_mode):
-            slot = _known_leaf(trace, data)
+            slot = _known_leaf(trace, data, meta_of(data))
         else:
             raise _NeedsALook
         if not traces.enter(value, slot):
@@ -140,7 +141,7 @@ def _part_let_in(
         if not _is_simple(data):
             raise _NeedsALook
         if _is_private(data, in_mode):
-            slot = _known_leaf(trace, data)
+            slot = _known_leaf(trace, data, meta_of(data))
         else:
             slot = _known_copy(trace, facts, data, reads)
             trace.passing.append(id(argument))
@@ -169,13 +170,13 @@ def _is_simple(tensor: torch.Tensor) -> bool:
     )
 
 
-def _known_leaf(trace: Trace, tensor: torch.Tensor) -> Slot:
+def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
     """The slot of one more leaf, of metadata that came here before."""
-    meta, storage = meta_of(tensor), torch_private.storage_id(tensor)
+    storage = torch_private.storage_id(data)
     state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
     if state is None:
         raise _NeedsALook
-    return _step_to_leaf(trace, state, tensor, storage, meta[2])
+    return _step_to_leaf(trace, state, data, storage, meta[2])
 
 
 def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
@@ -186,9 +187,7 @@ def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool)
     if slot is None:
         if not copies.can_take(trace, tensor):
             raise _NeedsALook
-        copy = copies.copied(tensor)
-        slot = _known_leaf(trace, copy)
-        copies.keep(trace, tensor, copy, slot)
+        slot = _slot_of_new_copy(trace, tensor, _known_leaf)
     return slot
 
 
@@ -304,7 +303,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     is_foreign = not _is_private(tensor, in_mode) if plain else memory.is_exposed(data)
     passes = is_foreign or (not in_mode and (plain or memory.is_shared(data)))
     if is_foreign:
-        slot = _slot_of_copy(trace, data)
+        slot = copies.known(trace, data) or _slot_of_new_copy(trace, data, _new_leaf)
     else:
         data = torch_private.snapshot(data) if passes else data
         slot = _new_leaf(trace, data, meta_of(tensor))
@@ -321,13 +320,13 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
         trace.snapshot_slots[id(tensor)] = slot
 
 
-def _slot_of_copy(trace: Trace, tensor: torch.Tensor) -> Slot:
-    """The slot of a copy of what others may write, which is there or comes in."""
-    slot = copies.known(trace, tensor)
-    if slot is None:
-        copy = copies.copied(tensor)
-        slot = _new_leaf(trace, copy, meta_of(copy))
-        copies.keep(trace, tensor, copy, slot)
+def _slot_of_new_copy(
+    trace: Trace, tensor: torch.Tensor, let_in: Callable[[Trace, torch.Tensor, Meta], Slot]
+) -> Slot:
+    """The slot that `let_in` gives a copy of what others may write."""
+    copy = copies.copied(tensor)
+    slot = let_in(trace, copy, meta_of(copy))
+    copies.keep(trace, tensor, copy, slot)
     return slot
 
 
