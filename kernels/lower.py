@@ -129,7 +129,20 @@ def _resolved(value: Any, values: Sequence[Any], scalars: Sequence[Any]) -> Any:
 
 
 def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
-    """What `call` adds to the values, out of what its op returned."""
+    """What `call` adds to the values, out of what its op returned.
+
+    A norm's in the dtypes that its kernels give for inputs of mixed dtypes.
+    """
+    created = _new_among(call, returned)
+    if base_name(call.op) not in NORMS:
+        return created
+    return [
+        value if value is None or spec is None else value.to(spec.dtype)
+        for value, spec in zip(created, call.outputs, strict=True)
+    ]
+
+
+def _new_among(call: Call, returned: Any) -> list[torch.Tensor | None]:
     if not call.outputs:
         return []
     if isinstance(returned, torch.Tensor):
@@ -149,7 +162,7 @@ def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
     for call in segment.calls:
         args = [_resolved(arg, values, samples) for arg in call.args]
         kwargs = {name: _resolved(value, values, samples) for name, value in call.kwargs}
-        values += _in_promised_dtypes(call, _created(call, call.op(*args, **kwargs)))
+        values += _created(call, call.op(*args, **kwargs))
     first: dict[int, int] = {}
     for number, value in enumerate(values):
         if value is not None:
@@ -217,7 +230,7 @@ def _program(
                 returned = _with_scalars(call, values, scalars, scalar_kinds)
             else:
                 returned = _called(call, values, bad if checks_index else None)
-            values += _in_promised_dtypes(call, _created(call, returned))
+            values += _created(call, returned)
         results = [_laid_out(values[n], layout(values[n])) for n, layout in kept.items()]
         if checks_index:
             results.append(torch.stack(bad).any())
@@ -256,18 +269,6 @@ def _in_one_dtype(args: list[Any]) -> list[Any]:
     widest = functools.reduce(torch.promote_types, dtypes)
     return [
         a.to(widest) if isinstance(a, torch.Tensor) and a.dtype is not widest else a for a in args
-    ]
-
-
-def _in_promised_dtypes(
-    call: Call, created: list[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    """What a norm gives, in the dtypes that its kernels give for inputs of mixed dtypes."""
-    if base_name(call.op) not in NORMS:
-        return created
-    return [
-        value if value is None or spec is None else value.to(spec.dtype)
-        for value, spec in zip(created, call.outputs, strict=True)
     ]
 
 
