@@ -104,7 +104,7 @@ def run(request: Request) -> Any:
         if reduced is not None:
             return run(Request(DTensor, op, reduced, kwargs))
     for now, then in pairs:
-        _count_moved(op, now, then.placements)
+        _note(op, now, then.placements)
     local_args = torch_private.local_arguments(info, sharding)
     if tensors_only is not args:
         local_args = tuple([
@@ -264,6 +264,7 @@ def _whole(op: Any, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     replicated = everywhere(tensor.device_mesh)
+    torch_private.observe_redistribution(op, tensor._spec, spec_with(tensor._spec, replicated))
     _note(op, tensor._spec, replicated)
     return local_of(_moved(tensor, replicated))
 
@@ -365,7 +366,7 @@ def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
     return sharded(local, target)
 
 
-def _count_moved(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
+def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
     """Count a redistribution that nobody asked for; refuse it if `forbid` says so."""
     pairs = list(zip(now.placements, placements, strict=True))
     if not any(before != after and not before.is_replicate() for before, after in pairs):
@@ -377,12 +378,6 @@ def _count_moved(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None
     if "redistribute" in settings.current().forbid:
         raise errors.forbidden(op, now, placements, n_bytes, where)
     STATS.redistributions[str(op), str(now.placements), str(tuple(placements)), where] += n_bytes
-
-
-def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
-    """The same for one that torch's own code doesn't make: its context is told too."""
-    torch_private.observe_redistribution(op, now, spec_with(now, placements))
-    _count_moved(op, now, placements)
 
 
 def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -587,9 +582,9 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if not _is_split(tensor):
         return op(local_of(tensor))
-    whole = everywhere(tensor.device_mesh)
-    _count_moved(op, tensor._spec, whole)  # torch reads a value in any of its contexts
-    return op(local_of(_moved(tensor, whole)))
+    replicated = everywhere(tensor.device_mesh)
+    _note(op, tensor._spec, replicated)  # torch reads a value in any of its contexts
+    return op(local_of(_moved(tensor, replicated)))
 
 
 def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -460,4 +460,5 @@ class TiedGroup(ParameterGroup):
     gradients are there, to which all the modules' uses add.
     """
 
+    # None, whatever torch sets: not resharded after forward
     post_forward_mesh_info = property(lambda self: None, lambda self, _: None)

@@ -123,9 +123,9 @@ def _not_sharded(
 
 
 def _check_alike(owner: ShardedParameter, how: torch_fsdp.How) -> None:
+    """Raise ValueError unless what `owner` was sharded with is what `how` says."""
     theirs = torch_fsdp.how_sharded(_group_of(owner))
-    names = ("mesh", "mp_policy", "offload_policy")
-    for name, one, other in zip(names, theirs, how, strict=True):
+    for name, one, other in zip(how._fields, theirs, how, strict=True):
         if other is not None and one != other:
             module, parameter = owner.places[0]
             raise ValueError(

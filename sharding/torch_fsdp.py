@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,8 +59,13 @@ def undecorated(method: Any) -> Any:
     return method.__wrapped__
 
 
-How = tuple[Any, MixedPrecisionPolicy, OffloadPolicy]
-"""How parameters are sharded: their mesh, None if each may have its own, and the policies."""
+class How(NamedTuple):
+    """How parameters are sharded, by the names of `fully_shard`'s options; the mesh is None if each
+    may have its own."""
+
+    mesh: Any
+    mp_policy: MixedPrecisionPolicy
+    offload_policy: OffloadPolicy
 
 
 def fully_shard_with(
@@ -80,10 +85,9 @@ def fully_shard_with(
         state: Any, params: list[Any], modules: Any, mesh_info: Any, after: Any, device: Any,
         placement_fn: Any, mp_policy: Any, offload_policy: Any, **kwargs: Any,
     ) -> None:  # fmt: skip
-        mesh = mesh_info.mesh if placement_fn is None else None
-        chosen = choose(state, params, (mesh, mp_policy, offload_policy))
-        how = (mp_policy, offload_policy)
-        init(state, chosen, modules, mesh_info, after, device, placement_fn, *how, **kwargs)
+        how = How(mesh_info.mesh if placement_fn is None else None, mp_policy, offload_policy)
+        chosen = choose(state, params, how)
+        init(state, chosen, modules, mesh_info, after, device, placement_fn, *how[1:], **kwargs)
 
     inner = torch_private.rebound(
         _fully_shard.fully_shard.__wrapped__,  # type: ignore[attr-defined]
@@ -107,7 +111,7 @@ def number_of(original: torch.nn.Parameter) -> int:
 
 
 def how_sharded(group: FSDPParamGroup) -> How:
-    return group.mesh_info.mesh, group.mp_policy, group.offload_policy
+    return How(group.mesh_info.mesh, group.mp_policy, group.offload_policy)
 
 
 def states_below(modules: Iterable[torch.nn.Module]) -> list[Any]:
