@@ -46,10 +46,10 @@ def run_node(
             tensor, spec = results[i], promised[slot]
             if _is_of(tensor, spec):
                 values[slot] = _laid_out(tensor, node, spec)
-                continue
-            values[slot] = tensor
-            if all(_is_of(values[read], promised[read]) for read in node.reads):
-                MISJUDGED.add(node.facts.op)  # and not one whose result it was given
+            else:
+                values[slot] = tensor
+                if all(_is_of(values[read], promised[read]) for read in node.reads):
+                    MISJUDGED.add(node.facts.op)  # and not one whose result it was given
 
 
 def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:

@@ -19,6 +19,7 @@ from lazy_tensor.dispatch.torch_private import (
     storage_of,
 )
 
+# Storages by `storage_id`: handed out; of a plain tensor too; fixed by an array that was lent them.
 _exposed: set[int] = set()
 _shared: set[int] = set()
 _lent: set[int] = set()

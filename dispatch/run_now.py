@@ -109,11 +109,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
     trace.ran = request.op, trace.state
     if trace.budget.is_paused:
         # tensors and modes of torch's own are at work, and see the call on plain tensors
-        lazy_of: dict[int, torch.Tensor] = {}
-        args, kwargs = (
-            _real(request.args, lazy_of),
-            {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()},
-        )
+        args, kwargs, lazy_of = _real_arguments(request)
         return _returned(request.op(*args, **kwargs), lazy_of, False)
     if isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.ALIAS:
         tensor = request.tensors[0]
@@ -169,15 +165,12 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
-    lazy_of: dict[int, torch.Tensor] = {}
-    if request.facts.changes_metadata or request.facts.is_out:
+    facts = request.facts
+    if facts.changes_metadata or facts.is_out:
         for tensor in request.written():
             _leave_aliases(tensor)
-
-    args = [_real(argument, lazy_of) for argument in request.args]
-    kwargs = {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()}
+    args, kwargs, lazy_of = _real_arguments(request)
     result = _careful(request, args, kwargs)
-    facts = request.facts
     if (facts.changes_metadata or facts.is_view) and any(map(is_plain, request.tensors)):
         memory.share(_data(request.tensors[0]))  # `set_`, or a view, of the other kind's memory
     for tensor in request.written():
@@ -185,8 +178,16 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
     return _returned(result, lazy_of, wraps)
 
 
+def _real_arguments(request: Request) -> tuple[list[Any], dict[str, Any], dict[int, torch.Tensor]]:
+    """The call's arguments with computed tensors for lazy ones, and whose each of these is."""
+    lazy_of: dict[int, torch.Tensor] = {}
+    args = [_real(argument, lazy_of) for argument in request.args]
+    kwargs = {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()}
+    return args, kwargs, lazy_of
+
+
 def _real(argument: Any, lazy_of: dict[int, torch.Tensor]) -> Any:
-    """`argument` with computed tensors for lazy ones; `lazy_of` gets which stands for which."""
+    """`argument` with computed tensors for lazy ones; `lazy_of` gets the lazy one by its id()."""
     if isinstance(argument, torch.Tensor):
         data = _data(argument)
         lazy_of[id(data)] = argument

@@ -417,7 +417,6 @@ class _Local(threading.local):
 
 run_orphan: list[Callable[[Trace], None]] = []
 """What runs a trace that a thread has left pending at its end: `flush`."""
-_idle: list[Trace] = []
 _all: list[tuple[threading.Thread, Trace]] = []
 _lock = threading.RLock()  # what the collector drops may want it while it is held
 
@@ -425,16 +424,16 @@ _lock = threading.RLock()  # what the collector drops may want it while it is he
 def _adopt() -> tuple[Trace, list[Trace]]:
     """A trace for this thread: one that a finished thread left, trie and all, or a new one; and
     those that finished threads left with something pending."""
+    own = threading.current_thread()
     with _lock:
-        idle = [i for i, (thread, _) in enumerate(_all) if not thread.is_alive()]
-        orphans = [_all[i][1] for i in idle if _all[i][1].state is not _all[i][1].root]
-        for i in idle:
-            trace = _all[i][1]
+        left = [(i, trace) for i, (thread, trace) in enumerate(_all) if not thread.is_alive()]
+        orphans = [trace for _, trace in left if trace.state is not trace.root]
+        for i, trace in left:
             if trace.state is trace.root:
-                _all[i] = (threading.current_thread(), trace)
+                _all[i] = (own, trace)
                 return trace, orphans
         trace = Trace()
-        _all.append((threading.current_thread(), trace))
+        _all.append((own, trace))
         return trace, orphans
 
 
