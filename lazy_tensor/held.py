@@ -1,7 +1,8 @@
 """Lazy tensors that a program holds besides its arguments: in closures, attributes, dicts.
 
 In: functions and objects that a compiler or tracer of torch's will read. Out: the same, with plain
-tensors in their places for a while; those of modules are `unwrap`'s.
+tensors in their places for a while; in attributes of modules for good, as `unwrap` does with their
+parameters and buffers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from lazy_tensor.tensor import LazyTensor, plain_alias
 MOST_OBJECTS = 1000
 """Looked at for a call: what compiled functions hold is looked at each time."""
 
-HOLD_NOTHING = frozenset({bool, int, float, str, type(None), set, list, tuple})
-"""Types of most attributes, which are passed over: each module has a dozen of them."""
+PASSED_OVER = frozenset({bool, int, float, str, type(None), set, list, tuple})
+"""Types of most attributes, containers among them, that are not looked into: each module has a
+dozen of them."""
 
 OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_modules"}
 """What every module has: parameters and buffers, which are seen to elsewhere, and hooks."""
@@ -45,6 +47,15 @@ def made_plain(roots: Iterable[Any]) -> Iterator[None]:
                 _put(place, tensor)
 
 
+def make_attributes_plain(module: torch.nn.Module) -> None:
+    """Plain tensors, for good, for the lazy ones that are attributes of a module or its parts."""
+    for part in module.modules():
+        attributes = vars(part)
+        for name in [name for name in attributes if name not in OF_MODULES]:
+            if isinstance(attributes[name], LazyTensor):
+                setattr(part, name, plain_alias(attributes[name]))
+
+
 def _lazy_places(roots: Iterable[Any]) -> Iterator[tuple[Place, LazyTensor]]:
     seen: set[int] = set()
     left = list(roots)
@@ -57,7 +68,7 @@ def _lazy_places(roots: Iterable[Any]) -> Iterator[tuple[Place, LazyTensor]]:
             value = _at(place)
             if isinstance(value, LazyTensor):
                 yield place, value
-            elif type(value) not in HOLD_NOTHING:
+            elif type(value) not in PASSED_OVER:
                 left.append(value)
 
 

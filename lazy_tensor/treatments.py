@@ -22,7 +22,7 @@ from lazy_tensor.dispatch.run_now import sees_pending
 from lazy_tensor.dispatch.tape import stop_tape
 from lazy_tensor.dispatch.torch_private import no_modes
 from lazy_tensor.dispatch.trace import Trace, local
-from lazy_tensor.held import made_plain
+from lazy_tensor.held import made_plain, make_attributes_plain
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, shared
 from lazy_tensor.torch_ways import compiled_from
 
@@ -210,12 +210,10 @@ def on_plain_program(name: str, own: Any) -> Any:
 
 
 def _make_plain(module: torch.nn.Module) -> None:
+    """For good; what its attributes hold is left to `made_plain`."""
     if any(isinstance(t, LazyTensor) for t in (*module.parameters(), *module.buffers())):
         unwrap(module)
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if isinstance(value, LazyTensor):
-                setattr(part, name, plain_alias(value))
+    make_attributes_plain(module)
 
 
 def compiling(name: str, own: Any) -> Any:
