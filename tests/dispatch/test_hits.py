@@ -1,9 +1,6 @@
 """Hits taken below Python: what reaches `__torch_dispatch__`, and that nothing depends on it."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -18,6 +15,7 @@ from lazy_tensor.dispatch import hits
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.mode import RecordingMode
+from tests.processes import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -391,11 +389,7 @@ def test_both_ways_give_the_same(way, tmp_path):
         "        y = (x * 2 + 1).relu().sum()\n"
         "print(y.item(), hits.learn is not None)\n"
     )
-    env = {**os.environ, "LAZY_TENSOR_HITS": way}
-    answer = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.split() == ["36.0", str(way != "python")]
+    assert run_python("-c", program, LAZY_TENSOR_HITS=way).split() == ["36.0", str(way != "python")]
 
 
 LINE = 64
@@ -475,9 +469,5 @@ print(hits.EXTENSION.status)
 )  # fmt: skip
 def test_kernels_are_registered_while_no_other_thread_records(before, after, expected):
     """torch's tables are read without a lock, by threads that record."""
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS_RECORD.format(before=before, after=after)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:3] == expected
+    program = THREADS_RECORD.format(before=before, after=after)
+    assert run_python("-c", program).splitlines() == expected

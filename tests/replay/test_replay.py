@@ -6,8 +6,6 @@ import os
 import pickle
 import random
 import re
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch.nn import functional as F
 import lazy_tensor
 from lazy_tensor import replay
 from lazy_tensor.dispatch import hits
+from tests.processes import run_python
 
 N = 8
 
@@ -968,10 +967,7 @@ def test_a_decoding_step_with_a_static_cache():
     pytest.importorskip("transformers")
     # in a process of its own: what other libraries import and patch can be in a replay's way
     script = Path(__file__).with_name("decoding.py")
-    answer = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
+    run_python(script)
 
 
 def test_explain_tells_of_replays():

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_on_processes
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "train_sharded.py"
 
 
 def on_processes(n, program, *arguments):
-    """What the program prints, run by torch's launcher on so many processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LAZY_TENSOR_COMPILE": "off"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={n}", str(program), *map(str, arguments)]  # fmt: skip
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What the program prints on so many processes, where nothing is compiled."""
+    return run_on_processes(n, program, *arguments, LAZY_TENSOR_COMPILE="off")
 
 
 def test_checkpoints_hold_the_tensors_for_any_number_of_processes(tmp_path):
