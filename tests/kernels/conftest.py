@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -190,6 +190,26 @@ def new_compiler() -> Iterator[Callable[..., Compiler]]:
     yield make
     for service in made:
         service.close()
+
+
+class HeldCompiler(NamedTuple):
+    """A C++ compiler that waits until `go` is there; each start is a line of `log`."""
+
+    path: Path
+    go: Path
+    log: Path
+
+
+@pytest.fixture
+def held_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldCompiler]:
+    """To be given to a process as `CXX`; after the test it waits no longer."""
+    folder = tmp_path_factory.mktemp("compiler")
+    held = HeldCompiler(folder / "held", folder / "go", folder / "log")
+    wait = f"until [ -e {held.go} ]; do sleep 0.1; done"
+    held.path.write_text(f'#!/bin/sh\necho started >> {held.log}\n{wait}\nexec g++ "$@"\n')
+    held.path.chmod(0o700)
+    yield held
+    held.go.touch()
 
 
 @pytest.fixture(name="record")

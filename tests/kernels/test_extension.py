@@ -89,37 +89,31 @@ while not list(directory.glob("*/")):
 """
 
 
-def a_slow_compiler(folder, log):
-    """One that waits until there is a file "go" in `folder`."""
-    path = folder / "slow"
-    wait = f"until [ -e {folder}/go ]; do sleep 0.1; done"
-    path.write_text(f'#!/bin/sh\necho compiles >> {log}\n{wait}\nexec g++ "$@"\n')
-    path.chmod(0o700)
-    return {**os.environ, "CXX": str(path)}
+@pytest.fixture
+def environment(held_compiler):
+    return {**os.environ, "CXX": str(held_compiler.path)}
 
 
-def test_it_is_there_for_the_next_process_when_this_one_ended_before(tmp_path, source):
-    log = tmp_path / "log"
-    environment = a_slow_compiler(tmp_path, log)
+def test_it_is_there_for_the_next_process_when_this_one_ended_before(
+    tmp_path, source, environment, held_compiler
+):
     command = [sys.executable, "-c", A_SHORT_PROGRAM, str(tmp_path / "disk"), str(source)]
     subprocess.run(command, env=environment, check=True)
     assert not list((tmp_path / "disk").glob("*/*.ltk"))
-    (tmp_path / "go").touch()
+    held_compiler.go.touch()
     found: list[bytes] = []
     Extension(source, (), found.append).ask_for(Disk(tmp_path / "disk"), wait=True)
     assert answer_of(found[0]) == 42
-    assert log.read_text().split() == ["compiles"]
+    assert held_compiler.log.read_text().split() == ["started"]
 
 
-def test_of_several_processes_one_compiles_it(tmp_path, source):
-    log = tmp_path / "log"
-    environment = a_slow_compiler(tmp_path, log)
+def test_of_several_processes_one_compiles_it(tmp_path, source, environment, held_compiler):
     program = A_SHORT_PROGRAM.replace("wait=False", "wait=True").replace("print", "lambda _: None")
     command = [sys.executable, "-c", program, str(tmp_path / "disk"), str(source)]
     children = [subprocess.Popen(command, env=environment) for _ in range(3)]
-    (tmp_path / "go").touch()
+    held_compiler.go.touch()
     assert [child.wait() for child in children] == [0, 0, 0]
-    assert log.read_text().split() == ["compiles"]
+    assert held_compiler.log.read_text().split() == ["started"]
 
 
 def test_what_can_not_be_kept_is_compiled_for_this_process(tmp_path, source, monkeypatch):
