@@ -109,6 +109,12 @@ def test_custom_op_agrees(program, way):
     assert_agrees(way, program, torch.rand(3, 4))
 
 
+def test_torchs_checks_of_an_op_pass():
+    with lazy_mode():
+        torch.library.opcheck(doubled, (torch.ones(3),))
+        torch.library.opcheck(doubled, (torch.ones(3) * 2,))
+
+
 def test_a_custom_op_that_raises_does_so_at_the_users_line():
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("mine")

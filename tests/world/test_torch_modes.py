@@ -155,20 +155,6 @@ def test_a_compiled_layer_trains():
         torch.testing.assert_close(one, other)
 
 
-def test_operator_checks():
-    @torch.library.custom_op("lazy_tensor_tests::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @twice.register_fake
-    def _(x):
-        return torch.empty_like(x)
-
-    with lazy_mode():
-        torch.library.opcheck(twice, (torch.ones(3),))
-        torch.library.opcheck(twice, (torch.ones(3) * 2,))
-
-
 def test_flex_attention():
     q = torch.randn(1, 2, 16, 8)
 
