@@ -8,6 +8,7 @@ import lazy_tensor
 from lazy_tensor import is_pending, lazy_mode, materialize, wrap
 from lazy_tensor.dispatch import copies
 from lazy_tensor.dispatch.trace import local
+from tests.invariants.compare import WAYS, assert_agrees, assert_same
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def recorded():
     lazy_tensor.configure(record="always")
 
 
-@pytest.fixture(params=["mode", "wrap"])
+@pytest.fixture(params=WAYS)
 def shared(request):
     """An array, and a tensor on its memory whose ops are recorded."""
     array = numpy.arange(24.0).reshape(4, 6)
@@ -38,8 +39,7 @@ def test_reads_wait_and_see_what_was_there_at_their_line(shared):
             array[1, j] += i
         assert all(is_pending(one) for one in read)
         assert lazy_tensor.stats()["flushes"] == 0
-        for one, other in zip(materialize(read), expected, strict=True):
-            assert torch.equal(one, other)
+        assert_same(read, expected)
 
 
 def test_memory_that_nobody_wrote_is_copied_once(shared):
@@ -92,11 +92,10 @@ def test_bits_are_compared():
         tensor = torch.from_numpy(array)
         first = 1 / tensor
         again = tensor * 1  # NaNs differ from themselves, their bits don't
-        (copy,) = local.trace.copies.values()
+        assert len(local.trace.copies) == 1
         array[0] = -0.0
         second = 1 / tensor
-        newer = local.trace.copies.values()
-        assert len(newer) == 2
+        assert len(local.trace.copies) == 2
     assert [t[0].item() for t in materialize([first, again, second])] == [
         float("inf"), 0.0, -float("inf"),
     ]  # fmt: skip
@@ -139,23 +138,17 @@ def test_copies_are_bounded(shared, monkeypatch):
         read.append(tensor * 2)
         expected.append(torch.tensor(array * 2))
     assert len(local.trace.copies) == 2
-    for one, other in zip(materialize(read), expected, strict=True):
-        assert torch.equal(one, other)
+    assert_same(read, expected)
 
 
 def test_gradients_flow_from_arrays():
     array = numpy.linspace(0.0, 1.0, 6)
-    weight = torch.full((6,), 0.5, dtype=torch.float64)
-    gradients = []
-    for mode in (False, True):
-        leaf = weight.clone().requires_grad_()
-        if mode:
-            with lazy_mode():
-                ((torch.from_numpy(array) * leaf).sin() * torch.from_numpy(array)).sum().backward()
-        else:
-            ((torch.from_numpy(array) * leaf).sin() * torch.from_numpy(array)).sum().backward()
-        gradients.append(materialize(leaf.grad))
-    assert torch.equal(*gradients)
+
+    def program(leaf):
+        ((torch.from_numpy(array) * leaf).sin() * torch.from_numpy(array)).sum().backward()
+        return leaf.grad
+
+    assert_agrees("mode", program, torch.full((6,), 0.5, dtype=torch.float64, requires_grad=True))
 
 
 def test_replays_read_what_the_array_has():

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lazy_tensor import is_lazy, lazy_mode, materialize, wrap
+from lazy_tensor import is_lazy, lazy_mode, wrap
 from lazy_tensor.dispatch.trace import local
+from tests.invariants.compare import WAYS, assert_same, lazily
 
 
 class Tagged(nn.Parameter):
@@ -23,11 +24,15 @@ class Derived(nn.Parameter):
     pass
 
 
+class Mine(torch.Tensor):
+    pass
+
+
 def gradient(parameter):
     return parameter.grad.tolist()
 
 
-@pytest.fixture(params=["mode", "wrap"])
+@pytest.fixture(params=WAYS)
 def x(request):
     """A computed-later tensor of three twos."""
     if request.param == "wrap":
@@ -61,9 +66,6 @@ def test_subclasses_are_made(x):
 
 
 def test_derived_classes_are_made_of_tensors(x):
-    class Mine(torch.Tensor):
-        pass
-
     plain = torch.ones(3)
     with lazy_mode():
         assert type(Mine(plain)) is Mine
@@ -104,10 +106,7 @@ def test_modules_that_learn_their_shapes(make, shape):
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters())]
 
-    with lazy_mode():
-        found = program()
-    for one, other in zip(materialize(found), program(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(lazily("mode", program), program())
 
 
 def test_a_parameter_where_recording_has_stopped():
@@ -123,10 +122,6 @@ def test_a_parameter_where_recording_has_stopped():
         budget.cold = 0
         assert gradient(p) == [2.0, 2.0, 2.0]
         assert gradient(q) == [2.0, 2.0, 2.0]
-
-
-class Mine(torch.Tensor):
-    pass
 
 
 def test_subclasses_are_made_inside_transforms(x):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lazy_tensor import lazy_mode, materialize, wrap
+from tests.invariants.compare import WAYS, assert_same, lazily
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning")
 
@@ -39,7 +40,7 @@ def test_a_script_is_saved_with_pending_writes():
         assert torch.equal(value, before[name] + 1)
 
 
-@pytest.mark.parametrize("way", ["mode", "wrap"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_script_of_a_lazy_module_is_saved(way):
     if way == "wrap":
         file = saved(torch.jit.script(wrap(nn.Linear(2, 2))))
@@ -71,10 +72,7 @@ def test_a_script_with_literals_and_gradients():
         y.sum().backward()
         return y.detach(), x.grad
 
-    with lazy_mode():
-        found = program()
-    for one, other in zip(materialize(found), program(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(lazily("mode", program), program())
 
 
 def test_a_tensor_attribute_of_a_scripted_module_is_saved():

@@ -10,6 +10,7 @@ from torch.utils import dlpack
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, stats, wrap
+from tests.invariants.compare import WAYS, assert_same, lazily
 
 
 def dlpack_of(tensor):
@@ -36,8 +37,7 @@ def test_elementwise_functions_of_python_on_computed_tensors(wrapped):
     else:
         with lazy_mode():
             found = program(torch.ones(3) * 2)
-    for one, other in zip(materialize(found), program(torch.ones(3) * 2), strict=True):
-        assert torch.equal(one, other)
+    assert_same(found, program(torch.ones(3) * 2))
 
 
 def test_elementwise_functions_of_python_are_refused_as_in_eager():
@@ -85,8 +85,8 @@ def test_a_mapped_file_shows_writes(tmp_path):
     assert np.fromfile(path, dtype=np.float32).tolist() == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_copies_of_a_tree_share_memory_as_the_tree_does(wrapped):
+@pytest.mark.parametrize("way", WAYS)
+def test_copies_of_a_tree_share_memory_as_the_tree_does(way):
     def program(x):
         tree = {"all": x * 2, "first": None}
         tree["first"] = tree["all"][:2]
@@ -94,14 +94,7 @@ def test_copies_of_a_tree_share_memory_as_the_tree_does(wrapped):
         copied["all"].add_(1)
         return copied["first"], tree["first"], copied["all"]
 
-    x = torch.ones(4)
-    if wrapped:
-        found = program(wrap(x))
-    else:
-        with lazy_mode():
-            found = program(x)
-    for one, other in zip(materialize(found), program(torch.ones(4)), strict=True):
-        assert torch.equal(one, other)
+    assert_same(lazily(way, program, torch.ones(4)), program(torch.ones(4)))
 
 
 def test_a_parameter_is_an_array_without_gradients():
@@ -202,6 +195,10 @@ def test_lazy_memory_that_a_plain_tensor_has_taken_is_read_in_the_order_of_the_p
     assert (computed * 1).tolist() == [4.0, 4.0, 4.0]
 
 
+def dense(tensor):
+    return tensor.to_padded_tensor(0.0) if tensor.is_nested else tensor.to_dense()
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "make",
@@ -221,17 +218,13 @@ def test_tensors_of_other_layouts_are_written_by_their_parts(make):
         made = make(v)
         copied = v * 1
         v.add_(5)
-        dense = made.to_padded_tensor(0.0) if made.is_nested else made.to_dense()
+        before = dense(made)
         v.zero_()
-        after = made.to_padded_tensor(0.0) if made.is_nested else made.to_dense()
-        return dense, copied, after
+        return before, copied, dense(made)
 
     expected = program(torch.ones(2))
-    with lazy_mode():
-        in_mode = program(torch.ones(2))
-    for found in (in_mode, program(wrap(torch.ones(2)))):
-        for one, other in zip(materialize(found), expected, strict=True):
-            assert torch.equal(one, other)
+    for way in WAYS:
+        assert_same(lazily(way, program, torch.ones(2)), expected)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -10,8 +10,9 @@ from torch.func import functionalize, linearize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lazy_tensor import is_lazy, lazy_mode, materialize, stats, wrap
+from lazy_tensor import is_lazy, lazy_mode, materialize, stats
 from lazy_tensor.dispatch.trace import local
+from tests.invariants.compare import WAYS, assert_same, lazily
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
@@ -58,9 +59,7 @@ def test_shapes_that_are_found_through_inference_mode():
         theta = torch.eye(3, 4).repeat(2, 1, 1) * 2
         return nn.functional.affine_grid(theta, [2, 1, 1, 4, 5], align_corners=False)
 
-    with lazy_mode():
-        found = program()
-    assert torch.equal(materialize(found), program())
+    assert_same(lazily("mode", program), program())
 
 
 def test_functionalization():
@@ -84,7 +83,7 @@ def test_aot_function():
     assert torch.equal(materialize(x.grad), 2 * torch.cos(torch.ones(3) * 2))
 
 
-@pytest.mark.parametrize("way", ["mode", "wrap"])
+@pytest.mark.parametrize("way", WAYS)
 def test_captured_lazy_tensors_are_constants_with_their_values(way):
     def program(w):
         w = w * 2
@@ -92,13 +91,7 @@ def test_captured_lazy_tensors_are_constants_with_their_values(way):
         traced = make_fx(lambda x: x * w)(torch.ones(3))
         return push(torch.ones(3)), traced(torch.ones(3) * 3)
 
-    if way == "wrap":
-        found = program(wrap(torch.ones(3)))
-    else:
-        with lazy_mode():
-            found = program(torch.ones(3))
-    for one, other in zip(materialize(found), program(torch.ones(3)), strict=True):
-        assert torch.equal(one, other)
+    assert_same(lazily(way, program, torch.ones(3)), program(torch.ones(3)))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -118,7 +111,7 @@ def test_export(strict, made_inside):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("way", ["mode", "wrap"])
+@pytest.mark.parametrize("way", WAYS)
 def test_whole_graphs_of_lazy_arguments(backend, way):
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, y: (x * 2 + y).sin(), fullgraph=True, backend=backend)
@@ -126,12 +119,7 @@ def test_whole_graphs_of_lazy_arguments(backend, way):
     def program(x):
         return compiled(x * 2, torch.ones(3))
 
-    if way == "wrap":
-        found = program(wrap(torch.ones(3)))
-    else:
-        with lazy_mode():
-            found = program(torch.ones(3))
-    assert torch.equal(materialize(found), torch.sin(torch.ones(3) * 5))
+    assert_same(lazily(way, program, torch.ones(3)), torch.sin(torch.ones(3) * 5))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -180,10 +168,7 @@ def test_nested_tensors():
         shared = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
         return [*linear(jagged).unbind(), (shared * 2).values(), jagged.sum(1)]
 
-    with lazy_mode():
-        found = program()
-    for one, other in zip(materialize(found), program(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(lazily("mode", program), program())
 
 
 class Scale:
