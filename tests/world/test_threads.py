@@ -21,6 +21,12 @@ def y():
     return torch.zeros(3)
 
 
+def started(work, *args):
+    thread = threading.Thread(target=work, args=args)
+    thread.start()
+    return thread
+
+
 def test_a_pool_sees_writes(y):
     with ThreadPoolExecutor(1) as pool, lazy_mode():
         pool.submit(int).result()
@@ -42,9 +48,7 @@ def test_a_thread_sees_writes_and_overtakes_no_read(y):
     with lazy_mode():
         y.add_(1)
         doubled = y * 2
-        thread = threading.Thread(target=lambda: found.append(y.add_(5).tolist()))
-        thread.start()
-        thread.join()
+        started(lambda: found.append(y.add_(5).tolist())).join()
         assert found == [[6.0, 6.0, 6.0]]
         assert doubled.tolist() == [2.0, 2.0, 2.0]
 
@@ -58,8 +62,7 @@ def test_what_goes_through_a_queue_is_written(y):
             found.append(task.tolist())
             tasks.task_done()
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    thread = started(work)
     with lazy_mode():
         for _ in range(3):
             y.add_(1)
@@ -77,8 +80,7 @@ def test_an_event_lets_another_thread_see_writes(y):
         event.wait()
         found.append(y.tolist())
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    thread = started(work)
     with lazy_mode():
         y.add_(1)
         event.set()
@@ -95,9 +97,7 @@ def test_a_checkpoint_written_by_a_thread_is_current(tmp_path):
             optimizer.zero_grad()
             model(torch.ones(2, 3)).sum().backward()
             optimizer.step()
-            thread = threading.Thread(target=torch.save, args=(model.state_dict(), path))
-            thread.start()
-            thread.join()
+            started(torch.save, model.state_dict(), path).join()
             for name, value in torch.load(path).items():
                 assert torch.equal(value, model.state_dict()[name])
 
@@ -110,9 +110,8 @@ def test_options_of_a_block_are_those_of_its_thread():
             inside.set()
             done.wait()
 
-    thread = threading.Thread(target=work)
     before = settings.current()
-    thread.start()
+    thread = started(work)
     inside.wait()
     assert settings.current() == before
     with lazy_mode(max_segment_ops=5):
@@ -142,8 +141,7 @@ def test_a_block_leaves_the_hits_of_other_threads_alone():
             found.append(local.trace.is_outdated)
             y.tolist()
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    thread = started(work)
     inside.wait()
     with lazy_mode(max_segment_ops=5):
         pass
@@ -155,9 +153,7 @@ def test_a_block_leaves_the_hits_of_other_threads_alone():
 def test_what_an_ended_thread_left_pending_is_run_by_the_next():
     left = []
     for i in range(4):
-        thread = threading.Thread(target=lambda i=i: left.append(wrap(torch.ones(3)) * i))
-        thread.start()
-        thread.join()
+        started(lambda i=i: left.append(wrap(torch.ones(3)) * i)).join()
     waiting = [trace for trace in all_traces() if trace.state is not trace.root]
     assert len(waiting) <= 1
     assert [y.tolist() for y in left] == [[float(i)] * 3 for i in range(4)]
@@ -173,8 +169,7 @@ def test_caches_are_cleared_while_another_thread_records():
                 if (x * 2 + 1).tolist() != [3.0] * 3:
                     failures.append(1)
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    thread = started(work)
     for _ in range(50):
         lazy_tensor.cache_clear()
     end.set()
@@ -185,8 +180,6 @@ def test_caches_are_cleared_while_another_thread_records():
 def test_a_seed_set_in_another_thread_stops_no_tape():
     with lazy_mode():
         tape = Tape(local.trace)
-        thread = threading.Thread(target=torch.seed)
-        thread.start()
-        thread.join()
+        started(torch.seed).join()
         assert "is set at" not in str(tape.obstacle)
         tape.take_off()
