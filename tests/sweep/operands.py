@@ -36,11 +36,6 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-@cache
-def scripted() -> Any:
-    return torch.jit.script(twice)
-
-
 def saved(save: Any, value: Any) -> Any:
     file = io.BytesIO()
     save(value, file)

@@ -83,7 +83,9 @@ OF_ONE: dict[str, tuple[str, ...]] = {
     "jit.freeze": ("f(torch.jit.script(Twice(x).eval()))(y)",),
     "jit.optimize_for_inference": ("f(torch.jit.script(Twice(x).eval()))(y)",),
     "jit.save": ("saved_script(f, torch.jit.script(Twice(x)), y)",),
-    "jit.fork": ("torch.jit.wait(f(twice, x))", "torch.jit.wait(f(scripted, x))"),
+    "jit.fork": (
+        "torch.jit.wait(f(twice, x))", "torch.jit.wait(f(torch.jit.script(twice), x))",
+    ),
     "func.functional_call": ("f(Twice(y), {'w': x}, (y,))",),
     "nn.utils.stateless.functional_call": ("f(Twice(y), {'w': x}, (y,))",),
     "func.stack_module_state": ("f([Twice(x), Twice(y)])",),

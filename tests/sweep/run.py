@@ -16,6 +16,7 @@ import re
 import select
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,10 +63,11 @@ def _one_process(
     names: Sequence[str], options: Sequence[str], result: Result
 ) -> tuple[list[str] | None, bool, str]:
     """What it was at in the end, whether it came to an end by itself, and what it died of."""
-    with subprocess.Popen(
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
         [sys.executable, "-m", "tests.sweep.program", *options],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        cwd=folder,  # some callables write a file of the name that they are given
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     ) as process:  # fmt: skip
         assert process.stdin is not None
         process.stdin.write("\n".join(names).encode())
