@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 import torch.autograd.functional
 import torch.masked
 import torch.multiprocessing
-import torch.multiprocessing.reductions
 import torch.nested
 import torch.nn.utils.rnn
 import torch.nn.utils.stateless
@@ -71,10 +69,9 @@ TENSOR_CLASSES = {
         "ConcatDataset", "BatchSampler", "RandomSampler", "SequentialSampler", "DataLoader",
     },
     "nn": {"Parameter", "Buffer", "ParameterList"},
-    "multiprocessing": set[str](),
     "masked": {"MaskedTensor"},
 }  # fmt: skip
-"""The classes among a module's names that are made of tensors; others are none of the sweep's."""
+"""The classes among a module's names that are made of tensors; no others are swept."""
 
 SKIPPED: dict[str, str] = {
     r"(Tensor|UntypedStorage|TypedStorage)\.(cuda|xpu|ipu|mps|hpu|mtia|is_cuda|is_hpu|pin_memory|"
@@ -108,8 +105,9 @@ _PRIVATE = re.compile(r"_(?!_)")
 
 def names() -> list[str]:
     """The names that are swept, in an order that is fixed."""
-    found = [name for name in all_names() if reason_to_skip(name) is None]
-    return list(dict.fromkeys(found))
+    return [
+        name for name in all_names() if not any(is_skipped_by(name, pattern) for pattern in SKIPPED)
+    ]
 
 
 def core(every: int = 24) -> list[str]:
@@ -125,12 +123,6 @@ def _is_a_way(name: str) -> bool:
     owner, attribute = name.rsplit(".", 1)
     of = CLASSES.get(owner) or MODULES[owner]
     return any((of, attribute.removesuffix("=")) in way.places for way in ways.TABLE)
-
-
-@cache
-def reason_to_skip(name: str) -> str | None:
-    """Why a name is left out; None if it isn't."""
-    return next((SKIPPED[pattern] for pattern in SKIPPED if is_skipped_by(name, pattern)), None)
 
 
 def is_skipped_by(name: str, pattern: str) -> bool:

@@ -8,7 +8,6 @@ all of them have the same values.
 
 from __future__ import annotations
 
-import io
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -21,49 +20,8 @@ IN_MODE = ("pending", "written", "view", "mixed")
 WRAPPED = ("wrapped", "wrapped_mixed", "parameter")
 KINDS = (*IN_MODE, *WRAPPED)
 DTYPES = ("float", "int")
-
-
-class Twice(torch.nn.Module):
-    def __init__(self, w: torch.Tensor) -> None:
-        super().__init__()
-        self.w = torch.nn.Parameter(w) if w.is_floating_point() else w
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + self.w
-
-
-def twice(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-def saved(save: Any, value: Any) -> Any:
-    file = io.BytesIO()
-    save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def saved_script(save: Any, script: Any, x: torch.Tensor) -> Any:
-    file = io.BytesIO()
-    save(script, file)
-    file.seek(0)
-    return torch.jit.load(file)(x)
-
-
-def through(queue: Any, value: Any) -> Any:
-    queue.put(value)
-    return queue.get()
-
-
-def piped(first: Any, second: Any, value: Any) -> Any:
-    first.send(value)
-    return second.recv()
-
-
-GLOBALS = {
-    "torch": torch, "io": io, "Twice": Twice, "twice": twice, "saved": saved, "through": through,
-    "saved_script": saved_script, "piped": piped, "list": list, "slice": slice,
-}  # fmt: skip
+STORAGES = ("s", "t")
+"""The operands that are storages, untyped and typed, of `x`."""
 
 
 @cache
@@ -120,8 +78,8 @@ class Operands:
     def __init__(self, kind: str, dtype: str, names: list[str], *, lazily: bool) -> None:
         self.kind = kind
         self.tensors: dict[str, Any] = {}
-        self.storages = {name: None for name in names if name in "st"}
-        needed = [name for name in names if name not in "st"]
+        self.storages = dict.fromkeys(name for name in names if name in STORAGES)
+        needed = [name for name in names if name not in STORAGES]
         if self.storages and "x" not in needed:
             needed.append("x")
         self.plain = needed[0] if kind in ("mixed", "wrapped_mixed") else None

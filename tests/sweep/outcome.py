@@ -1,8 +1,8 @@
 """What a program gives, and how two outcomes differ.
 
-A program calls the callable, looks at what it gives and at the operands, writes the first operand
-and looks again, and writes what was given and looks at the operands once more: what shares memory
-eagerly shares it lazily.
+A program calls the callable, and looks at the result and at the operands; it writes the first
+operand and looks again, then writes the result and looks once more: what shares memory eagerly
+shares it lazily.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -22,13 +22,28 @@ import torch.utils.dlpack
 
 import lazy_tensor
 from tests.conformance.compare import value_difference
-from tests.sweep.operands import GLOBALS, Operands, way
-from tests.sweep.patterns import operands_of
+from tests.sweep.callables import resolve
+from tests.sweep.operands import Operands, way
+from tests.sweep.patterns import NAMES, are_values_known, operands_of
 
 ADDRESS = 2**32
 """A whole number from here on is an address."""
 N_ITEMS = 20
 REFUSALS = re.compile(r"lazy_tensor|lazy tensor|LazyTensor")
+
+
+class Program(NamedTuple):
+    """A callable, given what a pattern says, of operands of a kind and a dtype."""
+
+    name: str
+    pattern: str
+    kind: str
+    dtype: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it gives the same values each time."""
+        return are_values_known(self.name, self.pattern)
 
 
 @dataclass
@@ -104,16 +119,16 @@ def _code(pattern: str) -> CodeType:
     return compile(pattern, "<pattern>", "eval")
 
 
-def outcome(
-    function: Callable[..., Any], pattern: str, kind: str, dtype: str, *, lazily: bool
-) -> Outcome:
+def outcome(program: Program, *, lazily: bool) -> Outcome:
     """What one program gives; its errors are a part of it."""
     seen = Outcome()
-    operands = Operands(kind, dtype, operands_of(pattern), lazily=lazily)
+    function = resolve(program.name)
+    names = operands_of(program.pattern)
+    operands = Operands(program.kind, program.dtype, names, lazily=lazily)
     torch.default_generator.manual_seed(0)
     try:
-        with way(kind, lazily=lazily):
-            _run(function, pattern, operands, seen)
+        with way(program.kind, lazily=lazily):
+            _run(function, program.pattern, operands, seen)
     except Exception as error:
         seen.is_late = True
         seen.error = seen.error or error
@@ -128,7 +143,7 @@ def outcome(
 
 
 def _run(function: Any, pattern: str, operands: Operands, seen: Outcome) -> None:
-    known = {**GLOBALS, **operands.pend(), "f": function}
+    known = {**NAMES, **operands.pend(), "f": function}
     try:
         given = eval(_code(pattern), known)
         if type(given).__name__ == "PyCapsule":

@@ -1,4 +1,4 @@
-"""The page that tells what a sweep found, as those of `benches/results`."""
+"""A page for `benches/results`: what a sweep found."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def page(result: Result, commit: str) -> str:
     """What was found, in Markdown."""
     head = ("of", "callables", "without programs", "programs", *COLUMNS)
     areas = sorted({name.rpartition(".")[0] for name in result.counts})
+    late = sorted(name for name, counted in result.counts.items() if counted["later"])
     parts = (
         HEAD.format(torch=torch.__version__.partition("+")[0], commit=commit, hits=_hits()),
         table(head, (_row(area, result) for area in (*areas, "all"))),
-        section("What differs", (str(one) for one in shortest(result.unlisted()))),
-        section("What is raised later", (f"`{name}`" for name in _late(result))),
+        section("What differs", map(str, one_of_each(result.unlisted()))),
+        section("What is raised later", (f"`{name}`" for name in late)),
         section("What is listed", (f"`{key}`: {why}" for key, why in exceptions().items())),
         section("What is left out", (f"`{name}`: {why}" for name, why in SKIPPED.items())),
     )
@@ -55,19 +56,14 @@ def _hits() -> str:
     return "in Python" if os.environ.get("LAZY_TENSOR_HITS") == "python" else "below Python"
 
 
-def _late(result: Result) -> list[str]:
-    return sorted(name for name, counted in result.counts.items() if counted["later"])
-
-
 def _row(area: str, result: Result) -> tuple[str, ...]:
     def is_in(name: str) -> bool:
         return area in ("all", name.rpartition(".")[0])
 
     counts = {name: counted for name, counted in result.counts.items() if is_in(name)}
     total: Counter[str] = sum(counts.values(), Counter())
-    known = sum(is_in(one.name) and listed(one) is not None for one in result.found)
     unlisted = Counter(one.what for one in result.unlisted() if is_in(one.name))
-    total.update({"listed": known})
+    total["listed"] = sum(is_in(one.name) and listed(one) is not None for one in result.found)
     for what in ("refused", "differs", "crashes"):
         total[what] = unlisted[what]
     empty = sum(not counted for counted in counts.values())
@@ -75,8 +71,8 @@ def _row(area: str, result: Result) -> tuple[str, ...]:
     return (area, str(len(counts)), str(empty), str(n_programs), *(str(total[c]) for c in COLUMNS))
 
 
-def shortest(found: Iterable[Found]) -> Iterator[Found]:
-    """One of each callable, way to differ and dtype."""
+def one_of_each(found: Iterable[Found]) -> Iterator[Found]:
+    """The first of each callable, way to differ and dtype."""
     seen = set()
     for one in found:
         key = one.name, one.what, one.dtype

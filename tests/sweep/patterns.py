@@ -7,7 +7,56 @@ storage of `x`, untyped and typed.
 
 from __future__ import annotations
 
+import io
 import re
+from typing import Any
+
+import torch
+
+
+class Twice(torch.nn.Module):
+    def __init__(self, w: torch.Tensor) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(w) if w.is_floating_point() else w
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + self.w
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def saved(save: Any, value: Any) -> Any:
+    return torch.load(_file(save, value), weights_only=False)
+
+
+def saved_script(save: Any, script: Any, x: torch.Tensor) -> Any:
+    return torch.jit.load(_file(save, script))(x)
+
+
+def _file(save: Any, value: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    save(value, file)
+    file.seek(0)
+    return file
+
+
+def through(queue: Any, value: Any) -> Any:
+    queue.put(value)
+    return queue.get()
+
+
+def piped(first: Any, second: Any, value: Any) -> Any:
+    first.send(value)
+    return second.recv()
+
+
+NAMES = {
+    "torch": torch, "io": io, "Twice": Twice, "twice": twice, "saved": saved,
+    "saved_script": saved_script, "through": through, "piped": piped,
+}  # fmt: skip
+"""What expressions name besides `f` and the operands."""
 
 GENERAL = (
     "f(x)", "f(x, y)", "f(x, 1)", "f(x, 0)", "f(x, y, x)", "f(x, 0, 1)", "f(x, 1, 2)",
@@ -133,12 +182,17 @@ OF_ONE: dict[str, tuple[str, ...]] = {
 VALUES_UNKNOWN = re.compile(r".*\.(empty\w*|new_empty\w*|new|resize\w*|Tensor|\w+Tensor|\w+Storage|"
                             r"data_ptr|const_data_ptr|__reduce_ex__|lstsq)")  # fmt: skip
 """Callables that leave memory as it was, or whose last bits hang on where memory lies (LAPACK's
-least squares): values are not compared, but for patterns of their own."""
+least squares): values are compared in patterns of their own only."""
 
 
 def are_values_known(name: str, pattern: str) -> bool:
     """Whether a program gives the same values each time."""
     return pattern in OF_ONE.get(name, ()) or not VALUES_UNKNOWN.fullmatch(name)
+
+
+_OWN_ONLY = re.compile(r"torch\.(_?sparse_\w+_tensor)|\w+\.embedding_bag|jit\.script")
+"""Callables that get their own patterns only: they take wrong indices and die later, or leave
+memory as it was; or raise for tensors as their caches have it."""
 
 
 def patterns_of(name: str) -> tuple[str, ...]:
@@ -149,11 +203,6 @@ def patterns_of(name: str) -> tuple[str, ...]:
     if _OWN_ONLY.fullmatch(name):
         return own
     return (*own, *GENERAL, *OF_STORAGES)
-
-
-_OWN_ONLY = re.compile(r"torch\.(_?sparse_\w+_tensor)|\w+\.embedding_bag|jit\.script")
-"""What takes wrong indices, and dies later, or leaves memory as it was; and what raises for tensors
-as its caches have it: these get their own patterns only."""
 
 
 def operands_of(pattern: str) -> list[str]:

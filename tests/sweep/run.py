@@ -2,9 +2,11 @@
 
     python tests/sweep/run.py [--results PATH] [--names PATTERN] [--workers 2]
 
-Chunks of callables run in subprocesses (`program.py`). One that dies, or is silent for `TIMEOUT_S`,
-has said what it was at: that callable is then left out for that kind of operand, and the rest goes
-on.
+`callables.py` says what is called, `patterns.py` with what, and `operands.py` has the tensors;
+`outcome.py` has what a program gives, and how that differs from eager. Chunks of callables run in
+subprocesses (`worker.py`). One that dies, or is silent for `TIMEOUT_S`, has said what it was at:
+that callable is then left out for that kind of operand, and the rest goes on. `found.py` and
+`page.py` tell what came of it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if __name__ == "__main__":
 from tests.pages import commit  # noqa: E402
 from tests.sweep import callables  # noqa: E402
 from tests.sweep.found import Found, Result  # noqa: E402
-from tests.sweep.page import page, shortest  # noqa: E402
+from tests.sweep.page import one_of_each, page  # noqa: E402
 
 TIMEOUT_S = 60.0
 CHUNK = 40
@@ -49,13 +51,14 @@ def sweep(names: Sequence[str], *options: str) -> Result:
             break
         if at is None:
             raise RuntimeError(f"a subprocess of the sweep {ended} before its first program")
-        *what, side = at
-        known = (one for one in result.found if one.name != at[0] or one.what == "crashes")
-        result.found = list(known)  # what else that callable gave is found again
+        name, pattern, kind, dtype, side = at
+        result.found = [  # what else that callable gave is found again
+            one for one in result.found if one.name != name or one.what == "crashes"
+        ]
         if side == "lazily":
-            result.found.append(Found(*("crashes", *what, "runs", ended)))
-        left_out.append((at[0], at[2], side))
-        left = left[left.index(at[0]) :]
+            result.found.append(Found("crashes", name, pattern, kind, dtype, "runs", ended))
+        left_out.append((name, kind, side))
+        left = left[left.index(name) :]
     return result
 
 
@@ -64,7 +67,7 @@ def _one_process(
 ) -> tuple[list[str] | None, bool, str]:
     """What it was at in the end, whether it came to an end by itself, and what it died of."""
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
-        [sys.executable, "-m", "tests.sweep.program", *options],
+        [sys.executable, "-m", "tests.sweep.worker", *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         cwd=folder,  # some callables write a file of the name that they are given
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -121,7 +124,7 @@ def main() -> int:
     options = parser.parse_args()
     names = [name for name in callables.names() if re.fullmatch(options.names, name)]
     result = sweep_all(names, options.workers)
-    for one in shortest(result.unlisted()):
+    for one in one_of_each(result.unlisted()):
         print(one)
     if options.results is not None:
         options.results.write_text(page(result, commit()), encoding="utf-8")

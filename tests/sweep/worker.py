@@ -1,6 +1,6 @@
 """What a subprocess does: reads names, a line each; tells what it does and finds, in JSON lines.
 
-    python -m tests.sweep.program < names
+    python -m tests.sweep.worker < names
 
 A line is `["at", name, pattern, kind, dtype, side]` before a program runs, so that whoever reads
 knows what a crash is due to, `["found", how, name, pattern, kind, dtype, eager, lazy]` for a
@@ -16,24 +16,23 @@ import os
 import sys
 import warnings
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 import lazy_tensor
 from lazy_tensor.dispatch import budget, hits, trace
 from lazy_tensor.dispatch.flush import compiler
-from tests.sweep.callables import resolve
 from tests.sweep.operands import DTYPES, KINDS
-from tests.sweep.outcome import Outcome, difference, outcome
-from tests.sweep.patterns import are_values_known, patterns_of
+from tests.sweep.outcome import Outcome, Program, difference, outcome
+from tests.sweep.patterns import patterns_of
 
-N_PATTERNS, N_ERRORS = 5, 1
-"""Patterns that a callable is swept with: those that give something, and those that raise."""
+N_PATTERNS = 5
+"""Patterns that give something which a callable is swept with; and one that raises."""
 N_TIMES = 2
 """How often each runs lazily: what is recorded in Python at first is a hit the next time."""
 
-Say = Any
+Say = Callable[..., None]
 
 
 class Sweep:
@@ -45,56 +44,50 @@ class Sweep:
         self.say, self.left_out, self.n_patterns = say, left_out, n_patterns
 
     def run(self, name: str) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for dtype in DTYPES:
-            for pattern in self._chosen(name, dtype):
-                for kind in KINDS:
-                    found = self._compared(name, pattern, kind, dtype)
-                    counts[found] += 1
-        return counts
+        """How many of its programs agree, and how many do what else."""
+        return Counter(
+            self._compared(Program(name, pattern, kind, dtype))
+            for dtype in DTYPES
+            for pattern in self._chosen(name, dtype)
+            for kind in KINDS
+        )
 
-    def _outcome(self, *what: str, lazily: bool = False) -> Outcome | None:
+    def _outcome(self, program: Program, *, lazily: bool = False) -> Outcome | None:
         side = "lazily" if lazily else "eagerly"
-        if (what[0], what[2], side) in self.left_out:
+        if (program.name, program.kind, side) in self.left_out:
             return None
-        self.say("at", *what, side)
-        name, pattern, kind, dtype = what
-        return outcome(resolve(name), pattern, kind, dtype, lazily=lazily)
+        self.say("at", *program, side)
+        return outcome(program, lazily=lazily)
 
     def _chosen(self, name: str, dtype: str) -> list[str]:
-        """The patterns that give something, and one of each of the first errors."""
+        """The first patterns that give something, and the first that raises."""
         giving: list[str] = []
-        errors: dict[str, str] = {}
+        raising: list[str] = []
         for pattern in patterns_of(name):
-            found = self._outcome(name, pattern, "plain", dtype)
+            found = self._outcome(Program(name, pattern, "plain", dtype))
             if found is None:
                 continue
-            if found.error is None:
-                giving.append(pattern)
-            elif len(errors) < N_ERRORS:
-                errors.setdefault(type(found.error).__name__, pattern)
+            (giving if found.error is None else raising).append(pattern)
             if len(giving) == self.n_patterns:
                 break
-        return giving + list(errors.values())
+        return giving + raising[:1]
 
-    def _compared(self, *what: str) -> str:
-        name, pattern, kind, _ = what
-        expected = self._outcome(*what)
+    def _compared(self, program: Program) -> str:
+        expected = self._outcome(program)
         if expected is None:
             return "left out"
-        exact = are_values_known(name, pattern)
-        again = self._outcome(*what)
-        if again is None or difference(again, expected, exact=exact) is not None:
+        again = self._outcome(program)
+        if again is None or difference(again, expected, exact=program.is_exact) is not None:
             return "eager differs"
         is_late = False
         for _ in range(N_TIMES):
-            got = self._outcome(*what, lazily=True)
+            got = self._outcome(program, lazily=True)
             if got is None:
                 return "left out"
-            told = difference(got, expected, exact=exact)
+            told = difference(got, expected, exact=program.is_exact)
             if told is not None:
                 how = "refused" if got.is_refused else "differs"
-                self.say("found", how, *what, *told)
+                self.say("found", how, *program, *told)
                 return how
             is_late = is_late or (got.is_late and not expected.is_late)
         if expected.error is None:
@@ -121,7 +114,7 @@ def main() -> int:
     options = parser.parse_args()
     names = sys.stdin.read().split()
     told = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what callables print is for nobody
 
     def say(*line: object) -> None:
         told.write(json.dumps(line) + "\n")
