@@ -17,7 +17,7 @@ EXPECTED = Path(__file__).with_name("expected.toml")
 
 
 class Outcome(NamedTuple):
-    """Of one test: `outcome` is pytest's word, `why` the end of the error."""
+    """What became of one test: `outcome` is pytest's word, `why` the end of the error."""
 
     outcome: str
     why: str = ""
@@ -50,7 +50,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """A test that began and has no outcome ended its process."""
+    """What a file of the plugin's tells: a test that began and has no outcome ended its process."""
     run = Run()
     for line in map(json.loads, path.read_text().splitlines()):
         if "begun" in line:

@@ -1,4 +1,4 @@
-"""The page that tells what other projects' suites found, as those of `benches/results`."""
+"""A page for `benches/results`: what became of other projects' tests."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def page(suites: dict[str, dict[str, Any]], comparisons: Sequence[Comparison]) -
         commit=", ".join(sorted({one.lazy.commit for one in comparisons})),
     )
     rows = (_row(suites[c.suite], c) for c in comparisons)
-    differs = (f"`{c.suite}`, {c.way}: `{t}`: {o.error}" for c in comparisons
-               for t, o in c.differs.items())  # fmt: skip
-    reasons = (f"`{suite}`: `{test}`: {why}" for suite, entries in outcomes.expected().items()
-               for test, why in entries.items())  # fmt: skip
-    listed = section("What differs", differs) + section("Expected", reasons)
-    return head + table(COLUMNS, rows) + listed
+    differs = (f"`{c.suite}`, {c.way}: `{test}`: {outcome.error}" for c in comparisons
+               for test, outcome in c.differs.items())  # fmt: skip
+    reasons = (f"`{suite}`: `{test}`: {why}" for suite, tests in outcomes.expected().items()
+               for test, why in tests.items())  # fmt: skip
+    parts = (
+        head, table(COLUMNS, rows), section("What differs", differs), section("Expected", reasons),
+    )  # fmt: skip
+    return "".join(parts)
 
 
 def _row(suite: dict[str, Any], one: Comparison) -> tuple[str, ...]:

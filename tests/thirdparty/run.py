@@ -3,14 +3,15 @@
     python tests/thirdparty/run.py [SUITE...] --sources DIR [--way default|record|kernels]
         [--seconds 60] [--results DIR] [--page PATH]
 
-`suites.toml` names repositories, commits, and the packages that their tests import, of which
-`--install` makes an environment's (`make thirdparty` has one of its own). Their text is not here:
+`suites.toml` names repositories, commits, and the packages that their tests import, which
+`--install` puts into this environment (`make thirdparty` has one for them). The repositories are
+cloned by hand:
 
     git clone https://github.com/REPOSITORY DIR/SUITE && git -C DIR/SUITE checkout COMMIT
 
-A suite is run eagerly once, for `--seconds`, and then what passed lazily, three times as long.
-Results stay in `--results`, where eager ones are not made again, and `--page` tells all that lie
-there. Exit status 1 if a test fails lazily that `expected.toml` doesn't name.
+A suite is run eagerly, for `--seconds`; then what passed is run lazily, for three times as long.
+Results stay in `--results`: a suite that has eager ones there isn't run eagerly again, and `--page`
+tells of all that lie there. Exit status 1 if a test fails lazily that `expected.toml` doesn't name.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ if __name__ == "__main__":
 from tests.pages import commit  # noqa: E402
 from tests.thirdparty.outcomes import Comparison, compare, read_run  # noqa: E402
 from tests.thirdparty.page import page  # noqa: E402
+from tests.thirdparty.plugin.in_lazy_mode import WAYS  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-WAYS = ("default", "record", "kernels")
-N_CRASHES = 6
+LAZY_WAYS = [way for way in WAYS if way != "eager"]
+N_PROCESSES = 6
+"""For a run: where a test took one down, the next goes on behind it."""
 PATIENCE_S = 600.0
 """Beyond a run's own time: for its imports, and the tests that it is at."""
 TIMES_LONGER = 3
@@ -74,7 +77,7 @@ def run(suite: Suite, source: Path, way: str, results: Path, name: str, seconds:
         timeout_s, seconds = timeout_s * TIMES_LONGER, seconds * TIMES_LONGER
     options += [f"--lazy-seconds={seconds}", f"--timeout={timeout_s}"]
     command = _pytest(suite, *options)
-    for attempt in range(N_CRASHES):
+    for attempt in range(N_PROCESSES):
         with (results / f"{name}.{way}.{attempt}.log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=source / suite["folder"], env=_environment(suite, source),
@@ -111,7 +114,7 @@ def measured(results: Path, suites: dict[str, Suite]) -> list[Comparison]:
     return [
         compare(results, name, way)
         for name in suites
-        for way in WAYS
+        for way in LAZY_WAYS
         if (results / f"{name}.{way}.jsonl").exists()
     ]
 
@@ -122,7 +125,7 @@ def main() -> int:
     parser.add_argument("--suites", type=Path, default=HERE / "suites.toml")
     parser.add_argument("--install", action="store_true", help="what they import, and run nothing")
     parser.add_argument("--sources", type=Path, help="where the repositories are")
-    parser.add_argument("--way", choices=WAYS, default="record")
+    parser.add_argument("--way", choices=LAZY_WAYS, default="record")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "thirdparty")
     parser.add_argument("--page", type=Path, help="where to write the page")

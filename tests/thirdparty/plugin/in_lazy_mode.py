@@ -1,8 +1,8 @@
 """A pytest plugin for other projects' suites: the body of each test runs inside `lazy_mode`.
 
 In: the options below. Out: lines of JSON in the file `--lazy-outcomes`: that a test begins, and
-what came of it, so that one that takes the process down is known; a run with the same file goes on
-behind it. It imports nothing of the repository, only the installed package.
+what came of it. So a test that takes the process down is known, and a run with the same file goes
+on behind it. The plugin imports the installed package, and nothing else of the repository.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _InLazyMode:
         begun = self._begun()
         kept = [item for item in items if item.nodeid not in begun and self._wants(item.nodeid)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        # a run that time ends has tests of all files
+        # where time ends a run, what ran is of all files
         items[:] = sorted(kept, key=lambda item: _number(item.nodeid))
 
     def _begun(self) -> set[str]:
@@ -140,7 +140,7 @@ def _read_names(path: Path | None) -> set[str] | None:
 
 
 def _number(name: str) -> int:
-    """Of a test: the same in each run, and in no order of files."""
+    """A number that a test has in each run, and that says nothing of its file."""
     return zlib.crc32(name.encode())
 
 
