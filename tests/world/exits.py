@@ -2,9 +2,9 @@
 
     python tests/world/exits.py [RUNS] [--at-once 2]
 
-What a process is at: kernels being compiled, threads that leave values pending, loader workers that
-live on, collectives of another rank's. Prints a line for each that fails, and the count. Exit 1 if
-one failed.
+What they are in the middle of: kernels being compiled, threads that leave values pending, loader
+workers that live on, collectives with another rank. Prints a line for each that fails, and the
+count; exit status 1 if one failed.
 """
 
 from __future__ import annotations
@@ -87,17 +87,19 @@ PROGRAMS = {f.__name__: f for f in (compiling, threads, loaders, ranks)}
 
 
 def ends(name: str, number: int, **environment: str) -> list[str]:
-    """What one process is told by the system, if that isn't status 0."""
+    """A line that says how one process ended, unless it did so with status 0."""
     command = [sys.executable, __file__, "--be", name, str(number)]
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, check=False,
         capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
-    return [f"{name} {number}: {done.returncode} {done.stderr[-1000:]}"] * (done.returncode != 0)
+    if done.returncode == 0:
+        return []
+    return [f"{name} {number}: {done.returncode} {done.stderr[-1000:]}"]
 
 
 def pair_ends(number: int) -> list[str]:
-    """The same of two ranks."""
+    """The same for each of two ranks."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         store = os.path.join(folder, "store")
         both = pool.map(lambda i: ends("ranks", 2 * number + i, EXITS_STORE=store), range(2))
@@ -105,7 +107,7 @@ def pair_ends(number: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="?", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--be", choices=PROGRAMS, help=argparse.SUPPRESS)
@@ -116,12 +118,13 @@ def main() -> int:
     names = [name for name in PROGRAMS if name != "ranks"]
     n_pairs = options.runs // 5
     jobs = [lambda i=i: pair_ends(i) for i in range(n_pairs)]
-    jobs += [lambda i=i: ends(names[i % 3], i) for i in range(options.runs - 2 * n_pairs)]
+    jobs += [lambda i=i: ends(names[i % len(names)], i) for i in range(options.runs - 2 * n_pairs)]
     n_failed = 0
     with ThreadPoolExecutor(options.at_once) as pool:
         for lines in pool.map(lambda job: job(), jobs):
             n_failed += len(lines)
-            print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
+            for line in lines:
+                print(line, flush=True)
     print(f"{options.runs} processes, {n_failed} did not end with status 0")
     return int(n_failed > 0)
 
