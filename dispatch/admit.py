@@ -306,7 +306,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
         slot = copies.known(trace, data) or _slot_of_new_copy(trace, data, _new_leaf)
     else:
         data = torch_private.snapshot(data) if passes else data
-        slot = _new_leaf(trace, data, meta_of(tensor))
+        slot = _new_leaf(trace, data, meta_of(data))
     if not plain:
         value = host.value_in(tensor)
         if traces.enter(value, slot) and passes:

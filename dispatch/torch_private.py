@@ -206,11 +206,16 @@ _UNHELD = _references_to_an_unheld_storage()
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as it is now: copy-on-write, or a copy if an array, a file or another process
-    shares its memory."""
+    shares its memory. A copy has no gaps; its strides are zero where the tensor's are, and else in
+    the same order, so that ops on it give what they give for the tensor."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         if is_resizable(tensor) and not is_shared_by_processes(tensor):
             return lazy_clone(tensor)
-        return tensor.clone()
+        size = [
+            n if step else min(n, 1) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ]
+        once = tensor.as_strided(size, tensor.stride(), tensor.storage_offset())
+        return once.clone().expand(tensor.shape)
 
 
 def fix_memory(tensor: torch.Tensor) -> None:

@@ -163,3 +163,36 @@ def test_replays_read_what_the_array_has():
     with pytest.warns(UserWarning, match="an argument's memory belongs to somebody else"):
         found = [shown(i) for i in range(6)]
     assert found == [4 * (2 * i + 1) for i in range(6)]
+
+
+def strided(kind):
+    base = torch.from_numpy(numpy.arange(64.0, dtype="f").reshape(8, 8))
+    return {
+        "gaps": lambda: base[::2, 1::2],
+        "transposed gaps": lambda: base[1::2, ::2].t(),
+        "repeated": lambda: base[3, ::2].expand(4, 4),
+        "of one": lambda: base[2:3, 4:5].expand(4, 4),
+        "none": lambda: base[:0, ::2].expand(4, 0, 4)[:, :, :0].reshape(4, 0),
+        "offset": lambda: base[4:, 4:],
+    }[kind]()
+
+
+KINDS = ("gaps", "transposed gaps", "repeated", "of one", "none", "offset")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_of_arrays_are_read_by_their_strides_outside_the_mode(kind):
+    n = strided(kind)
+    for x in (torch.ones(n.shape), torch.ones(n.shape[::-1]).t()):
+        for _ in range(3):
+            y = wrap(x)
+            got = (n + y) * 2, n.exp() * (y - n), y.mul(n)
+            assert_same(got, ((n + x) * 2, n.exp() * (x - n), x.mul(n)))
+
+
+@pytest.mark.parametrize("kind", ["gaps", "repeated", "offset"])
+def test_kernels_read_views_of_arrays_by_their_strides_outside_the_mode(kind):
+    lazy_tensor.configure(backend="inductor", compile="blocking", compile_threshold=1)
+    n = strided(kind)
+    for _ in range(3):
+        assert_same((wrap(torch.ones(4, 4)) + n) * 2, (torch.ones(4, 4) + n) * 2)
