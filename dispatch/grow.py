@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.admit import index_of
 from lazy_tensor.dispatch.closed_form import closed_form
-from lazy_tensor.dispatch.flush import closes_segment, flush
+from lazy_tensor.dispatch.flush import closes_segment, flush, must_record
 from lazy_tensor.dispatch.meta import (
     Meta,
     Outcome,
@@ -42,14 +42,7 @@ def cut_if_full(trace: Trace) -> None:
     if trace.is_outdated and trace.state is trace.root:
         trace.reset()
     state = trace.state
-    # who waits for compilers doesn't count milliseconds; the others need the trace whole
-    goes_on = (
-        limits.compile == "blocking"
-        or limits.record == "always"
-        or limits.remat_interval
-        or trace.tape
-    )
-    if trace.budget.is_spent and not goes_on:
+    if trace.budget.is_spent and not must_record(trace):
         trace.budget.earn_back(state)
         if trace.budget.is_spent:
             flush(trace, "nothing repeats", quiet=True)
@@ -73,8 +66,11 @@ def grow(
     call = numbered(request)
     outcome = _outcome(trace, request, *call)
     reason = outcome.runs_now
-    if request.facts.is_view and not outcome.is_single and is_marked(request.tensors[0]):
-        reason = "gives several conjugate or negative views"
+    if reason is None and request.facts.is_view and is_marked(viewed := request.tensors[0]):
+        if not outcome.is_single:
+            reason = "gives several conjugate or negative views"
+        elif outcome.outs[0] is not None and outcome.outs[0][3] != viewed.dtype:
+            reason = "views a conjugate, or a negative, as another dtype"
     if reason is None and request.facts.writes and overlaps(trace, request):
         reason = "what is written overlaps"
     if reason is not None:

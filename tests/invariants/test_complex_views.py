@@ -100,3 +100,17 @@ def test_gradients_flow_through_conjugation(way):
         return torch.autograd.grad(loss, z)
 
     assert_agrees(way, program, START)
+
+
+@both_times
+@each_way
+def test_a_conjugate_is_not_viewed_as_real_numbers(flushed, way):
+    def program(z):
+        v = (z * 1).conj()
+        if flushed:
+            v.sum().item()
+        with pytest.raises(RuntimeError) as raised:
+            torch.view_as_real(v)
+        return str(raised.value)
+
+    assert lazily(way, program, START.clone()) == program(START)
