@@ -25,6 +25,9 @@ PAUSED = 1 << 60
 """Ops to run unrecorded while recording is paused: more than there will be."""
 N_RECENT, PAID_BACK = 8, 4
 """A path that is taken again within so many flushes pays its growth back so many times."""
+KEPT_OF_KERNELS = 0.9
+"""What counts of earlier runs at each run of a plan: a loop with its kernels goes on when something
+else begins that has none."""
 LEAST_LOOKS, LEAST_HOPE = 2, 1 / 16
 """Each time that it isn't, half as many flushes are waited for and half as much may be spent: down
 to so many, and to this part of `SHARE_OF_WORK`."""
@@ -37,6 +40,12 @@ class Place(Protocol):
 
     @property
     def parent(self) -> Place | None: ...
+
+
+class Waiting(Protocol):
+    """What runs op by op because its kernels are being built: a plan."""
+
+    def awaits_kernels(self) -> bool: ...
 
 
 class Recent(NamedTuple):
@@ -54,14 +63,14 @@ class Budget:
     where it waits for an op that needs a value, so that recording starts again where a step of the
     program does. It stays cold twice as long each time in a row that recording does not pay. After
     new states were made it looks, for nothing, whether the program soon comes there again, and
-    spends less each time that it does not.
+    spends less each time that it does not. It is cold, too, while kernels are built.
 
     The count lies at `address`, where `native` counts without Python.
     """
 
-    __slots__ = ("_before_pause", "_block", "_cold", "_cold_block", "address", "age",
+    __slots__ = ("_awaited", "_before_pause", "_block", "_cold", "_cold_block", "address", "age",
                  "cold_since_s", "grew", "grown_s", "hope", "left_s", "looks", "n_misses",
-                 "next_cold", "paid_s", "recent")  # fmt: skip
+                 "next_cold", "paid_s", "recent", "with_kernels")  # fmt: skip
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
@@ -79,6 +88,8 @@ class Budget:
         self.looks = 0
         self.hope = 1.0  # that the program repeats itself
         self.cold_since_s = 0.0
+        self._awaited: Waiting | None = None
+        self.with_kernels = 0.0  # ops in kernels that are there less those in others, lately
         self.age = 0  # in flushes, and in times that it was cold where a step may begin
         self.recent: list[Recent] = []
         self._block: tuple[Any, int] | None = None  # where it is, and `cold` when it began
@@ -173,6 +184,16 @@ class Budget:
             self.cold = self.next_cold
             self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
 
+    def note_kernels(self, plan: Waiting, n_there: int, n_under_way: int) -> None:
+        """Account for a run of `plan`, of whose ops so many are in kernels that are there and in
+        others that are being built: as long as those are more, ops run unrecorded, as fast as in
+        eager, where a plan that runs op by op costs the recording besides."""
+        self.with_kernels = KEPT_OF_KERNELS * self.with_kernels + n_there - n_under_way
+        if n_under_way and self.with_kernels < 0:
+            self._awaited = plan
+            self.cold_since_s = thread_time()
+            self.cold = MOST_COLD_OPS
+
     def begin_block(self, site: Any) -> bool:
         """Begin a block of the program; whether its ops must be seen.
 
@@ -211,6 +232,11 @@ class Budget:
             self._look_again()
 
     def _look_again(self) -> None:
+        if self._awaited is not None:
+            if self._awaited.awaits_kernels():
+                self.cold = MOST_COLD_OPS
+                return
+            self._awaited, self.with_kernels, self.looks = None, 0.0, 1
         self.age += 1
         if self.looks or self.left_s >= LEAST_S:
             self.looks = max(self.looks - 1, 0)

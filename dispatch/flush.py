@@ -151,10 +151,21 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
                 **({} if plan is None else told_of(plan)),
             )
         )
+    if plan is not None and not must_record(trace):
+        trace.budget.note_kernels(plan, *plan.kernels())
     if MISJUDGED:
         _distrust(trace)
     if plan is not None and "compile" in settings.current().forbid:
         _refuse_compiling(plan, where)
+
+
+def must_record(trace: Trace) -> bool:
+    """Whether ops are recorded whatever that costs: who waits for compilers doesn't count
+    milliseconds, and the others need the trace whole."""
+    now = settings.current()
+    return bool(
+        now.compile == "blocking" or now.record == "always" or now.remat_interval or trace.tape
+    )
 
 
 def told_of(plan: Plan) -> dict[str, Any]:
@@ -192,7 +203,9 @@ def ask_for_extensions(plan: Plan | None) -> None:
     if plan is not None and plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
         _ask_for_pool()
     if not hits.EXTENSION.is_asked_for:
-        _ask_for_hits()
+        hits.EXTENSION.ask_disk(compiler().disk)
+        if _works_long():
+            ask_for_hits()
 
 
 def prepare_threads() -> None:
@@ -200,7 +213,7 @@ def prepare_threads() -> None:
     record it can't be begun with."""
     if not hits.EXTENSION.is_asked_for:
         hits.EXTENSION.ask_disk(compiler().disk)
-        hits.start_if_compiled()
+    hits.start_if_compiled()
 
 
 def obtain_extensions() -> None:
@@ -214,11 +227,10 @@ def _ask_for_pool() -> None:
     compiler().keep_memory(settings.current().compile, may_compile=_works_long())
 
 
-def _ask_for_hits() -> None:
-    disk = compiler().disk
-    hits.EXTENSION.ask_disk(disk)
-    if settings.current().compile != "off" and _works_long():
-        hits.EXTENSION.ask_for(disk, wait=False)
+def ask_for_hits() -> None:
+    """Have what takes hits below Python compiled in the background."""
+    if settings.current().compile != "off":
+        hits.EXTENSION.ask_for(compiler().disk, wait=False)
 
 
 def _settle(pending: Pending, alive: list[Value], results: Any) -> None:

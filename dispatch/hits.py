@@ -36,12 +36,17 @@ _sharded: type[Any] | None = None
 
 
 def use(
-    tensor_class: type[Any], mode_class: type[Any], close_segment: Callable[[Trace], None]
+    tensor_class: type[Any],
+    mode_class: type[Any],
+    close_segment: Callable[[Trace], None],
+    share_with_parts: Callable[[list[torch.Tensor]], None],
 ) -> None:
-    """Name the classes whose `__torch_dispatch__` is `record`, and what a closed segment needs."""
+    """Name the classes whose `__torch_dispatch__` is `record`, what a closed segment needs, and
+    what is told of the arguments that a sparse result may have as its parts."""
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Budget, Leaf)
-    _known = (classes, memory._exposed, memory._shared, _described, close_segment, _current)
+    _known = (classes, memory._exposed, memory._shared, _described, close_segment, _current,
+              share_with_parts)  # fmt: skip
 
 
 def use_sharded(sharded_class: type[Any]) -> None:

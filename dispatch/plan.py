@@ -82,6 +82,21 @@ class Plan:
             self._told = (now, statuses, tuple([fusion.reason for fusion in fusions]))
         return self._told[1:]
 
+    def kernels(self) -> tuple[int, int]:
+        """How many ops are in kernels that are there, and in kernels that are being built."""
+        there = under_way = 0
+        for fusion in self.fusions:
+            if fusion.status in ("queued", "compiling"):
+                under_way += len(fusion.segment.calls)
+            elif fusion.status in ("measuring", "ready"):
+                there += len(fusion.segment.calls)
+        return there, under_way
+
+    def awaits_kernels(self) -> bool:
+        """Whether most of those that will be there are being built."""
+        there, under_way = self.kernels()
+        return under_way > there
+
     def observed(
         self,
         leaves: list[torch.Tensor],

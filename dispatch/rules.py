@@ -145,5 +145,5 @@ def needs_care(op: Any) -> bool:
     """
     if not isinstance(op, OpOverload):
         return False
-    names = ("linalg", "pinv", "lstsq", "lu_", "cholesky", "ormqr")
+    names = ("linalg", "pinv", "lstsq", "::lu_", "_lu_with", "cholesky", "ormqr")
     return facts_of(op).writes_list or any(part in op._schema.name for part in names)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.dispatch import host, memory, observe, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
-from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.flush import ask_for_hits, flush, prepare_threads
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
@@ -41,6 +41,13 @@ EXPECTED = frozenset({
     "debug",
 })  # fmt: skip
 """Reasons that are no fallback: the op needs values by what it is, or is best run at once."""
+
+
+COMPILES_AFTER_OPS = 20_000
+"""Cold ops on lazy tensors in Python, which cost half a second, after which C++ for them is wanted.
+"""
+CHECKS_EVERY_OPS = 256
+_n_cold = 0
 
 
 def run(trace: Trace, request: Request, reason: str) -> Any:
@@ -100,6 +107,7 @@ def may_begin_step(trace: Trace, op: OpOverload) -> bool:
 
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
+    _count_cold()
     if trace.budget.cold > 1:
         trace.budget.cold -= 1
     elif isinstance(request.op, OpOverload) and may_begin_step(trace, request.op):
@@ -120,6 +128,16 @@ def run_cold(trace: Trace, request: Request) -> Any:
             return _careful(request, request.args, request.kwargs)
         return request.op(*request.args, **request.kwargs)
     return _run(trace, request, wraps=not request.in_mode)
+
+
+def _count_cold() -> None:
+    """Have the C++ that runs such calls below Python: from disk, or compiled when many ran here."""
+    global _n_cold
+    _n_cold += 1
+    if _n_cold == COMPILES_AFTER_OPS:
+        ask_for_hits()
+    elif _n_cold % CHECKS_EVERY_OPS == 1:
+        prepare_threads()
 
 
 def compute(value: Value, cause: str = "a value is read") -> None:
@@ -205,7 +223,7 @@ def _leave_aliases(tensor: torch.Tensor) -> None:
         tensor._value = value
 
 
-def _share_with_parts(tensors: Iterable[torch.Tensor]) -> None:
+def share_with_parts(tensors: Iterable[torch.Tensor]) -> None:
     """Note that a sparse, or nested, tensor may have these as its parts: plain ops reach them."""
     for tensor in tensors:
         if type(tensor) is host.tensor_class:
@@ -229,7 +247,7 @@ def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any
         if id(result) in lazy_of:
             return lazy_of[id(result)]
         if not is_recordable(result):
-            _share_with_parts(lazy_of.values())
+            share_with_parts(lazy_of.values())
             return result
         return host.concrete(result) if wraps and is_plain(result) else result
     if isinstance(result, (list, tuple)):

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from lazy_tensor import convert, ways
-from lazy_tensor.dispatch import hits, settings, values_only
+from lazy_tensor.dispatch import hits, run_now, settings, values_only
 from lazy_tensor.dispatch.flush import close_segment, prepare_threads
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
@@ -69,7 +69,7 @@ class _SleepingMode(RecordingMode):
         return func(*args, **(kwargs or {}))
 
 
-hits.use(LazyTensor, RecordingMode, close_segment)
+hits.use(LazyTensor, RecordingMode, close_segment, run_now.share_with_parts)
 convert.before_wrapping.append(prepare_threads)
 values_only.install(LazyTensor, RecordingMode)
 

@@ -2,33 +2,9 @@
 
 #pragma once
 
-#include "results.h"
+#include "below.h"
 
 namespace hits {
-
-const DispatchKeySet PYTHON_AND_ABOVE =
-    DispatchKeySet(DispatchKeySet::FULL) ^
-    DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
-const DispatchKeySet ABOVE_PYTHON = (PYTHON_AND_ABOVE - DispatchKeySet(DispatchKey::Python))
-                                        .remove(DispatchKey::ZeroTensor)
-                                        .remove(DispatchKey::Conjugate)
-                                        .remove(DispatchKey::Negative);
-
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-
- private:
-  PyThreadState* state_;
-};
-
-// The call as if nobody listened.
-void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard guard(
-      ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
-  op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
-}
 
 // The arguments of calls on their way through Python, the innermost last.
 struct Frame {
@@ -82,7 +58,7 @@ class Kernel : public c10::OperatorKernel {
     if (trace_here != nullptr) tell_what_ran(trace_here);
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
-    if (in_mode && trace_here == nullptr) be_at(Ref(sure(PyObject_CallNoArgs(current))).get());
+    if (trace_here == nullptr) be_at(Ref(sure(PyObject_CallNoArgs(current))).get());
     PyObject* trace = trace_here;
     if (trace != nullptr) {
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True ||
@@ -132,9 +108,13 @@ class Kernel : public c10::OperatorKernel {
               bool in_mode) {
     const size_t n = info_.schema.arguments().size();
     const IValue* arguments = stack->data() + (stack->size() - n);
-    if (*cold_here != 0) return false;
     // what runs below Python here, a mode below ours would not see
     const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
+    if (*cold_here >= PAUSED) return false;
+    if (*cold_here != 0) {
+      if (info_.is_alias) return alias(stack, arguments);
+      return alone && run_computed(op, keys, stack, trace, in_mode);
+    }
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
     if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
@@ -167,6 +147,38 @@ class Kernel : public c10::OperatorKernel {
       step = edges->generic.find(call.without_numbers(arguments, numbers));
     }
     return step != nullptr && take(trace, info_, *step, numbers, stack);
+  }
+
+  // While the trace is cold: run the call on the data of its lazy tensors, as `run_now.run_cold`.
+  bool run_computed(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
+                    PyObject* trace, bool in_mode) {
+    if ((*cold_here == 1 && info_.is_now) || info_.reshapes ||
+        (info_.needs_care && !info_.writes_list) ||
+        PyDict_GET_SIZE(of_trace.storages.in(trace)) != 0) {
+      return false;
+    }
+    const size_t n = info_.schema.arguments().size();
+    Computed call;
+    for (size_t i = 0; i < n; ++i) {
+      if (!call.put(torch::jit::peek(*stack, i, n))) return false;
+    }
+    if (!call.any_lazy() || (info_.is_view && call.any_plain())) return false;
+    if (info_.is_copy && !torch::jit::peek(*stack, 0, n).toTensor().sizes().equals(
+                             torch::jit::peek(*stack, 1, n).toTensor().sizes())) {
+      return false;  // it may be there already (see overlap.py)
+    }
+    of_trace.busy.set(trace, Py_True);
+    struct Done {
+      PyObject* trace;
+      ~Done() { of_trace.busy.set(trace, Py_False); }
+    } done{trace};
+    if (of_trace.claimed.in(trace) == Py_True) return false;
+    if (*cold_here > 1) --*cold_here;
+    ran_cold = &info_;
+    const IValue first = torch::jit::peek(*stack, 0, n);
+    call.run(op, keys, stack, n, !in_mode);
+    if (info_.writes_list) count_writes(first);
+    return true;
   }
 
   // Whether `value` holds no tensors but computed 0-dim CPU ones that nothing pending uses. Adds it
@@ -325,12 +337,6 @@ class Kernel : public c10::OperatorKernel {
     ran_cold = &info_;
     run_below(op, keys, stack);
     return true;
-  }
-
-  // Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its
-  // layout too, and asking for those would dispatch.
-  static bool has_python(const at::Tensor& tensor) {
-    return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
   }
 
   static bool is_ordinary(const IValue& value) {

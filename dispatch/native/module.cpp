@@ -5,7 +5,7 @@
 // In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
-// runs while a trace is cold.
+// `below.h` runs while a trace is cold.
 // `sharded.h` goes between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
 #include "lines.h"
@@ -44,15 +44,17 @@ PyObject* py_listen(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, exposed, shared, describe, close_segment, current), as `hits.use` has them
+// install(classes, exposed, shared, describe, close_segment, current, share_with_parts), as `hits.use` has them
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *budget, *leaf;
-  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOO", &tensor, &mode, &trace, &state, &slot, &budget,
-                        &leaf, &exposed, &shared, &describe, &close_segment, &current)) {
+  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOOO", &tensor, &mode, &trace, &state, &slot, &budget,
+                        &leaf, &exposed, &shared, &describe, &close_segment, &current,
+                        &share_with_parts)) {
     return nullptr;
   }
-  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment, current})
+  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment, current,
+                         share_with_parts})
     Py_INCREF(kept);
   tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
   mode_class = reinterpret_cast<PyTypeObject*>(mode);

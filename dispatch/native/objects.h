@@ -103,7 +103,10 @@ Member address_of_budget, number_of_layout, meta_of_layout, local_of_layout;
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
-PyObject *exposed, *shared, *describe, *close_segment, *current;
+PyObject *exposed, *shared, *describe, *close_segment, *current, *share_with_parts;
+
+// A count of cold ops from which on recording is paused (see `budget.PAUSED`).
+constexpr int64_t PAUSED = int64_t{1} << 59;
 PyObject *name_value, *name_slot, *name_data, *name_layout;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py

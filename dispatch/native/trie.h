@@ -17,12 +17,18 @@ struct OpInfo {
       n_positional += !argument.kwarg_only();
     }
     is_number.resize(schema.arguments().size());
+    for (const auto& result : schema.returns()) {
+      is_view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    }
     is_note = schema.operator_name().getNamespace() == "profiler";
+    is_copy = schema.name() == "aten::copy_";
   }
   const c10::FunctionSchema& schema;
   std::vector<std::optional<Words>> defaults;
   std::vector<bool> is_number;  // arguments whose numbers may become run-time inputs
   size_t n_positional = 0;
+  bool is_view = false;       // what it gives shares its argument's memory
+  bool is_copy = false;       // it copies to its first argument
   bool is_note = false;       // a mark in a profile, which no value has to do with
   std::atomic<bool> is_described = false;  // what follows is known; read without the GIL
   bool is_recorded = false;   // it was recorded before

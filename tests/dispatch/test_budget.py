@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,8 +13,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
 from lazy_tensor.dispatch import budget, flush, grow, record, request
-from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.budget import FIRST_COLD_OPS, Budget
+from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import State, local
+from lazy_tensor.kernels import Kernel, Segment, backend
+from lazy_tensor.kernels.aten import AtenBackend
 
 N_OPS = 300
 TICK_S = 100e-6
@@ -198,3 +203,85 @@ def test_a_program_that_begins_to_repeat_itself_is_recorded(
     for _ in range(40):
         is_seen(x)
     assert lazy_tensor.stats()["ops"] >= before + 20 * N_OPS
+
+
+class Built:
+    """A plan whose kernels are being built, or not any more."""
+
+    under_way = True
+
+    def awaits_kernels(self) -> bool:
+        return self.under_way
+
+
+def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
+    it, plan = Budget(), Built()
+    it.note_kernels(plan, n_there=4, n_under_way=3)
+    assert not it.cold
+    it.note_kernels(plan, n_there=3, n_under_way=8)
+    assert it.cold
+    for _ in range(3):
+        it.begin_block(None)
+        it.end_block()
+        assert it.cold > FIRST_COLD_OPS
+    plan.under_way = False
+    assert it.begin_block(None)
+    assert not it.cold
+
+
+def test_what_has_its_kernels_goes_on_beside_what_awaits_some(scarce: None) -> None:
+    it = Budget()
+    for _ in range(20):
+        it.note_kernels(Built(), n_there=8, n_under_way=0)
+    it.note_kernels(Built(), n_there=0, n_under_way=50)
+    assert not it.cold
+    for _ in range(3):
+        it.note_kernels(Built(), n_there=0, n_under_way=50)
+    assert it.cold
+
+
+class Slow(AtenBackend):
+    """Kernels that are there once somebody lets them."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def refuses(self, call: Any, inputs: Any = ()) -> str | None:
+        return None
+
+    def compile(self, segment: Segment) -> Kernel:
+        self.may_end.wait()
+        return super().compile(segment)
+
+
+@pytest.mark.parametrize("around", ["step", "loop"])
+def test_a_loop_runs_as_in_eager_until_its_kernels_are_there(
+    around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_backends", {"slow": Slow(), **backend._backends})
+    monkeypatch.setattr(STATS, "all_flushes_s", flush.COMPILES_AFTER_S)
+    monkeypatch.setattr(budget, "MOST_COLD_OPS", 100)
+    lazy_tensor.configure(backend="slow", compile="background")
+    slow: Any = backend._backends["slow"]
+    x, y = torch.randn(8), torch.randn(8)
+
+    def steps(n: int) -> None:
+        nonlocal y
+        for _ in range(n):
+            with lazy_tensor.lazy_mode() if around == "step" else nullcontext():
+                y = (x * 2 + y).relu() * 0.5
+                assert float(y.sum()) >= 0
+
+    with lazy_tensor.lazy_mode() if around == "loop" else nullcontext():
+        try:
+            steps(8)
+            before = lazy_tensor.stats()["ops"]
+            steps(50)
+            assert lazy_tensor.stats()["ops"] == before
+        finally:
+            slow.may_end.set()
+        flush.compiler().wait()
+        steps(50)
+        assert lazy_tensor.stats()["ops"] > before + 100

@@ -1,0 +1,141 @@
+// Running a call below Python: as it is, or on the data of its lazy tensors.
+
+#pragma once
+
+#include "results.h"
+
+namespace hits {
+
+const DispatchKeySet PYTHON_AND_ABOVE =
+    DispatchKeySet(DispatchKeySet::FULL) ^
+    DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
+const DispatchKeySet ABOVE_PYTHON = (PYTHON_AND_ABOVE - DispatchKeySet(DispatchKey::Python))
+                                        .remove(DispatchKey::ZeroTensor)
+                                        .remove(DispatchKey::Conjugate)
+                                        .remove(DispatchKey::Negative);
+
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+// The call as if nobody listened.
+void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(
+      ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+  op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
+}
+
+// Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its
+// layout too, and asking for those would dispatch.
+bool has_python(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
+}
+
+// A call whose lazy tensors all have their values.
+class Computed {
+ public:
+  bool any_lazy() const { return any_lazy_; }
+  bool any_plain() const { return any_plain_; }
+
+  // Take one more argument; false if Python must see the call.
+  bool put(const IValue& value) {
+    if (value.isTensor()) {
+      at::Tensor data;
+      if (!find(value.toTensor(), data)) return false;
+      arguments_.emplace_back(std::move(data));
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> items;
+      for (const IValue& item : value.toListRef()) {
+        at::Tensor data;
+        if (!find(item.toTensor(), data)) return false;
+        items.push_back(std::move(data));
+      }
+      arguments_.emplace_back(std::move(items));
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> items;
+      for (const IValue& item : value.toListRef()) {
+        at::Tensor data;
+        if (item.isTensor() && !find(item.toTensor(), data)) return false;
+        items.push_back(item.isTensor() ? std::optional<at::Tensor>(std::move(data)) : std::nullopt);
+      }
+      arguments_.emplace_back(std::move(items));
+    } else {
+      arguments_.push_back(value);
+    }
+    return true;
+  }
+
+  // Run it: the stack holds what it gives, tensors as lazy ones if it `wraps`, and arguments that
+  // come back as themselves.
+  void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps) {
+    std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
+    const OrdinaryTensors ordinary;
+    {
+      const WithoutGil released;
+      run_below(op, keys, stack);
+    }
+    const size_t n_results = op.schema().returns().size();
+    for (auto result = stack->end() - static_cast<long>(n_results); result != stack->end(); ++result) {
+      if (result->isTensor()) {
+        *result = returned(result->toTensor(), wraps);
+      } else if (result->isTensorList()) {
+        std::vector<at::Tensor> items;
+        for (const IValue& item : result->toListRef()) {
+          items.push_back(returned(item.toTensor(), wraps));
+        }
+        *result = std::move(items);
+      }
+    }
+  }
+
+ private:
+  // What stands for a tensor in the call.
+  bool find(const at::Tensor& tensor, at::Tensor& data) {
+    data = tensor;
+    if (!tensor.defined()) return true;
+    if (has_python(tensor)) {
+      Ref object;
+      const Ref value = value_of(tensor, object);
+      if (value.get() == nullptr || layout_of(tensor, object).get() != nullptr) return false;
+      const Ref held = data_in(value.get());
+      if (held.get() == Py_None || slot_in(value.get()).get() != Py_None) return false;
+      data = THPVariable_Unpack(held.get());
+      any_lazy_ = true;
+    } else {
+      any_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    }
+    if (has_python(data) || !is_dense(data) || data.is_conj() || data.is_neg()) return false;
+    stands_for_.emplace_back(data, tensor);
+    return true;
+  }
+
+  at::Tensor returned(const at::Tensor& result, bool wraps) const {
+    if (!result.defined()) return result;
+    for (const auto& [data, given] : stands_for_) {
+      if (result.is_same(data)) return given;
+    }
+    if (!is_dense(result)) {  // its parts may be the arguments' memory
+      Ref given(sure(PyList_New(0)));
+      for (const auto& [_, tensor] : stands_for_) {
+        sure(PyList_Append(given.get(), object_of(tensor).get()));
+      }
+      Ref(sure(PyObject_CallOneArg(share_with_parts, given.get())));
+      return result;
+    }
+    if (!wraps) return result;
+    const Ref value = new_value();
+    reinterpret_cast<Value*>(value.get())->data = object_of(result).release();
+    return another(result, value.get());
+  }
+
+  std::vector<IValue> arguments_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> stands_for_;  // data, and the argument
+  bool any_lazy_ = false, any_plain_ = false;
+};
+
+}  // namespace hits
