@@ -208,9 +208,9 @@ def ask_for_extensions(plan: Plan | None) -> None:
             ask_for_hits()
 
 
-def prepare_threads() -> None:
-    """Have hits taken below Python from now on if what does so is on disk: when several threads
-    record it can't be begun with."""
+def begin_hits() -> None:
+    """Have calls taken below Python from now on, if what does so is on disk or was compiled: it
+    can't be begun with when several threads record."""
     if not hits.EXTENSION.is_asked_for:
         hits.EXTENSION.ask_disk(compiler().disk)
     hits.start_if_compiled()

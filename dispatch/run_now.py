@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.dispatch import host, memory, observe, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
-from lazy_tensor.dispatch.flush import ask_for_hits, flush, prepare_threads
+from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush
 from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
@@ -137,7 +137,7 @@ def _count_cold() -> None:
     if _n_cold == COMPILES_AFTER_OPS:
         ask_for_hits()
     elif _n_cold % CHECKS_EVERY_OPS == 1:
-        prepare_threads()
+        begin_hits()
 
 
 def compute(value: Value, cause: str = "a value is read") -> None:

@@ -17,7 +17,7 @@ import torch
 
 from lazy_tensor import convert, ways
 from lazy_tensor.dispatch import hits, run_now, settings, values_only
-from lazy_tensor.dispatch.flush import close_segment, prepare_threads
+from lazy_tensor.dispatch.flush import begin_hits, close_segment
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
 from lazy_tensor.dispatch.trace import local, restart_own_trace
@@ -70,7 +70,7 @@ class _SleepingMode(RecordingMode):
 
 
 hits.use(LazyTensor, RecordingMode, close_segment, run_now.share_with_parts)
-convert.before_wrapping.append(prepare_threads)
+convert.before_wrapping.append(begin_hits)
 values_only.install(LazyTensor, RecordingMode)
 
 
@@ -112,7 +112,7 @@ class lazy_mode:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
                 if threading.current_thread() is not threading.main_thread():
-                    prepare_threads()
+                    begin_hits()
                 ways.WITH_LAZY.put()
                 ways.IN_MODE.put()
                 here.mode = mode = RecordingMode()  # type: ignore[no-untyped-call]
