@@ -80,7 +80,8 @@ class lazy_mode:
     Every aten op inside, autograd's and the optimizer's too, is recorded and gives a `LazyTensor`.
     Leaving the block runs what is pending. Re-entrant. `options` are those of `configure`, for this
     block and thread's flushes alone; TypeError for an unknown one. Where a program never does the
-    same again its ops run as in eager, and blocks of them are let alone.
+    same again, and while its kernels are built, ops run as in eager, and blocks of them are let
+    alone.
 
     >>> with lazy_mode():
     ...     loss = model(x).square().mean()

@@ -23,7 +23,8 @@ def lines_of(report: Report) -> Iterator[tuple[str, str]]:
     for line in report.redistributions:
         yield "yellow", line
     if report.n_unrecorded:
-        yield "", f"{report.n_unrecorded} blocks ran as in eager: the program didn't repeat itself"
+        reason = "the program didn't repeat itself, or its kernels were being built"
+        yield "", f"{report.n_unrecorded} blocks ran as in eager: {reason}"
     flushes = report.flushes
     if not flushes:
         yield "", "nothing was flushed yet"
