@@ -40,7 +40,7 @@ from lazy_tensor.kernels.pool import POOL, keep_freed_heap
 from lazy_tensor.kernels.progress import shown
 from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
-from lazy_tensor.kernels.workers import BuildError, WorkerDied, Workers, is_known_to_workers
+from lazy_tensor.kernels.workers import BEHIND, BuildError, WorkerDied, Workers, is_known_to_workers
 
 Mode = Literal["background", "blocking", "off"]
 T = TypeVar("T")
@@ -123,6 +123,8 @@ class Compiler:
         """
         if mode == "off" or self._is_forked or backend.name == "aten":
             return self._find(segment, _aten, 0)[0]
+        for workers in (self._workers, self._device_workers):
+            workers.niceness = 0 if mode == "blocking" else BEHIND
         fusion, is_new = self._find(segment, backend, verify_every)
         if is_new:
             is_timed = mode == "background" and segment.device.type == "cpu"

@@ -62,7 +62,7 @@ class Extension:
         if self.is_asked_for and not (wait and self.status == "compiling"):
             return
         if wait:
-            self._obtain(disk)
+            self._obtain(disk, is_waited_for=True)
         else:
             self.status = "compiling"
             name = f"lazy_tensor-{self._source.stem}"
@@ -84,12 +84,12 @@ class Extension:
             library, self._waiting = self._waiting, None
             self._use_if_it_loads(library)
 
-    def _obtain(self, disk: Disk | None) -> None:
+    def _obtain(self, disk: Disk | None, *, is_waited_for: bool = False) -> None:
         with self._lock:
             if self.status in ("compiled", "in use"):
                 return
             try:
-                library = self._binary(disk)
+                library = self._binary(disk, [] if is_waited_for else _behind())
             except Exception as error:
                 self.status = f"it can't be compiled: {error}"
                 return
@@ -121,9 +121,9 @@ class Extension:
     def _headers(self) -> list[Path]:
         return sorted(self._source.parent.glob("*.h"))
 
-    def _binary(self, disk: Disk | None) -> bytes:
-        """The source compiled: from disk, or now."""
-        command, key = self._command(), self._key()
+    def _binary(self, disk: Disk | None, prefix: list[str]) -> bytes:
+        """The source compiled: from disk, or now, by a command that begins with `prefix`."""
+        command, key = [*prefix, *self._command()], self._key()
         if disk is None or disk.is_off:
             return compiled(command)
         library = disk.get(key)
@@ -140,7 +140,7 @@ class Extension:
         includes = (include, include / "torch" / "csrc" / "api" / "include",
                     sysconfig.get_paths()["include"])  # fmt: skip
         return [
-            *_gently(), _compiler(), *FLAGS,
+            _compiler(), *FLAGS,
             *(f"-I{path}" for path in includes), str(self._source),
             f"-L{root / 'lib'}", *(f"-l{library}" for library in self._libraries),
         ]  # fmt: skip
@@ -170,7 +170,7 @@ def _compiler() -> str:
     raise RuntimeError("there is no C++ compiler")
 
 
-def _gently() -> list[str]:
-    """Run the command that follows behind the program, as compile workers do."""
+def _behind() -> list[str]:
+    """Runs the command that follows behind the program, as compile workers do."""
     nice = shutil.which("nice")
     return [nice, "-n", str(BEHIND)] if nice else []

@@ -89,13 +89,14 @@ def _read(pipe: IO[bytes], n_bytes: int) -> bytes:
 
 
 BEHIND = 10
-"""Niceness of what compiles beside the program. A step on all cores waits for the slowest of them:
-beside two busy processes a program on two cores does 0.4 to 0.5 of its steps where they have 3,
-0.85 where they have 10, and 0.95 where they have 19, which leaves them a hundredth of a core."""
+"""Niceness of what compiles beside a program that doesn't wait for it. A step on all cores waits
+for the slowest of them: beside two busy processes a program on two cores does 0.4 to 0.5 of its
+steps where they have 3, 0.85 where they have 10, and 0.95 where they have 19, which leaves them a
+hundredth of a core."""
 
 _BEGIN = f"""
 import os, sys
-os.nice({BEHIND})
+os.nice(int(sys.argv.pop(1)))
 sys.path[:] = sys.argv.pop(1).split({os.pathsep!r})
 from {_PACKAGE}.worker import main
 main(*sys.argv[1:])
@@ -113,10 +114,12 @@ def _path() -> list[str]:
 class _Worker:
     """One child process, which builds one segment at a time."""
 
-    def __init__(self, build_dir: str | None) -> None:
-        arguments = [] if build_dir is None else [build_dir]
+    def __init__(self, build_dir: str | None, niceness: int) -> None:
+        arguments = [str(niceness), os.pathsep.join(_path())]
+        if build_dir is not None:
+            arguments.append(build_dir)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BEGIN, os.pathsep.join(_path()), *arguments],
+            [sys.executable, "-P", "-c", _BEGIN, *arguments],
             bufsize=0,  # a buffer's lock would stay locked in a child that is forked during a read
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -178,12 +181,14 @@ class _Worker:
 class Workers:
     """Up to `size` worker processes, started when first needed, ended with this process.
 
-    `build_dir`, if set, is where backends keep their working files.
+    `build_dir`, if set, is where backends keep their working files. Processes are started with
+    `niceness`.
     """
 
     def __init__(self, size: int | None = None, build_dir: str | None = None) -> None:
         self.size = size or max(1, (os.cpu_count() or 1) - 1)
         self.build_dir = build_dir
+        self.niceness = BEHIND
         self._reset()
         atexit.register(self.close)
 
@@ -210,7 +215,7 @@ class Workers:
                 raise BuildError("the compile service is closed")
             if self._idle:
                 return self._idle.pop()
-            worker = _Worker(self.build_dir)
+            worker = _Worker(self.build_dir, self.niceness)
             self._all.append(worker)
             return worker
 

@@ -148,11 +148,13 @@ except BuildError:
     raise AssertionError(f"worker {pid} is still running")
 
 
-def test_worker_runs_behind_the_program(workers):
+@pytest.mark.parametrize("niceness", [0, BEHIND])
+def test_worker_runs_behind_a_program_that_does_not_wait(workers, niceness):
+    workers.niceness = niceness
     with pytest.raises(BuildError):
         workers.build(InductorBackend(), BAD)
     pid = process_of(workers).pid
-    expected = min(os.getpriority(os.PRIO_PROCESS, 0) + BEHIND, 19)
+    expected = min(os.getpriority(os.PRIO_PROCESS, 0) + niceness, 19)
     assert os.getpriority(os.PRIO_PROCESS, pid) == expected
     assert os.getsid(pid) == os.getsid(0)  # sessions are scheduled as equals, nice or not
 
