@@ -43,7 +43,10 @@ class Place(Protocol):
 
 
 class Waiting(Protocol):
-    """What runs op by op because its kernels are being built: a plan."""
+    """What runs op by op while its kernels are built: a plan."""
+
+    n_there: int
+    n_under_way: int
 
     def awaits_kernels(self) -> bool: ...
 
@@ -184,12 +187,13 @@ class Budget:
             self.cold = self.next_cold
             self.next_cold = min(self.next_cold * 2, MOST_COLD_OPS)
 
-    def note_kernels(self, plan: Waiting, n_there: int, n_under_way: int) -> None:
-        """Account for a run of `plan`, of whose ops so many are in kernels that are there and in
-        others that are being built: as long as those are more, ops run unrecorded, as fast as in
-        eager, where a plan that runs op by op costs the recording besides."""
-        self.with_kernels = KEPT_OF_KERNELS * self.with_kernels + n_there - n_under_way
-        if n_under_way and self.with_kernels < 0:
+    def note_kernels(self, plan: Waiting) -> None:
+        """Account for a run of `plan`: as long as more ops are in kernels that are being built than
+        in those there are, ops run unrecorded, as fast as in eager, where a plan that runs op by op
+        costs the recording besides."""
+        gained = plan.n_there - plan.n_under_way
+        self.with_kernels = KEPT_OF_KERNELS * self.with_kernels + gained
+        if plan.n_under_way and self.with_kernels < 0:
             self._awaited = plan
             self.cold_since_s = thread_time()
             self.cold = MOST_COLD_OPS

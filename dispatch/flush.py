@@ -152,7 +152,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             )
         )
     if plan is not None and not must_record(trace):
-        trace.budget.note_kernels(plan, *plan.kernels())
+        trace.budget.note_kernels(plan)
     if MISJUDGED:
         _distrust(trace)
     if plan is not None and "compile" in settings.current().forbid:

@@ -53,7 +53,8 @@ class Plan:
 
     `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
     graph's. `peak_bytes` is the most memory that values made by the plan take at a time, those
-    inside a kernel left out.
+    inside a kernel left out. `n_there` and `n_under_way` are the ops in kernels that are there, and
+    that are being built, as of the last `told()`.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -67,6 +68,8 @@ class Plan:
     peak_bytes: int
     _distinct: tuple[Fusion, ...] = field(init=False)
     _told: tuple[Any, ...] = ()
+    n_there: int = 0
+    n_under_way: int = 0
 
     FIRST_LINE = 4
 
@@ -80,22 +83,17 @@ class Plan:
             fusions = self.fusions
             statuses = tuple([fusion.status for fusion in fusions])
             self._told = (now, statuses, tuple([fusion.reason for fusion in fusions]))
+            self.n_there = self._n_ops("measuring", "ready")
+            self.n_under_way = self._n_ops("queued", "compiling")
         return self._told[1:]
 
-    def kernels(self) -> tuple[int, int]:
-        """How many ops are in kernels that are there, and in kernels that are being built."""
-        there = under_way = 0
-        for fusion in self.fusions:
-            if fusion.status in ("queued", "compiling"):
-                under_way += len(fusion.segment.calls)
-            elif fusion.status in ("measuring", "ready"):
-                there += len(fusion.segment.calls)
-        return there, under_way
+    def _n_ops(self, *statuses: str) -> int:
+        return sum(len(one.segment.calls) for one in self.fusions if one.status in statuses)
 
     def awaits_kernels(self) -> bool:
-        """Whether most of those that will be there are being built."""
-        there, under_way = self.kernels()
-        return under_way > there
+        """Whether more of its ops are in kernels that are being built than in those there are."""
+        self.told()
+        return self.n_under_way > self.n_there
 
     def observed(
         self,

@@ -208,23 +208,24 @@ def test_a_program_that_begins_to_repeat_itself_is_recorded(
 class Built:
     """A plan whose kernels are being built, or not any more."""
 
-    under_way = True
+    def __init__(self, n_there: int, n_under_way: int) -> None:
+        self.n_there, self.n_under_way = n_there, n_under_way
 
     def awaits_kernels(self) -> bool:
-        return self.under_way
+        return self.n_under_way > self.n_there
 
 
 def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
-    it, plan = Budget(), Built()
-    it.note_kernels(plan, n_there=4, n_under_way=3)
+    it, plan = Budget(), Built(n_there=3, n_under_way=8)
+    it.note_kernels(Built(n_there=4, n_under_way=3))
     assert not it.cold
-    it.note_kernels(plan, n_there=3, n_under_way=8)
+    it.note_kernels(plan)
     assert it.cold
     for _ in range(3):
         it.begin_block(None)
         it.end_block()
         assert it.cold > FIRST_COLD_OPS
-    plan.under_way = False
+    plan.n_under_way = 0
     assert it.begin_block(None)
     assert not it.cold
 
@@ -232,11 +233,11 @@ def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
 def test_what_has_its_kernels_goes_on_beside_what_awaits_some(scarce: None) -> None:
     it = Budget()
     for _ in range(20):
-        it.note_kernels(Built(), n_there=8, n_under_way=0)
-    it.note_kernels(Built(), n_there=0, n_under_way=50)
+        it.note_kernels(Built(n_there=8, n_under_way=0))
+    it.note_kernels(Built(n_there=0, n_under_way=50))
     assert not it.cold
     for _ in range(3):
-        it.note_kernels(Built(), n_there=0, n_under_way=50)
+        it.note_kernels(Built(n_there=0, n_under_way=50))
     assert it.cold
 
 
