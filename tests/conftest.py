@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 
 import pytest
 import torch
@@ -25,6 +26,14 @@ from tests.models import summary as model_summary
 def fixed_seeds():
     torch.manual_seed(0)
     random.seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible():
+    """Ctrl-C means what it means in a terminal, to child processes too: a shell's background jobs
+    ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
