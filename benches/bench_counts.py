@@ -58,7 +58,7 @@ def of_a_step(step: Callable[[], object]) -> Counts:
     """What a settled step runs, and the kernels that were built until then."""
     in_mode = lazy_tensor.lazy_mode(**OPTIONS)(step)
     for _ in range(N_WARM):
-        local.trace.budget.left_s = math.inf  # what it may cost to record depends on the clock
+        local.trace.policy.left_s = math.inf  # what it may cost to record depends on the clock
         in_mode()
     n_built = lazy_tensor.stats()["compiled"]
     lazy_tensor.reset_stats()
@@ -114,7 +114,7 @@ def of_fully_shard(mesh: Any) -> Counts:
 def _collectives(step: Callable[[], object]) -> Counts:
     """The collectives of the second step, by their names."""
     for _ in range(2):
-        local.trace.budget.left_s = math.inf
+        local.trace.policy.left_s = math.inf
         lazy_tensor.reset_stats()
         step()
         lazy_tensor.flush()

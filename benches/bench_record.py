@@ -90,7 +90,7 @@ def forget_recording() -> None:
     What never runs earns no recording, which so gets all that it needs.
     """
     pending = local.trace.take()
-    local.trace.budget.left_s = math.inf
+    local.trace.policy.left_s = math.inf
     for value in pending.leaf_values:
         value.slot = None
 

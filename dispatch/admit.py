@@ -22,9 +22,6 @@ from lazy_tensor.dispatch.schema import OpFacts, facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claimed
 from lazy_tensor.kernels.segment import TensorSpec
 
-LEAF_S = 5e-6
-"""What a new state for a leaf takes."""
-
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -346,7 +343,6 @@ def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
         trace.twin = None if found is None else (state, found)
         trace.state[key] = state
         trace.note_new(state)
-        trace.budget.pay(LEAF_S)
     return _step_to_leaf(trace, state, data, storage, offset)
 
 

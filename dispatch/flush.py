@@ -104,7 +104,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     if trace.tape is not None:
         trace.tape.stop(f"{cause} at {where} needs values")
     watched = watch.before_flush(trace)
-    first_new, grown_s = trace.first_new, trace.budget.grown_s
+    first_new, grown_s = trace.first_new, trace.policy.grown_s
     pending = trace.take()
     ranges = observe.take_ranges(trace)
     hits.start_if_compiled()
@@ -116,12 +116,11 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     start, n_built = perf_counter(), STATS.counts["plans_built"]
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
-    plan, raised, planned, ready = None, "", start, start
+    plan, raised, planned = None, "", start
     try:
-        plan = plan_of(pending, live, at_once=observe.is_timing(), later=trace.budget.is_spent)
+        plan = plan_of(pending, live, at_once=observe.is_timing())
         planned = perf_counter()
         ran = plan or _with_remat(graph_of(pending.state.steps(), live))
-        ready = perf_counter()
         with observe.flush_shown(cause):
             _run(pending, alive, ran, ranges)
     except BaseException as error:
@@ -130,9 +129,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     finally:
         seconds = perf_counter() - start
         watch.after_flush(watched, failed=bool(raised))
-        n_interpreted = pending.state.n_ops if plan is None else 0
-        trace.budget.pay_plan(ready - start, n_interpreted)
-        trace.budget.earn(pending.state, start + seconds - ready)
+        trace.policy.grown_s = 0.0
         trace.remember(pending.state)
         _account(
             FlushRecord(
@@ -152,7 +149,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             )
         )
     if plan is not None and not must_record(trace):
-        trace.budget.note_kernels(plan)
+        trace.policy.note_kernels(plan)
     if MISJUDGED:
         _distrust(trace)
     if plan is not None and "compile" in settings.current().forbid:
@@ -256,11 +253,10 @@ def _config() -> tuple[str, str, int]:
 
 
 def plan_of(
-    pending: Pending, live: tuple[int, ...], *, at_once: bool = False, later: bool = False
+    pending: Pending, live: tuple[int, ...], *, at_once: bool = False
 ) -> Plan | None:
-    """The plan for a state and its live values; None at first sight, when one may not pay, or
-    while it had better come `later`, unless it is wanted `at_once`; and where there can't be one.
-    """
+    """The plan for a state and its live values; None at first sight, when one may not pay, unless
+    it is wanted `at_once`; and where there can't be one."""
     state, config = pending.state, _config()
     key = (live, config)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
@@ -272,7 +268,7 @@ def plan_of(
     seen_before = state.plans is not None
     if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
         state.plans = {}
-    if not (seen_before and not later or at_once) and config[1] != "blocking":
+    if not (seen_before or at_once) and config[1] != "blocking":
         return None
     try:
         plan = build_plan(pending, live)

@@ -37,18 +37,15 @@ from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes, ref
 
 
 def cut_if_full(trace: Trace) -> None:
-    """Flush a trace that reached a bound (`max_segment_ops`, ...) or spent its budget."""
+    """Flush a trace that reached a bound (`max_segment_ops`, ...) or may not grow."""
     limits = settings.current()
     if trace.is_outdated and trace.state is trace.root:
         trace.reset()
     state = trace.state
-    if trace.budget.is_spent and not must_record(trace):
-        trace.budget.earn_back(state)
-        if trace.budget.is_spent:
-            flush(trace, "nothing repeats", quiet=True)
-        if trace.budget.is_spent:
-            trace.budget.go_cold(state.n_ops)
-            STATS.counts["went_cold"] += 1
+    if not (trace.policy.may_grow() or must_record(trace)):
+        flush(trace, "nothing repeats", quiet=True)
+        trace.policy.cold = 1
+        STATS.counts["went_cold"] += 1
     if state.n_ops >= limits.max_segment_ops:
         flush(trace, "max_segment_ops", quiet=True)
     elif state.n_bytes >= limits.max_pending_bytes:
@@ -74,7 +71,7 @@ def grow(
     if reason is None and request.facts.writes and overlaps(trace, request):
         reason = "what is written overlaps"
     if reason is not None:
-        trace.budget.pay(perf_counter() - request.began_s)
+        trace.policy.pay(perf_counter() - request.began_s)
         return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
@@ -104,7 +101,7 @@ def grow(
             parent.seen = parent.seen or {}
             parent.seen[generic_key] = state
     trace.note_new(state)
-    trace.budget.pay(perf_counter() - request.began_s)
+    trace.policy.pay(perf_counter() - request.began_s)
     return state
 
 
@@ -227,7 +224,9 @@ def _fill(
         marks = _marks_after(request.op, viewed)
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
-    state.closes = trace.tape is None and closes_segment(node, state.n_ops)
+    state.closes = trace.tape is None and (
+        closes_segment(node, state.n_ops) or trace.policy.past.ends_loop()
+    )
     is_slow = state.rebase or state.closes or torch.is_inference_mode_enabled()
     if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW

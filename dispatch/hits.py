@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import memory, settings
-from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.host import Layout
-from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
+from lazy_tensor.dispatch.rules import Rule, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.schema import facts_of
-from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, alone, local
+from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
@@ -44,7 +44,7 @@ def use(
     """Name the classes whose `__torch_dispatch__` is `record`, what a closed segment needs, and
     what is told of the arguments that a sparse result may have as its parts."""
     global _known
-    classes = (tensor_class, mode_class, Trace, State, Slot, Budget, Leaf)
+    classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf)
     _known = (classes, memory._exposed, memory._shared, _described, close_segment, _current,
               share_with_parts)  # fmt: skip
 
@@ -71,6 +71,9 @@ def _start(library: bytes) -> None:
     global learn, native
     native = loaded(library, _started)
     learn = native.learn
+    Policy.make_past = native.Past
+    for trace in all_traces():
+        trace.policy.past = native.Past()
 
 
 EXTENSION = Extension(
@@ -137,6 +140,6 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         facts.changes_metadata or facts.is_out,
         facts.writes_list,
         rule in (Rule.RECORD, Rule.DECOMPOSE),
-        rule is Rule.NOW,
+        reads_values(op),
         tuple(numbers),
     )

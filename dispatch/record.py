@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import admit, grow, hits, host, overlap, run_now, settings, special
+from lazy_tensor.dispatch import (
+    admit,
+    grow,
+    hits,
+    host,
+    noting,
+    overlap,
+    run_now,
+    settings,
+    special,
+)
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.keys import (
@@ -24,7 +34,7 @@ from lazy_tensor.dispatch.keys import (
     lacks_slots,
 )
 from lazy_tensor.dispatch.request import Request, is_shown
-from lazy_tensor.dispatch.rules import Rule, is_question, needs_care, rule_of
+from lazy_tensor.dispatch.rules import Rule, is_question, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.torch_private import (
     count_writes,
     make_wrapper,
@@ -66,14 +76,17 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         if trace.claimed:
             traces.begin(trace)
         try:
-            if trace.budget.cold:
+            if trace.policy.cold:
                 in_mode = not isinstance(owner, type)
                 all_plain = (
                     in_mode and admit.PLAIN.issuperset(types) and isinstance(func, OpOverload)
                 )
-                if all_plain and not needs_care(func) and not run_now.may_begin_step(trace, func):
+                if all_plain and not (needs_care(func) or reads_values(func)):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
-                    trace.budget.cold = max(trace.budget.cold - 1, 1)
+                    trace.policy.cold = max(trace.policy.cold - 1, 1)
+                    if trace.call is None:
+                        noting.begin(trace, func, args, kwargs or {})
+                        noting.end(trace)
                     trace.ran = func, trace.state
                     trace.busy = False
                     return func(*args, **kwargs) if kwargs else func(*args)
@@ -154,6 +167,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             trace.state = state
         result = outputs(trace, state, args)
         if state.closes:
+            noting.arrived(trace)
             close_segment(trace)
         return result
 
@@ -229,12 +243,18 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         return state
 
     def miss(owner: Any, trace: Trace, *call: Any) -> Any:
-        """`missed`, after which the trace holds nothing that entered for this call alone."""
+        """`missed`, after which the trace holds nothing that entered for this call alone, and the
+        call is part of the past."""
+        is_part = trace.call is not None or is_question(call[0])
+        if not is_part:
+            noting.begin(trace, *call[:3])
         try:
             return missed(owner, trace, *call)
         finally:
             if trace.passing:
                 admit.leave(trace)
+            if not is_part:
+                noting.end(trace)
 
     def missed(
         owner: Any,
@@ -247,7 +267,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         """The call that no state knows: let its tensors in, then grow the trie, or run it now."""
         if is_question(func):
             return func(*args, **kwargs)
-        is_cold = trace.budget.cold
+        is_cold = trace.policy.cold
         if not (is_cold or kwargs or trace.tape) and admit.is_tiny(trace, args):
             return func._op(*args)
         state = generic_child(trace, trace.leaf_slots, func, args, kwargs)
@@ -266,11 +286,11 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         if func is overlap.COPY and overlap.is_there_already(trace, request):
             return args[0]
         place = trace.state
-        if not is_cold:
+        if not (is_cold or reads_values(func)):
             grow.cut_if_full(trace)
             if trace.state is not place:
                 request.began_s = perf_counter()  # it ran what was pending
-        if trace.budget.cold:
+        if trace.policy.cold:
             return run_now.run_cold(trace, request)
         rule = rule_of(func)
         if settings.current().debug and rule is not Rule.ZEROS:

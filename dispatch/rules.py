@@ -130,10 +130,18 @@ def rule_of(op: OpOverload) -> Rule:
     return found
 
 
+@cache
+def reads_values(op: OpOverload) -> bool:
+    """Whether the op gives what only a tensor's values say."""
+    facts = facts_of(op)
+    return rule_of(op) is Rule.NOW and (facts.is_data_dependent or not facts.returns_tensors)
+
+
 def run_at_once(op: OpOverload) -> None:
     """Make `Rule.NOW` the rule for `op`."""
     RULES[op] = Rule.NOW
     rule_of.cache_clear()
+    reads_values.cache_clear()
 
 
 @cache

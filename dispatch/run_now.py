@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, memory, observe, settings, torch_private
+from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_private
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush
@@ -62,6 +62,8 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         if request.facts.is_random and not request.tensors:
             return _returned(drawn(trace, Draw(request)), {}, True)
         trace.tape.ran_at_once(request, reason)
+    if noting.is_break(request):
+        noting.at_break(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
     trace.ran = request.op, trace.state
@@ -100,22 +102,20 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
     return _returned(request.op(*args, **kwargs), {}, True)
 
 
-def may_begin_step(trace: Trace, op: OpOverload) -> bool:
-    """Whether a cold trace may record again from this op on, as it needs a value."""
-    return trace.budget.cold == 1 and rule_of(op) is Rule.NOW
-
-
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
     _count_cold()
-    if trace.budget.cold > 1:
-        trace.budget.cold -= 1
-    elif isinstance(request.op, OpOverload) and may_begin_step(trace, request.op):
-        trace.budget.try_again()
+    is_break = noting.is_break(request)
+    if trace.policy.cold > 1:
+        trace.policy.cold -= 1
+        if is_break:
+            trace.policy.past.at_break()
+    elif is_break:
+        noting.at_break(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     trace.ran = request.op, trace.state
-    if trace.budget.is_paused:
+    if trace.policy.is_paused:
         # tensors and modes of torch's own are at work, and see the call on plain tensors
         args, kwargs, lazy_of = _real_arguments(request)
         return _returned(request.op(*args, **kwargs), lazy_of, False)

@@ -130,9 +130,8 @@ class Tape:
         self._trace = trace
         known = (*_default_generators(), *generators)
         self._states = {generator_id(g): (g, g.get_state()) for g in known}
-        budget = trace.budget
-        self._budget = (budget.left_s, budget.n_misses)
-        budget.cold = 0
+        self._left_s = trace.policy.left_s
+        trace.policy.cold = 0
         trace.tape = self
         torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
         trace.reset()  # to the root of what was recorded on a tape before
@@ -150,7 +149,7 @@ class Tape:
         self._trace.tape = None
         torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
         # how long a tape takes to grow says nothing about the program
-        self._trace.budget.left_s, self._trace.budget.n_misses = self._budget
+        self._trace.policy.left_s = self._left_s
         generators = [generator for generator, _ in self._states.values()]
         if self.obstacle is None and not all(map(self._is_untouched, generators)):
             self.obstacle = "the state of a random generator is set inside"

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.dispatch import settings, torch_private
-from lazy_tensor.dispatch.budget import Budget
+from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.segment import Ref, TensorSpec
@@ -121,10 +121,11 @@ class State(dict[tuple[Any, ...], "State"]):
     A sharded call may take several steps at once: `origin` is then where it was called. `generic`
     maps keys in which numbers are replaced by their types, for places that have seen several;
     `seen` has the last child under each such key, for places that may have. `counts_writes` says
-    whether a kernel that runs here counts for autograd what it writes (see `versions_kept`).
+    whether a kernel that runs here counts for autograd what it writes (see `versions_kept`). `call`
+    is the number of the call in the past.
     """
 
-    __slots__ = ("closes", "counts_writes", "edges", "generic", "key", "kind", "layout", "meta",
+    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind", "layout", "meta",
                  "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
                  "rebase", "seen", "slot", "step")  # fmt: skip
 
@@ -150,6 +151,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.layout: Any = None
         self.origin: State | None = None
         self.closes = False
+        self.call: int | None = None
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
     def steps(self) -> list[Node | Leaf]:
@@ -187,9 +189,10 @@ class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     # not for size: `hits` finds what it needs by their offsets
-    __slots__ = ("_rooted", "_roots", "budget", "busy", "claimed", "copies", "environment",
-                 "finals", "first_new", "holds", "is_outdated", "kept", "leaf_offsets",
-                 "leaf_slots", "leaf_values", "leaves", "lock", "passing", "ran", "root", "roots",
+    __slots__ = ("_rooted", "_roots", "behind", "busy", "call", "claimed", "copies",
+                 "environment", "finals", "first_new", "holds", "is_outdated", "kept",
+                 "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
+                 "passing", "policy", "ran", "root", "roots",
                  "scalars", "slots", "snapshot_slots", "state", "storages", "tape", "twin",
                  "values", "varying")  # fmt: skip
 
@@ -197,7 +200,9 @@ class Trace:
         self.slots: list[Slot] = []
         self.roots: dict[tuple[object, ...], State] = {}
         self.varying: set[tuple[Any, ...]] = set()
-        self.budget = Budget()
+        self.policy = Policy()
+        self.call: int | None = None  # the one under way, as a number (see `dispatch.noting`)
+        self.behind: deque[tuple[State, State]] = deque(maxlen=MOST_BEHIND)  # hits not noted
         self.claimed = False
         self.is_outdated = False
         self.busy = False
@@ -223,7 +228,7 @@ class Trace:
         root = self.roots.get(environment)
         if root is None:
             root = self.roots[environment] = State(None, (), None)
-        self.root = self.state = root
+        self.root = self.state = self.noted = root  # up to `noted`, calls are in the past
         self.is_outdated = False
         self.values: list[Value] = []
         self.leaf_values: list[Value] = []
@@ -245,6 +250,8 @@ class Trace:
     def take(self) -> Pending:
         """All that is pending, leaving the trace empty."""
         taken = Pending(self.state, self.values, self.leaf_values, self.leaves, self.scalars)
+        if self.noted is not self.state:
+            self.behind.append((self.noted, self.state))
         self.reset()
         return taken
 
@@ -309,7 +316,8 @@ class Trace:
         self.roots.clear()
         self.varying.clear()
         self.finals.clear()
-        self.budget.reset()
+        self.policy.reset()
+        self.behind.clear()
         self.reset()
 
     def slot_at(self, index: int) -> Slot:
@@ -330,6 +338,8 @@ class Trace:
         self.finals.put(id(state), state)
 
 
+MOST_BEHIND = 64
+"""Flushes since the last break whose hits are kept for the past."""
 MAX_STATES = 40_000
 """States a trie may hold, 2 to 5 KB each with what `hits` knows; `segment_cache_size` bounds its
 paths."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, memory
+from lazy_tensor.dispatch import host, memory, noting
 from lazy_tensor.dispatch.meta import is_recordable
 from lazy_tensor.dispatch.torch_private import is_resizable, no_modes, without_weak_references
 from lazy_tensor.dispatch.trace import local
@@ -37,6 +37,7 @@ def is_pending(t: Any) -> bool:
 
 def flush() -> None:
     """Run all that this thread has recorded; returns when it has been handed to the device."""
+    noting.at_break(local.trace)
     flush_here("flush()", quiet=True)
 
 

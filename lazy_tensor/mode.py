@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from lazy_tensor import convert, ways
-from lazy_tensor.dispatch import hits, run_now, settings, values_only
+from lazy_tensor.dispatch import hits, noting, run_now, settings, values_only
 from lazy_tensor.dispatch.flush import begin_hits, close_segment
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
@@ -131,10 +131,11 @@ class lazy_mode:
         """Whether ops must come here: not where all of them would be let pass."""
         code = caller.f_code if self._function is None else self._function
         place = (id(code), caller.f_lasti)
-        budget = local.trace.budget
+        policy = local.trace.policy
+        noting.at_break(local.trace)
         if options.record == "always":
-            budget.try_again_at_once()
-        listens = budget.begin_block((place, options)) or options.record == "always"
+            policy.try_again_at_once()
+        listens = policy.begin_block((place, options)) or options.record == "always"
         if not listens:
             STATS.counts["unrecorded_blocks"] += 1
         return listens
@@ -147,7 +148,8 @@ class lazy_mode:
             ways.IN_MODE.take_back()
             ways.WITH_LAZY.take_back()
         if here.depth == 0:
-            local.trace.budget.end_block()
+            noting.at_break(local.trace)
+            local.trace.policy.end_block()
         try:
             if here.depth == 0 or self._options:
                 flush_here("exit", quiet=True)
@@ -161,5 +163,5 @@ class listening_mode(lazy_mode):
     """A `lazy_mode` that sees all ops, though the program may not repeat itself."""
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
-        local.trace.budget.begin_block(None)
+        noting.at_break(local.trace)
         return True

@@ -34,7 +34,7 @@ def configure(**options: Any) -> None:
     flush.flush(local.trace, "configure()", quiet=True)
     settings.change(options, "configure()")
     if settings.current().record == "always":
-        local.trace.budget.try_again_at_once()
+        local.trace.policy.try_again_at_once()
     restart_empty_traces()
 
 

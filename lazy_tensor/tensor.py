@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import host, memory, run_now, torch_private
+from lazy_tensor.dispatch import host, memory, noting, run_now, torch_private
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import meta_of
@@ -63,7 +63,7 @@ class LazyTensor(host.ValueTensor):
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
             )
-        return memory.lend(computed(self)).numpy(force=force)
+        return memory.lend(read_outside(self)).numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -77,22 +77,22 @@ class LazyTensor(host.ValueTensor):
 
     # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`.
     def __float__(self) -> float:
-        return float(computed(self))
+        return float(read(self))
 
     def __int__(self) -> int:
-        return int(computed(self))
+        return int(read(self))
 
     def __bool__(self) -> bool:
-        return bool(computed(self))
+        return bool(read(self))
 
     def __complex__(self) -> complex:
-        return complex(computed(self))
+        return complex(read(self))
 
     def __index__(self) -> int:
-        return int(operator.index(computed(self)))
+        return int(operator.index(read(self)))
 
     def tolist(self) -> Any:
-        return computed(self).tolist()
+        return read_outside(self).tolist()
 
     def data_ptr(self) -> int:
         return computed(self).data_ptr()
@@ -257,6 +257,18 @@ def computed(tensor: LazyTensor) -> torch.Tensor:
         raise without_frames(value.failure)
     assert value.data is not None
     return value.data
+
+
+def read(tensor: LazyTensor) -> torch.Tensor:
+    """Like `computed`, for who reads values by an op in eager: a stretch of the program ends."""
+    if noting.ends_stretch(tensor):
+        noting.at_break(local.trace)
+    return computed(tensor)
+
+
+def read_outside(tensor: LazyTensor) -> torch.Tensor:
+    """The same for who reads them by no op: in `lazy_mode` it can't be seen of plain tensors."""
+    return computed(tensor) if torch_private.is_mode_entered() else read(tensor)
 
 
 def plain_alias(tensor: LazyTensor) -> torch.Tensor:

@@ -280,7 +280,7 @@ def around_own_mode(name: str, own: Any) -> Any:
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = own(*args, **kwargs)
         here.n_own = max(here.n_own + change, 0)
-        local.trace.budget.pause(here.n_own > 0)
+        local.trace.policy.pause(here.n_own > 0)
         if here.mode is not None:
             here.mode.sleeps(here.n_own > 0)
         return result

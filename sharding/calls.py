@@ -60,7 +60,7 @@ def _layouts(request: Request) -> list[host.Layout]:
 
 def _start(trace: Trace, request: Request) -> State | None:
     """The state in which all tensors of the call have their places; None if one can't have any."""
-    if trace.is_outdated or trace.budget.cold or settings.current().debug:
+    if trace.is_outdated or trace.policy.cold or settings.current().debug:
         return None
     if request.key is not None and {host.sharded_class}.issuperset(map(type, request.tensors)):
         return trace.state

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import budget, hits, rules, settings, trace
+from lazy_tensor.dispatch import hits, policy, rules, settings, trace
 from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
@@ -61,8 +61,8 @@ def op_by_op(request, monkeypatch):
     What tests do repeats too little to earn its recording: they may spend more on it than programs.
     """
     if not request.config.getoption("--as-programs"):
-        monkeypatch.setattr(budget, "START_S", 100.0)
-    trace.local.trace.budget.reset()
+        monkeypatch.setattr(policy, "START_S", 100.0)
+    trace.local.trace.policy.reset()
     if request.path.parent.name not in CORE:
         yield
         return

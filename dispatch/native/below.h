@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "past.h"
 #include "results.h"
 
 namespace hits {
@@ -28,12 +29,6 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   const c10::impl::ExcludeDispatchKeyGuard guard(
       ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
   op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
-}
-
-// Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its
-// layout too, and asking for those would dispatch.
-bool has_python(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
 }
 
 // A call whose lazy tensors all have their values.

@@ -11,6 +11,7 @@ struct Frame {
   OpInfo* info;
   std::vector<IValue> arguments;
   bool in_mode;
+  uint64_t number;  // in the past
 };
 thread_local std::deque<Frame> frames;  // references to the last one outlive more of them
 
@@ -63,13 +64,13 @@ class Kernel : public c10::OperatorKernel {
     if (trace != nullptr) {
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True ||
           of_trace.tape.in(trace) != Py_None) {
-        const OnItsWay nothing_to_learn({nullptr, {}, in_mode});
+        const OnItsWay nothing_to_learn({nullptr, {}, in_mode, number(*stack)});
         return to_python(op, stack);
       }
       if (handle(op, keys, stack, trace, in_mode)) return;
     }
     const long n = static_cast<long>(info_.schema.arguments().size());
-    const OnItsWay call({&info_, {stack->end() - n, stack->end()}, in_mode});
+    const OnItsWay call({&info_, {stack->end() - n, stack->end()}, in_mode, number(*stack)});
     to_python(op, stack);
   }
 
@@ -94,13 +95,36 @@ class Kernel : public c10::OperatorKernel {
       info_.reshapes = item(4) == Py_True;
       info_.writes_list = item(5) == Py_True;
       info_.lets_in = item(6) == Py_True;
-      info_.is_now = item(7) == Py_True;
+      info_.reads = item(7) == Py_True;
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(8)); ++i) {
         info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(8), i))] = true;
       }
       info_.is_described = true;
     }
     return info_.function.get() != nullptr;
+  }
+
+  const IValue* arguments_on(const Stack& stack) const {
+    return stack.data() + (stack.size() - info_.schema.arguments().size());
+  }
+
+  uint64_t number(const Stack& stack) const { return CallNumber(info_, arguments_on(stack)).get(); }
+
+  // Count a call that is to run unrecorded, before it does; false if the program may record again
+  // from it on, which Python decides.
+  bool count_cold(const Stack& stack) const {
+    if (is_break(info_, arguments_on(stack))) {
+      if (*cold_here == 1) return false;
+      in_past(past_here).at_break();
+    } else if (!info_.reads && !info_.is_alias && info_.is_counted) {
+      const uint64_t call = number(stack);
+      if (call != 0 && in_past(past_here).note(call) && *cold_here == 1) {
+        *cold_here = 0;
+        return true;
+      }
+    }
+    if (*cold_here > 1) --*cold_here;
+    return true;
   }
 
   // Do the call here; false leaves it to Python, the stack as it was.
@@ -113,6 +137,7 @@ class Kernel : public c10::OperatorKernel {
     if (*cold_here >= PAUSED) return false;
     if (*cold_here != 0) {
       if (info_.is_alias) return alias(stack, arguments);
+      if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;
       return alone && run_computed(op, keys, stack, trace, in_mode);
     }
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
@@ -152,7 +177,7 @@ class Kernel : public c10::OperatorKernel {
   // While the trace is cold: run the call on the data of its lazy tensors, as `run_now.run_cold`.
   bool run_computed(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                     PyObject* trace, bool in_mode) {
-    if ((*cold_here == 1 && info_.is_now) || info_.reshapes ||
+    if (info_.reshapes ||
         (info_.needs_care && !info_.writes_list) ||
         PyDict_GET_SIZE(of_trace.storages.in(trace)) != 0) {
       return false;
@@ -172,8 +197,7 @@ class Kernel : public c10::OperatorKernel {
       PyObject* trace;
       ~Done() { of_trace.busy.set(trace, Py_False); }
     } done{trace};
-    if (of_trace.claimed.in(trace) == Py_True) return false;
-    if (*cold_here > 1) --*cold_here;
+    if (of_trace.claimed.in(trace) == Py_True || !count_cold(*stack)) return false;
     ran_cold = &info_;
     const IValue first = torch::jit::peek(*stack, 0, n);
     call.run(op, keys, stack, n, !in_mode);
@@ -325,7 +349,8 @@ class Kernel : public c10::OperatorKernel {
     // what runs below Python here, a mode below ours would not see
     if (c10::impl::TorchDispatchModeTLS::stack_len() != 1 || !is_ours(in_mode) || !in_mode ||
         !info_.is_described || info_.function.get() == nullptr || info_.needs_care ||
-        (*cold_here == 1 && info_.is_now)) {
+        (info_.is_composite &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))) {
       return false;
     }
     const size_t n = info_.schema.arguments().size();
@@ -333,7 +358,7 @@ class Kernel : public c10::OperatorKernel {
     for (size_t i = 0; i < n; ++i) {
       if (!is_ordinary(arguments[i])) return false;
     }
-    if (*cold_here > 1) --*cold_here;
+    if (!count_cold(*stack)) return false;
     ran_cold = &info_;
     run_below(op, keys, stack);
     return true;

@@ -5,7 +5,7 @@
 // In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
-// `below.h` runs while a trace is cold.
+// `below.h` runs while a trace is cold; `past.h` has what ran lately.
 // `sharded.h` goes between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
 #include "lines.h"
@@ -22,6 +22,11 @@ PyObject* py_learn(PyObject*, PyObject* args) {
   learn(trace, function, state);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+// call_under_way(): the number in the past of the call that Python was given last.
+PyObject* py_call_under_way(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLongLong(frames.empty() ? 0 : frames.back().number);
 }
 
 // listen(namespace): take the hits of all its ops, for as long as the process lives.
@@ -47,8 +52,8 @@ PyObject* py_listen(PyObject*, PyObject* name) {
 // install(classes, exposed, shared, describe, close_segment, current, share_with_parts), as `hits.use` has them
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *tensor, *mode, *trace, *state, *slot, *budget, *leaf;
-  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOOO", &tensor, &mode, &trace, &state, &slot, &budget,
+  PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf;
+  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOOO", &tensor, &mode, &trace, &state, &slot, &policy,
                         &leaf, &exposed, &shared, &describe, &close_segment, &current,
                         &share_with_parts)) {
     return nullptr;
@@ -69,12 +74,13 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_trace, trace, leaf_offsets);
   FIND(of_trace, trace, storages);
   FIND(of_trace, trace, scalars);
-  FIND(of_trace, trace, budget);
+  FIND(of_trace, trace, policy);
   FIND(of_trace, trace, claimed);
   FIND(of_trace, trace, is_outdated);
   FIND(of_trace, trace, busy);
   FIND(of_trace, trace, ran);
   FIND(of_trace, trace, slots);
+  FIND(of_state, state, call);
   FIND(of_state, state, edges);
   FIND(of_state, state, generic);
   FIND(of_state, state, key);
@@ -92,7 +98,8 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_slot, slot, index);
   FIND(of_slot, slot, trace);
 #undef FIND
-  address_of_budget.find(budget, "address");
+  address_of_policy.find(policy, "address");
+  past_of_policy.find(policy, "past");
   name_value = sure(PyUnicode_InternFromString("_value"));
   name_slot = sure(PyUnicode_InternFromString("slot"));
   name_layout = sure(PyUnicode_InternFromString("_layout"));
@@ -139,6 +146,7 @@ PyMethodDef methods[] = {
     {"count_writes", py_count_writes, METH_O, nullptr},
     {"lines", py_lines, METH_O, nullptr},
     {"fetch", py_fetch, METH_O, nullptr},
+    {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -159,6 +167,16 @@ PyMODINIT_FUNC PyInit_lazy_tensor_hits() {
   value_type.tp_flags = Py_TPFLAGS_DEFAULT;
   value_type.tp_getset = value_members;
   value_type.tp_dealloc = delete_value;
-  if (PyType_Ready(&edges_type) < 0 || PyType_Ready(&value_type) < 0) return nullptr;
-  return PyModule_Create(&module);
+  past_type.tp_name = "lazy_tensor.dispatch.hits.Past";
+  past_type.tp_basicsize = sizeof(PastObject);
+  past_type.tp_flags = Py_TPFLAGS_DEFAULT;
+  past_type.tp_methods = past_methods;
+  past_type.tp_new = new_past;
+  past_type.tp_dealloc = delete_past;
+  for (PyTypeObject* type : {&edges_type, &value_type, &past_type}) {
+    if (PyType_Ready(type) < 0) return nullptr;
+  }
+  PyObject* made = PyModule_Create(&module);
+  if (made != nullptr) PyModule_AddObjectRef(made, "Past", reinterpret_cast<PyObject*>(&past_type));
+  return made;
 }

@@ -89,23 +89,23 @@ class Member {
 };
 
 struct {
-  Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, storages, scalars, budget,
+  Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, storages, scalars, policy,
       claimed, is_outdated, busy, ran, slots, tape;
 } of_trace;
 struct {
-  Member edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes, n_slots,
+  Member call, edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes, n_slots,
       n_scalars;
 } of_state;
 struct {
   Member index, trace;
 } of_slot;
-Member address_of_budget, number_of_layout, meta_of_layout, local_of_layout;
+Member address_of_policy, past_of_policy, number_of_layout, meta_of_layout, local_of_layout;
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
 PyObject *exposed, *shared, *describe, *close_segment, *current, *share_with_parts;
 
-// A count of cold ops from which on recording is paused (see `budget.PAUSED`).
+// A count of cold ops from which on recording is paused (see `policy.PAUSED`).
 constexpr int64_t PAUSED = int64_t{1} << 59;
 PyObject *name_value, *name_slot, *name_data, *name_layout;
 
@@ -113,12 +113,15 @@ enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trac
 
 // The trace that this thread records into; traces live as long as the process.
 thread_local PyObject* trace_here = nullptr;
-// Its budget's count of the ops that run unrecorded, 0 while it records; known once it is.
+// Its policy's count of the ops that run unrecorded, 0 while it records; known once it is.
 thread_local int64_t* cold_here = nullptr;
+// Its calls of late.
+thread_local PyObject* past_here = nullptr;
 
 void be_at(PyObject* trace) {
   trace_here = trace;
-  PyObject* address = address_of_budget.in(of_trace.budget.in(trace));
+  past_here = past_of_policy.in(of_trace.policy.in(trace));
+  PyObject* address = address_of_policy.in(of_trace.policy.in(trace));
   cold_here = static_cast<int64_t*>(PyLong_AsVoidPtr(address));
 }
 

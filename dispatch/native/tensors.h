@@ -132,6 +132,12 @@ class LazyImpl final : public c10::TensorImpl {
   }
 };
 
+// Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its
+// layout too, and asking for those would dispatch.
+bool has_python(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
+}
+
 LazyImpl* made_here(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   return &typeid(*impl) == &typeid(LazyImpl) ? static_cast<LazyImpl*>(impl) : nullptr;

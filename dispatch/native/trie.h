@@ -20,7 +20,9 @@ struct OpInfo {
     for (const auto& result : schema.returns()) {
       is_view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
     }
-    is_note = schema.operator_name().getNamespace() == "profiler";
+    const auto space = schema.operator_name().getNamespace();
+    is_note = space == "profiler";
+    is_counted = !is_note && space != "lazy_tensor";
     is_copy = schema.name() == "aten::copy_";
   }
   const c10::FunctionSchema& schema;
@@ -30,13 +32,14 @@ struct OpInfo {
   bool is_view = false;       // what it gives shares its argument's memory
   bool is_copy = false;       // it copies to its first argument
   bool is_note = false;       // a mark in a profile, which no value has to do with
+  bool is_counted = true;     // it is part of the past (see `noting.begin`)
   std::atomic<bool> is_described = false;  // what follows is known; read without the GIL
   bool is_recorded = false;   // it was recorded before
   bool is_alias = false;      // it gives another handle on its argument's value
   bool is_composite = false;  // it has an implementation in terms of other ops
   bool needs_care = false;    // it can't simply run below dispatch (see rules.needs_care)
   bool reshapes = false;      // it may change the size of an argument
-  bool is_now = false;        // it needs a value
+  bool reads = false;         // it gives what only a tensor's values say
   bool lets_in = false;       // its tensors may enter a trace without being looked at in Python
   bool writes_list = false;   // it writes the tensors of its first argument, which nobody counts
   Ref function;               // the OpOverload; null if Python wants to see all its calls

@@ -88,8 +88,8 @@ WAYS = {"mode": in_mode, "wrapped": wrapped}
 
 
 def _lazily(program: Program, call: Callable[[Any], list[Seen]]) -> Outcome:
-    # With a budget that earlier programs have spent, ops would run at once and prove nothing.
-    local.trace.budget.reset()
+    # What may be recorded at first, earlier programs may have spent: ops would prove nothing.
+    local.trace.policy.reset()
     n_ops, n_segments = STATS.counts["ops"], STATS.counts["segments"]
     outcome = _outcome(program, call)
     try:

@@ -179,10 +179,10 @@ def test_matmul_writes_its_out(target, records):
             out = torch.empty_like(expected)
         with lazy_mode(debug=records == "debug"):
             if records == "cold":
-                local.trace.budget.go_cold()
+                local.trace.policy.cold = 1
             lazy = wrap(out) if target == "wrapped" else out
             torch.matmul(a, b, out=lazy)
             torch.matmul(wrap(a), b, out=lazy)
         assert torch.equal(materialize(out), expected)
         assert torch.equal(materialize(lazy), expected)
-        local.trace.budget.reset()
+        local.trace.policy.reset()

@@ -13,7 +13,7 @@ from torch import nn
 
 from lazy_tensor import LazyTensor, lazy_mode, materialize, unwrap, wrap
 from lazy_tensor.dispatch import hits
-from lazy_tensor.dispatch.budget import PAUSED
+from lazy_tensor.dispatch.policy import PAUSED
 from lazy_tensor.dispatch.trace import local
 from tests.invariants.compare import assert_same
 
@@ -22,10 +22,10 @@ from tests.invariants.compare import assert_same
 def cold() -> Iterator[None]:
     if hits.native is None:
         pytest.skip(hits.EXTENSION.status)
-    budget = local.trace.budget
-    budget.cold = PAUSED >> 2
+    policy = local.trace.policy
+    policy.cold = PAUSED >> 2
     yield
-    budget.reset()
+    policy.reset()
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_what_failed_says_so_again() -> None:
 def test_in_the_mode_results_are_plain_beside_lazy_arguments() -> None:
     a = wrap(A.clone())
     with lazy_mode():
-        local.trace.budget.cold = PAUSED >> 2
+        local.trace.policy.cold = PAUSED >> 2
         y = a + 1
         assert a.add_(1) is a
     assert type(y) is torch.Tensor
@@ -148,11 +148,11 @@ def test_in_the_mode_results_are_plain_beside_lazy_arguments() -> None:
 
 
 def test_what_is_pending_is_not_run_past() -> None:
-    budget = local.trace.budget
-    budget.cold = 0
+    policy = local.trace.policy
+    policy.cold = 0
     a = wrap(A.clone())
     y = a * 2
-    budget.cold = PAUSED >> 2
+    policy.cold = PAUSED >> 2
     assert_same((y + a, a.add_(1), y), (A * 3, A + 1, A * 2))
 
 

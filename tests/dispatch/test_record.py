@@ -128,18 +128,18 @@ def test_tiny_cpu_arithmetic_runs_at_once():
 
 def test_a_program_that_never_repeats_goes_cold_and_stays_right():
     x = torch.randn(6000)
-    local.trace.budget.left_s = 0.0  # other programs may have earned more than this one spends
+    local.trace.policy.left_s = 0.0  # other programs may have earned more than this one spends
     with lazy_mode():
         for n in range(1, 6000):
             y = x[:n] * 2
-        assert local.trace.budget.cold
+        assert local.trace.policy.cold
     assert stats()["went_cold"] >= 1
     assert torch.equal(materialize(y), x[:5999] * 2)
 
 
 def test_a_cold_trace_records_again_in_the_next_block():
     x = torch.randn(4)
-    local.trace.budget.go_cold()
+    local.trace.policy.cold = 1
     with lazy_mode():
         assert is_pending(x + 1)
 
@@ -147,8 +147,8 @@ def test_a_cold_trace_records_again_in_the_next_block():
 def test_a_cold_trace_records_again_after_an_op_that_needs_a_value():
     x = torch.randn(4)
     with lazy_mode():
-        local.trace.budget.go_cold()
-        local.trace.budget.cold = 3
+        local.trace.policy.cold = 1
+        local.trace.policy.cold = 3
         for _ in range(5):
             assert not is_pending(x + 1)
         x.sum().item()
@@ -159,8 +159,8 @@ def test_what_autograd_saves_counts_while_a_trace_is_cold():
     """`detach` of a tensor without a class of its own doesn't come by way of torch's dispatcher."""
     x = torch.randn(4, requires_grad=True)
     with lazy_mode():
-        local.trace.budget.go_cold()
-        local.trace.budget.cold = 20
+        local.trace.policy.cold = 1
+        local.trace.policy.cold = 20
         for _ in range(10):
             torch.relu(x)  # and keeps its result
         x.detach().sum().item()
@@ -170,7 +170,7 @@ def test_what_autograd_saves_counts_while_a_trace_is_cold():
 def test_trie_is_bounded():
     x = torch.randn(64)
     for n in range(1, 60):
-        local.trace.budget.reset()
+        local.trace.policy.reset()
         with lazy_mode(segment_cache_size=8):
             y = x[:n] + n
             y.sum()

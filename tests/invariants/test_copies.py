@@ -237,7 +237,7 @@ def test_unwrap_gives_an_ordinary_model_with_what_was_learned():
 def test_deepcopy_is_lazy_where_recording_has_stopped():
     module = wrap(model_of(0))
     with lazy_mode():
-        local.trace.budget.go_cold()
+        local.trace.policy.cold = 1
         twin = copy.deepcopy(module)
         tensor = copy.deepcopy(module[0].weight.detach())
     assert isinstance(twin[0].weight, nn.Parameter)

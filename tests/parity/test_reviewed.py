@@ -160,7 +160,7 @@ def test_cold_thread_uses_a_value_pending_elsewhere():
     seen = []
 
     def work():
-        local.trace.budget.go_cold()
+        local.trace.policy.cold = 1
         seen.append((y + 1).tolist())
 
     thread = threading.Thread(target=work)

@@ -255,7 +255,7 @@ def test_a_settled_step_asks_nothing(monkeypatch):
         mesh = init_device_mesh("cpu", (2,))
         model = parallelize_module(Block(), mesh, copy.deepcopy(TENSOR))
         with lazy_tensor.lazy_mode():  # entering it makes the other rank's trace begin anew
-            for _ in range(4):
+            for _ in range(8):
                 dist.barrier()
                 seen.clear()
                 dist.barrier()

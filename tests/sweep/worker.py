@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import budget, hits, trace
+from lazy_tensor.dispatch import hits, policy, trace
 from lazy_tensor.dispatch.flush import compiler
 from tests.sweep.operands import DTYPES, KINDS
 from tests.sweep.outcome import Outcome, Program, difference, outcome
@@ -99,8 +99,8 @@ def prepare() -> None:
     """Record everything, below Python where that can be, and run op by op."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    budget.START_S = 100.0
-    trace.local.trace.budget.reset()
+    policy.START_S = 100.0
+    trace.local.trace.policy.reset()
     if os.environ.get("LAZY_TENSOR_HITS") != "python":
         hits.start(compiler().disk)
         assert hits.EXTENSION.status == "in use", hits.EXTENSION.status

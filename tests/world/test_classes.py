@@ -114,12 +114,12 @@ def test_a_parameter_where_recording_has_stopped():
         x = torch.ones(3) * 2
         assert is_lazy(x)
         x.tolist()
-        budget = local.trace.budget
-        budget.cold = 100
+        policy = local.trace.policy
+        policy.cold = 100
         p = nn.Parameter(x)
         q = nn.Parameter(x.detach())
         (p * q).sum().backward()
-        budget.cold = 0
+        policy.cold = 0
         assert gradient(p) == [2.0, 2.0, 2.0]
         assert gradient(q) == [2.0, 2.0, 2.0]
 

@@ -61,7 +61,7 @@ def test_steps_leave_no_garbage(state):
     def one():
         with nullcontext() if state.startswith("wrapped") else lazy_mode():
             # here, as a block that begins looks whether to record again
-            local.trace.budget.cold = COLD if state.endswith("cold") else 0
+            local.trace.policy.cold = COLD if state.endswith("cold") else 0
             step(model, optimizer)
         lazy_tensor.flush()
 
@@ -88,9 +88,9 @@ def test_a_wrapped_model_is_unwrapped_after_steps_at_once():
     gc.disable()
     try:
         for _ in range(3):
-            local.trace.budget.cold = COLD
+            local.trace.policy.cold = COLD
             step(model, optimizer)
-        local.trace.budget.cold = 0
+        local.trace.policy.cold = 0
         unwrap(model)
     finally:
         gc.enable()

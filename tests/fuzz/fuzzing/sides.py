@@ -27,8 +27,7 @@ from lazy_tensor.dispatch.trace import local
 class Side:
     """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces.
 
-    One without `keeps_recording` has nothing to spend on it (see `dispatch.budget`): ops run
-    unrecorded, but for looks whether the program repeats itself.
+    One without `keeps_recording` records what was seen before (see `dispatch.policy`), nothing else.
     """
 
     name: str
@@ -97,8 +96,8 @@ def difference(program: Program, side: Side) -> str | None:
         for i in range(side.rounds):
             names = side.names()
             if side.keeps_recording:
-                local.trace.budget.reset()
-            local.trace.budget.left_s = math.inf if side.keeps_recording else -1.0
+                local.trace.policy.reset()
+            local.trace.policy.left_s = math.inf if side.keeps_recording else -1.0
             try:
                 with side.around():
                     got = run(program, names)

@@ -1,0 +1,197 @@
+// The calls that a program made lately, and whether those of now came in this order before: what
+// `past.py` does, as a Python object with the same methods, for calls that run unrecorded here.
+
+#pragma once
+
+#include "trie.h"
+
+namespace hits {
+
+class Past {
+ public:
+  // Values are explained in past.py, which has them, too.
+  static constexpr uint64_t N_KEPT = 1 << 16, LOOP_FROM = 4096, LOOP_AT_LEAST = 256;
+  static constexpr uint64_t CONTEXT = 8, FACTOR = 0x9E3779B97F4A7C15u, NONE = ~uint64_t{0};
+
+  Past() : calls_(N_KEPT), places_(N_KEPT / 2) {}
+
+  // Forget all. Its memory stays: the thread that it belongs to may be adding a call.
+  void clear() {
+    std::fill(places_.begin(), places_.end(), 0);
+    n_ = begun_ = matched_ = context_ = period_ = 0;
+    next_ = NONE;
+  }
+
+  // Add a call; whether a loop that has no break has just come round.
+  bool note(uint64_t call) {
+    call = (call & ~uint64_t{1}) | (n_ == begun_);
+    if (next_ != NONE && is_kept(next_) && kept(next_) == call) {
+      ++next_;
+      ++matched_;
+    } else {
+      next_ = NONE;
+      matched_ = 0;
+    }
+    context_ = (context_ + call) * FACTOR;
+    if (n_ - begun_ >= CONTEXT) context_ -= kept(n_ - CONTEXT) * FACTOR_OUT;
+    calls_[n_++ % N_KEPT] = call;
+    if (n_ - begun_ <= CONTEXT || context_ >> 62 == 0) {
+      uint64_t& place = places_[context_ >> 32 & (N_KEPT / 2 - 1)];
+      if (next_ == NONE) look_up(place);
+      place = n_;
+    }
+    return is_round();
+  }
+
+  // Begin anew behind a break; whether all calls since the last one, if any, are known.
+  bool at_break() {
+    const uint64_t n = n_ - begun_;
+    begun_ = n_;
+    context_ = period_ = 0;
+    return n > 0 && n <= matched_;
+  }
+
+  bool is_known() const { return next_ != NONE; }
+  bool has_begun() const { return n_ > begun_; }
+  bool ends_loop() const { return period_ != 0 && (n_ - begun_) % period_ == 0; }
+
+ private:
+  static constexpr uint64_t FACTOR_2 = FACTOR * FACTOR, FACTOR_4 = FACTOR_2 * FACTOR_2;
+  static constexpr uint64_t FACTOR_OUT = FACTOR_4 * FACTOR_4 * FACTOR;  // to the power of CONTEXT + 1
+
+  bool is_kept(uint64_t place) const { return place + N_KEPT > n_; }
+  uint64_t kept(uint64_t place) const { return calls_[place % N_KEPT]; }
+
+  void look_up(uint64_t place) {
+    if (place == 0 || !is_kept(place)) return;
+    const uint64_t longest = n_ - begun_;
+    uint64_t length = 0;
+    while (length < longest && length < place && is_kept(place - 1 - length) &&
+           kept(place - 1 - length) == kept(n_ - 1 - length)) {
+      ++length;
+    }
+    if (length >= std::min(longest, CONTEXT)) {
+      next_ = place;
+      matched_ = length;
+    }
+  }
+
+  bool is_round() {
+    if (next_ == NONE || matched_ < LOOP_FROM || n_ - begun_ < matched_) return false;
+    const uint64_t distance = n_ - next_;
+    if (matched_ < distance) return false;
+    period_ = (LOOP_AT_LEAST + distance - 1) / distance * distance;
+    return true;
+  }
+
+  std::vector<uint64_t> calls_, places_;
+  uint64_t n_ = 0, begun_ = 0, next_ = NONE, matched_ = 0, context_ = 0, period_ = 0;
+};
+
+struct PastObject {
+  PyObject_HEAD Past* past;  // made when the first call is noted: a trace that records needs none
+};
+
+Past& in_past(PyObject* self) {
+  auto& past = reinterpret_cast<PastObject*>(self)->past;
+  if (past == nullptr) past = new Past();
+  return *past;
+}
+
+PyObject* new_past(PyTypeObject* type, PyObject*, PyObject*) { return type->tp_alloc(type, 0); }
+
+void delete_past(PyObject* self) {
+  delete reinterpret_cast<PastObject*>(self)->past;
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* past_clear(PyObject* self, PyObject*) {
+  if (reinterpret_cast<PastObject*>(self)->past != nullptr) in_past(self).clear();
+  Py_RETURN_NONE;
+}
+
+PyObject* past_note(PyObject* self, PyObject* call) {
+  const auto number = PyLong_AsUnsignedLongLongMask(call);
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(in_past(self).note(number));
+}
+
+template <auto member>
+PyObject* ask_past(PyObject* self, PyObject*) {
+  return PyBool_FromLong((in_past(self).*member)());
+}
+
+PyMethodDef past_methods[] = {
+    {"clear", past_clear, METH_NOARGS, nullptr},
+    {"note", past_note, METH_O, nullptr},
+    {"at_break", ask_past<&Past::at_break>, METH_NOARGS, nullptr},
+    {"is_known", ask_past<&Past::is_known>, METH_NOARGS, nullptr},
+    {"has_begun", ask_past<&Past::has_begun>, METH_NOARGS, nullptr},
+    {"ends_loop", ask_past<&Past::ends_loop>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyTypeObject past_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+// Whether reading values of the call's first tensor ends a stretch of the program (see
+// `noting.ends_stretch`).
+bool is_break(const OpInfo& info, const IValue* arguments) {
+  if (!info.reads) return false;
+  for (size_t i = 0; i < info.schema.arguments().size(); ++i) {
+    if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
+    const at::Tensor& tensor = arguments[i].toTensor();
+    return tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0;
+  }
+  return false;
+}
+
+// What of a call is part of the past (see `past.number_of`).
+class CallNumber {
+ public:
+  CallNumber(const OpInfo& info, const IValue* arguments) : hash_(reinterpret_cast<uint64_t>(&info)) {
+    for (size_t i = 0; i < info.schema.arguments().size(); ++i) put(arguments[i], info.is_number[i]);
+  }
+  // 0 of a call on 0-dim tensors of the CPU alone, which may run at once.
+  uint64_t get() const { return most_dims_ == 0 ? 0 : hash_ | 2; }
+
+ private:
+  void mix(uint64_t word) {
+    hash_ = (hash_ ^ word) * Past::FACTOR;
+    hash_ ^= hash_ >> 29;
+  }
+
+  void put(const IValue& value, bool is_run_time) {
+    if (value.isNone()) {
+      mix(1);
+    } else if (value.isTensor()) {
+      put_tensor(value.toTensor());
+    } else if (value.isInt()) {
+      if (!is_run_time) mix(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isBool()) {
+      mix(value.toBool());
+    } else if (value.isIntList()) {
+      for (const int64_t item : value.toDimVector()) mix(static_cast<uint64_t>(item));
+    } else if (value.isList()) {
+      for (const IValue& item : value.toListRef()) put(item, is_run_time);
+    }
+  }
+
+  void put_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
+    if (has_python(tensor) && made_here(tensor) == nullptr && !is_lazy(tensor)) {
+      most_dims_ = 1;  // a stranger's
+      return;
+    }
+    for (const int64_t size : tensor.sizes()) mix(static_cast<uint64_t>(size));
+    mix(static_cast<uint64_t>(tensor.scalar_type()));
+    most_dims_ = std::max(most_dims_, tensor.is_cpu() ? tensor.dim() : 1);
+  }
+
+  static bool is_lazy(const at::Tensor& tensor) {
+    return is_lazy_class(Py_TYPE(object_of(tensor).get()));
+  }
+
+  uint64_t hash_;
+  int64_t most_dims_ = -1;
+};
+
+}  // namespace hits

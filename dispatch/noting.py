@@ -1,0 +1,96 @@
+"""Calls on their way into the past: those that are not hits as they come, hits where they are wanted.
+
+In: a call, a break. Out: the policy knows whether the call was made in this place before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch.past import number_of
+from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
+from lazy_tensor.dispatch.trace import Leaf, State, Trace
+
+NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
+"""Namespaces of ops that come or don't as others see fit: of marks in profiles, and of
+`fully_shard`'s own ops, which are others while nothing is recorded."""
+UNCOUNTED = -1
+"""The number of a call that is no part of the past."""
+
+
+def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Note a call that isn't a hit, behind the hits that came before it."""
+    trace.call = UNCOUNTED
+    if not isinstance(op, OpOverload) or op.namespace in NOT_THE_PROGRAMS:
+        return
+    if reads_values(op) or rule_of(op) is Rule.ALIAS:
+        return
+    catch_up(trace)
+    native = hits.native
+    trace.call = number_of(op, args, kwargs) if native is None else native.call_under_way()
+    if trace.call and trace.policy.past.note(trace.call) and trace.policy.cold == 1:
+        trace.policy.cold = 0
+
+
+def end(trace: Trace) -> None:
+    """The call has run, or is recorded."""
+    arrived(trace)
+    trace.call = None
+
+
+def arrived(trace: Trace) -> None:
+    """Let the state that the trace is in stand for the call under way from now on."""
+    if trace.call is None or trace.call == UNCOUNTED:
+        return
+    state = trace.state
+    if state is not trace.noted and not isinstance(state.step, Leaf) and state.call is None:
+        state.call = trace.call
+    trace.noted = state
+
+
+def catch_up(trace: Trace) -> None:
+    """Note the hits since the last call that was noted."""
+    for noted, state in (*trace.behind, (trace.noted, trace.state)):
+        for call in _calls_between(noted, state):
+            trace.policy.past.note(call)
+    trace.behind.clear()
+    trace.noted = trace.state
+
+
+def _calls_between(noted: State, state: State) -> list[int]:
+    found: list[int] = []
+    current: State | None = state
+    while current is not noted and current is not None:
+        if current.call:
+            found.append(current.call)
+        current = current.parent
+    found.reverse()
+    return found
+
+
+def is_break(request: Request) -> bool:
+    """Whether the call reads values, and ends a stretch of the program. Reading step counts, which
+    optimizers write in place and read for each parameter, doesn't."""
+    if not (isinstance(request.op, OpOverload) and reads_values(request.op) and request.tensors):
+        return False
+    return ends_stretch(request.tensors[0])
+
+
+def ends_stretch(tensor: torch.Tensor) -> bool:
+    """Whether reading the tensor does."""
+    return bool(tensor.dim() or tensor.is_inference() or not tensor._version)
+
+
+def at_break(trace: Trace) -> None:
+    """Begin a stretch of the program. Of one that was all hits nothing is noted."""
+    if trace.policy.past.has_begun():
+        catch_up(trace)
+    trace.behind.clear()
+    trace.noted = trace.state
+    trace.policy.at_break()

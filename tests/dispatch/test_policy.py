@@ -1,0 +1,386 @@
+"""When a program is recorded: what it did before soon is, what it never repeats isn't."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import lazy_tensor
+from lazy_tensor.dispatch import flush, hits, past, policy
+from lazy_tensor.dispatch.past import Past
+from lazy_tensor.dispatch.policy import AWAITS_OPS, LISTENS, Policy
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trace import local
+from lazy_tensor.kernels import Kernel, Segment, backend
+from lazy_tensor.kernels.aten import AtenBackend
+
+N_OPS = 100
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded but what was seen before."""
+    monkeypatch.setattr(policy, "START_S", -1.0)
+    lazy_tensor.cache_clear()
+    local.trace.policy.reset()
+
+
+def pasts() -> Iterator[Any]:
+    yield Past()
+    if hits.native is not None:
+        yield hits.native.Past()
+
+
+def test_python_and_cpp_know_the_same() -> None:
+    """Programs of random stretches, some of which come again."""
+    chance = random.Random(0)
+    stretches = [[chance.randrange(40) * 2 + 2 for _ in range(n)] for n in (1, 3, 9, 30, 200)]
+    calls = [
+        call
+        for _ in range(400)
+        for call in [*chance.choice(stretches), *([None] if chance.random() < 0.7 else [])]
+    ]
+    told = []
+    for it in pasts():
+        told.append([
+            it.at_break() if call is None else (it.note(call), it.is_known(), it.ends_loop())
+            for call in calls
+        ])  # fmt: skip
+        it.clear()
+        assert not it.is_known()
+        assert not it.has_begun()
+    assert all(one == told[0] for one in told)
+    assert any(it is True for it in told[0])
+
+
+def test_a_stretch_is_known_when_it_comes_again() -> None:
+    for it in pasts():
+        first, other = range(2, 60, 2), range(100, 160, 2)
+        known = []
+        for stretch in (first, other, first, other, other, first):
+            for call in stretch:
+                it.note(call)
+            known.append(it.at_break())
+        assert known == [False, False, True, True, True, True]
+        assert not it.at_break()  # an empty one says nothing
+
+
+def test_calls_are_known_from_the_first_behind_a_break() -> None:
+    for it in pasts():
+        for stretch in ((2, 4, 6), (8, 10, 12)):
+            for call in stretch:
+                it.note(call)
+            it.at_break()
+        seen = []
+        for call in (8, 10, 20, 6):
+            it.note(call)
+            seen.append(it.is_known())
+        assert seen == [True, True, False, False]
+
+
+def test_a_loop_without_a_break_comes_round_where_it_began_to_repeat() -> None:
+    for it in pasts():
+        turn = [2 * i + 2 for i in range(100)]
+        for i in itertools.count():
+            if it.note(turn[i % 100]):
+                break
+        assert past.LOOP_FROM <= i < past.LOOP_FROM + 200
+        ends = []
+        for j in range(i + 1, i + 1000):
+            it.note(turn[j % 100])
+            if it.ends_loop():
+                ends.append(j)
+        assert {b - a for a, b in itertools.pairwise(ends)} == {300}  # LOOP_AT_LEAST, rounded up
+
+
+def test_what_is_long_past_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(0)
+    for it in pasts():
+        for call in (2, 4, 6):
+            it.note(call)
+        it.at_break()
+        for _ in range(past.N_KEPT + 10):
+            it.note(chance.getrandbits(62) << 1)
+        it.at_break()
+        it.note(2)
+        assert not it.is_known()
+
+
+def step(x: torch.Tensor) -> float:
+    for i in range(N_OPS):
+        x = x * 0.5 + i % 7
+    return float(x.sum())
+
+
+def recorded(run: Callable[[], Any]) -> int:
+    """How many ops `run` records."""
+    before = lazy_tensor.stats()["ops"]
+    run()
+    n: int = lazy_tensor.stats()["ops"] - before
+    return n
+
+
+def in_block(x: torch.Tensor) -> None:
+    with lazy_tensor.lazy_mode():
+        found = step(x)
+    assert found == step(x)
+
+
+FORMS = ("a block a step", "a block around the loop", "wrap")
+
+
+def passes(form: str, n: int, one: Callable[[Any], Any], argument: Any) -> list[int]:
+    """The ops that each of `n` passes records."""
+    if form == "wrap":
+        argument = lazy_tensor.wrap(argument)
+    with lazy_tensor.lazy_mode() if form == FORMS[1] else nullcontext():
+        counts = []
+        for _ in range(n):
+            with lazy_tensor.lazy_mode() if form == FORMS[0] else nullcontext():
+                counts.append(recorded(lambda: one(argument)))
+        return counts
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loop_is_recorded_from_the_third_pass_on(scarce: None, form: str) -> None:
+    counts = passes(form, 6, step, torch.randn(8))
+    assert counts[0] == 0
+    assert all(count >= 2 * N_OPS for count in counts[3:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_training_runs_its_plan_soon(scarce: None, form: str, foreach: bool) -> None:
+    """Adam reads a step count of each parameter, which ends nothing, and makes its state first."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(5, 4)
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def train(model: nn.Module) -> None:
+        if not optimizers:
+            optimizers.append(torch.optim.Adam(model.parameters(), foreach=foreach))
+        optimizers[0].zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        assert loss.item() >= 0
+
+    passes(form, 7, train, model)
+    before = lazy_tensor.stats()
+    counts = passes(form, 3, train, model if form != "wrap" else model)
+    after = lazy_tensor.stats()
+    assert len(set(counts)) == 1
+    assert counts[0] > 30
+    assert after["plans_reused"] - before.get("plans_reused", 0) >= 3
+    assert after.get("plans_built", 0) == before.get("plans_built", 0)
+
+
+def test_a_loop_without_a_break_runs_one_plan(scarce: None) -> None:
+    x = torch.randn(16)
+    with lazy_tensor.lazy_mode(), torch.no_grad():
+        y = x
+        for _ in range(2000):
+            y = (y * 0.5 + x).tanh() - 0.25
+        flushes = lazy_tensor.stats()["flushes"]
+        built = lazy_tensor.stats()["plans_built"]
+        for _ in range(400):
+            y = (y * 0.5 + x).tanh() - 0.25
+    assert lazy_tensor.stats()["flushes"] - flushes >= 400 * 4 // 512
+    assert lazy_tensor.stats()["plans_built"] <= built + 1  # what is left at the end
+    expected = x
+    for _ in range(2400):
+        expected = (expected * 0.5 + x).tanh() - 0.25
+    assert torch.equal(y, expected)
+
+
+def test_sizes_that_come_again_in_any_order_are_recorded(scarce: None) -> None:
+    chance = random.Random(0)
+    batches = [torch.randn(8 + i) for i in range(20)]
+    counts = []
+    for _ in range(4):
+        chance.shuffle(batches)
+        counts.append(sum(recorded(lambda x=x: in_block(x)) for x in batches))  # type: ignore[misc]
+    assert counts[0] == 0
+    assert counts[-1] >= 20 * 2 * N_OPS
+
+
+def test_what_never_comes_again_is_not_recorded(scarce: None) -> None:
+    assert sum(recorded(lambda n=n: in_block(torch.randn(8 + n))) for n in range(60)) < 60  # type: ignore[misc]
+
+
+def test_something_else_in_between_is_no_new_beginning(scarce: None) -> None:
+    """As an evaluation every now and then."""
+    x, other = torch.randn(8), torch.randn(3, 3)
+    for i in range(20):
+        if i % 5 == 4:
+            with lazy_tensor.lazy_mode():
+                assert float((other @ other).sum()) is not None
+        count = recorded(lambda: in_block(x))
+        assert i < 3 or i % 5 == 4 or i == 5 or count >= 2 * N_OPS, i
+
+
+def test_at_first_a_little_is_recorded_all_the_same() -> None:
+    lazy_tensor.cache_clear()
+    with lazy_tensor.lazy_mode():
+        assert lazy_tensor.is_pending(torch.ones(3) + 1)
+
+
+@lazy_tensor.lazy_mode()
+def is_seen(x: torch.Tensor) -> bool:
+    """A step, and whether `lazy_mode` sees it."""
+    seen = _get_current_dispatch_mode() is not None
+    found = step(x)
+    if not seen:
+        assert type(x + 1) is torch.Tensor
+        assert found == step(x)
+    return seen
+
+
+def let_alone() -> None:
+    """Go on with what never repeats itself until it is let alone."""
+    sizes = itertools.count(8)
+    assert [is_seen(torch.randn(next(sizes))) for _ in range(LISTENS + 1)] == [True] * LISTENS + [
+        False
+    ]
+
+
+def test_blocks_of_what_never_repeats_itself_are_let_alone(scarce: None) -> None:
+    before = lazy_tensor.stats().get("unrecorded_blocks", 0)
+    let_alone()
+    assert lazy_tensor.stats()["unrecorded_blocks"] == before + 1
+    assert "blocks ran as in eager" in str(lazy_tensor.explain())
+
+
+def test_another_block_is_not(scarce: None) -> None:
+    let_alone()
+    with lazy_tensor.lazy_mode():
+        assert _get_current_dispatch_mode() is not None
+    assert lazy_tensor.lazy_mode(max_segment_ops=999)(is_seen.__wrapped__)(torch.randn(8))  # type: ignore[attr-defined]
+
+
+def test_what_wants_to_see_the_calls_sees_them_there(scarce: None) -> None:
+    """A function in `replay`, and one that is explained, within a block that is let alone."""
+    replayed = lazy_tensor.replay(lambda x: x.sin() * 2)
+    x = torch.randn(8)
+
+    @lazy_tensor.lazy_mode()
+    def block(x: torch.Tensor) -> bool:
+        seen = _get_current_dispatch_mode() is not None
+        step(x)
+        if not seen:
+            assert torch.equal(replayed(fixed), fixed.sin() * 2)
+            assert lazy_tensor.explain(lambda: fixed + 1).result.tolist() == (fixed + 1).tolist()
+        return seen
+
+    fixed = x
+    n_let_alone = sum(not block(torch.randn(8 + i)) for i in range(2 * LISTENS))
+    assert n_let_alone > 10
+    assert replayed.n_replayed > 0, replayed.obstacle
+
+
+def test_a_program_that_begins_to_repeat_itself_is_recorded(scarce: None) -> None:
+    let_alone()
+    x = torch.randn(500)
+    for _ in range(LISTENS + 5):
+        is_seen(x)
+    assert recorded(lambda: is_seen(x)) >= N_OPS
+
+
+def test_programs_that_never_repeat_are_listened_to_less_and_less(scarce: None) -> None:
+    sizes = itertools.count(8)
+    seen = [is_seen(torch.randn(next(sizes))) for _ in range(20 * LISTENS)]
+    assert 0 < sum(seen) <= 5 * LISTENS
+
+
+class Built:
+    """A plan whose kernels are being built, or not any more."""
+
+    def __init__(self, n_there: int, n_under_way: int) -> None:
+        self.n_there, self.n_under_way = n_there, n_under_way
+
+    def awaits_kernels(self) -> bool:
+        return self.n_under_way > self.n_there
+
+
+def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
+    it, plan = Policy(), Built(n_there=3, n_under_way=8)
+    it.note_kernels(Built(n_there=4, n_under_way=3))
+    assert not it.cold
+    it.note_kernels(plan)
+    assert it.cold
+    for _ in range(3):
+        it.at_break()
+        assert not it.begin_block(None)
+        it.end_block()
+        assert it.cold == AWAITS_OPS
+    plan.n_under_way = 0
+    it.at_break()
+    assert it.begin_block(None)
+    assert not it.cold
+
+
+def test_what_has_its_kernels_goes_on_beside_what_awaits_some(scarce: None) -> None:
+    it = Policy()
+    for _ in range(20):
+        it.note_kernels(Built(n_there=8, n_under_way=0))
+    it.note_kernels(Built(n_there=0, n_under_way=50))
+    assert not it.cold
+    for _ in range(3):
+        it.note_kernels(Built(n_there=0, n_under_way=50))
+    assert it.cold
+
+
+class Slow(AtenBackend):
+    """Kernels that are there once somebody lets them."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def refuses(self, call: Any, inputs: Any = ()) -> str | None:
+        return None
+
+    def compile(self, segment: Segment) -> Kernel:
+        self.may_end.wait()
+        return super().compile(segment)
+
+
+@pytest.mark.parametrize("around", ["step", "loop"])
+def test_a_loop_runs_as_in_eager_until_its_kernels_are_there(
+    around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_backends", {"slow": Slow(), **backend._backends})
+    monkeypatch.setattr(STATS, "all_flushes_s", flush.COMPILES_AFTER_S)
+    monkeypatch.setattr(policy, "AWAITS_OPS", 100)
+    lazy_tensor.configure(backend="slow", compile="background")
+    slow: Any = backend._backends["slow"]
+    x, y = torch.randn(8), torch.randn(8)
+
+    def steps(n: int) -> None:
+        nonlocal y
+        for _ in range(n):
+            with lazy_tensor.lazy_mode() if around == "step" else nullcontext():
+                y = (x * 2 + y).relu() * 0.5
+                assert float(y.sum()) >= 0
+
+    with lazy_tensor.lazy_mode() if around == "loop" else nullcontext():
+        try:
+            steps(8)
+            before = lazy_tensor.stats()["ops"]
+            steps(50)
+            assert lazy_tensor.stats()["ops"] == before
+        finally:
+            slow.may_end.set()
+        flush.compiler().wait()
+        steps(50)
+        assert lazy_tensor.stats()["ops"] > before + 100
