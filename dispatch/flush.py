@@ -252,9 +252,7 @@ def _config() -> tuple[str, str, int]:
     return (now.backend, now.compile, now.remat_interval)
 
 
-def plan_of(
-    pending: Pending, live: tuple[int, ...], *, at_once: bool = False
-) -> Plan | None:
+def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: bool = False) -> Plan | None:
     """The plan for a state and its live values; None at first sight, when one may not pay, unless
     it is wanted `at_once`; and where there can't be one."""
     state, config = pending.state, _config()

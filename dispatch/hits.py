@@ -9,18 +9,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lazy_tensor.dispatch import memory, settings
-from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.host import Layout
+from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.rules import Rule, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
+from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
@@ -77,8 +77,8 @@ def _start(library: bytes) -> None:
 
 
 EXTENSION = Extension(
-    Path(__file__).parent / "native" / "module.cpp",
-    ("c10", "torch_cpu", "torch_python"),
+    cpp.HITS.path,
+    cpp.HITS.libraries,
     _start,
     waits=True,
 )

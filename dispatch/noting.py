@@ -1,4 +1,4 @@
-"""Calls on their way into the past: those that are not hits as they come, hits where they are wanted.
+"""Calls on their way into the past: hits only where they are wanted there.
 
 In: a call, a break. Out: the policy knows whether the call was made in this place before.
 """

@@ -15,15 +15,14 @@ import torch
 from lazy_tensor.dispatch.request import FIXED
 from lazy_tensor.dispatch.schema import OpFacts, facts_of
 
-
 N_KEPT = 1 << 16
 """Calls that are kept: as many as an epoch over twenty lengths of a large model takes."""
 CONTEXT = 8
-"""Calls in a row by which a place in the past is found again: each of the first behind a break, and a
-quarter of the others, as their hash has it."""
+"""Calls in a row by which a place in the past is found again: each of the first behind a break, and
+a quarter of the others, as their hash has it."""
 LOOP_FROM = 4096
-"""Known calls without a break after which they are a loop of its own: layers that are alike, and the
-optimizer's steps for them, are over by then."""
+"""Known calls without a break after which they are a loop of its own: layers that are alike, and
+the optimizer's steps for them, are over by then."""
 LOOP_AT_LEAST = 256
 """Calls between two flushes of such a loop."""
 MASK = (1 << 64) - 2

@@ -21,8 +21,9 @@ KEPT_OF_KERNELS = 0.9
 """What counts of earlier runs at each run of a plan: a loop with its kernels goes on when something
 else begins that has none."""
 LISTENS, LETS_ALONE, MOST_SITES = 64, 960, 64
-"""Stretches in a row that are listened to, all of them unknown, before as many blocks are let alone,
-then twice as many, up to so many: to see an op and let it pass costs a quarter of a small one."""
+"""Stretches in a row that are listened to, all of them unknown, before as many blocks are let
+alone, then twice as many, up to so many: to see an op and let it pass costs a quarter of a small
+one."""
 
 
 class Waiting(Protocol):

@@ -125,8 +125,8 @@ class State(dict[tuple[Any, ...], "State"]):
     is the number of the call in the past.
     """
 
-    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind", "layout", "meta",
-                 "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
+    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind", "layout",
+                 "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
                  "rebase", "seen", "slot", "step")  # fmt: skip
 
     kind: int

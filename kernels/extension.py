@@ -6,20 +6,16 @@ Whoever asks goes on without; a process that ends before leaves the file to the 
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from lazy_tensor.kernels.build_apart import compiled
-from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.cpp import Source
+from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.workers import BEHIND
 
 
@@ -40,8 +36,7 @@ class Extension:
         waits: bool = False,
     ) -> None:
         self.status = "not asked for"
-        self._source = source
-        self._libraries = libraries
+        self.source = Source(source, libraries)
         self._use = use
         self._waits = waits
         self._waiting: bytes | None = None
@@ -65,16 +60,19 @@ class Extension:
             self._obtain(disk, is_waited_for=True)
         else:
             self.status = "compiling"
-            name = f"lazy_tensor-{self._source.stem}"
+            name = f"lazy_tensor-{self.source.path.stem}"
             threading.Thread(target=self._obtain, args=(disk,), daemon=True, name=name).start()
 
     def ask_disk(self, disk: Disk | None) -> None:
-        """Take it from disk if it was compiled before; the first call counts."""
-        if self.is_asked_for or self._disk_was_asked or disk is None:
+        """Take it from disk if it was compiled before, with the package or by a program; the first
+        call counts."""
+        if self.is_asked_for or self._disk_was_asked:
             return
         self._disk_was_asked = True
         with self._lock:
-            library = disk.get(self._key())
+            library = self.source.built()
+            if library is None and disk is not None:
+                library = disk.get(self.source.key())
             if library is not None:
                 self._have(library)
 
@@ -109,21 +107,12 @@ class Extension:
         else:
             self.status = "in use"
 
-    def _key(self) -> str:
-        return key_of(
-            *(path.read_text() for path in (self._source, *self._headers())),
-            *FLAGS,
-            torch.__version__,
-            sys.version,
-            platform.machine(),
-        )
-
-    def _headers(self) -> list[Path]:
-        return sorted(self._source.parent.glob("*.h"))
-
     def _binary(self, disk: Disk | None, prefix: list[str]) -> bytes:
-        """The source compiled: from disk, or now, by a command that begins with `prefix`."""
-        command, key = [*prefix, *self._command()], self._key()
+        """The source compiled: before, or now, by a command that begins with `prefix`."""
+        built = self.source.built()
+        if built is not None:
+            return built
+        command, key = [*prefix, *self.source.command()], self.source.key()
         if disk is None or disk.is_off:
             return compiled(command)
         library = disk.get(key)
@@ -132,21 +121,6 @@ class Extension:
             library = disk.get(key)
         # what can't be kept is compiled for this process alone; what can't be compiled says why
         return library if library is not None else compiled(command)
-
-    def _command(self) -> list[str]:
-        """What compiles the source, but for where to."""
-        root = Path(torch.__file__).parent
-        include = root / "include"
-        includes = (include, include / "torch" / "csrc" / "api" / "include",
-                    sysconfig.get_paths()["include"])  # fmt: skip
-        return [
-            _compiler(), *FLAGS,
-            *(f"-I{path}" for path in includes), str(self._source),
-            f"-L{root / 'lib'}", *(f"-l{library}" for library in self._libraries),
-        ]  # fmt: skip
-
-
-FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-shared", "-fPIC")
 
 
 def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
@@ -159,15 +133,6 @@ def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-
-
-def _compiler() -> str:
-    if sys.platform != "linux":
-        raise RuntimeError("it is for Linux only")
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
-    raise RuntimeError("there is no C++ compiler")
 
 
 def _behind() -> list[str]:

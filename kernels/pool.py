@@ -12,14 +12,13 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import _CacheInfo as CacheInfo
-from pathlib import Path
 from typing import Any
 
+from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
 
-SOURCE = Path(__file__).with_name("pool.cpp")
 LARGEST_LEARNT = (8 << 20) - (64 << 10)
 """Bytes: twice the least that the pool keeps, so that it and the C library keep all sizes."""
 QUIET_S = 1.0
@@ -44,7 +43,7 @@ class Pool:
     """The process's pool. Nothing is pooled until `ask_for` has brought it in."""
 
     def __init__(self) -> None:
-        self._extension = Extension(SOURCE, ("c10",), self._use)
+        self._extension = Extension(cpp.POOL.path, cpp.POOL.libraries, self._use)
         self._library: Any = None
         self._using: AbstractContextManager[None] = nullcontext()
 

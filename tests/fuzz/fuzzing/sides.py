@@ -27,7 +27,7 @@ from lazy_tensor.dispatch.trace import local
 class Side:
     """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces.
 
-    One without `keeps_recording` records what was seen before (see `dispatch.policy`), nothing else.
+    One without `keeps_recording` records what was seen before alone (see `dispatch.policy`).
     """
 
     name: str
