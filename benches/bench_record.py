@@ -8,7 +8,6 @@ Writes `results/record.md`.
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from timing import Timings, interleaved
 
 import lazy_tensor
 from lazy_tensor.cli.training import Recipe, Trainer
-from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.trace import local
 
 make_wrapper = torch_private.make_wrapper
@@ -79,18 +78,22 @@ def one_quiet_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
+@pytest.fixture(autouse=True)
+def recorded_whatever_it_costs() -> Iterator[None]:
+    before = settings.current()
+    lazy_tensor.configure(record="always")
+    yield
+    settings.put(before)
+
+
 def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.stride(), tensor.storage_offset(), None, tensor.dtype,
             torch.strided, tensor.device, False, False)  # fmt: skip
 
 
 def forget_recording() -> None:
-    """Drop what was recorded without running it: only recording is timed here.
-
-    What never runs earns no recording, which so gets all that it needs.
-    """
+    """Drop what was recorded without running it: only recording is timed here."""
     pending = local.trace.take()
-    local.trace.policy.left_s = math.inf
     for value in pending.leaf_values:
         value.slot = None
 

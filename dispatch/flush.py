@@ -46,14 +46,12 @@ def compiler() -> Compiler:
     if _compiler is None:
         now = settings.current()
         _compiler = Compiler(
-            maxsize=now.segment_cache_size, cache_dir=Path(now.cache_dir), may_build=_works_long
+            maxsize=now.segment_cache_size,
+            cache_dir=Path(now.cache_dir),
+            may_build=STATS.has_worked_long,
         )
         atexit.register(_compiler.end)
     return _compiler
-
-
-def _works_long() -> bool:
-    return STATS.all_flushes_s >= COMPILES_AFTER_S
 
 
 def _follow_settings(new: settings.Settings) -> None:
@@ -105,6 +103,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         trace.tape.stop(f"{cause} at {where} needs values")
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
+    ends_stretch = trace.noted is trace.state
     pending = trace.take()
     ranges = observe.take_ranges(trace)
     hits.start_if_compiled()
@@ -130,6 +129,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         seconds = perf_counter() - start
         watch.after_flush(watched, failed=bool(raised))
         trace.policy.grown_s = 0.0
+        if ends_stretch:
+            trace.policy.pays.add_flush(seconds)
         trace.remember(pending.state)
         _account(
             FlushRecord(
@@ -201,7 +202,7 @@ def ask_for_extensions(plan: Plan | None) -> None:
         _ask_for_pool()
     if not hits.EXTENSION.is_asked_for:
         hits.EXTENSION.ask_disk(compiler().disk)
-        if _works_long():
+        if STATS.has_worked_long():
             ask_for_hits()
 
 
@@ -221,7 +222,7 @@ def obtain_extensions() -> None:
 
 
 def _ask_for_pool() -> None:
-    compiler().keep_memory(settings.current().compile, may_compile=_works_long())
+    compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
 
 
 def ask_for_hits() -> None:
@@ -305,9 +306,6 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
             )
 
 
-COMPILES_AFTER_S = 1.0
-"""Seconds of running traces after which kernels are built in the background: a program that ends
-before would only be slowed down."""
 POOLED_FROM_BYTES = 4 << 20
 """Peak of a plan from which memory is worth keeping: below it, the C library does."""
 NO_PLAN: Any = object()
@@ -404,7 +402,7 @@ def _account(record: FlushRecord) -> None:
     counts["flushes"] += 1
     STATS.causes[record.cause] += 1
     STATS.flush_s += record.seconds
-    STATS.all_flushes_s += record.seconds
+    STATS.worked_s += record.seconds
     counts["segments"] += len(record.statuses)
     STATS.log.append(record)
     if record.first_new is not None and MISSES.isEnabledFor(logging.INFO):

@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch.flush import flush, must_record
 from lazy_tensor.dispatch.past import number_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
@@ -89,8 +90,21 @@ def ends_stretch(tensor: torch.Tensor) -> bool:
 
 def at_break(trace: Trace) -> None:
     """Begin a stretch of the program. Of one that was all hits nothing is noted."""
-    if trace.policy.past.has_begun():
-        catch_up(trace)
+    state, past = trace.state, trace.policy.past
+    is_pending = state is not trace.root
+    is_whole = is_pending and not trace.behind and trace.begun is trace.root
+    if not is_whole:
+        stretch = None if is_pending or trace.behind else past.stretch()
+    else:
+        known = state.stretch
+        if past.has_begun() or known is None or known[0] is not past:
+            catch_up(trace)
+            known = state.stretch = past, past.stretch()
+        stretch = known[1]
     trace.behind.clear()
-    trace.noted = trace.state
-    trace.policy.at_break()
+    trace.noted = trace.begun = state
+    # beside a GPU the host's time says little
+    may_choose = not (must_record(trace) or torch.cuda.is_initialized())
+    trace.policy.at_break(stretch, is_recorded=is_whole, may_choose=may_choose)
+    if trace.policy.cold and is_pending:
+        flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory

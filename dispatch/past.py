@@ -37,7 +37,8 @@ class Past:
     way or another at a break is found by the first call of either.
     """
 
-    __slots__ = ("_begun", "_calls", "_context", "_matched", "_n", "_next", "_period", "_places")
+    __slots__ = ("_begun", "_calls", "_context", "_matched", "_n", "_next", "_period", "_places",
+                 "_stretch")  # fmt: skip
 
     def __init__(self) -> None:
         self.clear()
@@ -50,6 +51,7 @@ class Past:
         self._matched = 0  # calls in a row that were as before
         self._context = 0
         self._period = 0  # calls of a loop without a break
+        self._stretch = 0  # all calls since the last break in one number
 
     def note(self, call: int) -> bool:
         """Add a call; whether a loop that has no break has just come round."""
@@ -61,6 +63,7 @@ class Past:
             self._next, self._matched = None, 0
         out = self._calls[(self._n - CONTEXT) % N_KEPT] if self._n - self._begun >= CONTEXT else 0
         self._context = ((self._context + call) * FACTOR - out * FACTOR_OUT) & (MASK | 1)
+        self._stretch = (self._stretch + call) * FACTOR & (MASK | 1)
         self._calls[self._n % N_KEPT] = call
         self._n += 1
         if self._n - self._begun <= CONTEXT or self._context >> 62 == 0:
@@ -102,6 +105,10 @@ class Past:
         """Whether there were calls since the last break."""
         return self._n > self._begun
 
+    def stretch(self) -> int:
+        """What all calls since the last break are, in this order."""
+        return self._stretch
+
     def ends_loop(self) -> bool:
         """Whether a loop without a break ends a turn, or several, with the last call."""
         return bool(self._period) and (self._n - self._begun) % self._period == 0
@@ -110,7 +117,7 @@ class Past:
         """Begin anew behind a break; whether all calls since the last one, if any, are known."""
         n = self._n - self._begun
         self._begun = self._n
-        self._context = self._period = 0
+        self._context = self._period = self._stretch = 0
         return 0 < n <= self._matched
 
 
@@ -131,6 +138,8 @@ def _put(parts: list[Any], facts: OpFacts, label: int | str, argument: Any) -> i
     """Add what counts of an argument; the most dimensions that a tensor in it has, -1 for none."""
     kind = type(argument)
     if isinstance(argument, torch.Tensor):
+        if argument.is_nested:
+            return 1  # it has no sizes
         parts += (tuple(argument.shape), argument.dtype)
         return argument.dim() if argument.is_cpu else 1
     if kind is list or kind is tuple:

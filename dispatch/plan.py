@@ -53,8 +53,8 @@ class Plan:
 
     `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
     graph's. `peak_bytes` is the most memory that values made by the plan take at a time, those
-    inside a kernel left out. `n_there` and `n_under_way` are the ops in kernels that are there, and
-    that are being built, as of the last `told()`.
+    inside a kernel left out. `communicates`: other ranks wait for it. `n_there` and `n_under_way`
+    are the ops in kernels that are there, and that are being built, as of the last `told()`.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -66,6 +66,7 @@ class Plan:
     root: dict[int, int]
     lasting: frozenset[int]
     peak_bytes: int
+    communicates: bool
     _distinct: tuple[Fusion, ...] = field(init=False)
     _told: tuple[Any, ...] = ()
     n_there: int = 0
@@ -258,6 +259,7 @@ class Planner:
             root=graph.root,
             lasting=graph.lasting,
             peak_bytes=self._peak_bytes(dying),
+            communicates=any(node.facts.communicates for node in graph.nodes),
         )
         # for tracebacks, as long as the plan is kept
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)

@@ -50,6 +50,11 @@ class FlushRecord:
     steps_s: tuple[float, ...] = ()
 
 
+COMPILES_AFTER_S = 1.0
+"""Seconds of work after which kernels are built in the background: a program that ends before would
+only be slowed down."""
+
+
 @dataclass(slots=True)
 class Stats:
     """All counters of the process, in one place. Kernel counters live in `kernels.compile`."""
@@ -62,8 +67,12 @@ class Stats:
     ran_at_once_s: dict[str, float] = field(default_factory=dict)  # by call, line and reason
     since_s: float = field(default_factory=perf_counter)  # by the same clock as a flush's beginning
     flush_s: float = 0.0
-    all_flushes_s: float = 0.0  # since the process began
+    worked_s: float = 0.0  # that flushes took, and what might have been recorded, in this process
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
+
+    def has_worked_long(self) -> bool:
+        """Whether the program runs so long that compiling may pay."""
+        return self.worked_s >= COMPILES_AFTER_S
 
     def reset(self) -> None:
         for counter in (

@@ -122,12 +122,12 @@ class State(dict[tuple[Any, ...], "State"]):
     maps keys in which numbers are replaced by their types, for places that have seen several;
     `seen` has the last child under each such key, for places that may have. `counts_writes` says
     whether a kernel that runs here counts for autograd what it writes (see `versions_kept`). `call`
-    is the number of the call in the past.
+    is the number of the call in the past, `stretch` that of all since a break that lead here.
     """
 
     __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind", "layout",
                  "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
-                 "rebase", "seen", "slot", "step")  # fmt: skip
+                 "rebase", "seen", "slot", "step", "stretch")  # fmt: skip
 
     kind: int
     meta: Any
@@ -152,6 +152,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.origin: State | None = None
         self.closes = False
         self.call: int | None = None
+        self.stretch: tuple[object, int] | None = None  # whose past, and the number in it
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
     def steps(self) -> list[Node | Leaf]:
@@ -189,7 +190,7 @@ class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     # not for size: `hits` finds what it needs by their offsets
-    __slots__ = ("_rooted", "_roots", "behind", "busy", "call", "claimed", "copies",
+    __slots__ = ("_rooted", "_roots", "begun", "behind", "busy", "call", "claimed", "copies",
                  "environment", "finals", "first_new", "holds", "is_outdated", "kept",
                  "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
                  "passing", "policy", "ran", "root", "roots",
@@ -228,7 +229,8 @@ class Trace:
         root = self.roots.get(environment)
         if root is None:
             root = self.roots[environment] = State(None, (), None)
-        self.root = self.state = self.noted = root  # up to `noted`, calls are in the past
+        self.root = self.state = root
+        self.noted = self.begun = root  # up to here calls are in the past, and the last break was
         self.is_outdated = False
         self.values: list[Value] = []
         self.leaf_values: list[Value] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -41,8 +41,10 @@ class Fusion:
     run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
     kernel is for it) or 'failed'; `reason` says more, first of all which backends couldn't make its
     kernel before `backend` was asked. `on_disagreement` is told of a kernel whose results differ
-    from replay's, and says what to add to the warning.
+    from replay's, and says what to add to the warning. `n_adopted` counts kernels that came.
     """
+
+    n_adopted: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class Fusion:
         """Run `kernel` from now on, or find out first whether it is faster, if `measure` is set."""
         COMPILES.info("%s has a kernel of %s, %s", self, self.backend.name, origin)
         self.reason = self._passed + origin
+        Fusion.n_adopted += 1
         if self._verify_every:
             kernel = Verified(
                 kernel, self.aten, self.segment, self._verify_every, self._disagreed, self._counters

@@ -337,7 +337,7 @@ class Replay(Generic[P, R]):
         self.n_replayed += 1
         self._replayed_s += seconds
         STATS.counts["replayed"] += 1
-        STATS.all_flushes_s += seconds
+        STATS.worked_s += seconds
 
     def _meet(self, obstacle: str, *, tells: bool = False) -> None:
         """Note why a call was recorded; tell the user, once."""

@@ -70,8 +70,8 @@ def stats() -> dict[str, Any]:
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
     `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds;
-    `unrecorded_blocks` of `lazy_mode` that were let alone, as the program did not repeat itself or
-    its kernels were being built.
+    `unrecorded_blocks` of `lazy_mode` that were let alone, as the program did not repeat itself,
+    its kernels were being built, or it was quicker so.
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.
     """
@@ -102,8 +102,8 @@ class Report:
     `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
     the calls that could not be recorded, with their shares of the time; `builds` are the kernels
     built meanwhile; `result` is what the function gave that `explain` was given, if any;
-    `n_unrecorded` blocks of `lazy_mode` ran as in eager, as the program did not repeat itself or
-    its kernels were being built.
+    `n_unrecorded` blocks of `lazy_mode` ran as in eager, as the program did not repeat itself,
+    its kernels were being built, or it was quicker so.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits, policy, rules, settings, trace
+from lazy_tensor.dispatch import hits, pays, policy, rules, settings, trace
 from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
@@ -62,6 +62,7 @@ def op_by_op(request, monkeypatch):
     """
     if not request.config.getoption("--as-programs"):
         monkeypatch.setattr(policy, "START_S", 100.0)
+        monkeypatch.setattr(pays, "TRIALS", 1 << 30)
     trace.local.trace.policy.reset()
     if request.path.parent.name not in CORE:
         yield

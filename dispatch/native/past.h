@@ -18,7 +18,7 @@ class Past {
   // Forget all. Its memory stays: the thread that it belongs to may be adding a call.
   void clear() {
     std::fill(places_.begin(), places_.end(), 0);
-    n_ = begun_ = matched_ = context_ = period_ = 0;
+    n_ = begun_ = matched_ = context_ = period_ = stretch_ = 0;
     next_ = NONE;
   }
 
@@ -34,6 +34,7 @@ class Past {
     }
     context_ = (context_ + call) * FACTOR;
     if (n_ - begun_ >= CONTEXT) context_ -= kept(n_ - CONTEXT) * FACTOR_OUT;
+    stretch_ = (stretch_ + call) * FACTOR;
     calls_[n_++ % N_KEPT] = call;
     if (n_ - begun_ <= CONTEXT || context_ >> 62 == 0) {
       uint64_t& place = places_[context_ >> 32 & (N_KEPT / 2 - 1)];
@@ -47,11 +48,12 @@ class Past {
   bool at_break() {
     const uint64_t n = n_ - begun_;
     begun_ = n_;
-    context_ = period_ = 0;
+    context_ = period_ = stretch_ = 0;
     return n > 0 && n <= matched_;
   }
 
   bool is_known() const { return next_ != NONE; }
+  uint64_t stretch() const { return stretch_; }
   bool has_begun() const { return n_ > begun_; }
   bool ends_loop() const { return period_ != 0 && (n_ - begun_) % period_ == 0; }
 
@@ -85,7 +87,8 @@ class Past {
   }
 
   std::vector<uint64_t> calls_, places_;
-  uint64_t n_ = 0, begun_ = 0, next_ = NONE, matched_ = 0, context_ = 0, period_ = 0;
+  uint64_t n_ = 0, begun_ = 0, next_ = NONE, matched_ = 0, context_ = 0, period_ = 0,
+           stretch_ = 0;
 };
 
 struct PastObject {
@@ -121,10 +124,15 @@ PyObject* ask_past(PyObject* self, PyObject*) {
   return PyBool_FromLong((in_past(self).*member)());
 }
 
+PyObject* past_stretch(PyObject* self, PyObject*) {
+  return PyLong_FromUnsignedLongLong(in_past(self).stretch());
+}
+
 PyMethodDef past_methods[] = {
     {"clear", past_clear, METH_NOARGS, nullptr},
     {"note", past_note, METH_O, nullptr},
     {"at_break", ask_past<&Past::at_break>, METH_NOARGS, nullptr},
+    {"stretch", past_stretch, METH_NOARGS, nullptr},
     {"is_known", ask_past<&Past::is_known>, METH_NOARGS, nullptr},
     {"has_begun", ask_past<&Past::has_begun>, METH_NOARGS, nullptr},
     {"ends_loop", ask_past<&Past::ends_loop>, METH_NOARGS, nullptr},
@@ -177,8 +185,9 @@ class CallNumber {
 
   void put_tensor(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
-    if (has_python(tensor) && made_here(tensor) == nullptr && !is_lazy(tensor)) {
-      most_dims_ = 1;  // a stranger's
+    const bool is_strange = has_python(tensor) && made_here(tensor) == nullptr && !is_lazy(tensor);
+    if (is_strange || tensor.is_nested()) {  // it may have no sizes, or a class that has them
+      most_dims_ = 1;
       return;
     }
     for (const int64_t size : tensor.sizes()) mix(static_cast<uint64_t>(size));

@@ -19,7 +19,7 @@ AGAIN = 3
 """Times that something is seen before it counts as what the program does at every step."""
 BOUNDS = frozenset({
     "cache_clear()", "configure()", "exit", "explain()", "flush()", "max_pending_bytes",
-    "max_segment_ops", "nothing repeats", "segment closed",
+    "max_segment_ops", "nothing repeats", "recording doesn't pay", "segment closed",
 })  # fmt: skip
 """Causes of flushes that no value was needed for."""
 LENGTHS = "pad to a few sizes (multiples of 64, say), so that fewer are ever new"

@@ -23,7 +23,7 @@ def lines_of(report: Report) -> Iterator[tuple[str, str]]:
     for line in report.redistributions:
         yield "yellow", line
     if report.n_unrecorded:
-        reason = "the program didn't repeat itself, or its kernels were being built"
+        reason = "nothing repeated itself, its kernels were being built, or it was quicker so"
         yield "", f"{report.n_unrecorded} blocks ran as in eager: {reason}"
     flushes = report.flushes
     if not flushes:

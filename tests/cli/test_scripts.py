@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lazy_tensor.cli.main import main
+from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.disk import Disk, key_of
 
 PROGRAM = """
@@ -73,8 +74,8 @@ def test_the_cache_is_warmed_listed_and_cleared(program, tmp_path):
     folder = tmp_path / "cache"
     status, told = command("cache", "warm", program, cache_dir=folder)
     assert (status, "total 172" in told) == (0, True), told
-    # the kernel, and what keeps memory
-    assert "2 artifacts more" in told
+    # the kernel, and what keeps memory where that wasn't compiled with the package
+    assert f"{1 if cpp.POOL.built() else 2} artifacts more" in told
     Disk(folder).put(key_of("mine"), b"kernel")
     status, told = command("cache", "list", cache_dir=folder)
     assert key_of("mine")[:12] in told

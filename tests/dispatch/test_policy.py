@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import flush, hits, past, policy
+from lazy_tensor.dispatch import flush, hits, past, pays, policy
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.policy import AWAITS_OPS, LISTENS, Policy
-from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels import Kernel, Segment, backend
 from lazy_tensor.kernels.aten import AtenBackend
@@ -304,8 +304,9 @@ def test_programs_that_never_repeat_are_listened_to_less_and_less(scarce: None) 
 class Built:
     """A plan whose kernels are being built, or not any more."""
 
-    def __init__(self, n_there: int, n_under_way: int) -> None:
+    def __init__(self, n_there: int, n_under_way: int, communicates: bool = False) -> None:
         self.n_there, self.n_under_way = n_there, n_under_way
+        self.communicates = communicates
 
     def awaits_kernels(self) -> bool:
         return self.n_under_way > self.n_there
@@ -314,6 +315,8 @@ class Built:
 def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
     it, plan = Policy(), Built(n_there=3, n_under_way=8)
     it.note_kernels(Built(n_there=4, n_under_way=3))
+    it.note_kernels(Built(n_there=0, n_under_way=3, communicates=True))
+    it.with_kernels = 0.0
     assert not it.cold
     it.note_kernels(plan)
     assert it.cold
@@ -360,8 +363,9 @@ def test_a_loop_runs_as_in_eager_until_its_kernels_are_there(
     around: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "_backends", {"slow": Slow(), **backend._backends})
-    monkeypatch.setattr(STATS, "all_flushes_s", flush.COMPILES_AFTER_S)
+    monkeypatch.setattr(STATS, "worked_s", COMPILES_AFTER_S)
     monkeypatch.setattr(policy, "AWAITS_OPS", 100)
+    monkeypatch.setattr(pays, "TRIALS", 1 << 30)
     lazy_tensor.configure(backend="slow", compile="background")
     slow: Any = backend._backends["slow"]
     x, y = torch.randn(8), torch.randn(8)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lazy_tensor.kernels import extension
+from lazy_tensor.kernels import cpp, extension
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
@@ -171,3 +171,36 @@ def test_what_does_not_load_says_so(source):
         refused.ask_for(None, wait=True)
         refused.start_if_compiled()
         assert refused.status == "it can't be loaded: no room"
+
+
+def test_what_was_compiled_with_the_package_is_used_by_all(
+    tmp_path, source, monkeypatch, never_compiled
+):
+    monkeypatch.setattr(cpp, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
+    cpp.build(cpp.BUILT)
+    for disk in (None, Disk(tmp_path / "disk")):
+        found: list[bytes] = []
+        Extension(source, (), found.append).ask_disk(disk)
+        Extension(source, (), found.append).ask_for(disk, wait=True)
+        assert [answer_of(library) for library in found] == [42, 42]
+
+
+def test_of_another_source_nothing_is_left_where_the_package_is_compiled(
+    tmp_path, source, monkeypatch
+):
+    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
+    cpp.build(tmp_path / "built")
+    source.write_text('extern "C" int answer() { return 43; }')
+    cpp.build(tmp_path / "built")
+    assert len(list((tmp_path / "built").iterdir())) == 2
+    assert cpp.HITS.built() is None  # that is where the package is, not here
+
+
+def test_it_compiles_before_the_package_can_be_imported():
+    """As pip has it: beside torch and the standard library nothing is there."""
+    told = (
+        "import sys; sys.modules['lazy_tensor'] = sys.modules['cachetools'] = None\n"
+        f"import runpy; runpy.run_path({str(cpp.__file__)!r})"
+    )
+    subprocess.run([sys.executable, "-P", "-c", told], check=True)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lazy_tensor import cache_clear, cache_info, lazy_mode, materialize
+from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.pool import POOL, Pool
 
@@ -203,7 +204,8 @@ def test_what_was_offered_to_the_system_can_be_used():
     assert torch.equal(materialize(a_step(x)), (x + 1).relu() * 2)
 
 
-def test_without_a_compiler_there_is_none(monkeypatch):
+def test_without_a_compiler_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpp, "BUILT", tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: None)
     without = Pool()
     without.ask_for(None, wait=True)
