@@ -18,6 +18,7 @@ from lazy_tensor.dispatch.admit import index_of
 from lazy_tensor.dispatch.closed_form import closed_form
 from lazy_tensor.dispatch.flush import closes_segment, flush, must_record
 from lazy_tensor.dispatch.meta import (
+    LEARNED,
     Meta,
     Outcome,
     dense_stride,
@@ -25,6 +26,7 @@ from lazy_tensor.dispatch.meta import (
     known_outcome,
     learn,
     meta_of,
+    needs_fakes,
     propagate,
 )
 from lazy_tensor.dispatch.overlap import overlaps
@@ -61,7 +63,7 @@ def grow(
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
     call = numbered(request)
-    outcome = _outcome(trace, request, *call)
+    outcome = _outcome(trace, request, *call, may_run=not must_record(trace))
     reason = outcome.runs_now
     if reason is None and request.facts.is_view and is_marked(viewed := request.tensors[0]):
         if not outcome.is_single:
@@ -163,7 +165,13 @@ def _placed(arguments: tuple[Any, ...], slots: list[int]) -> tuple[Any, ...]:
 
 
 def _outcome(
-    trace: Trace, request: Request, args: Args, kwargs: Kwargs, metas: list[Meta]
+    trace: Trace,
+    request: Request,
+    args: Args,
+    kwargs: Kwargs,
+    metas: list[Meta],
+    *,
+    may_run: bool = False,
 ) -> Outcome:
     facts = request.facts
     outcome = closed_form(facts, args, kwargs, metas)
@@ -178,6 +186,10 @@ def _outcome(
     if known is not None:
         return known
     STATS.counts["schema_misses"] += 1
+    is_slow = needs_fakes(facts, metas) and not torch_private.has_fakes()
+    if is_slow and may_run and torch_private.has_meta_kernel(request.op):
+        request.learns = key
+        return Outcome(runs_now=LEARNED)
     outcome = propagate(facts, args, kwargs, metas)
     if outcome.runs_now is None:
         outcome = as_kernels_say(outcome, facts, args, kwargs, metas)

@@ -32,6 +32,10 @@ class Outcome:
     container: type = tuple
 
 
+LEARNED = "it runs once to tell the metadata of what it gives"
+"""Why an op runs now that is recorded from then on: torch's compiler, which is imported for fake
+tensors, would take longer than a program of seconds."""
+
 _schema_cache: Cache[tuple[Any, ...], Outcome] = Cache("schema", 16384)
 settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
 
@@ -85,7 +89,7 @@ def propagate(
         return facts.op(*plain_args, **{name: substituted(a, stand_ins) for name, a in kwargs})
 
     try:
-        if len({meta[4] for meta in metas}) == 1 and has_native_meta(facts):
+        if not needs_fakes(facts, metas):
             found = outcome_of(torch_private.meta_call(metas, call), facts, metas[0][4])
         else:
             with torch_private.FAKES:  # one says it's on "meta" while another one is asked
@@ -113,6 +117,11 @@ def _masked(
         return outcome
     outs = tuple(out if wanted else None for out, wanted in zip(outcome.outs, mask, strict=True))
     return replace(outcome, outs=outs)
+
+
+def needs_fakes(facts: OpFacts, metas: list[Meta]) -> bool:
+    """Whether only a fake tensor can say what the op gives: its meta function is in Python."""
+    return len({meta[4] for meta in metas}) != 1 or not has_native_meta(facts)
 
 
 @cache

@@ -32,7 +32,7 @@ class Patches:
     """
 
     def __init__(self, patches: Iterable[Patch]) -> None:
-        self._patches = tuple(patches)
+        self._patches = list(patches)
         self._lock = threading.Lock()
         self._n_users = self._n_times = 0
         self._before: list[tuple[Any, str, Any]] = []
@@ -45,16 +45,29 @@ class Patches:
             if self._before:
                 return
             self._n_times += 1
-            for i, (owner, name, replaced) in enumerate(self._patches):
-                own = vars(owner).get(name, _ABSENT)
-                before, made = self._made[i]
-                if own is _ABSENT or own is not before:
-                    found = getattr(owner, name) if own is _ABSENT else own
-                    made = replaced(found)
-                    self._made[i] = (own, made)
-                    torch_private.script_as(made, found)
-                self._before.append((owner, name, own))
-                setattr(owner, name, made)
+            for i in range(len(self._patches)):
+                self._put(i)
+
+    def add(self, patches: Iterable[Patch]) -> None:
+        """Have more patches, in place if the others are."""
+        with self._lock:
+            for patch in patches:
+                self._patches.append(patch)
+                self._made.append((_ABSENT, None))
+                if self._before:
+                    self._put(len(self._patches) - 1)
+
+    def _put(self, i: int) -> None:
+        owner, name, replaced = self._patches[i]
+        own = vars(owner).get(name, _ABSENT)
+        before, made = self._made[i]
+        if own is _ABSENT or own is not before:
+            found = getattr(owner, name) if own is _ABSENT else own
+            made = replaced(found)
+            self._made[i] = (own, made)
+            torch_private.script_as(made, found)
+        self._before.append((owner, name, own))
+        setattr(owner, name, made)
 
     def take_back(self) -> None:
         """One user less; after the last of the first time all is as it was, inherited or own."""

@@ -29,11 +29,14 @@ class Request:
 
     `in_mode`: it came through `lazy_mode`, else through a LazyTensor. `tensors` are all those among
     the arguments, in order, repeats included. `key` is the call's, where `miss` has made it; a
-    higher-order op has no `facts`. `began_s` is when, by `perf_counter`: the thread's own time
-    takes a system call, 10 us beside busy threads.
+    higher-order op has no `facts`. `learns` is set where the call runs once to tell what it gives:
+    the key for the schema cache. `began_s` is when, by `perf_counter`: the thread's own time takes
+    a system call, 10 us beside busy threads.
     """
 
-    __slots__ = ("args", "began_s", "facts", "in_mode", "key", "kwargs", "op", "owner", "tensors")
+    __slots__ = (
+        "args", "began_s", "facts", "in_mode", "key", "kwargs", "learns", "op", "owner", "tensors",
+    )  # fmt: skip
 
     facts: OpFacts
 
@@ -47,6 +50,7 @@ class Request:
         self.kwargs = kwargs
         self.in_mode = not isinstance(owner, type)
         self.key: tuple[Any, ...] | None = None
+        self.learns: tuple[Any, ...] | None = None
         if isinstance(op, OpOverload):
             self.facts = facts_of(op)
         self.tensors: list[torch.Tensor] = []

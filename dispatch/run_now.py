@@ -18,7 +18,7 @@ from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush
-from lazy_tensor.dispatch.meta import is_recordable, meta_of
+from lazy_tensor.dispatch.meta import LEARNED, is_recordable, learn, meta_of, outcome_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.stats import STATS
@@ -39,6 +39,7 @@ EXPECTED = frozenset({
     "all arguments are computed 0-dim CPU tensors",
     "runs now by rule",
     "debug",
+    LEARNED,
 })  # fmt: skip
 """Reasons that are no fallback: the op needs values by what it is, or is best run at once."""
 
@@ -89,6 +90,8 @@ def _careful(request: Request, args: Any, kwargs: Any) -> Any:
         result = request.op(*args, **kwargs)
     if request.facts.writes_list:
         torch_private.count_writes(request.args[0])
+    if request.learns is not None:
+        learn(request.learns, outcome_of(result, request.facts))
     return result
 
 

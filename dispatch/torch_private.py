@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch._dynamo.trace_rules
 from torch._C import DispatchKey
 from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import (
@@ -30,6 +29,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+from wrapt import register_post_import_hook
 
 from lazy_tensor.kernels.segment import extent
 
@@ -308,9 +308,21 @@ Specs = Sequence[tuple[Any, ...]]
 NoMetaFunction = UnsupportedOperatorException
 """What `fake_call` raises for an op without a meta function."""
 
-# Made when the package is imported, not at the first op: this imports torch._dynamo (0.7 s).
-_fake_mode = FakeTensorMode(allow_fallback_kernels=False)
-_fake_mode.cache_enabled = False  # answers are cached by their caller
+
+@functools.cache
+def _fake_mode() -> FakeTensorMode:
+    with _disable_current_modes():
+        mode = FakeTensorMode(allow_fallback_kernels=False)
+    mode.cache_enabled = False  # answers are cached by their caller
+    return mode
+
+
+def has_fakes() -> bool:
+    """Whether fake tensors can be had at once: for the first, torch imports its compiler and
+    sympy (1.2 s)."""
+    return "torch._dynamo" in sys.modules
+
+
 FAKES = threading.RLock()
 """Held while fake tensors are made and asked: they know of one thread only."""
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -332,10 +344,10 @@ def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
 def _fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
     with FAKES, _disable_current_modes(), torch.no_grad():
         fakes: list[torch.Tensor] = [
-            FakeTensor(_fake_mode, on_meta, spec[4])
+            FakeTensor(_fake_mode(), on_meta, spec[4])
             for on_meta, spec in zip(_on_meta(specs), specs, strict=True)
         ]
-        with _fake_mode:
+        with _fake_mode():
             return call(fakes)
 
 
@@ -365,6 +377,11 @@ def _compiled_meta_kernels(op: OpOverload) -> list[str]:
 def has_cpp_meta_kernel(op: OpOverload) -> bool:
     """Whether the op's kernel for "meta" is compiled with torch, and not replaced in Python."""
     return any(line.startswith("Meta:") for line in _compiled_meta_kernels(op))
+
+
+def has_meta_kernel(op: OpOverload) -> bool:
+    """Whether the op can run on "meta": so what it gives depends on no values."""
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "Meta")
 
 
 def is_structured(op: OpOverload) -> bool:
@@ -542,8 +559,12 @@ def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
 
 def hide_from_dynamo(packages: Sequence[str]) -> None:
     """Keep `torch.compile` from tracing these packages' frames when it runs inside the mode."""
-    for package in packages:
-        torch._dynamo.trace_rules.add(package)
+
+    def hide(trace_rules: Any) -> None:
+        for package in packages:
+            trace_rules.add(package)
+
+    register_post_import_hook(hide, "torch._dynamo.trace_rules")
 
 
 def allow_foreach(tensor_class: type[torch.Tensor]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._dynamo.eval_frame
 import torch.export
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -83,12 +82,24 @@ TAKES_PROGRAMS = _existing(
     (proxy_tensor._MakefxTracer, "trace"), (torch.jit, "trace"), (torch.jit, "trace_module"),
     (torch.jit, "script"), (torch.export, "export"), (torch.export, "export_for_training"),
     (torch.export.ExportedProgram, "run_decompositions"), (torch.library, "opcheck"),
-    (torch._dynamo.eval_frame.OptimizedModule, "__call__"),
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
 )  # fmt: skip
 """What runs a program, and its tensors, through tracers of torch's own."""
-COMPILES = of(torch._dynamo.eval_frame._TorchDynamoContext, "__call__")
-"""What makes a function that is traced and compiled when it is called."""
+COMPILER = "torch._dynamo.eval_frame"
+"""The module behind `torch.compile`, which torch imports with the first function to compile, or the
+first optimizer: a second."""
+
+
+def compiled_modules(compiler: Any) -> tuple[Place, ...]:
+    """What runs a compiled module, and its tensors."""
+    return of(compiler.OptimizedModule, "__call__")
+
+
+def compiles(compiler: Any) -> tuple[Place, ...]:
+    """What makes a function that is traced and compiled when it is called."""
+    return of(compiler._TorchDynamoContext, "__call__")
+
+
 OWN_MODES = tuple(
     place
     for mode in (FakeTensorMode, FunctionalTensorMode, proxy_tensor.ProxyTorchDispatchMode)

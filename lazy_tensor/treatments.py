@@ -309,6 +309,7 @@ def making_subclass(name: str, own: Any) -> Any:
 def making_tensor(name: str, own: Any) -> Any:
     """`Tensor.__new__`, as derived classes inherit it: a plain object, on computed values."""
 
+    @functools.wraps(own)
     def new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         if not is_active() or local.trace.busy:
             return own(cls, *args, **kwargs)

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils.dlpack
+from wrapt import register_post_import_hook
 
 from lazy_tensor import convert, torch_ways, treatments
 from lazy_tensor.dispatch import torch_private
@@ -37,6 +39,8 @@ class Way(NamedTuple):
     treatment: Any
     without_mode: bool = False
 
+
+TAKES_APART = "takes a program apart by means of its own: tensors, modes, proxies"
 
 TABLE: tuple[Way, ...] = (
     Way(torch_ways.READS_MEMORY, "reads, or hands out, memory that a pending op writes",
@@ -75,9 +79,7 @@ TABLE: tuple[Way, ...] = (
         treatments.with_plain_integers, without_mode=True),
     Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
         treatments.with_plain_memory, without_mode=True),
-    Way(torch_ways.TAKES_PROGRAMS,
-        "takes a program apart by means of its own: tensors, modes, proxies",
-        treatments.on_plain_program, without_mode=True),
+    Way(torch_ways.TAKES_PROGRAMS, TAKES_APART, treatments.on_plain_program, without_mode=True),
     Way(torch_ways.OWN_MODES,
         "a mode of torch's own: what runs below it is none of the program's",
         treatments.around_own_mode, without_mode=True),
@@ -107,23 +109,30 @@ TABLE: tuple[Way, ...] = (
     ),
 )  # fmt: skip
 
-COMPILED = Way(
-    torch_ways.COMPILES,
-    "compiled functions are made before a mode is entered, and read memory in it",
-    treatments.compiling,
-)
-"""In place from the import on."""
 
-
-def _patches(ways: Iterable[Way]) -> Patches:
-    return Patches(
+def _patches(ways: Iterable[Way]) -> list[Patch]:
+    return [
         Patch(owner, name, partial(way.treatment, name))
         for way in ways
         for owner, name in way.places
+    ]
+
+
+IN_MODE = Patches(_patches(way for way in TABLE if not way.without_mode))
+WITH_LAZY = Patches(_patches(way for way in TABLE if way.without_mode))
+
+
+def _with_compiler(compiler: ModuleType) -> None:
+    """Have the ways of `torch.compile` in place, as soon as torch has imported it."""
+    runs = Way(torch_ways.compiled_modules(compiler), TAKES_APART, treatments.on_plain_program)
+    makes = Way(
+        torch_ways.compiles(compiler),
+        "compiled functions are made before a mode is entered, and read memory in it",
+        treatments.compiling,
     )
+    WITH_LAZY.add(_patches([runs]))
+    Patches(_patches([makes])).put()
 
 
-IN_MODE = _patches(way for way in TABLE if not way.without_mode)
-WITH_LAZY = _patches(way for way in TABLE if way.without_mode)
-_patches([COMPILED]).put()
+register_post_import_hook(_with_compiler, torch_ways.COMPILER)
 convert.before_wrapping.append(cache(WITH_LAZY.put))

@@ -12,6 +12,7 @@ import signal
 
 import pytest
 import torch
+import torch._dynamo
 
 import lazy_tensor
 from lazy_tensor.dispatch import hits, pays, policy, rules, settings, trace
@@ -20,6 +21,10 @@ from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
 from tests.counting import Counting
 from tests.models import summary as model_summary
+
+# Until it is imported some ops run once before they are recorded: counts would depend on the order
+# of tests. `tests/dispatch/test_start.py` has processes without it.
+assert torch._dynamo
 
 
 @pytest.fixture(autouse=True)
