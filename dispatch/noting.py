@@ -5,17 +5,20 @@ In: a call, a break. Out: the policy knows whether the call was made in this pla
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch import hits, settings
 from lazy_tensor.dispatch.flush import flush, must_record
+from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.past import number_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
+from lazy_tensor.dispatch.stats import NEW, STATS
 from lazy_tensor.dispatch.trace import Leaf, State, Trace
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
@@ -88,6 +91,25 @@ def ends_stretch(tensor: torch.Tensor) -> bool:
     return bool(tensor.dim() or tensor.is_inference() or not tensor._version)
 
 
+_was_said = False
+
+
+def say_so() -> None:
+    """Warn, once in a process, that little of it is recorded, and why."""
+    global _was_said
+    if _was_said or not settings.current().warn:
+        return
+    _was_said = True
+    misses = [(one.first_new, one.state) for one in STATS.log if one.first_new is not None]
+    reason = f"; what was new lately: {reason_of_miss(*misses[-1])}" if misses else ""
+    warnings.warn(
+        "lazy_tensor runs this program as in eager, since hardly anything in it comes twice: "
+        f"{STATS.stretches_s[NEW]:.0f} s of {sum(STATS.stretches_s.values()):.0f} s did not"
+        f"{reason}. explain() says more, configure(warn=False) silences this",
+        stacklevel=2,
+    )
+
+
 def at_break(trace: Trace) -> None:
     """Begin a stretch of the program. Of one that was all hits nothing is noted."""
     state, past = trace.state, trace.policy.past
@@ -106,5 +128,7 @@ def at_break(trace: Trace) -> None:
     # beside a GPU the host's time says little
     may_choose = not (must_record(trace) or torch.cuda.is_initialized())
     trace.policy.at_break(stretch, is_recorded=is_whole, may_choose=may_choose)
+    if STATS.repeats_little():
+        say_so()
     if trace.policy.cold and is_pending:
         flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from time import perf_counter
 
-from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.stats import NEW, STATS
 
 TRIALS = 16
 """Runs that are recorded before they are compared: a plan, and each of its kernels, has been tried
@@ -69,10 +69,11 @@ class Pays:
         self._began_s = perf_counter()
         self._last: Times | None = None  # of the stretch that ended last, its flush still to come
         self._seconds, self._is_recorded = 0.0, False
+        self._outcome = NEW
 
-    def goes_on(self, stretch: int | None, *, is_recorded: bool) -> Times | None:
-        """Account for a stretch that ends here; what is known of the one that comes, if it is what
-        came here before.
+    def goes_on(self, stretch: int | None, outcome: str, *, is_recorded: bool) -> Times | None:
+        """Account for a stretch that ends here, of which `outcome` says what became; what is known
+        of the one that comes, if it is what came here before.
 
         An `EMPTY` one is none: what ran meanwhile is not the program's. None for one that isn't
         known.
@@ -80,7 +81,10 @@ class Pays:
         now_s = perf_counter()
         seconds, self._began_s = now_s - self._began_s, now_s
         if stretch != EMPTY:
-            self._account()
+            if self._last is not None:
+                self._last.add(self._seconds, is_recorded=self._is_recorded)
+            self._outcome = outcome
+            STATS.add_stretch(outcome, seconds)
             if self._last is not None and stretch is not None:
                 self._last.follows = stretch
             self._last = None
@@ -91,22 +95,17 @@ class Pays:
                 self._seconds, self._is_recorded = seconds, is_recorded
         return self._last and self._times.get(self._last.follows or EMPTY)
 
-    def _account(self) -> None:
-        if self._last is not None:
-            self._last.add(self._seconds, is_recorded=self._is_recorded)
-            if not self._is_recorded:
-                STATS.worked_s += self._seconds
-
-    def pass_over(self) -> None:
+    def pass_over(self, outcome: str) -> None:
         """Account for what runs as in eager, unseen."""
         now_s = perf_counter()
-        STATS.worked_s += now_s - self._began_s
+        STATS.add_stretch(outcome, now_s - self._began_s)
         self._began_s = now_s
 
     def add_flush(self, seconds: float) -> None:
         """Account for a flush of the stretch that has just ended."""
         self._seconds += seconds
         self._began_s += seconds
+        STATS.stretches_s[self._outcome] += seconds
 
     def try_again(self) -> None:
         """Kernels have come: what was recorded may be quicker now."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.pays import EMPTY, Pays
-from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED, STATS
 from lazy_tensor.kernels.fusion import Fusion
 
 START_S = 0.02
@@ -69,9 +69,9 @@ class Policy:
     It lies at `address`, where `native` counts without Python.
     """
 
-    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_left", "_is_let_alone", "_n_unknown",
-                 "_news", "_site", "_unknown", "address", "grown_s", "left_s", "past", "pays",
-                 "with_kernels")  # fmt: skip
+    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_left", "_is_let_alone",
+                 "_n_unknown", "_news", "_site", "_unknown", "address", "grown_s", "left_s", "past",
+                 "pays", "with_kernels")  # fmt: skip
 
     make_past: type[Past] = Past
 
@@ -92,6 +92,7 @@ class Policy:
         self.with_kernels = 0.0  # ops in kernels that are there less those in others, lately
         self._site: Any = None
         self._is_let_alone = False  # the block that runs: of its calls only some come here
+        self._is_chosen = False  # eager, for what comes: it is quicker, or to be compared to
         self._is_left = False  # what comes to eager, which is quicker
         self._n_unknown = 0  # stretches of this block, since one that was known
         self._unknown: dict[Any, Unknown] = {}  # by site
@@ -149,13 +150,15 @@ class Policy:
         is_empty = not self.past.has_begun()
         known = self.past.at_break()
         if self._is_let_alone:
-            self.pays.pass_over()
+            self.pays.pass_over(self._outcome())
             return
         self._look_for_news()
         if not is_empty:
             self._n_unknown = 0 if known else self._n_unknown + 1
-        coming = self.pays.goes_on(stretch, is_recorded=is_recorded)
+        outcome = RECORDED if is_recorded or stretch is None else self._outcome()
+        coming = self.pays.goes_on(stretch, outcome, is_recorded=is_recorded)
         is_left = coming is not None and not coming.pays and may_choose
+        self._is_chosen = is_left
         self._is_left = is_left and coming is not None and coming.is_compared
         if self.is_paused:
             return
@@ -165,6 +168,10 @@ class Policy:
             self.cold = 1
         elif self.cold and (known or self.left_s >= 0):
             self.cold = 0
+
+    def _outcome(self) -> str:
+        """What becomes of a stretch that isn't recorded."""
+        return KERNELS if self._awaited is not None else QUICKER if self._is_chosen else NEW
 
     def _look_for_news(self) -> None:
         """Try again what was left to eager once kernels are asked for, and as they come."""
@@ -198,6 +205,7 @@ class Policy:
         if unknown is None or not unknown.n_to_let_alone:
             return False
         unknown.n_to_let_alone -= 1
+        self._is_chosen = unknown.is_left
         return True
 
     def end_block(self) -> None:

@@ -52,6 +52,7 @@ class Settings:
     verify_every: int = 0
     forbid: frozenset[str] = frozenset()
     debug: bool = False
+    warn: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -55,6 +55,14 @@ COMPILES_AFTER_S = 1.0
 only be slowed down."""
 
 
+RECORDED, KERNELS, QUICKER, NEW = "recorded", "kernels", "quicker", "new"
+"""What became of a stretch of the program: recorded, or run as in eager while its kernels were
+built, as recording it took longer, or as nothing repeated itself."""
+OUTCOMES = (RECORDED, KERNELS, QUICKER, NEW)
+SAYS_SO_AFTER_S = 10.0
+"""Seconds without a repetition after which the program is told so."""
+
+
 @dataclass(slots=True)
 class Stats:
     """All counters of the process, in one place. Kernel counters live in `kernels.compile`."""
@@ -68,17 +76,33 @@ class Stats:
     since_s: float = field(default_factory=perf_counter)  # by the same clock as a flush's beginning
     flush_s: float = 0.0
     worked_s: float = 0.0  # that flushes took, and what might have been recorded, in this process
+    stretches: Counter[str] = field(default_factory=Counter)
+    stretches_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0.0))
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 
     def has_worked_long(self) -> bool:
         """Whether the program runs so long that compiling may pay."""
         return self.worked_s >= COMPILES_AFTER_S
 
+    def add_stretch(self, outcome: str, seconds: float) -> None:
+        """Account for a stretch of the program, from one break to the next."""
+        self.stretches[outcome] += 1
+        self.stretches_s[outcome] += seconds
+        if outcome != RECORDED:
+            self.worked_s += seconds
+
+    def repeats_little(self) -> bool:
+        """Whether most of a long run did not repeat itself."""
+        new_s = self.stretches_s[NEW]
+        return new_s >= SAYS_SO_AFTER_S and new_s > sum(self.stretches_s.values()) / 2
+
     def reset(self) -> None:
         for counter in (
             self.counts, self.causes, self.fallbacks, self.sharding_misses, self.redistributions,
+            self.stretches,
         ):  # fmt: skip
             counter.clear()
+        self.stretches_s = dict.fromkeys(OUTCOMES, 0.0)
         self.ran_at_once_s.clear()
         self.since_s = perf_counter()
         self.flush_s = 0.0

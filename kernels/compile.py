@@ -7,7 +7,7 @@ In: segments, a backend, and how long one may wait. Out: fusions that can be run
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,6 +163,12 @@ class Compiler:
         POOL.ask_disk(self.disk)
         if mode == "blocking" or may_compile:
             POOL.ask_for(self.disk, wait=mode == "blocking")
+
+    def statuses(self) -> Counter[str]:
+        """How many segments with a kernel, or on their way to one, are in which status."""
+        found: Counter[str] = Counter(fusion.status for fusion in list(self._fusions))
+        del found["aten"]
+        return found
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to load or build; False if that took more than `timeout_s`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import _CacheInfo as CacheInfo
 from functools import cached_property
 from pathlib import Path
@@ -70,8 +70,9 @@ def stats() -> dict[str, Any]:
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
     `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds;
-    `unrecorded_blocks` of `lazy_mode` that were let alone, as the program did not repeat itself,
-    its kernels were being built, or it was quicker so.
+    `stretches_s` are the seconds in which the program was `recorded`, or ran as in eager as it was
+    `new`, as its `kernels` were being built, or as it was `quicker` so; `unrecorded_blocks` of
+    `lazy_mode` were let alone altogether.
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.
     """
@@ -81,6 +82,7 @@ def stats() -> dict[str, Any]:
     counts["flush_causes"] = dict(STATS.causes)
     counts["fallbacks"] = {f"{op}: {why}": n for (op, why), n in STATS.fallbacks.items()}
     counts["flush_s"] = STATS.flush_s
+    counts["stretches_s"] = dict(STATS.stretches_s)
     counts["sharding_misses"] = {str(op): n for op, n in STATS.sharding_misses.items()}
     counts["redistributions"] = {
         f"{op} at {where}: {before} to {after}": n
@@ -101,9 +103,10 @@ class Report:
     `str()` gives text, rich prints it coloured, a notebook shows it, `save` writes a page.
     `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
     the calls that could not be recorded, with their shares of the time; `builds` are the kernels
-    built meanwhile; `result` is what the function gave that `explain` was given, if any;
-    `n_unrecorded` blocks of `lazy_mode` ran as in eager, as the program did not repeat itself,
-    its kernels were being built, or it was quicker so.
+    built meanwhile; `result` is what the function gave that `explain` was given, if any.
+    `stretches` tells how many stretches of the program, from one value that is read to the next,
+    and how many seconds, were recorded or run as in eager, and why; `kernels` counts segments by
+    what became of their kernels.
     """
 
     def __init__(
@@ -115,7 +118,8 @@ class Report:
         builds: Sequence[Build] = (),
         result: Any = None,
         *,
-        n_unrecorded: int = 0,
+        stretches: Mapping[str, tuple[int, float]] | None = None,
+        kernels: Mapping[str, int] | None = None,
     ) -> None:
         self.records = records
         self.replays = list(replays)
@@ -123,7 +127,8 @@ class Report:
         self.ran_at_once = ran_at_once or {}
         self.builds = list(builds)
         self.result = result
-        self.n_unrecorded = n_unrecorded
+        self.stretches = dict(stretches or {})
+        self.kernels = dict(kernels or {})
 
     @cached_property
     def flushes(self) -> list[Flush]:
@@ -176,8 +181,8 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     last was recorded.
     """
     if fn is None:
-        n_unrecorded = STATS.counts["unrecorded_blocks"]
-        return _report(list(STATS.log), {}, STATS.since_s, n_unrecorded=n_unrecorded)
+        stretches = {it: (n, STATS.stretches_s[it]) for it, n in STATS.stretches.items()}
+        return _report(list(STATS.log), {}, STATS.since_s, stretches=stretches)
     if not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     flush.flush(local.trace, "explain()", quiet=True)
@@ -194,7 +199,7 @@ def _report(
     since_s: float,
     result: Any = None,
     *,
-    n_unrecorded: int = 0,
+    stretches: Mapping[str, tuple[int, float]] | None = None,
 ) -> Report:
     passed_s = perf_counter() - since_s
     ran_at_once = {
@@ -208,5 +213,6 @@ def _report(
     replays = sorted(replay.summary() for replay in REPLAYS)
     builds = [one for one in flush.compiler().builds if one.began_s + one.seconds >= since_s]
     return Report(
-        records, replays, redistributions, ran_at_once, builds, result, n_unrecorded=n_unrecorded
-    )
+        records, replays, redistributions, ran_at_once, builds, result,
+        stretches=stretches, kernels=flush.compiler().statuses(),
+    )  # fmt: skip

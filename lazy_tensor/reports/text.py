@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED
+from lazy_tensor.kernels.fusion import Status
 from lazy_tensor.reports.bandwidth import share_of_bandwidth
 from lazy_tensor.reports.flushes import Flush, Step, amount, shortened
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from lazy_tensor.report import Report
 
 MOST_CALLS = 4
+STATUSES: tuple[Status, ...] = (
+    "ready", "measuring", "compiling", "queued", "slower", "declined", "failed",
+)  # fmt: skip
 
 
 def lines_of(report: Report) -> Iterator[tuple[str, str]]:
@@ -22,10 +27,9 @@ def lines_of(report: Report) -> Iterator[tuple[str, str]]:
         yield "", line
     for line in report.redistributions:
         yield "yellow", line
-    if report.n_unrecorded:
-        reason = "nothing repeated itself, its kernels were being built, or it was quicker so"
-        yield "", f"{report.n_unrecorded} blocks ran as in eager: {reason}"
     flushes = report.flushes
+    if report.stretches or flushes:
+        yield from _headline(report)
     if not flushes:
         yield "", "nothing was flushed yet"
         return
@@ -39,6 +43,34 @@ def lines_of(report: Report) -> Iterator[tuple[str, str]]:
         yield "bold", "what would help most"
     for number, one in enumerate(report.advice, 1):
         yield "green", f"    {number}. {one}"
+
+
+WHY_UNRECORDED = {
+    NEW: "hardly anything came twice",
+    KERNELS: "its kernels were being built",
+    QUICKER: "it is quicker so",
+}
+
+
+def _headline(report: Report) -> Iterator[tuple[str, str]]:
+    """How much of the program was recorded, why not more, and how far its kernels are."""
+    total_s = sum(seconds for _, seconds in report.stretches.values())
+    if total_s:
+        parts = [f"{_share(report, RECORDED, total_s)} recorded"]
+        parts += [
+            f"{_share(report, outcome, total_s)} as in eager, as {why}"
+            for outcome, why in WHY_UNRECORDED.items()
+            if outcome in report.stretches
+        ]
+        yield "bold", f"of {total_s:.1f} s of the program: {'; '.join(parts)}"
+    if report.kernels:
+        counts = [f"{report.kernels[it]} {it}" for it in STATUSES if report.kernels.get(it)]
+        yield "bold", f"kernels: {', '.join(counts)}"
+
+
+def _share(report: Report, outcome: str, total_s: float) -> str:
+    n, seconds = report.stretches.get(outcome, (0, 0.0))
+    return f"{seconds / total_s:.0%} ({n} stretches)"
 
 
 def _of_flushes(alike: Sequence[Flush]) -> Iterator[tuple[str, str]]:

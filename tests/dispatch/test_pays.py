@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import lazy_tensor
 from lazy_tensor.dispatch import pays, policy
 from lazy_tensor.dispatch.pays import COLD_TRIALS, EMPTY, TRIALS, TRIES_AGAIN, Pays, Times
 from lazy_tensor.dispatch.policy import LISTENS
-from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
+from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, NEW, STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.fusion import Fusion
 
@@ -28,22 +29,23 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     it = Clock()
     monkeypatch.setattr(pays, "perf_counter", it)
     monkeypatch.setattr(pays, "TRIALS", TRIALS)
     monkeypatch.setattr(STATS, "worked_s", -math.inf)
-    return it
+    yield it
+    lazy_tensor.reset_stats()  # of what only the clock says
 
 
 def takes(it: Pays, clock: Clock, seconds: float, flush_s: float = 0.0, **is_recorded: bool) -> Any:
     """A run of stretch 7, and of what the block's end makes of it."""
     clock.now_s += seconds
-    coming = it.goes_on(7, **is_recorded)
+    coming = it.goes_on(7, NEW, **is_recorded)
     clock.now_s += flush_s
     it.add_flush(flush_s)
     clock.now_s += 100.0  # outside
-    it.goes_on(EMPTY, is_recorded=False)
+    it.goes_on(EMPTY, NEW, is_recorded=False)
     return coming
 
 
@@ -64,7 +66,7 @@ def test_what_was_slower_is_tried_again_less_and_less(clock: Clock) -> None:
     it = Pays()
     n_recorded = 0
     for _ in range(4 * TRIES_AGAIN):
-        coming = it.goes_on(EMPTY, is_recorded=False)
+        coming = it.goes_on(EMPTY, NEW, is_recorded=False)
         is_recorded = coming is None or coming.pays
         n_recorded += is_recorded
         takes(it, clock, 2.0 if is_recorded else 1.0, is_recorded=is_recorded)
@@ -87,7 +89,7 @@ def test_stretches_that_follow_each_other_are_told_apart(clock: Clock) -> None:
     for _ in range(3 * TRIALS):
         for stretch, other in ((1, 2), (2, 1)):
             clock.now_s += cost[stretch, way[stretch]]
-            coming = it.goes_on(stretch, is_recorded=way[stretch])
+            coming = it.goes_on(stretch, NEW, is_recorded=way[stretch])
             if coming is not None:
                 way[other] = coming.pays
     assert way == {1: True, 2: False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import flush, hits, past, pays, policy
+from lazy_tensor.dispatch import flush, hits, noting, past, pays, policy, stats
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.policy import AWAITS_OPS, LISTENS, Policy
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
@@ -257,7 +258,31 @@ def test_blocks_of_what_never_repeats_itself_are_let_alone(scarce: None) -> None
     before = lazy_tensor.stats().get("unrecorded_blocks", 0)
     let_alone()
     assert lazy_tensor.stats()["unrecorded_blocks"] == before + 1
-    assert "blocks ran as in eager" in str(lazy_tensor.explain())
+    lazy_tensor.reset_stats()
+    assert not is_seen(torch.randn(7))
+    headline = str(lazy_tensor.explain()).splitlines()[0]
+    assert "0% (0 stretches) recorded; 100% (1 stretches) as in eager" in headline
+    assert headline.endswith("as hardly anything came twice")
+
+
+def test_a_program_that_is_not_recorded_is_told_once(
+    scarce: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noting, "_was_said", False)
+    monkeypatch.setattr(stats, "SAYS_SO_AFTER_S", 0.0)
+    lazy_tensor.reset_stats()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lazy_tensor.configure(warn=False)
+        is_seen(torch.randn(3))
+        is_seen(torch.randn(4))
+        assert not caught
+        lazy_tensor.configure(warn=True)
+        is_seen(torch.randn(5))
+        is_seen(torch.randn(6))
+    (one,) = caught
+    assert "hardly anything in it comes twice" in str(one.message)
+    assert "configure(warn=False)" in str(one.message)
 
 
 def test_another_block_is_not(scarce: None) -> None:
