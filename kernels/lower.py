@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazy_tensor.kernels import index_checks, scalar_rules
 from lazy_tensor.kernels.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.fusible import NORMS, base_name
 from lazy_tensor.kernels.generic import Generic, strides_like
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
@@ -58,7 +60,8 @@ def lower(
     """The graph of `segment` in the ops that `decompositions` leave.
 
     `checks_index` clamps indices and returns whether one was out of range: by default on the CPU.
-    Of a generic segment the sizes in it are symbolic; RuntimeError if it can't be.
+    Of a generic segment the sizes in it are symbolic; RuntimeError if it can't be. Declined if
+    Inductor would get it wrong.
     """
     with FakeTensorMode():
         values, roots = _shadow(segment)
@@ -88,11 +91,51 @@ def lower(
         program = _program(calls, segment.scalars, len(segment.inputs), results, checks_index)
         functional = torch.func.functionalize(program, remove="mutations")
         graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
+    if any(_would_be_an_input(node, graph.graph) for node in graph.graph.output_node().args[0]):
+        raise Declined("a result is a copy of an input that is written in part")
     if checks_index:
         strides, sizes = (*strides, ()), (*sizes, ())
     # Inductor keeps the strides of results that users see
     graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
     return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index), symbols)
+
+
+PARTS = frozenset({
+    aten.index_put.default, aten._unsafe_index_put.default, aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default, aten.select_scatter.default, aten.slice_scatter.default,
+})  # fmt: skip
+"""Ops that give their first argument with a part of it replaced, which Inductor does in place."""
+MAY_CHANGE_NOTHING = frozenset({
+    aten.alias.default, aten.cat.default, aten.ceil.default, aten.clone.default,
+    aten.constant_pad_nd.default, aten.copy.default, aten.floor.default, aten.pow.Tensor_Scalar,
+    aten.repeat.default, aten.round.decimals, aten.round.default, aten.trunc.default,
+    torch.ops.prims.convert_element_type.default, torch.ops.prims.device_put.default,
+})  # fmt: skip
+"""Ops that Inductor leaves out where they change nothing."""
+
+
+def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
+    """Whether Inductor would return the memory of an input for a result that has its own.
+
+    Of `x[0] = 1; y = x.clone()` it leaves out the copy, then writes `x` in place, so that `y` is
+    `x` (torch 2.13; `torch.compile` does so, too).
+    """
+    written = {n.args[0] for n in graph.nodes if n.target is aten.copy_.default}
+    node, is_written = result, False
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if node.target in PARTS:
+            is_written = True
+        elif node.target not in MAY_CHANGE_NOTHING and not _is_view(node):
+            return False
+        source = node.args[1] if node.target is aten.copy.default else node.args[0]
+        node = source[0] if isinstance(source, (list, tuple)) else source
+    return is_written and node in written
+
+
+def _is_view(node: fx.Node) -> bool:
+    op = node.target
+    assert isinstance(op, OpOverload)
+    return any(argument.alias_info is not None for argument in op._schema.arguments)
 
 
 Layout = Callable[[torch.Tensor], Sequence[int]]

@@ -1,0 +1,78 @@
+"""Copies of what was written, and what changes nothing about it, have memory of their own."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lazy_tensor
+
+
+def select(x):
+    x[0] = 1.0
+
+
+def slice_of_one(x):
+    x[:, 1:3].add_(1)
+
+
+def indexed(x):
+    x[torch.tensor([0, 2])] = 3.0
+
+
+def scattered(x):
+    x.scatter_(0, torch.tensor([[1, 0, 2, 0]]), 5.0)
+
+
+def diagonal(x):
+    x.diagonal().mul_(2)
+
+
+def whole(x):
+    x.mul_(2)
+
+
+COPIES = {
+    "clone": torch.clone,
+    "to": lambda x: x.to(x.dtype, copy=True),
+    "two": lambda x: (x.clone(), x.clone())[1],
+    "clone of a view": lambda x: x.t().clone(),
+    "cat of one": lambda x: torch.cat([x]),
+    "power of one": lambda x: x**1,
+    "repeated once": lambda x: x.repeat(1, 1),
+    "padded by nothing": lambda x: F.pad(x, (0, 0)),
+    "slice": lambda x: x[1:].clone(),
+    "computed": lambda x: x * 2,
+}
+
+
+@pytest.mark.parametrize("write", [select, slice_of_one, indexed, scattered, diagonal, whole])
+def test_copies_of_what_is_written(write, tmp_path):
+    def program(x):
+        copies = {}
+        for name, copy in COPIES.items():
+            write(x)
+            copies[name] = copy(x)
+        return copies
+
+    x = torch.arange(12.0).view(3, 4)
+    plain = x.clone()
+    expected = program(plain)
+    with lazy_tensor.lazy_mode(backend="inductor", compile="blocking", cache_dir=str(tmp_path)):
+        copies = program(x)
+    memories = {x.untyped_storage().data_ptr()}
+    for name, copy in copies.items():
+        torch.testing.assert_close(lazy_tensor.materialize(copy), expected[name], msg=name)
+        memories.add(lazy_tensor.unwrap(copy).untyped_storage().data_ptr())
+    assert len(memories) == 1 + len(copies)
+    torch.testing.assert_close(x, plain)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_of_a_part_that_is_written(name, tmp_path):
+    x = torch.arange(12.0).view(3, 4)
+    with lazy_tensor.lazy_mode(backend="inductor", compile="blocking", cache_dir=str(tmp_path)):
+        x[0] = 1.0
+        copy = COPIES[name](x)
+    before = lazy_tensor.materialize(copy)
+    x.add_(1)
+    assert torch.equal(lazy_tensor.unwrap(copy), before)
