@@ -12,7 +12,12 @@ from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import host, memory, noting
 from lazy_tensor.dispatch.meta import is_recordable
-from lazy_tensor.dispatch.torch_private import is_resizable, no_modes, without_weak_references
+from lazy_tensor.dispatch.torch_private import (
+    import_for_subclasses,
+    is_resizable,
+    no_modes,
+    without_weak_references,
+)
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detached
 
@@ -78,6 +83,7 @@ def wrap(x: Any) -> Any:
     DTensors become `lazy_tensor.sharding`'s.
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
+    import_for_subclasses()
     for prepare in before_wrapping:
         prepare()
     if isinstance(x, torch.nn.Module):
