@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +15,7 @@ COLORS = {
     "eager": "0.55", "lazy": "tab:red", "lazy, blocking": "tab:pink", "replay": "tab:orange",
     "compile": "tab:blue", "thunder": "tab:green", "plain": "0.55", "ours": "tab:red",
     "torch": "tab:blue", "sharded": "tab:red", "torch's": "tab:blue",
+    "loop": "tab:red", "step": "tab:orange", "wrap": "tab:purple",
 }  # fmt: skip
 """A side has one colour in all pictures."""
 
@@ -60,6 +63,34 @@ def lines(path: Path, title: str, x_label: str, panels: Mapping[str, Table]) -> 
         _legend(axes)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
+
+
+def over_time(path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """One panel for each name: what steps took, by when they ran, a line for each side.
+
+    Of many steps in a row the median is shown: at most `N_POINTS` points a line.
+    """
+    n_columns = 3
+    n_rows = -(-len(panels) // n_columns)
+    figure = Figure(figsize=(5 * n_columns, 2.6 * n_rows), layout="constrained")
+    grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    for axes in grid:
+        axes.set_visible(False)
+    for axes, (label, sides) in zip(grid, panels.items(), strict=False):
+        axes.set_visible(True)
+        for side, seconds in sides.items():
+            ends = list(itertools.accumulate(seconds))
+            n = -(-len(seconds) // N_POINTS)
+            middle = [median(seconds[i : i + n]) * 1e3 for i in range(0, len(seconds), n)]
+            axes.plot(ends[::n], middle, color=COLORS.get(side), label=side, linewidth=0.8)
+        axes.set(title=label, xlabel="seconds", ylabel="ms a step", yscale="log")
+        axes.grid(alpha=0.3)
+        _legend(axes)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=80)
+
+
+N_POINTS = 300
 
 
 def _row(figure: Figure, n: int) -> Sequence[Axes]:

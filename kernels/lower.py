@@ -87,11 +87,12 @@ def lower(
         inputs = [_input(*pair, symbols) for pair in zip(segment.inputs, given, strict=True)]
         # on the CPU wherever the segment runs: Inductor passes these by value
         inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
-        results = dict(zip(kept, layouts, strict=True))
-        program = _program(calls, segment.scalars, len(segment.inputs), results, checks_index)
+        laid_out = dict(zip(kept, layouts, strict=True))
+        program = _program(calls, segment.scalars, len(segment.inputs), laid_out, checks_index)
         functional = torch.func.functionalize(program, remove="mutations")
         graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
-    if any(_would_be_an_input(node, graph.graph) for node in graph.graph.output_node().args[0]):
+    results: Any = graph.graph.output_node().args[0]
+    if any(_would_be_an_input(node, graph.graph) for node in results):
         raise Declined("a result is a copy of an input that is written in part")
     if checks_index:
         strides, sizes = (*strides, ()), (*sizes, ())
@@ -121,7 +122,8 @@ def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
     `x` (torch 2.13; `torch.compile` does so, too).
     """
     written = {n.args[0] for n in graph.nodes if n.target is aten.copy_.default}
-    node, is_written = result, False
+    node: Any = result
+    is_written = False
     while isinstance(node, fx.Node) and node.op == "call_function":
         if node.target in PARTS:
             is_written = True

@@ -17,3 +17,11 @@ def test_pictures_are_drawn(kind, tmp_path):
         plots.lines(path, "A title", "layers", panels)
     height, width, _ = matplotlib.image.imread(path).shape
     assert width > height > 100
+
+
+def test_a_picture_of_steps_over_time_is_drawn(tmp_path):
+    path = tmp_path / "plot.png"
+    panels = {"a": {"eager": [0.1] * 1000, "wrap": [0.2, 0.1]}, "b": {"eager": [0.1]}}
+    plots.over_time(path, "A title", panels)
+    height, width, _ = matplotlib.image.imread(path).shape
+    assert width > height > 100
