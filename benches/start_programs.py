@@ -86,11 +86,12 @@ def mlp(wrap: Wrap) -> Step:
 def changing(wrap: Wrap) -> Step:
     """Sizes that are new at each step, 64 wide."""
     model = wrap(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64)))
-    sizes = itertools.count(8)
+    sizes = itertools.cycle(torch.randperm(128 * 160).tolist())  # not all in a minute
 
     def step() -> float:
         model.zero_grad()
-        loss = model(torch.randn(8 + next(sizes) % 5000, 64)).square().mean()
+        n, m = divmod(next(sizes), 160)
+        loss = model(torch.randn(4 + n, 1 + m, 64)).square().mean()
         loss.backward()
         return float(loss.detach())
 

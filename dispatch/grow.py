@@ -63,7 +63,8 @@ def grow(
 ) -> State | str:
     """The state after `request`, made and linked; a string says why the call must run now."""
     call = numbered(request)
-    outcome = _outcome(trace, request, *call, may_run=not must_record(trace))
+    may_run = not (must_record(trace) or "flush" in settings.current().forbid)
+    outcome = _outcome(trace, request, *call, may_run=may_run)
     reason = outcome.runs_now
     if reason is None and request.facts.is_view and is_marked(viewed := request.tensors[0]):
         if not outcome.is_single:

@@ -136,8 +136,9 @@ def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
 
 def _is_view(node: fx.Node) -> bool:
     op = node.target
-    assert isinstance(op, OpOverload)
-    return any(argument.alias_info is not None for argument in op._schema.arguments)
+    return isinstance(op, OpOverload) and any(
+        argument.alias_info is not None for argument in op._schema.arguments
+    )
 
 
 Layout = Callable[[torch.Tensor], Sequence[int]]

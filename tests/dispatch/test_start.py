@@ -59,6 +59,17 @@ with lazy_tensor.lazy_mode():
     assert run_python("-c", program).splitlines() == ["False False True", "True True"]
 
 
+def test_none_runs_where_a_flush_is_forbidden():
+    program = """
+import torch
+import lazy_tensor
+x = torch.rand(2, 3)
+with lazy_tensor.lazy_mode(forbid={"flush"}):
+    print(lazy_tensor.is_pending(torch.ops.aten._safe_softmax(x + 1, -1)))
+"""
+    assert run_python("-c", program).splitlines() == ["True"]
+
+
 @pytest.mark.parametrize("record", ["always", "auto"])
 def test_what_a_first_run_raises_is_raised_again(record):
     program = f"""
