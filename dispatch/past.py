@@ -20,6 +20,9 @@ N_KEPT = 1 << 16
 CONTEXT = 8
 """Calls in a row by which a place in the past is found again: each of the first behind a break, and
 a quarter of the others, as their hash has it."""
+MOST_APART = 16
+"""Calls after which the next is such a place whatever its hash: a loop of few calls may have no
+other."""
 LOOP_FROM = 4096
 """Known calls without a break after which they are a loop of its own: layers that are alike, and
 the optimizer's steps for them, are over by then."""
@@ -37,8 +40,8 @@ class Past:
     way or another at a break is found by the first call of either.
     """
 
-    __slots__ = ("_begun", "_calls", "_context", "_matched", "_n", "_next", "_period", "_places",
-                 "_stretch")  # fmt: skip
+    __slots__ = ("_begun", "_calls", "_context", "_matched", "_n", "_next", "_period", "_placed",
+                 "_places", "_stretch")  # fmt: skip
 
     def __init__(self) -> None:
         self.clear()
@@ -47,6 +50,7 @@ class Past:
         self._calls = [0] * N_KEPT
         self._places: dict[int, int] = {}  # a part of the context, and the call behind it
         self._n = self._begun = 0  # calls so far, and at the last break
+        self._placed = 0  # calls up to the last place
         self._next: int | None = None  # the place that comes next if the program goes on as before
         self._matched = 0  # calls in a row that were as before
         self._context = 0
@@ -66,11 +70,15 @@ class Past:
         self._stretch = (self._stretch + call) * FACTOR & (MASK | 1)
         self._calls[self._n % N_KEPT] = call
         self._n += 1
-        if self._n - self._begun <= CONTEXT or self._context >> 62 == 0:
+        if (
+            self._n - self._begun <= CONTEXT
+            or self._context >> 62 == 0
+            or self._n - self._placed >= MOST_APART
+        ):
             slot = self._context >> 32 & (N_KEPT // 2 - 1)
             if self._next is None:
                 self._look_up(self._places.get(slot))
-            self._places[slot] = self._n
+            self._places[slot] = self._placed = self._n
         return self._is_round()
 
     def _kept(self, place: int) -> int | None:

@@ -11,14 +11,15 @@ class Past {
  public:
   // Values are explained in past.py, which has them, too.
   static constexpr uint64_t N_KEPT = 1 << 16, LOOP_FROM = 4096, LOOP_AT_LEAST = 256;
-  static constexpr uint64_t CONTEXT = 8, FACTOR = 0x9E3779B97F4A7C15u, NONE = ~uint64_t{0};
+  static constexpr uint64_t CONTEXT = 8, MOST_APART = 16, NONE = ~uint64_t{0};
+  static constexpr uint64_t FACTOR = 0x9E3779B97F4A7C15u;
 
   Past() : calls_(N_KEPT), places_(N_KEPT / 2) {}
 
   // Forget all. Its memory stays: the thread that it belongs to may be adding a call.
   void clear() {
     std::fill(places_.begin(), places_.end(), 0);
-    n_ = begun_ = matched_ = context_ = period_ = stretch_ = 0;
+    n_ = begun_ = placed_ = matched_ = context_ = period_ = stretch_ = 0;
     next_ = NONE;
   }
 
@@ -36,10 +37,10 @@ class Past {
     if (n_ - begun_ >= CONTEXT) context_ -= kept(n_ - CONTEXT) * FACTOR_OUT;
     stretch_ = (stretch_ + call) * FACTOR;
     calls_[n_++ % N_KEPT] = call;
-    if (n_ - begun_ <= CONTEXT || context_ >> 62 == 0) {
+    if (n_ - begun_ <= CONTEXT || context_ >> 62 == 0 || n_ - placed_ >= MOST_APART) {
       uint64_t& place = places_[context_ >> 32 & (N_KEPT / 2 - 1)];
       if (next_ == NONE) look_up(place);
-      place = n_;
+      place = placed_ = n_;
     }
     return is_round();
   }
@@ -87,7 +88,7 @@ class Past {
   }
 
   std::vector<uint64_t> calls_, places_;
-  uint64_t n_ = 0, begun_ = 0, next_ = NONE, matched_ = 0, context_ = 0, period_ = 0,
+  uint64_t n_ = 0, begun_ = 0, placed_ = 0, next_ = NONE, matched_ = 0, context_ = 0, period_ = 0,
            stretch_ = 0;
 };
 

@@ -103,6 +103,18 @@ def test_a_loop_without_a_break_comes_round_where_it_began_to_repeat() -> None:
         assert {b - a for a, b in itertools.pairwise(ends)} == {300}  # LOOP_AT_LEAST, rounded up
 
 
+def test_a_loop_of_few_calls_is_found_whatever_their_hashes() -> None:
+    chance = random.Random(0)
+    for it in pasts():
+        for n_calls in range(1, 20):
+            for _ in range(20):
+                turn = [chance.getrandbits(62) << 1 for _ in range(n_calls)]
+                it.at_break()
+                for i in range(past.MOST_APART * (n_calls + 3)):
+                    it.note(turn[i % n_calls])
+                assert it.is_known()
+
+
 def test_what_is_long_past_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(0)
     for it in pasts():
