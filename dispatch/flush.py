@@ -103,7 +103,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         trace.tape.stop(f"{cause} at {where} needs values")
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
-    ends_stretch = trace.noted is trace.state
+    ends_stretch = trace.begun is trace.state
     pending = trace.take()
     ranges = observe.take_ranges(trace)
     hits.start_if_compiled()

@@ -110,6 +110,11 @@ def say_so() -> None:
     )
 
 
+def may_choose(trace: Trace) -> bool:
+    """Whether recording has to pay: beside a GPU the host's time says little."""
+    return not (must_record(trace) or torch.cuda.is_initialized())
+
+
 def at_break(trace: Trace) -> None:
     """Begin a stretch of the program. Of one that was all hits nothing is noted."""
     state, past = trace.state, trace.policy.past
@@ -125,10 +130,43 @@ def at_break(trace: Trace) -> None:
         stretch = known[1]
     trace.behind.clear()
     trace.noted = trace.begun = state
-    # beside a GPU the host's time says little
-    may_choose = not (must_record(trace) or torch.cuda.is_initialized())
-    trace.policy.at_break(stretch, is_recorded=is_whole, may_choose=may_choose)
+    trace.policy.at_break(stretch, is_recorded=is_whole, may_choose=may_choose(trace))
     if STATS.repeats_little():
         say_so()
     if trace.policy.cold and is_pending:
         flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory
+
+
+def at_read(trace: Trace) -> None:
+    """Begin a stretch of the program where values are read: of a block, each round of these is a
+    block of its own (see `sites.ROUND`). A block that is asleep has them by `pass_read`."""
+    policy = trace.policy
+    if policy.is_asleep:
+        return
+    at_break(trace)
+    if policy.ends_round():
+        policy.end_round()
+        _begin_round(trace)
+
+
+def pass_read(trace: Trace) -> None:
+    """The same of a block that is asleep."""
+    if trace.policy.ends_round():
+        listen(trace)
+        _begin_round(trace)
+
+
+def _begin_round(trace: Trace) -> None:
+    if not (must_record(trace) or trace.policy.begin_round(may_choose=may_choose(trace))):
+        flush(trace, "recording doesn't pay", quiet=True)
+        trace.policy.sleep()
+
+
+def listen(trace: Trace) -> None:
+    """See the ops of the block that runs, if it is asleep."""
+    policy = trace.policy
+    if policy.is_asleep:
+        policy.cold = 1
+        at_break(trace)
+        policy.end_round()
+        at_break(trace)

@@ -35,13 +35,14 @@ class Times:
         self.tries_again = TRIES_AGAIN
         self.follows: int | None = None  # the stretch that came next, last time
 
-    def add(self, seconds: float, *, is_recorded: bool) -> None:
+    def add(self, seconds: float, *, is_recorded: bool, n: int = 1) -> None:
+        """Account for a run, as good as `n` shorter ones."""
         if is_recorded:
             self.recorded_s = min(self.recorded_s * FORGETS, seconds)
-            self.n_recorded += 1
+            self.n_recorded += n
             return
         self.cold_s = min(self.cold_s * FORGETS, seconds)
-        self.n_cold += 1
+        self.n_cold += n
         if self.n_cold >= self.tries_again and self.n_recorded >= TRIALS:
             self.tries_again = min(2 * self.tries_again, AT_MOST)
             self.try_again()

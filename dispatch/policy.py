@@ -7,10 +7,12 @@ recorded at all. Hits need no policy.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.pays import EMPTY, Pays
+from lazy_tensor.dispatch.sites import ROUND, RUNS_OF_A_ROUND, Site
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED, STATS
 from lazy_tensor.kernels.fusion import Fusion
 
@@ -22,13 +24,14 @@ AWAITS_OPS = 1 << 12
 """Ops that run unrecorded before it is looked again whether kernels are there."""
 PAUSED = 1 << 60
 """Ops to run unrecorded while recording is paused: more than there will be."""
+CHOSEN = frozenset({RECORDED, QUICKER})
+"""What becomes of stretches when there is a choice."""
 KEPT_OF_KERNELS = 0.9
 """What counts of earlier runs at each run of a plan: a loop with its kernels goes on when something
 else begins that has none."""
-LISTENS, LETS_ALONE, MOST_SITES = 64, 960, 64
-"""Stretches in a row that are listened to, all of them unknown, before as many blocks are let
-alone, then twice as many, up to so many: to see an op and let it pass costs a quarter of a small
-one."""
+MOST_SITES = 64
+ASLEEP = -1
+"""What `cold` is where ops pass unseen within a block."""
 
 
 class Waiting(Protocol):
@@ -41,22 +44,6 @@ class Waiting(Protocol):
     def awaits_kernels(self) -> bool: ...
 
 
-class Unknown:
-    """Blocks at one place of the program in which nothing was known, or worth recording."""
-
-    def __init__(self) -> None:
-        self.n_stretches = 0  # in a row
-        self.n_to_let_alone, self.n_next = 0, LISTENS  # blocks
-        self.is_left = False  # to eager, which is quicker
-
-    def add(self, n_stretches: int, is_left: bool) -> None:
-        self.n_stretches += n_stretches
-        self.is_left = is_left
-        if self.n_stretches >= LISTENS:
-            self.n_to_let_alone, self.n_stretches = self.n_next, 0
-            self.n_next = min(2 * self.n_next, LETS_ALONE)
-
-
 class Policy:
     """Whether a trace records.
 
@@ -66,14 +53,17 @@ class Policy:
     measured not to pay.
 
     `cold` counts down the ops to run before it is looked again, to 1, where breaks are looked at.
-    It lies at `address`, where `native` counts without Python.
+    It lies at `address`, where `native` counts without Python. While it is `ASLEEP` ops don't come
+    at all, from the first on that `native` sees, until `listen_again`.
     """
 
-    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_left", "_is_let_alone",
-                 "_n_unknown", "_news", "_site", "_unknown", "address", "grown_s", "left_s", "past",
-                 "pays", "with_kernels")  # fmt: skip
+    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone",
+                 "_last_site", "_n_known", "_n_new", "_n_reads", "_n_unknown", "_news", "_place",
+                 "_site", "_sites", "address", "grown_s", "left_s", "past", "pays",
+                 "with_kernels")  # fmt: skip
 
     make_past: type[Past] = Past
+    listen_again: Callable[[], None] | None = None  # none while nothing can let ops pass unseen
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
@@ -90,12 +80,16 @@ class Policy:
         self.pays = Pays()
         self._awaited: Waiting | None = None
         self.with_kernels = 0.0  # ops in kernels that are there less those in others, lately
-        self._site: Any = None
         self._is_let_alone = False  # the block that runs: of its calls only some come here
         self._is_chosen = False  # eager, for what comes: it is quicker, or to be compared to
-        self._is_left = False  # what comes to eager, which is quicker
-        self._n_unknown = 0  # stretches of this block, since one that was known
-        self._unknown: dict[Any, Unknown] = {}  # by site
+        self._place: Any = None  # of the block that runs
+        self._n_reads = 0  # in it, since the last round
+        self._sites: dict[Any, Site] = {}
+        self._site: Site | None = None  # of the block that runs
+        self._last_site: Site | None = None
+        # stretches of this block: that were known, that ran as in eager as they had to, and that
+        # were unknown, since one that was known
+        self._n_known = self._n_new = self._n_unknown = 0
         self._news = (False, 0)
 
     @property
@@ -105,7 +99,14 @@ class Policy:
 
     @cold.setter
     def cold(self, count: int) -> None:
-        self._cold[0] = count
+        was_asleep, self._cold[0] = self.is_asleep, count
+        if was_asleep and self.listen_again is not None:
+            self.listen_again()
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether ops of the block that runs don't come here."""
+        return self._cold[0] == ASLEEP
 
     @property
     def is_paused(self) -> bool:
@@ -156,10 +157,12 @@ class Policy:
         if not is_empty:
             self._n_unknown = 0 if known else self._n_unknown + 1
         outcome = RECORDED if is_recorded or stretch is None else self._outcome()
+        if is_recorded or not is_empty:
+            self._n_known += outcome in CHOSEN
+            self._n_new += outcome not in CHOSEN
         coming = self.pays.goes_on(stretch, outcome, is_recorded=is_recorded)
         is_left = coming is not None and not coming.pays and may_choose
         self._is_chosen = is_left
-        self._is_left = is_left and coming is not None and coming.is_compared
         if self.is_paused:
             return
         if self.cold and self._awaited is not None:
@@ -179,46 +182,74 @@ class Policy:
         if news != self._news:
             self._news = news
             self.pays.try_again()
-            self._unknown = {k: it for k, it in self._unknown.items() if not it.is_left}
+            for site in self._sites.values():
+                site.times.try_again()
 
     def _look_for_kernels(self, plan: Waiting) -> None:
         self.cold = AWAITS_OPS if plan.awaits_kernels() else 0
         if not self.cold:
             self._awaited, self.with_kernels = None, 0.0
 
-    def begin_block(self, site: Any) -> bool:
+    def begin_block(self, place: Any, *, may_choose: bool = True) -> bool:
         """Begin a block of the program, behind a break; whether its ops must be seen.
 
-        They need not be where those of this `site` have not been known for long, or run quicker as
-        in eager, or while kernels are built.
+        They need not be where those at this `place` have not been known for long, or run quicker
+        as in eager, or while kernels are built; `may_choose` if recording has to pay.
         """
-        self._site = None
-        self._is_let_alone = bool(self.cold) and self._lets_alone(site)
-        if not self._is_let_alone:
-            self._site, self._n_unknown = site, 0
-        return not self._is_let_alone
+        self._place, self._n_reads = place, 0
+        return self._begins(place, 1, may_choose=may_choose)
 
-    def _lets_alone(self, site: Any) -> bool:
-        if self._awaited is not None:
-            return True
-        unknown = self._unknown.get(site)
-        if unknown is None or not unknown.n_to_let_alone:
-            return False
-        unknown.n_to_let_alone -= 1
-        self._is_chosen = unknown.is_left
-        return True
+    def _begins(self, place: Any, n_runs: int, *, may_choose: bool) -> bool:
+        if self._last_site is not None:
+            self._last_site.is_followed()
+        site = self._sites.get(place)
+        if site is None:
+            if len(self._sites) >= MOST_SITES:
+                self._sites.clear()
+            site = self._sites[place] = Site(n_runs)
+        self._site = site
+        self._n_known = self._n_new = self._n_unknown = 0
+        site.begin()
+        is_awaited = self._awaited is not None
+        self._is_let_alone = bool(self.cold) and (is_awaited or site.has_long_been_unknown())
+        if not self._is_let_alone and may_choose and not (site.times.pays or self.is_paused):
+            self._is_let_alone = self._is_chosen = True
+            self.cold = 1
+        return not self._is_let_alone
 
     def end_block(self) -> None:
         """End a block behind a break, whether its ops were seen or not."""
-        site, self._is_let_alone = self._site, False
-        is_left = bool(self.cold) and self._is_left
-        n_in_vain = LISTENS if is_left else self._n_unknown
-        if n_in_vain == 0:
-            self._unknown.pop(site, None)
-        elif site is not None:
-            if len(self._unknown) >= MOST_SITES:
-                self._unknown.clear()
-            self._unknown.setdefault(site, Unknown()).add(n_in_vain, is_left)
+        self._ends()
+        self._place = None
+
+    def _ends(self) -> None:
+        site, self._site = self._site, None
+        self._last_site = site
+        if site is not None and self._is_let_alone:
+            site.end(was_listened_to=False)
+        elif site is not None and (self._n_known or self._n_new):
+            site.end(was_listened_to=None if self._n_new else True, n_unknown=self._n_unknown)
+        self._is_let_alone = False
+
+    def ends_round(self) -> bool:
+        """Count a read; whether the next ones may be let alone, or are to be seen again."""
+        self._n_reads += 1
+        is_block = self._place is not None and self.listen_again is not None
+        return is_block and self._n_reads >= ROUND and not self.is_paused
+
+    def end_round(self) -> None:
+        """End so many reads of a block, behind a break, as if they were a block."""
+        self._ends()
+        self._n_reads = 0
+
+    def begin_round(self, *, may_choose: bool) -> bool:
+        """Begin the next ones; whether their ops must be seen."""
+        place = (ROUND, self._place)
+        return self._begins(place, RUNS_OF_A_ROUND, may_choose=may_choose)
+
+    def sleep(self) -> None:
+        """See no ops of this block, until `cold` is set."""
+        self.cold = ASLEEP
 
     def try_again_at_once(self) -> None:
         """Record again, whatever it costs."""

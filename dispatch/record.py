@@ -76,14 +76,16 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         if trace.claimed:
             traces.begin(trace)
         try:
-            if trace.policy.cold:
+            cold = trace.policy.cold
+            if cold:
                 in_mode = not isinstance(owner, type)
                 all_plain = (
                     in_mode and admit.PLAIN.issuperset(types) and isinstance(func, OpOverload)
                 )
                 if all_plain and not (needs_care(func) or reads_values(func)):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
-                    trace.policy.cold = max(trace.policy.cold - 1, 1)
+                    if cold > 1:
+                        trace.policy.cold = cold - 1
                     if trace.call is None:
                         noting.begin(trace, func, args, kwargs or {})
                         noting.end(trace)

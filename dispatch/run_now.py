@@ -18,7 +18,14 @@ from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush
-from lazy_tensor.dispatch.meta import LEARNED, is_recordable, learn, meta_of, outcome_of
+from lazy_tensor.dispatch.meta import (
+    LEARNED,
+    Outcome,
+    is_recordable,
+    learn,
+    meta_of,
+    outcome_of,
+)
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
 from lazy_tensor.dispatch.stats import STATS
@@ -64,7 +71,7 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
             return _returned(drawn(trace, Draw(request)), {}, True)
         trace.tape.ran_at_once(request, reason)
     if noting.is_break(request):
-        noting.at_break(trace)
+        noting.at_read(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op))
     trace.ran = request.op, trace.state
@@ -91,8 +98,21 @@ def _careful(request: Request, args: Any, kwargs: Any) -> Any:
     if request.facts.writes_list:
         torch_private.count_writes(request.args[0])
     if request.learns is not None:
-        learn(request.learns, outcome_of(result, request.facts))
+        learn(request.learns, _told_by(request, result))
     return result
+
+
+def _told_by(request: Request, result: Any) -> Outcome:
+    """What the call gives, as its first result says. One that the schema says is new may be an
+    argument itself (`dequantize` of what isn't quantized)."""
+    outcome = outcome_of(result, request.facts)
+    if request.facts.is_view or not outcome.outs:
+        return outcome
+    given = {storage_id(_data(tensor)) for tensor in request.tensors if is_recordable(tensor)}
+    results = [result] if outcome.is_single else result
+    if any(one is not None and storage_id(one) in given for one in results):
+        return Outcome(runs_now="gives an argument back")
+    return outcome
 
 
 def run_higher_order(trace: Trace, request: Request) -> Any:
@@ -114,7 +134,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
         if is_break:
             trace.policy.past.at_break()
     elif is_break:
-        noting.at_break(trace)
+        noting.at_read(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, str(request.op), quiet=True)
     trace.ran = request.op, trace.state

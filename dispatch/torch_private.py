@@ -12,6 +12,7 @@ import importlib
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -596,6 +597,11 @@ def without_weak_references(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for rnn in rnns:
             rnn._init_flat_weights()
+
+
+def is_held_by_python_alone(tensor: torch.Tensor) -> bool:
+    """Whether `torch.utils.swap_tensors` takes it: not in an autograd graph, or in C++."""
+    return tensor._use_count() == 1 and not weakref.getweakrefs(tensor)  # type: ignore[attr-defined]
 
 
 ENVIRONMENT_SETTERS = tuple(

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, memory, noting
+from lazy_tensor.dispatch import hits, host, memory, noting
 from lazy_tensor.dispatch.meta import is_recordable
 from lazy_tensor.dispatch.torch_private import (
     import_for_subclasses,
+    is_held_by_python_alone,
     is_resizable,
     no_modes,
     without_weak_references,
@@ -25,6 +26,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 before_wrapping: list[Callable[[], None]] = []
 """Called by `wrap`: what lazy tensors need in no mode too puts itself here."""
+_was_called = False  # `wrap`, by any thread
 
 
 def is_lazy(t: Any) -> bool:
@@ -83,6 +85,8 @@ def wrap(x: Any) -> Any:
     DTensors become `lazy_tensor.sharding`'s.
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
+    global _was_called
+    _was_called = True
     import_for_subclasses()
     for prepare in before_wrapping:
         prepare()
@@ -122,6 +126,31 @@ def unwrap(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x
     raise TypeError(f"unwrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
+
+
+def make_met_plain() -> None:
+    """Let lazy tensors that were met lately where nothing is recorded become plain, in place.
+
+    They are of ops that were recorded once (an optimizer's state) and cost each op on them some
+    microseconds. In a mode plain ones do as well; whoever calls `wrap` wants lazy ones without.
+    """
+    if hits.native is None:
+        return
+    for tensor in hits.native.met(not _was_called):
+        if not _was_called and type(tensor) is LazyTensor and _may_become_plain(tensor):
+            _swap_in_place(tensor, _plain_twin, "lazy_mode")
+
+
+def _may_become_plain(tensor: LazyTensor) -> bool:
+    """Whether it has its value, and neither autograd nor C++ knows it."""
+    value = tensor._value
+    return (
+        value.slot is None
+        and value.data is not None
+        and not tensor.requires_grad
+        and tensor.grad is None
+        and is_held_by_python_alone(tensor)
+    )
 
 
 def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -88,6 +88,8 @@ class lazy_mode:
     ...     loss.backward()
     """
 
+    _listens_always = False
+
     def __init__(self, **options: Any) -> None:
         settings.updated(settings.current(), options, "lazy_mode()")
         self._options = options
@@ -109,6 +111,8 @@ class lazy_mode:
             flush_here("options changed", quiet=True)
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
         mode, depth = None, here.depth
+        if depth and (self._options or self._listens_always):
+            noting.listen(local.trace)
         if depth == 0:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
@@ -122,6 +126,8 @@ class lazy_mode:
         if self._options:
             before = settings.put_here(after)
             restart_own_trace()
+            if after.record == "always":
+                local.trace.policy.try_again_at_once()
         # within a block that is let alone one may record all the same
         here.depth = depth + (depth > 0 or mode is not None)
         self._entered.append((mode, depth, before))
@@ -133,15 +139,20 @@ class lazy_mode:
         place = (id(code), caller.f_lasti)
         policy = local.trace.policy
         noting.at_break(local.trace)
-        if options.record == "always":
+        if options.record == "always":  # set for the process
             policy.try_again_at_once()
-        listens = policy.begin_block((place, options)) or options.record == "always"
+        may_choose = noting.may_choose(local.trace)
+        listens = policy.begin_block((place, options), may_choose=may_choose)
+        listens = listens or options.record == "always"
         if not listens:
             STATS.counts["unrecorded_blocks"] += 1
+            convert.make_met_plain()
         return listens
 
     def __exit__(self, *exception: Any) -> None:
         mode, here.depth, before = self._entered.pop()
+        if here.depth == 0:
+            noting.listen(local.trace)
         if mode is not None:
             mode.__exit__(*exception)
             here.mode = None
@@ -161,6 +172,8 @@ class lazy_mode:
 
 class listening_mode(lazy_mode):
     """A `lazy_mode` that sees all ops, though the program may not repeat itself."""
+
+    _listens_always = True
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         noting.at_break(local.trace)

@@ -262,7 +262,7 @@ def computed(tensor: LazyTensor) -> torch.Tensor:
 def read(tensor: LazyTensor) -> torch.Tensor:
     """Like `computed`, for who reads values by an op in eager: a stretch of the program ends."""
     if noting.ends_stretch(tensor):
-        noting.at_break(local.trace)
+        noting.at_read(local.trace)
     return computed(tensor)
 
 

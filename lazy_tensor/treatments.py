@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.convert import unwrap
-from lazy_tensor.dispatch import torch_private
+from lazy_tensor.convert import make_met_plain, unwrap
+from lazy_tensor.dispatch import noting, torch_private
 from lazy_tensor.dispatch.peek import is_looked_at, peek_memory, shown
 from lazy_tensor.dispatch.run_now import sees_pending
 from lazy_tensor.dispatch.tape import stop_tape
@@ -78,16 +78,26 @@ flushing_storage = functools.partial(flushing, whose="a storage's ")
 
 
 def converting(name: str, own: Any) -> Any:
-    """A conversion to one of Python's numbers: an op, which the mode sees unless it is put aside,
-    as C++ does while it reads the items of a list."""
+    """A conversion to one of Python's numbers, or lists: an op, which the mode sees unless it is
+    put aside, as C++ does while it reads the items of a list, or asleep."""
 
     @functools.wraps(own)
     def flush_first(self: torch.Tensor) -> Any:
-        if is_active() and torch_private.are_modes_put_aside():
-            _flush_if_pending([self], f"Tensor.{name}")
+        if is_active():
+            if local.trace.policy.is_asleep:
+                _pass_read(self)
+            elif torch_private.are_modes_put_aside():
+                _flush_if_pending([self], f"Tensor.{name}")
         return own(self)
 
     return flush_first
+
+
+def _pass_read(tensor: torch.Tensor) -> None:
+    """Account for the read of a value that the mode doesn't see."""
+    if noting.ends_stretch(tensor):
+        noting.pass_read(local.trace)
+        make_met_plain()
 
 
 def _flush_if_pending(tensors: list[torch.Tensor], cause: str) -> None:

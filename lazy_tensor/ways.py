@@ -56,6 +56,8 @@ TABLE: tuple[Way, ...] = (
         "C++ reads tensors in a list by them (`torch.tensor`), with modes put aside",
         treatments.converting,
     ),
+    Way(of(torch.Tensor, "item", "tolist"), "reads a value, which a mode that is asleep counts",
+        treatments.converting),
     Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
         treatments.releasing),
     Way(of(torch.Tensor, "data"), "torch takes a tensor of another class for one with memory",

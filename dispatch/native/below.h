@@ -31,6 +31,36 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
 }
 
+// Lazy tensors that calls met while nothing was recorded. They are kept weakly.
+class Met {
+ public:
+  static constexpr size_t MOST = 4096;
+  bool collects = false;
+
+  void add(const at::Tensor& tensor) {
+    if (!collects || tensors_.size() == MOST || tensor.requires_grad()) return;
+    if (known_.insert(tensor.unsafeGetTensorImpl()).second) {
+      tensors_.emplace_back(tensor.getIntrusivePtr());
+    }
+  }
+
+  // Those that still live, as a list; they are forgotten.
+  PyObject* take() {
+    Ref found(sure(PyList_New(0)));
+    known_.clear();
+    for (const auto& weak : std::exchange(tensors_, {})) {
+      const at::Tensor tensor(weak.lock());
+      if (tensor.defined()) sure(PyList_Append(found.get(), object_of(tensor).get()));
+    }
+    return found.release();
+  }
+
+ private:
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> tensors_;
+  std::unordered_set<const c10::TensorImpl*> known_;
+};
+thread_local Met met;
+
 // A call whose lazy tensors all have their values.
 class Computed {
  public:
@@ -101,6 +131,7 @@ class Computed {
       if (held.get() == Py_None || slot_in(value.get()).get() != Py_None) return false;
       data = THPVariable_Unpack(held.get());
       any_lazy_ = true;
+      met.add(tensor);
     } else {
       any_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     }

@@ -29,6 +29,21 @@ PyObject* py_call_under_way(PyObject*, PyObject*) {
   return PyLong_FromUnsignedLongLong(frames.empty() ? 0 : frames.back().number);
 }
 
+// listen_again(): have this thread's ops come here, if it is in a mode.
+PyObject* py_listen_again(PyObject*, PyObject*) {
+  see_ops(c10::impl::TorchDispatchModeTLS::stack_len() > 0);
+  Py_RETURN_NONE;
+}
+
+// met(collects): the lazy tensors that this thread's calls met below Python while nothing was
+// recorded, since this was asked last; whether more of them are noted from now on.
+PyObject* py_met(PyObject*, PyObject* collects) {
+  HANDLE_TH_ERRORS
+  met.collects = collects == Py_True;
+  return met.take();
+  END_HANDLE_TH_ERRORS
+}
+
 // listen(namespace): take the hits of all its ops, for as long as the process lives.
 PyObject* py_listen(PyObject*, PyObject* name) {
   HANDLE_TH_ERRORS
@@ -147,6 +162,8 @@ PyMethodDef methods[] = {
     {"lines", py_lines, METH_O, nullptr},
     {"fetch", py_fetch, METH_O, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
+    {"listen_again", py_listen_again, METH_NOARGS, nullptr},
+    {"met", py_met, METH_O, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -24,6 +24,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace hits {
@@ -107,6 +108,8 @@ PyObject *exposed, *shared, *describe, *close_segment, *current, *share_with_par
 
 // A count of cold ops from which on recording is paused (see `policy.PAUSED`).
 constexpr int64_t PAUSED = int64_t{1} << 59;
+// The count where ops of the mode pass unseen (see `policy.ASLEEP`).
+constexpr int64_t ASLEEP = -1;
 PyObject *name_value, *name_slot, *name_data, *name_layout;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
@@ -152,6 +155,13 @@ bool is_ours(bool& in_mode) {
   const auto& mode = c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1);
   in_mode = Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
   return in_mode;
+}
+
+// Let ops on plain tensors come here, or not, while a mode is entered. The mode stays where it is:
+// torch has this thread's calls look for one.
+void see_ops(bool seen) {
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, seen);
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, seen);
 }
 
 }  // namespace hits

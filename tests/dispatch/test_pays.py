@@ -12,7 +12,7 @@ import torch
 import lazy_tensor
 from lazy_tensor.dispatch import pays, policy
 from lazy_tensor.dispatch.pays import COLD_TRIALS, EMPTY, TRIALS, TRIES_AGAIN, Pays, Times
-from lazy_tensor.dispatch.policy import LISTENS
+from lazy_tensor.dispatch.sites import LISTENS
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, NEW, STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.fusion import Fusion

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 import lazy_tensor
 from lazy_tensor.dispatch import flush, hits, noting, past, pays, policy, stats
 from lazy_tensor.dispatch.past import Past
-from lazy_tensor.dispatch.policy import AWAITS_OPS, LISTENS, Policy
+from lazy_tensor.dispatch.policy import AWAITS_OPS, Policy
+from lazy_tensor.dispatch.sites import LISTENS
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels import Kernel, Segment, backend

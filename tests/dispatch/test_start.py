@@ -59,6 +59,16 @@ with lazy_tensor.lazy_mode():
     assert run_python("-c", program).splitlines() == ["False False True", "True True"]
 
 
+def test_an_op_that_gave_its_argument_back_does_so_again():
+    program = """
+import torch
+import lazy_tensor
+x = lazy_tensor.wrap(torch.rand(3))
+print(*(x.dequantize() is x for _ in range(3)))
+"""
+    assert run_python("-c", program).splitlines() == ["True True True"]
+
+
 def test_none_runs_where_a_flush_is_forbidden():
     program = """
 import torch

@@ -1,0 +1,266 @@
+"""Blocks that are let alone, and parts of blocks: nobody sees their ops, nothing else changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import lazy_tensor
+from lazy_tensor import convert
+from lazy_tensor.dispatch import hits, pays, policy, sites
+from lazy_tensor.dispatch.pays import COLD_TRIALS, TRIALS
+from lazy_tensor.dispatch.sites import ROUND, RUNS_OF_A_ROUND, Site
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trace import local
+from tests.dispatch.test_pays import Clock
+
+needs_cpp = pytest.mark.skipif(
+    hits.EXTENSION.status == "LAZY_TENSOR_HITS is python", reason="ops come by torch's own C++"
+)
+
+
+def are_seen() -> bool:
+    """Whether torch hands this thread's ops on plain tensors to a mode."""
+    key = torch._C.DispatchKey.Python
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(key))
+
+
+class QuickerAlone(Site):
+    """Blocks that are known to be quicker if they are let alone."""
+
+    def __init__(self, n_runs: int = 1) -> None:
+        super().__init__(n_runs)
+        self.times.recorded_s, self.times.n_recorded = 1e9, 1 << 40
+        self.times.cold_s, self.times.n_cold = 1.0, COLD_TRIALS
+
+
+def rounds_alone(n_runs: int = 1) -> Site:
+    """The same of rounds, but not of whole blocks."""
+    return Site() if n_runs == 1 else QuickerAlone(n_runs)
+
+
+@pytest.fixture
+def sleepy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks fall asleep at the end of their first round."""
+    monkeypatch.setattr(policy, "Site", rounds_alone)
+    local.trace.policy.reset()
+    yield
+    local.trace.policy.reset()
+
+
+def read(x: torch.Tensor, n: int) -> None:
+    for _ in range(n):
+        assert (x * 2).sum().item() == float(x.sum()) * 2
+
+
+def fall_asleep(x: torch.Tensor) -> None:
+    read(x, ROUND)
+    x + 1  # the first op that is let pass
+    assert local.trace.policy.is_asleep
+    assert not are_seen()
+
+
+@needs_cpp
+def test_ops_of_a_block_that_is_asleep_are_not_seen(sleepy: None) -> None:
+    x = torch.arange(3.0)
+    with lazy_tensor.lazy_mode():
+        fall_asleep(x)
+        before = lazy_tensor.stats()["ops"]
+        assert type(x + 1) is torch.Tensor
+        x.add_(1)
+        assert x.tolist() == [1.0, 2.0, 3.0]
+        assert x.numpy().tolist() == [1.0, 2.0, 3.0]
+        read(x, 5 * ROUND)
+        assert local.trace.policy.is_asleep
+        assert lazy_tensor.stats()["ops"] == before
+    assert not local.trace.policy.is_asleep
+    with lazy_tensor.lazy_mode():
+        assert are_seen()
+        assert lazy_tensor.is_pending(x + 1)
+
+
+@needs_cpp
+def test_what_wants_to_see_ops_wakes_the_block(sleepy: None) -> None:
+    x = torch.arange(3.0)
+    replayed = lazy_tensor.replay(lambda x: x.sin() * 2)
+    with lazy_tensor.lazy_mode():
+        fall_asleep(x)
+        with lazy_tensor.lazy_mode():
+            assert not are_seen()
+        with lazy_tensor.lazy_mode(record="always"):
+            assert are_seen()
+            assert lazy_tensor.is_pending(x + 1)
+        fall_asleep(x)
+        assert lazy_tensor.explain(lambda: x + 1).result.tolist() == [1.0, 2.0, 3.0]
+        fall_asleep(x)
+        for _ in range(8):
+            assert torch.equal(replayed(x), x.sin() * 2)
+    assert replayed.n_replayed > 0, replayed.obstacle
+
+
+@needs_cpp
+def test_torchs_own_modes_work_in_a_block_that_is_asleep(sleepy: None) -> None:
+    x = torch.arange(3.0)
+    with lazy_tensor.lazy_mode():
+        fall_asleep(x)
+        with FakeTensorMode() as fake:
+            assert type(fake.from_tensor(x) + 1).__name__ == "FakeTensor"
+        assert type(x + 1) is torch.Tensor
+        assert torch.func.grad(lambda x: (x * x).sum())(x).tolist() == [0.0, 2.0, 4.0]
+        read(x, 2 * ROUND)
+        assert local.trace.policy.is_asleep
+
+
+@needs_cpp
+def test_an_exception_leaves_a_block_that_is_asleep(sleepy: None) -> None:
+    x = torch.arange(3.0)
+
+    @lazy_tensor.lazy_mode()
+    def fails() -> None:
+        fall_asleep(x)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert not are_seen()
+    assert not local.trace.policy.is_asleep
+    lazy_tensor.cache_clear()
+    with lazy_tensor.lazy_mode():
+        assert lazy_tensor.is_pending(x + 1)
+        fall_asleep(x)
+        lazy_tensor.cache_clear()
+        assert are_seen()
+
+
+@needs_cpp
+def test_a_loop_in_a_block_trains_as_in_eager(sleepy: None) -> None:
+    def trained() -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        losses = []
+        for _ in range(5 * ROUND):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert type(loss) is torch.Tensor
+        return losses
+
+    expected = trained()
+    with lazy_tensor.lazy_mode():
+        assert trained() == expected
+
+
+@needs_cpp
+@pytest.mark.parametrize("alone_s", [0.5, 1.5])
+def test_what_is_seen_is_compared_to_what_nobody_sees(
+    monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    """Blocks around a step, and one around the loop, of which recording pays beside ops that are
+    seen and let pass."""
+    clock = Clock()
+    monkeypatch.setattr(sites, "perf_counter", clock)
+    monkeypatch.setattr(pays, "perf_counter", clock)
+    monkeypatch.setattr(pays, "TRIALS", TRIALS)
+    monkeypatch.setattr(STATS, "worked_s", -math.inf)  # kernels aren't asked for
+    x = torch.arange(3.0)
+
+    def step() -> str:
+        how = "seen" if are_seen() else "alone"
+        total = (x + 1).sum()
+        how = "recorded" if lazy_tensor.is_pending(total) else how
+        clock.now_s += {"recorded": 1.0, "seen": 2.0, "alone": alone_s}[how]
+        float(total)
+        return how
+
+    settled = "alone" if alone_s < 1 else "recorded"
+    local.trace.policy.reset()
+    in_block = lazy_tensor.lazy_mode()(step)
+    first = [in_block() for _ in range(TRIALS + 20)]
+    assert first[:TRIALS] == ["recorded"] * TRIALS
+    print(first)
+    assert "alone" in first
+    assert first[-5:] == [settled] * 5
+    local.trace.policy.reset()
+    with lazy_tensor.lazy_mode():
+        in_loop = [step() for _ in range(ROUND * (TRIALS // RUNS_OF_A_ROUND + 8))]
+    assert "alone" in in_loop
+    assert in_loop[-5:] == [settled] * 5
+    local.trace.policy.reset()
+    lazy_tensor.reset_stats()  # of what only the clock says
+
+
+def in_turns_with(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is recorded, and then some that are let alone."""
+    monkeypatch.setattr(convert, "_was_called", False)
+    for _ in range(2):
+        with lazy_tensor.lazy_mode():
+            step()
+    monkeypatch.setattr(policy, "Site", QuickerAlone)
+    local.trace.policy.reset()
+    for _ in range(3):
+        with lazy_tensor.lazy_mode():
+            step()
+    local.trace.policy.reset()
+
+
+@needs_cpp
+def test_an_optimizers_state_becomes_plain_where_nothing_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained(run: Any) -> tuple[Any, list[Any]]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.randn(8, 4)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        run(step)
+        state = optimizer.state[model.weight]
+        return state, [*model.parameters(), *state.values()]
+
+    def eagerly(step: Any) -> None:
+        for _ in range(5):
+            step()
+
+    _, expected = trained(eagerly)
+    state, found = trained(lambda step: in_turns_with(step, monkeypatch))
+    assert {type(value) for value in state.values()} == {torch.Tensor}
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@needs_cpp
+def test_lazy_tensors_stay_lazy_where_somebody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    made: list[torch.Tensor] = []
+    held: list[torch.Tensor] = []
+
+    def step() -> None:
+        if not made:
+            made.append(torch.arange(3.0) * 2)
+            held.append((weight * made[0]).sum())
+        made[0].add(1)
+
+    in_turns_with(step, monkeypatch)
+    assert lazy_tensor.is_lazy(made[0])  # autograd has it
+    held[0].backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.0, 2.0, 4.0]
+    lazy_tensor.wrap(torch.ones(3))  # from now on in this process: but not for the other tests
+    for _ in range(3):
+        convert.make_met_plain()
+        held.clear()
+        made[0].add(1)
+    assert lazy_tensor.is_lazy(made[0])
