@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lazy_tensor.dispatch import hits, settings
 from lazy_tensor.dispatch.flush import flush, must_record
 from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.past import number_of
+from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
 from lazy_tensor.dispatch.stats import NEW, STATS
@@ -26,6 +28,9 @@ NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
 `fully_shard`'s own ops, which are others while nothing is recorded."""
 UNCOUNTED = -1
 """The number of a call that is no part of the past."""
+
+asleep: set[int] = set()
+"""Threads whose ops don't come here: who reads a value calls `pass_read`."""
 
 
 def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -150,8 +155,10 @@ def at_read(trace: Trace) -> None:
 
 
 def pass_read(trace: Trace) -> None:
-    """The same of a block that is asleep."""
-    if trace.policy.ends_round():
+    """The same of a block that is asleep, by its own thread."""
+    if not trace.policy.is_asleep:  # another thread began all anew
+        _wake(trace)
+    elif trace.policy.ends_round():
         listen(trace)
         _begin_round(trace)
 
@@ -159,14 +166,21 @@ def pass_read(trace: Trace) -> None:
 def _begin_round(trace: Trace) -> None:
     if not (must_record(trace) or trace.policy.begin_round(may_choose=may_choose(trace))):
         flush(trace, "recording doesn't pay", quiet=True)
-        trace.policy.sleep()
+        trace.policy.cold = ASLEEP
+        asleep.add(get_ident())
 
 
 def listen(trace: Trace) -> None:
     """See the ops of the block that runs, if it is asleep."""
-    policy = trace.policy
-    if policy.is_asleep:
-        policy.cold = 1
+    if trace.policy.is_asleep:
+        _wake(trace)
         at_break(trace)
-        policy.end_round()
+        trace.policy.end_round()
         at_break(trace)
+
+
+def _wake(trace: Trace) -> None:
+    asleep.discard(get_ident())
+    hits.native.listen_again()
+    if trace.policy.is_asleep:
+        trace.policy.cold = 1

@@ -22,6 +22,8 @@ MOST_OF_A_STATE_S = 2e-4
 """What takes longer takes so once in a process: the first call of an op, or of a function here."""
 AWAITS_OPS = 1 << 12
 """Ops that run unrecorded before it is looked again whether kernels are there."""
+OUTSIDE = "no block"
+"""The place of what runs in no block, of wrapped tensors."""
 PAUSED = 1 << 60
 """Ops to run unrecorded while recording is paused: more than there will be."""
 CHOSEN = frozenset({RECORDED, QUICKER})
@@ -54,7 +56,8 @@ class Policy:
 
     `cold` counts down the ops to run before it is looked again, to 1, where breaks are looked at.
     It lies at `address`, where `native` counts without Python. While it is `ASLEEP` ops don't come
-    at all, from the first on that `native` sees, until `listen_again`.
+    at all, from the first on that `native` sees, until `listen_again`; those on wrapped tensors in
+    no mode come, but what they give is plain then.
     """
 
     __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone",
@@ -62,6 +65,7 @@ class Policy:
                  "_site", "_sites", "address", "grown_s", "left_s", "past", "pays",
                  "with_kernels")  # fmt: skip
 
+    has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
     listen_again: Callable[[], None] | None = None  # none while nothing can let ops pass unseen
 
@@ -82,7 +86,7 @@ class Policy:
         self.with_kernels = 0.0  # ops in kernels that are there less those in others, lately
         self._is_let_alone = False  # the block that runs: of its calls only some come here
         self._is_chosen = False  # eager, for what comes: it is quicker, or to be compared to
-        self._place: Any = None  # of the block that runs
+        self._place: Any = OUTSIDE  # of the block that runs
         self._n_reads = 0  # in it, since the last round
         self._sites: dict[Any, Site] = {}
         self._site: Site | None = None  # of the block that runs
@@ -196,6 +200,7 @@ class Policy:
         They need not be where those at this `place` have not been known for long, or run quicker
         as in eager, or while kernels are built; `may_choose` if recording has to pay.
         """
+        self._ends()
         self._place, self._n_reads = place, 0
         return self._begins(place, 1, may_choose=may_choose)
 
@@ -220,22 +225,24 @@ class Policy:
     def end_block(self) -> None:
         """End a block behind a break, whether its ops were seen or not."""
         self._ends()
-        self._place = None
+        self._place, self._n_reads = OUTSIDE, 0
 
     def _ends(self) -> None:
         site, self._site = self._site, None
-        self._last_site = site
-        if site is not None and self._is_let_alone:
-            site.end(was_listened_to=False)
-        elif site is not None and (self._n_known or self._n_new):
-            site.end(was_listened_to=None if self._n_new else True, n_unknown=self._n_unknown)
+        if site is not None:
+            self._last_site = site
+            if self._is_let_alone:
+                site.end(was_listened_to=False)
+            elif self._n_known or self._n_new:
+                site.end(was_listened_to=None if self._n_new else True, n_unknown=self._n_unknown)
         self._is_let_alone = False
 
     def ends_round(self) -> bool:
         """Count a read; whether the next ones may be let alone, or are to be seen again."""
         self._n_reads += 1
-        is_block = self._place is not None and self.listen_again is not None
-        return is_block and self._n_reads >= ROUND and not self.is_paused
+        if self._n_reads < ROUND or self.is_paused or self.listen_again is None:
+            return False
+        return self._place is not OUTSIDE or self.has_wrapped
 
     def end_round(self) -> None:
         """End so many reads of a block, behind a break, as if they were a block."""
@@ -246,10 +253,6 @@ class Policy:
         """Begin the next ones; whether their ops must be seen."""
         place = (ROUND, self._place)
         return self._begins(place, RUNS_OF_A_ROUND, may_choose=may_choose)
-
-    def sleep(self) -> None:
-        """See no ops of this block, until `cold` is set."""
-        self.cold = ASLEEP
 
     def try_again_at_once(self) -> None:
         """Record again, whatever it costs."""

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import hits, host, memory, noting
 from lazy_tensor.dispatch.meta import is_recordable
+from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.torch_private import (
     import_for_subclasses,
     is_held_by_python_alone,
@@ -26,7 +27,6 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 before_wrapping: list[Callable[[], None]] = []
 """Called by `wrap`: what lazy tensors need in no mode too puts itself here."""
-_was_called = False  # `wrap`, by any thread
 
 
 def is_lazy(t: Any) -> bool:
@@ -85,8 +85,7 @@ def wrap(x: Any) -> Any:
     DTensors become `lazy_tensor.sharding`'s.
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
-    global _was_called
-    _was_called = True
+    Policy.has_wrapped = True
     import_for_subclasses()
     for prepare in before_wrapping:
         prepare()
@@ -136,8 +135,8 @@ def make_met_plain() -> None:
     """
     if hits.native is None:
         return
-    for tensor in hits.native.met(not _was_called):
-        if not _was_called and type(tensor) is LazyTensor and _may_become_plain(tensor):
+    for tensor in hits.native.met(not Policy.has_wrapped):
+        if not Policy.has_wrapped and type(tensor) is LazyTensor and _may_become_plain(tensor):
             _swap_in_place(tensor, _plain_twin, "lazy_mode")
 
 

@@ -111,7 +111,7 @@ class lazy_mode:
             flush_here("options changed", quiet=True)
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
         mode, depth = None, here.depth
-        if depth and (self._options or self._listens_always):
+        if depth == 0 or self._options or self._listens_always:
             noting.listen(local.trace)
         if depth == 0:
             flush_here("enter", quiet=True)

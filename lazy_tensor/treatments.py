@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -83,11 +84,10 @@ def converting(name: str, own: Any) -> Any:
 
     @functools.wraps(own)
     def flush_first(self: torch.Tensor) -> Any:
-        if is_active():
-            if local.trace.policy.is_asleep:
-                _pass_read(self)
-            elif torch_private.are_modes_put_aside():
-                _flush_if_pending([self], f"Tensor.{name}")
+        if noting.asleep and get_ident() in noting.asleep:
+            _pass_read(self)
+        elif is_active() and torch_private.are_modes_put_aside():
+            _flush_if_pending([self], f"Tensor.{name}")
         return own(self)
 
     return flush_first

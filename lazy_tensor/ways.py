@@ -54,10 +54,10 @@ TABLE: tuple[Way, ...] = (
     Way(
         of(torch.Tensor, "__float__", "__int__", "__index__", "__bool__", "__complex__"),
         "C++ reads tensors in a list by them (`torch.tensor`), with modes put aside",
-        treatments.converting,
+        treatments.converting, without_mode=True,
     ),
-    Way(of(torch.Tensor, "item", "tolist"), "reads a value, which a mode that is asleep counts",
-        treatments.converting),
+    Way(of(torch.Tensor, "item", "tolist"), "reads a value of a program that isn't listened to",
+        treatments.converting, without_mode=True),
     Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
         treatments.releasing),
     Way(of(torch.Tensor, "data"), "torch takes a tensor of another class for one with memory",

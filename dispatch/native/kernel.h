@@ -113,6 +113,7 @@ class Kernel : public c10::OperatorKernel {
   // Count a call that is to run unrecorded, before it does; false if the program may record again
   // from it on, which Python decides.
   bool count_cold(const Stack& stack) const {
+    if (*cold_here == ASLEEP) return true;
     if (is_break(info_, arguments_on(stack))) {
       if (*cold_here == 1) return false;
       in_past(past_here).at_break();
@@ -200,7 +201,11 @@ class Kernel : public c10::OperatorKernel {
     if (of_trace.claimed.in(trace) == Py_True || !count_cold(*stack)) return false;
     ran_cold = &info_;
     const IValue first = torch::jit::peek(*stack, 0, n);
-    call.run(op, keys, stack, n, !in_mode);
+    // of a wrapped tensor asleep, what shares its memory stays lazy, and what may be written when
+    // all is recorded again: a pending write to a plain tensor is nothing for outside a mode
+    const bool may_be_plain =
+        in_mode || (*cold_here == ASLEEP && !info_.is_view && !info_.begins_state);
+    call.run(op, keys, stack, n, !may_be_plain);
     if (info_.writes_list) count_writes(first);
     return true;
   }

@@ -24,6 +24,9 @@ struct OpInfo {
     is_note = space == "profiler";
     is_counted = !is_note && space != "lazy_tensor";
     is_copy = schema.name() == "aten::copy_";
+    const std::string name = schema.name().substr(space->size() + 2);
+    begins_state = name == "clone" || name == "_to_copy" || name.rfind("new_", 0) == 0 ||
+                   (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
   }
   const c10::FunctionSchema& schema;
   std::vector<std::optional<Words>> defaults;
@@ -31,6 +34,7 @@ struct OpInfo {
   size_t n_positional = 0;
   bool is_view = false;       // what it gives shares its argument's memory
   bool is_copy = false;       // it copies to its first argument
+  bool begins_state = false;  // what it gives is often written later: copies, blanks
   bool is_note = false;       // a mark in a profile, which no value has to do with
   bool is_counted = true;     // it is part of the past (see `noting.begin`)
   std::atomic<bool> is_described = false;  // what follows is known; read without the GIL

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lazy_tensor
 from lazy_tensor import convert
 from lazy_tensor.dispatch import hits, pays, policy, sites
-from lazy_tensor.dispatch.pays import COLD_TRIALS, TRIALS
+from lazy_tensor.dispatch.pays import COLD_TRIALS, TRIALS, Times
+from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.sites import ROUND, RUNS_OF_A_ROUND, Site
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
@@ -139,27 +143,6 @@ def test_an_exception_leaves_a_block_that_is_asleep(sleepy: None) -> None:
 
 
 @needs_cpp
-def test_a_loop_in_a_block_trains_as_in_eager(sleepy: None) -> None:
-    def trained() -> list[float]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-        optimizer = torch.optim.Adam(model.parameters())
-        losses = []
-        for _ in range(5 * ROUND):
-            optimizer.zero_grad()
-            loss = model(torch.randn(16, 4)).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert type(loss) is torch.Tensor
-        return losses
-
-    expected = trained()
-    with lazy_tensor.lazy_mode():
-        assert trained() == expected
-
-
-@needs_cpp
 @pytest.mark.parametrize("alone_s", [0.5, 1.5])
 def test_what_is_seen_is_compared_to_what_nobody_sees(
     monkeypatch: pytest.MonkeyPatch, alone_s: float
@@ -198,9 +181,90 @@ def test_what_is_seen_is_compared_to_what_nobody_sees(
     lazy_tensor.reset_stats()  # of what only the clock says
 
 
+class Moody(Site):
+    """Rounds that are let alone by chance."""
+
+    chance = random.Random(0)
+
+    def begin(self) -> None:
+        super().begin()
+        self.times = QuickerAlone().times if self.chance.random() < 0.5 else Times()
+
+
+def moody_rounds(n_runs: int = 1) -> Site:
+    return Site() if n_runs == 1 else Moody(n_runs)
+
+
+def trained(optimizer: Any, n_steps: int, block: Any, wrap: Any) -> list[Any]:
+    """Losses, parameters and buffers, the optimizer's state and a moving average."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    wrap(model)
+    steps = optimizer(model.parameters())
+    losses, means = [], [p.detach().clone() for p in model.parameters()]
+    for i in range(n_steps):
+        with block():
+            steps.zero_grad(set_to_none=i % 5 < 3)
+            loss = model(torch.randn(16, 4)).square().mean()
+            loss.backward()
+            steps.step()
+            with torch.no_grad():
+                for mean, parameter in zip(means, model.parameters(), strict=True):
+                    mean.mul_(0.9).add_(parameter, alpha=0.1)
+            losses.append(loss.item())
+    state = [v for s in steps.state.values() for v in s.values() if v is not None]
+    return [*losses, *model.parameters(), *model.buffers(), *means, *state]
+
+
+@pytest.mark.parametrize("way", ["loop", "step", "wrap", "wrap and loop"])
+@pytest.mark.parametrize("optimizer", [
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    partial(torch.optim.Adam, lr=0.01),
+    partial(torch.optim.AdamW, lr=0.01, foreach=False),
+], ids=["SGD", "Adam", "AdamW"])  # fmt: skip
+def test_what_is_recorded_now_and_then_is_as_in_eager(
+    monkeypatch: pytest.MonkeyPatch, way: str, optimizer: Any
+) -> None:
+    n_steps = 12 * ROUND
+    expected = trained(optimizer, n_steps, nullcontext, lambda _: None)
+    monkeypatch.setattr(policy, "Site", Moody if way == "step" else moody_rounds)
+    monkeypatch.setattr(Policy, "has_wrapped", "wrap" in way)
+    local.trace.policy.reset()
+    before = lazy_tensor.stats()["ops"]
+    with lazy_tensor.lazy_mode() if "loop" in way else nullcontext():
+        block = lazy_tensor.lazy_mode if way == "step" else nullcontext
+        wrap = lazy_tensor.wrap if "wrap" in way else lambda _: None
+        found = trained(optimizer, n_steps, block, wrap)
+    assert lazy_tensor.stats()["ops"] > before + n_steps
+    local.trace.policy.reset()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@needs_cpp
+def test_what_comes_of_wrapped_tensors_is_plain_while_nothing_is_recorded(
+    sleepy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "has_wrapped", True)
+    model = lazy_tensor.wrap(nn.Linear(3, 3))
+    for _ in range(ROUND):
+        model(torch.ones(3)).sum().item()
+    assert local.trace.policy.is_asleep
+    loss = model(torch.ones(3)).sum()
+    loss.backward()
+    assert type(loss) is torch.Tensor
+    assert all(lazy_tensor.is_lazy(p) for p in model.parameters())
+    # what the program may go on to write is lazy, so that writes are recorded later
+    with torch.no_grad():
+        for made in (model.weight.clone(), torch.zeros_like(model.weight), model.weight.t()):
+            assert lazy_tensor.is_lazy(made)
+    with lazy_tensor.lazy_mode():
+        assert lazy_tensor.is_pending(model(torch.ones(3)))
+
+
 def in_turns_with(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is recorded, and then some that are let alone."""
-    monkeypatch.setattr(convert, "_was_called", False)
+    monkeypatch.setattr(Policy, "has_wrapped", False)
     for _ in range(2):
         with lazy_tensor.lazy_mode():
             step()
@@ -258,7 +322,7 @@ def test_lazy_tensors_stay_lazy_where_somebody_needs_them(monkeypatch: pytest.Mo
     held[0].backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [0.0, 2.0, 4.0]
-    lazy_tensor.wrap(torch.ones(3))  # from now on in this process: but not for the other tests
+    lazy_tensor.wrap(torch.ones(3))  # from now on in this process
     for _ in range(3):
         convert.make_met_plain()
         held.clear()
