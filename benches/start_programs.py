@@ -83,19 +83,31 @@ def mlp(wrap: Wrap) -> Step:
     return lambda: _trained(model, optimizer, x)
 
 
-def changing(wrap: Wrap) -> Step:
+def changing(wrap: Wrap, width: int = 64) -> Step:
     """Sizes that are new at each step, 64 wide."""
-    model = wrap(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64)))
+    model = wrap(nn.Sequential(
+        nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width)
+    ))  # fmt: skip
     sizes = itertools.cycle(torch.randperm(128 * 160).tolist())  # not all in a minute
 
     def step() -> float:
         model.zero_grad()
         n, m = divmod(next(sizes), 160)
-        loss = model(torch.randn(4 + n, 1 + m, 64)).square().mean()
+        loss = model(torch.randn(4 + n, 1 + m, width)).square().mean()
         loss.backward()
         return float(loss.detach())
 
     return step
+
+
+def changing_16(wrap: Wrap) -> Step:
+    """The same, 16 wide."""
+    return changing(wrap, 16)
+
+
+def changing_256(wrap: Wrap) -> Step:
+    """The same, 256 wide."""
+    return changing(wrap, 256)
 
 
 def runge_kutta(wrap: Wrap) -> Step:
@@ -218,6 +230,53 @@ def array(wrap: Wrap) -> Step:
     return step
 
 
+def sea_water(wrap: Wrap) -> Step:
+    """The density of sea water at 2^20 places, NumPy's doubles."""
+    random = np.random.default_rng(0)
+    salt, celsius, bar = (
+        wrap(torch.from_numpy(random.uniform(low, high, 1 << 20)))
+        for low, high in ((0, 42), (-2, 40), (0, 1000))
+    )
+    return lambda: float(density(salt, celsius, bar).mean())
+
+
+def density(s: Tensor, t: Tensor, p: Tensor) -> Tensor:
+    """kg/m^3, of practical salinity, degrees Celsius and bar above one atmosphere.
+
+    UNESCO's equation of state of 1980: Fofonoff and Millard, Algorithms for computation of
+    fundamental properties of seawater, 1983. It gives 1059.82037 for 40, 40 and 1000.
+    """
+    s_1_5 = s * s.sqrt()
+    at_surface = (
+        _polynomial(t, 999.842594, 6.793952e-2, -9.09529e-3, 1.001685e-4, -1.120083e-6, 6.536332e-9)
+        + _polynomial(t, 8.24493e-1, -4.0899e-3, 7.6438e-5, -8.2467e-7, 5.3875e-9) * s
+        + _polynomial(t, -5.72466e-3, 1.0227e-4, -1.6546e-6) * s_1_5
+        + 4.8314e-4 * s * s
+    )
+    bulk = (
+        _polynomial(t, 19652.21, 148.4206, -2.327105, 1.360477e-2, -5.155288e-5)
+        + _polynomial(t, 54.6746, -0.603459, 1.09987e-2, -6.167e-5) * s
+        + _polynomial(t, 7.944e-2, 1.6483e-2, -5.3009e-4) * s_1_5
+    )
+    linear = (
+        _polynomial(t, 3.239908, 1.43713e-3, 1.16092e-4, -5.77905e-7)
+        + _polynomial(t, 2.2838e-3, -1.0981e-5, -1.6078e-6) * s
+        + 1.91075e-4 * s_1_5
+    )
+    square = (
+        _polynomial(t, 8.50935e-5, -6.12293e-6, 5.2787e-8)
+        + _polynomial(t, -9.9348e-7, 2.0816e-8, 9.1697e-10) * s
+    )
+    return at_surface / (1 - p / (bulk + p * (linear + p * square)))
+
+
+def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
+    found = x * coefficients[-1]
+    for coefficient in coefficients[-2:0:-1]:
+        found = (found + coefficient) * x
+    return found + coefficients[0]
+
+
 def image(wrap: Wrap) -> Step:
     """Ten pointwise ops on a picture of 512 x 512 in three colours, of NumPy's memory."""
     pictures = itertools.cycle(
@@ -252,8 +311,8 @@ def life(wrap: Wrap) -> Step:
 PROGRAMS: dict[str, Callable[[Wrap], Step]] = {
     make.__name__: make
     for make in (
-        adam, transformer, lengths, mlp, changing, runge_kutta, conjugate_gradient, policy_gradient,
-        generate, wgan_gp, array, image, life,
+        adam, transformer, lengths, mlp, changing_16, changing, changing_256, runge_kutta,
+        conjugate_gradient, policy_gradient, generate, wgan_gp, array, sea_water, image, life,
     )
 }  # fmt: skip
 
