@@ -116,8 +116,9 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
     plan, raised, planned = None, "", start
+    is_known = trace.policy.past.is_known()
     try:
-        plan = plan_of(pending, live, at_once=observe.is_timing())
+        plan = plan_of(pending, live, at_once=observe.is_timing() or is_known)
         planned = perf_counter()
         ran = plan or _with_remat(graph_of(pending.state.steps(), live))
         with observe.flush_shown(cause):

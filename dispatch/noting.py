@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import hits, settings
+from lazy_tensor.dispatch import hits, host, settings
 from lazy_tensor.dispatch.flush import flush, must_record
 from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.past import number_of
@@ -21,6 +21,7 @@ from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
 from lazy_tensor.dispatch.stats import NEW, STATS
+from lazy_tensor.dispatch.torch_private import is_part
 from lazy_tensor.dispatch.trace import Leaf, State, Trace
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
@@ -92,8 +93,16 @@ def is_break(request: Request) -> bool:
 
 
 def ends_stretch(tensor: torch.Tensor) -> bool:
-    """Whether reading the tensor does."""
-    return bool(tensor.dim() or tensor.is_inference() or not tensor._version)
+    """Whether reading the tensor does. Step counts have memory of their own, which elements of
+    parameters don't."""
+    if tensor.dim() or tensor.is_inference() or not tensor._version:
+        return True
+    if type(tensor) is not host.tensor_class:
+        return type(tensor) is torch.Tensor and is_part(tensor)
+    value = tensor._value
+    if value.slot is not None:
+        return value.slot.trace.root_of(value.slot.index) != value.slot.index
+    return value.data is not None and is_part(value.data)
 
 
 _was_said = False

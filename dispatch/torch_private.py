@@ -232,6 +232,11 @@ def is_shared_by_processes(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and storage_of(tensor).is_shared()
 
 
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether the 0-dim tensor is an element of a larger one."""
+    return storage_of(tensor).nbytes() > tensor.itemsize
+
+
 def is_resizable(tensor: torch.Tensor) -> bool:
     """Whether torch alone owns the tensor's memory: not an array, a file or another process."""
     return storage_of(tensor).resizable()

@@ -148,7 +148,16 @@ bool is_break(const OpInfo& info, const IValue* arguments) {
   for (size_t i = 0; i < info.schema.arguments().size(); ++i) {
     if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
     const at::Tensor& tensor = arguments[i].toTensor();
-    return tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0;
+    if (tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0) return true;
+    Ref object, held;
+    if (has_python(tensor)) {  // it is one of those that others see to, with the GIL
+      const Ref value = value_of(tensor, object);
+      if (value.get() == nullptr) return false;
+      held = data_in(value.get());
+      if (held.get() == Py_None) return false;
+    }
+    const at::Tensor& data = held.get() == nullptr ? tensor : THPVariable_Unpack(held.get());
+    return data.storage().nbytes() > data.itemsize();
   }
   return false;
 }
