@@ -72,7 +72,7 @@ def _start(library: bytes) -> None:
     native = loaded(library, _started)
     learn = native.learn
     Policy.make_past = native.Past
-    Policy.listen_again = staticmethod(native.listen_again)
+    Policy.may_sleep = True
     for trace in all_traces():
         trace.policy.past = native.Past()
 

@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
 from lazy_tensor.dispatch.stats import NEW, STATS
-from lazy_tensor.dispatch.torch_private import is_part
+from lazy_tensor.dispatch.torch_private import in_backward, is_part
 from lazy_tensor.dispatch.trace import Leaf, State, Trace
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
@@ -166,9 +166,8 @@ def at_read(trace: Trace) -> None:
 def pass_read(trace: Trace) -> None:
     """The same of a block that is asleep, by its own thread."""
     if not trace.policy.is_asleep:  # another thread began all anew
-        _wake(trace)
-    elif trace.policy.ends_round():
-        listen(trace)
+        _wakes(trace)
+    elif trace.policy.ends_round() and not in_backward() and listen(trace):
         _begin_round(trace)
 
 
@@ -179,17 +178,22 @@ def _begin_round(trace: Trace) -> None:
         asleep.add(get_ident())
 
 
-def listen(trace: Trace) -> None:
-    """See the ops of the block that runs, if it is asleep."""
-    if trace.policy.is_asleep:
-        _wake(trace)
+def listen(trace: Trace) -> bool:
+    """See the ops of the block that runs, if it is asleep; whether they are seen now."""
+    was_asleep = trace.policy.is_asleep
+    if get_ident() in asleep and not _wakes(trace):
+        return False
+    if was_asleep:
         at_break(trace)
         trace.policy.end_round()
         at_break(trace)
+    return True
 
 
-def _wake(trace: Trace) -> None:
+def _wakes(trace: Trace) -> bool:
+    if not hits.native.wake_up():
+        return False
     asleep.discard(get_ident())
-    hits.native.listen_again()
     if trace.policy.is_asleep:
         trace.policy.cold = 1
+    return True

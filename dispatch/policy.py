@@ -7,7 +7,6 @@ recorded at all. Hits need no policy.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from lazy_tensor.dispatch.past import Past
@@ -56,8 +55,8 @@ class Policy:
 
     `cold` counts down the ops to run before it is looked again, to 1, where breaks are looked at.
     It lies at `address`, where `native` counts without Python. While it is `ASLEEP` ops don't come
-    at all, from the first on that `native` sees, until `listen_again`; those on wrapped tensors in
-    no mode come, but what they give is plain then.
+    at all, from the first on that `native` sees: it takes the mode off torch's stack. Those on
+    wrapped tensors come, but what they give is plain then.
     """
 
     __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone",
@@ -67,7 +66,7 @@ class Policy:
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
-    listen_again: Callable[[], None] | None = None  # none while nothing can let ops pass unseen
+    may_sleep = False  # without `native` nothing lets ops pass unseen
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
@@ -103,9 +102,7 @@ class Policy:
 
     @cold.setter
     def cold(self, count: int) -> None:
-        was_asleep, self._cold[0] = self.is_asleep, count
-        if was_asleep and self.listen_again is not None:
-            self.listen_again()
+        self._cold[0] = count
 
     @property
     def is_asleep(self) -> bool:
@@ -240,7 +237,7 @@ class Policy:
     def ends_round(self) -> bool:
         """Count a read; whether the next ones may be let alone, or are to be seen again."""
         self._n_reads += 1
-        if self._n_reads < ROUND or self.is_paused or self.listen_again is None:
+        if self._n_reads < ROUND or self.is_paused or not self.may_sleep:
             return False
         return self._place is not OUTSIDE or self.has_wrapped
 

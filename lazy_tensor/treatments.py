@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.convert import make_met_plain, unwrap
-from lazy_tensor.dispatch import noting, torch_private
+from lazy_tensor.dispatch import hits, noting, torch_private
 from lazy_tensor.dispatch.peek import is_looked_at, peek_memory, shown
 from lazy_tensor.dispatch.run_now import sees_pending
 from lazy_tensor.dispatch.tape import stop_tape
@@ -95,7 +95,7 @@ def converting(name: str, own: Any) -> Any:
 
 def _pass_read(tensor: torch.Tensor) -> None:
     """Account for the read of a value that the mode doesn't see."""
-    if noting.ends_stretch(tensor):
+    if hits.native.ends_stretch(tensor):
         noting.pass_read(local.trace)
         make_met_plain()
 
@@ -268,6 +268,7 @@ def in_new_process(name: str, own: Any) -> Any:
 
     @functools.wraps(own)
     def run(*args: Any, **kwargs: Any) -> Any:
+        noting.listen(local.trace)
         here.depth, here.mode = 0, None
         with no_modes():
             result = own(*args, **kwargs)

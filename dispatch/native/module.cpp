@@ -29,10 +29,18 @@ PyObject* py_call_under_way(PyObject*, PyObject*) {
   return PyLong_FromUnsignedLongLong(frames.empty() ? 0 : frames.back().number);
 }
 
-// listen_again(): have this thread's ops come here, if it is in a mode.
-PyObject* py_listen_again(PyObject*, PyObject*) {
-  see_ops(c10::impl::TorchDispatchModeTLS::stack_len() > 0);
-  Py_RETURN_NONE;
+// wake_up(): have this thread's ops come here; whether they do.
+PyObject* py_wake_up(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return PyBool_FromLong(wake_up());
+  END_HANDLE_TH_ERRORS
+}
+
+// ends_stretch(tensor): as `noting.ends_stretch`.
+PyObject* py_ends_stretch(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return PyBool_FromLong(ends_stretch(THPVariable_Unpack(tensor)));
+  END_HANDLE_TH_ERRORS
 }
 
 // met(collects): the lazy tensors that this thread's calls met below Python while nothing was
@@ -162,7 +170,8 @@ PyMethodDef methods[] = {
     {"lines", py_lines, METH_O, nullptr},
     {"fetch", py_fetch, METH_O, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
-    {"listen_again", py_listen_again, METH_NOARGS, nullptr},
+    {"wake_up", py_wake_up, METH_NOARGS, nullptr},
+    {"ends_stretch", py_ends_stretch, METH_O, nullptr},
     {"met", py_met, METH_O, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -157,11 +157,24 @@ bool is_ours(bool& in_mode) {
   return in_mode;
 }
 
-// Let ops on plain tensors come here, or not, while a mode is entered. The mode stays where it is:
-// torch has this thread's calls look for one.
-void see_ops(bool seen) {
-  c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, seen);
-  c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, seen);
+// This thread's mode while it sees no ops: off torch's stack, which a guard may have put it back on.
+using Mode = c10::impl::PyObject_TorchDispatchMode;
+thread_local std::shared_ptr<Mode> mode_asleep;
+
+// Let ops on plain tensors pass by the mode that is entered last, and is ours.
+void fall_asleep() { mode_asleep = c10::impl::TorchDispatchModeTLS::pop_stack(); }
+
+// Have them come again; false if another mode was entered meanwhile, which has to be left first.
+bool wake_up() {
+  if (mode_asleep == nullptr) return true;
+  const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
+  if (n_modes == 0) {
+    c10::impl::TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_asleep));
+  } else if (c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1) != mode_asleep) {
+    return false;
+  }
+  mode_asleep.reset();
+  return true;
 }
 
 }  // namespace hits

@@ -141,23 +141,26 @@ PyMethodDef past_methods[] = {
 };
 PyTypeObject past_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Whether reading values of the call's first tensor ends a stretch of the program (see
-// `noting.ends_stretch`).
+// Whether reading the tensor's values ends a stretch of the program (see `noting.ends_stretch`).
+bool ends_stretch(const at::Tensor& tensor) {
+  if (tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0) return true;
+  Ref object, held;
+  if (has_python(tensor)) {  // it is one of those that others see to, with the GIL
+    const Ref value = value_of(tensor, object);
+    if (value.get() == nullptr) return false;
+    held = data_in(value.get());
+    if (held.get() == Py_None) return false;
+  }
+  const at::Tensor& data = held.get() == nullptr ? tensor : THPVariable_Unpack(held.get());
+  return data.storage().nbytes() > data.itemsize();
+}
+
+// Whether the call reads values, and its first tensor's end a stretch.
 bool is_break(const OpInfo& info, const IValue* arguments) {
   if (!info.reads) return false;
   for (size_t i = 0; i < info.schema.arguments().size(); ++i) {
     if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
-    const at::Tensor& tensor = arguments[i].toTensor();
-    if (tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0) return true;
-    Ref object, held;
-    if (has_python(tensor)) {  // it is one of those that others see to, with the GIL
-      const Ref value = value_of(tensor, object);
-      if (value.get() == nullptr) return false;
-      held = data_in(value.get());
-      if (held.get() == Py_None) return false;
-    }
-    const at::Tensor& data = held.get() == nullptr ? tensor : THPVariable_Unpack(held.get());
-    return data.storage().nbytes() > data.itemsize();
+    return ends_stretch(arguments[i].toTensor());
   }
   return false;
 }

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import lazy_tensor
 from lazy_tensor import convert
@@ -119,6 +120,26 @@ def test_torchs_own_modes_work_in_a_block_that_is_asleep(sleepy: None) -> None:
         assert torch.func.grad(lambda x: (x * x).sum())(x).tolist() == [0.0, 2.0, 4.0]
         read(x, 2 * ROUND)
         assert local.trace.policy.is_asleep
+        with FlopCounterMode(display=False) as counter:
+            read(x, 2 * ROUND)
+            assert torch.eye(3).mm(torch.eye(3)).trace().item() == 3.0
+        assert counter.get_total_flops() == 2 * 3**3
+        assert local.trace.policy.is_asleep
+        read(x, 2 * ROUND)
+    assert not are_seen()
+
+
+@needs_cpp
+def test_values_are_read_in_backward_of_a_block_that_is_asleep(sleepy: None) -> None:
+    x, weight, norms = torch.arange(3.0), torch.ones(3, requires_grad=True), []
+    weight.register_hook(lambda grad: norms.append(grad.norm().item()))
+    with lazy_tensor.lazy_mode():
+        fall_asleep(x)
+        for _ in range(3 * ROUND):
+            (weight * x).sum().backward()
+        assert norms == [x.norm().item()] * 3 * ROUND
+        read(x, 2 * ROUND)
+    assert not are_seen()
 
 
 @needs_cpp
@@ -139,6 +160,7 @@ def test_an_exception_leaves_a_block_that_is_asleep(sleepy: None) -> None:
         assert lazy_tensor.is_pending(x + 1)
         fall_asleep(x)
         lazy_tensor.cache_clear()
+        read(x, 1)
         assert are_seen()
 
 
