@@ -116,10 +116,12 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     alive = live_values(pending.values)
     live = tuple(value.slot.index for value in alive if value.slot is not None)
     plan, raised, planned = None, "", start
-    is_known = trace.policy.past.is_known()
+    at_once = observe.is_timing() or trace.policy.may_plan(ends_stretch)
     try:
-        plan = plan_of(pending, live, at_once=observe.is_timing() or is_known)
+        plan = plan_of(pending, live, at_once=at_once)
         planned = perf_counter()
+        if at_once and STATS.counts["plans_built"] > n_built:
+            trace.policy.plans_left_s -= planned - start
         ran = plan or _with_remat(graph_of(pending.state.steps(), live))
         with observe.flush_shown(cause):
             _run(pending, alive, ran, ranges)

@@ -113,6 +113,10 @@ class Past:
         """Whether there were calls since the last break."""
         return self._n > self._begun
 
+    def all_known(self) -> bool:
+        """Whether all calls since the last break, if any, came in this order before."""
+        return 0 < self._n - self._begun <= self._matched
+
     def stretch(self) -> int:
         """What all calls since the last break are, in this order."""
         return self._stretch
@@ -123,10 +127,10 @@ class Past:
 
     def at_break(self) -> bool:
         """Begin anew behind a break; whether all calls since the last one, if any, are known."""
-        n = self._n - self._begun
+        known = self.all_known()
         self._begun = self._n
         self._context = self._period = self._stretch = 0
-        return 0 < n <= self._matched
+        return known
 
 
 FACTOR_OUT = pow(FACTOR, CONTEXT + 1, 1 << 64)

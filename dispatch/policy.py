@@ -17,6 +17,9 @@ from lazy_tensor.kernels.fusion import Fusion
 
 START_S = 0.02
 """What a process may spend on recording before anything has been seen twice."""
+PLANS_AT_ONCE_S = 0.1
+"""What may be spent on plans for what was seen once before it is recorded: those of a loop, not of
+all the lengths of a data set."""
 MOST_OF_A_STATE_S = 2e-4
 """What takes longer takes so once in a process: the first call of an op, or of a function here."""
 AWAITS_OPS = 1 << 12
@@ -61,8 +64,8 @@ class Policy:
 
     __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone",
                  "_last_site", "_n_known", "_n_new", "_n_reads", "_n_unknown", "_news", "_place",
-                 "_site", "_sites", "address", "grown_s", "left_s", "past", "pays",
-                 "with_kernels")  # fmt: skip
+                 "_site", "_sites", "_was_known", "address", "grown_s", "left_s", "past", "pays",
+                 "plans_left_s", "with_kernels")  # fmt: skip
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
@@ -78,7 +81,9 @@ class Policy:
     def reset(self) -> None:
         self.left_s = START_S
         self.cold = 0
+        self.plans_left_s = PLANS_AT_ONCE_S
         self.grown_s = 0.0  # since the last flush
+        self._was_known = False  # what ended at the last break
         self.past.clear()
         self.pays = Pays()
         self._awaited: Waiting | None = None
@@ -130,6 +135,12 @@ class Policy:
         """Whether the call under way may become a new state."""
         return self.left_s >= 0 or self.past.is_known()
 
+    def may_plan(self, ends_stretch: bool) -> bool:
+        """Whether a plan may be built at the first flush of what was recorded, which the last break
+        ends or not: it came before."""
+        is_known = self._was_known if ends_stretch else self.past.all_known()
+        return is_known and self.plans_left_s > 0
+
     def note_kernels(self, plan: Waiting) -> None:
         """Account for a run of `plan`: as long as more ops are in kernels that are being built than
         in those there are, ops run unrecorded, as fast as in eager, where a plan that runs op by op
@@ -151,6 +162,7 @@ class Policy:
         """
         is_empty = not self.past.has_begun()
         known = self.past.at_break()
+        self._was_known = known or (is_empty and self._was_known)
         if self._is_let_alone:
             self.pays.pass_over(self._outcome())
             return

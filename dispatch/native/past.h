@@ -47,12 +47,13 @@ class Past {
 
   // Begin anew behind a break; whether all calls since the last one, if any, are known.
   bool at_break() {
-    const uint64_t n = n_ - begun_;
+    const bool known = all_known();
     begun_ = n_;
     context_ = period_ = stretch_ = 0;
-    return n > 0 && n <= matched_;
+    return known;
   }
 
+  bool all_known() const { return n_ > begun_ && n_ - begun_ <= matched_; }
   bool is_known() const { return next_ != NONE; }
   uint64_t stretch() const { return stretch_; }
   bool has_begun() const { return n_ > begun_; }
@@ -134,6 +135,7 @@ PyMethodDef past_methods[] = {
     {"note", past_note, METH_O, nullptr},
     {"at_break", ask_past<&Past::at_break>, METH_NOARGS, nullptr},
     {"stretch", past_stretch, METH_NOARGS, nullptr},
+    {"all_known", ask_past<&Past::all_known>, METH_NOARGS, nullptr},
     {"is_known", ask_past<&Past::is_known>, METH_NOARGS, nullptr},
     {"has_begun", ask_past<&Past::has_begun>, METH_NOARGS, nullptr},
     {"ends_loop", ask_past<&Past::ends_loop>, METH_NOARGS, nullptr},
