@@ -120,8 +120,6 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     try:
         plan = plan_of(pending, live, at_once=at_once)
         planned = perf_counter()
-        if at_once and STATS.counts["plans_built"] > n_built:
-            trace.policy.plans_left_s -= planned - start
         ran = plan or _with_remat(graph_of(pending.state.steps(), live))
         with observe.flush_shown(cause):
             _run(pending, alive, ran, ranges)

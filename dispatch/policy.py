@@ -17,9 +17,6 @@ from lazy_tensor.kernels.fusion import Fusion
 
 START_S = 0.02
 """What a process may spend on recording before anything has been seen twice."""
-PLANS_AT_ONCE_S = 0.1
-"""What may be spent on plans for what was seen once before it is recorded: those of a loop, not of
-all the lengths of a data set."""
 MOST_OF_A_STATE_S = 2e-4
 """What takes longer takes so once in a process: the first call of an op, or of a function here."""
 AWAITS_OPS = 1 << 12
@@ -62,10 +59,10 @@ class Policy:
     wrapped tensors come, but what they give is plain then.
     """
 
-    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone",
+    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone", "_is_loop",
                  "_last_site", "_n_known", "_n_new", "_n_reads", "_n_unknown", "_news", "_place",
-                 "_site", "_sites", "_was_known", "address", "grown_s", "left_s", "past", "pays",
-                 "plans_left_s", "with_kernels")  # fmt: skip
+                 "_site", "_sites", "_stretch", "address", "grown_s", "left_s", "past", "pays",
+                 "with_kernels")  # fmt: skip
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
@@ -81,9 +78,9 @@ class Policy:
     def reset(self) -> None:
         self.left_s = START_S
         self.cold = 0
-        self.plans_left_s = PLANS_AT_ONCE_S
         self.grown_s = 0.0  # since the last flush
-        self._was_known = False  # what ended at the last break
+        self._stretch: int | None = EMPTY  # that ended last
+        self._is_loop = False  # it came twice in a row
         self.past.clear()
         self.pays = Pays()
         self._awaited: Waiting | None = None
@@ -137,9 +134,8 @@ class Policy:
 
     def may_plan(self, ends_stretch: bool) -> bool:
         """Whether a plan may be built at the first flush of what was recorded, which the last break
-        ends or not: it came before."""
-        is_known = self._was_known if ends_stretch else self.past.all_known()
-        return is_known and self.plans_left_s > 0
+        ends or not: of a loop, not of each of the lengths of a data set."""
+        return self._is_loop and (ends_stretch or self.past.all_known())
 
     def note_kernels(self, plan: Waiting) -> None:
         """Account for a run of `plan`: as long as more ops are in kernels that are being built than
@@ -162,7 +158,8 @@ class Policy:
         """
         is_empty = not self.past.has_begun()
         known = self.past.at_break()
-        self._was_known = known or (is_empty and self._was_known)
+        if stretch != EMPTY:
+            self._is_loop, self._stretch = stretch == self._stretch, stretch
         if self._is_let_alone:
             self.pays.pass_over(self._outcome())
             return
