@@ -1,6 +1,7 @@
-"""The whole sweep, and the page that tells what it found.
+r"""The whole sweep, and the page that tells what it found.
 
-    python tests/sweep/run.py [--results PATH] [--names PATTERN] [--workers 2]
+    python tests/sweep/run.py [--results PATH] [--names PATTERN] [--workers 2] \
+        [--without-compiler]
 
 `callables.py` says what is called, `patterns.py` with what, and `operands.py` has the tensors;
 `outcome.py` has what a program gives, and how that differs from eager. Chunks of callables run in
@@ -121,9 +122,13 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="where to write the page")
     parser.add_argument("--names", default=".*", help="a regular expression")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--without-compiler", action="store_true", help="in processes without torch's compiler"
+    )
     options = parser.parse_args()
     names = [name for name in callables.names() if re.fullmatch(options.names, name)]
-    result = sweep_all(names, options.workers)
+    compiler = [] if options.without_compiler else ["--compiler"]
+    result = sweep_all(names, options.workers, *compiler)
     for one in one_of_each(result.unlisted()):
         print(one)
     if options.results is not None:
