@@ -159,7 +159,8 @@ class Policy:
         is_empty = not self.past.has_begun()
         known = self.past.at_break()
         if stretch != EMPTY:
-            self._is_loop, self._stretch = stretch == self._stretch, stretch
+            self._is_loop = stretch is not None and stretch == self._stretch
+            self._stretch = stretch
         if self._is_let_alone:
             self.pays.pass_over(self._outcome())
             return
