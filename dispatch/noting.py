@@ -125,8 +125,13 @@ def say_so() -> None:
 
 
 def may_choose(trace: Trace) -> bool:
-    """Whether recording has to pay: beside a GPU the host's time says little."""
-    return not (must_record(trace) or torch.cuda.is_initialized())
+    """Whether recording has to pay."""
+    return not must_record(trace) and _may_choose()
+
+
+def _may_choose() -> bool:
+    """Whether the host's time says something, as it does little beside a GPU."""
+    return not torch.cuda.is_initialized()
 
 
 def at_break(trace: Trace) -> None:
@@ -144,8 +149,11 @@ def at_break(trace: Trace) -> None:
         stretch = known[1]
     trace.behind.clear()
     trace.noted = trace.begun = state
-    trace.policy.at_break(stretch, is_recorded=is_whole, may_choose=may_choose(trace))
-    if STATS.repeats_little():
+    must = must_record(trace)
+    trace.policy.at_break(
+        stretch, is_recorded=is_whole, may_choose=not must and _may_choose(), must_record=must
+    )
+    if STATS.repeats_little() and not must:
         say_so()
     if trace.policy.cold and is_pending:
         flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory

@@ -149,12 +149,18 @@ class Policy:
             self.cold = AWAITS_OPS
 
     def at_break(
-        self, stretch: int | None = EMPTY, *, is_recorded: bool = False, may_choose: bool = True
+        self,
+        stretch: int | None = EMPTY,
+        *,
+        is_recorded: bool = False,
+        may_choose: bool = True,
+        must_record: bool = False,
     ) -> None:
         """Go on behind a break, recording if all before it is known, and it pays.
 
         `stretch` stands for what ends here, as the past has it, if that is known; `is_recorded`
-        if it was, from its begin; `may_choose` if recording has to pay.
+        if it was, from its begin; `may_choose` if recording has to pay, `must_record` if all is
+        recorded, new or not.
         """
         is_empty = not self.past.has_begun()
         known = self.past.at_break()
@@ -167,7 +173,8 @@ class Policy:
         self._look_for_news()
         if not is_empty:
             self._n_unknown = 0 if known else self._n_unknown + 1
-        outcome = RECORDED if is_recorded or stretch is None else self._outcome()
+        is_all_recorded = is_recorded or stretch is None or (must_record and not self.cold)
+        outcome = RECORDED if is_all_recorded else self._outcome()
         if is_recorded or not is_empty:
             self._n_known += outcome in CHOSEN
             self._n_new += outcome not in CHOSEN

@@ -295,6 +295,19 @@ def test_blocks_of_what_never_repeats_itself_are_let_alone(scarce: None) -> None
     assert headline.endswith("as hardly anything came twice")
 
 
+def test_what_waits_for_its_kernels_is_recorded_new_or_not(
+    scarce: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noting, "_was_said", False)
+    monkeypatch.setattr(stats, "SAYS_SO_AFTER_S", 0.0)
+    lazy_tensor.reset_stats()
+    for n in (3, 4, 5):
+        with lazy_tensor.lazy_mode(compile="blocking", record="always"):
+            y = torch.randn(n) * 2
+            assert lazy_tensor.materialize(y).shape == (n,)
+    assert lazy_tensor.stats()["stretches_s"]["new"] == 0.0
+
+
 def test_a_program_that_is_not_recorded_is_told_once(
     scarce: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
