@@ -158,10 +158,17 @@ class lazy_mode:
             here.mode = None
             ways.IN_MODE.take_back()
             ways.WITH_LAZY.take_back()
-        if here.depth == 0:
-            noting.at_break(local.trace)
-            local.trace.policy.end_block()
         try:
+            if here.depth == 0:
+                noting.at_break(local.trace)  # it may warn, which may raise
+        finally:
+            self._end(before)
+
+    def _end(self, before: settings.Settings | None) -> None:
+        """Leave nothing pending, and the options as they were."""
+        try:
+            if here.depth == 0:
+                local.trace.policy.end_block()
             if here.depth == 0 or self._options:
                 flush_here("exit", quiet=True)
         finally:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import flush, hits, noting, past, pays, policy, stats
+from lazy_tensor.dispatch import flush, hits, noting, past, pays, policy, settings, stats
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.policy import AWAITS_OPS, Policy
 from lazy_tensor.dispatch.sites import LISTENS
@@ -326,6 +326,26 @@ def test_a_program_that_is_not_recorded_is_told_once(
     (one,) = caught
     assert "hardly anything in it comes twice" in str(one.message)
     assert "configure(warn=False)" in str(one.message)
+
+
+def test_a_warning_that_is_an_error_leaves_nothing_half_done(
+    scarce: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noting, "_was_said", False)
+    lazy_tensor.reset_stats()
+    x = torch.zeros(3)
+
+    def block() -> None:
+        with lazy_tensor.lazy_mode(max_segment_ops=77):
+            x.add_(1)
+            monkeypatch.setattr(stats, "SAYS_SO_AFTER_S", 0.0)
+
+    with pytest.raises(UserWarning, match="hardly anything"):
+        block()
+    assert x.tolist() == [1.0] * 3
+    assert settings.current().max_segment_ops != 77
+    with lazy_tensor.lazy_mode(record="always"):
+        assert lazy_tensor.is_pending(x + 1)
 
 
 def test_another_block_is_not(scarce: None) -> None:
