@@ -180,7 +180,7 @@ def pass_read(trace: Trace) -> None:
 
 
 def _begin_round(trace: Trace) -> None:
-    if not (must_record(trace) or trace.policy.begin_round(may_choose=may_choose(trace))):
+    if not (must_record(trace) or trace.policy.begin_round(may_choose=_may_choose())):
         flush(trace, "recording doesn't pay", quiet=True)
         trace.policy.cold = ASLEEP
         asleep.add(get_ident())

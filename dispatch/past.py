@@ -23,6 +23,9 @@ a quarter of the others, as their hash has it."""
 MOST_APART = 16
 """Calls after which the next is such a place whatever its hash: a loop of few calls may have no
 other."""
+WAYS = 4
+"""Places whose contexts share a slot: one that takes the slot of a stretch's first call makes the
+stretch unknown."""
 LOOP_FROM = 4096
 """Known calls without a break after which they are a loop of its own: layers that are alike, and
 the optimizer's steps for them, are over by then."""
@@ -48,7 +51,7 @@ class Past:
 
     def clear(self) -> None:
         self._calls = [0] * N_KEPT
-        self._places: dict[int, int] = {}  # a part of the context, and the call behind it
+        self._places: dict[int, int] = {}  # by a part of the context and a way, the call behind it
         self._n = self._begun = 0  # calls so far, and at the last break
         self._placed = 0  # calls up to the last place
         self._next: int | None = None  # the place that comes next if the program goes on as before
@@ -75,25 +78,36 @@ class Past:
             or self._context >> 62 == 0
             or self._n - self._placed >= MOST_APART
         ):
-            slot = self._context >> 32 & (N_KEPT // 2 - 1)
-            if self._next is None:
-                self._look_up(self._places.get(slot))
+            slot = self._slot_of(self._context >> 32 & (N_KEPT // 2 - WAYS))
+            place = self._places.get(slot, 0)
+            if self._next is None and self._leads_here(place):
+                self._next = place
+                self._matched = self._n_alike(place, self._n - self._begun)
             self._places[slot] = self._placed = self._n
         return self._is_round()
 
     def _kept(self, place: int) -> int | None:
         return self._calls[place % N_KEPT] if place > self._n - N_KEPT else None
 
-    def _look_up(self, place: int | None) -> None:
-        if place is None:
-            return
-        length, longest = 0, self._n - self._begun
-        while length < longest and self._kept(place - 1 - length) == self._kept(
-            self._n - 1 - length
-        ):
-            length += 1
-        if length >= min(longest, CONTEXT):
-            self._next, self._matched = place, length
+    def _n_alike(self, place: int, most: int) -> int:
+        """How many calls before `place` are those before now, `most` at most."""
+        n = 0
+        while n < most and self._kept(place - 1 - n) == self._kept(self._n - 1 - n):
+            n += 1
+        return n
+
+    def _leads_here(self, place: int) -> bool:
+        needed = min(self._n - self._begun, CONTEXT)
+        return place != 0 and self._n_alike(place, needed) == needed
+
+    def _slot_of(self, first: int) -> int:
+        """Of places whose contexts share a slot, that of the one that led here before, else of the
+        oldest."""
+        ways = range(first, first + WAYS)
+        for slot in ways:
+            if self._leads_here(self._places.get(slot, 0)):
+                return slot
+        return min(ways, key=lambda slot: self._places.get(slot, 0))
 
     def _is_round(self) -> bool:
         n_before = self._n - self._begun

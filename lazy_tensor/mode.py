@@ -126,7 +126,7 @@ class lazy_mode:
         if self._options:
             before = settings.put_here(after)
             restart_own_trace()
-            if after.record == "always":
+            if depth and after.record == "always":
                 local.trace.policy.try_again_at_once()
         # within a block that is let alone one may record all the same
         here.depth = depth + (depth > 0 or mode is not None)
@@ -139,7 +139,7 @@ class lazy_mode:
         place = (id(code), caller.f_lasti)
         policy = local.trace.policy
         noting.at_break(local.trace)
-        if options.record == "always":  # set for the process
+        if options.record == "always":
             policy.try_again_at_once()
         may_choose = noting.may_choose(local.trace)
         listens = policy.begin_block((place, options), may_choose=may_choose)

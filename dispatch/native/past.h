@@ -11,7 +11,7 @@ class Past {
  public:
   // Values are explained in past.py, which has them, too.
   static constexpr uint64_t N_KEPT = 1 << 16, LOOP_FROM = 4096, LOOP_AT_LEAST = 256;
-  static constexpr uint64_t CONTEXT = 8, MOST_APART = 16, NONE = ~uint64_t{0};
+  static constexpr uint64_t CONTEXT = 8, MOST_APART = 16, WAYS = 4, NONE = ~uint64_t{0};
   static constexpr uint64_t FACTOR = 0x9E3779B97F4A7C15u;
 
   Past() : calls_(N_KEPT), places_(N_KEPT / 2) {}
@@ -38,8 +38,11 @@ class Past {
     stretch_ = (stretch_ + call) * FACTOR;
     calls_[n_++ % N_KEPT] = call;
     if (n_ - begun_ <= CONTEXT || context_ >> 62 == 0 || n_ - placed_ >= MOST_APART) {
-      uint64_t& place = places_[context_ >> 32 & (N_KEPT / 2 - 1)];
-      if (next_ == NONE) look_up(place);
+      uint64_t& place = place_of(&places_[context_ >> 32 & (N_KEPT / 2 - WAYS)]);
+      if (next_ == NONE && leads_here(place)) {
+        next_ = place;
+        matched_ = n_alike(place, n_ - begun_);
+      }
       place = placed_ = n_;
     }
     return is_round();
@@ -66,18 +69,29 @@ class Past {
   bool is_kept(uint64_t place) const { return place + N_KEPT > n_; }
   uint64_t kept(uint64_t place) const { return calls_[place % N_KEPT]; }
 
-  void look_up(uint64_t place) {
-    if (place == 0 || !is_kept(place)) return;
-    const uint64_t longest = n_ - begun_;
-    uint64_t length = 0;
-    while (length < longest && length < place && is_kept(place - 1 - length) &&
-           kept(place - 1 - length) == kept(n_ - 1 - length)) {
-      ++length;
+  // How many calls before `place` are those before now, `most` at most.
+  uint64_t n_alike(uint64_t place, uint64_t most) const {
+    uint64_t n = 0;
+    while (n < most && n < place && is_kept(place - 1 - n) &&
+           kept(place - 1 - n) == kept(n_ - 1 - n)) {
+      ++n;
     }
-    if (length >= std::min(longest, CONTEXT)) {
-      next_ = place;
-      matched_ = length;
+    return n;
+  }
+
+  bool leads_here(uint64_t place) const {
+    const uint64_t needed = std::min(n_ - begun_, CONTEXT);
+    return place != 0 && is_kept(place) && n_alike(place, needed) == needed;
+  }
+
+  // Of places whose contexts share a slot, the one that led here before, else the oldest.
+  uint64_t& place_of(uint64_t* ways) const {
+    uint64_t* oldest = ways;
+    for (uint64_t i = 0; i < WAYS; ++i) {
+      if (leads_here(ways[i])) return ways[i];
+      if (ways[i] < *oldest) oldest = &ways[i];
     }
+    return *oldest;
   }
 
   bool is_round() {

@@ -191,7 +191,6 @@ def test_what_is_seen_is_compared_to_what_nobody_sees(
     in_block = lazy_tensor.lazy_mode()(step)
     first = [in_block() for _ in range(TRIALS + 20)]
     assert first[:TRIALS] == ["recorded"] * TRIALS
-    print(first)
     assert "alone" in first
     assert first[-5:] == [settled] * 5
     local.trace.policy.reset()
