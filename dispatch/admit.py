@@ -376,5 +376,6 @@ def value_of(trace: Trace, tensor: torch.Tensor) -> Value:
     value.slot = slot_of(trace, tensor)
     with torch_private.no_dispatch(), torch_private.below_autograd():
         value.data = tensor.detach()
+    memory.share(value.data)
     trace.leaf_values.append(value)
     return value

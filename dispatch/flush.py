@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lazy_tensor.dispatch import hits, observe, settings, torch_private, watch
+from lazy_tensor.dispatch import hits, memory, observe, settings, torch_private, watch
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
@@ -195,6 +195,7 @@ def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observ
         _fail(pending, alive, error, ran)
         raise
     _settle(pending, alive, results)
+    _share_with_plain(pending, alive, ran)
 
 
 def ask_for_extensions(plan: Plan | None) -> None:
@@ -236,6 +237,17 @@ def _settle(pending: Pending, alive: list[Value], results: Any) -> None:
     for value, data in zip(alive, results, strict=True):
         value.data = data
     _release(alive, pending.leaf_values)
+
+
+def _share_with_plain(pending: Pending, alive: list[Value], ran: Plan | Graph) -> None:
+    """Note which values are views of plain tensors, whose ops nobody records outside the mode."""
+    if not (ran.parts_of_leaves and pending.plain):
+        return
+    plain = {ran.root[slot.index] for slot in pending.plain.values()}
+    for place, owner in ran.parts_of_leaves:
+        data = alive[place].data
+        if owner in plain and data is not None:
+            memory.share(data)
 
 
 def _release(*values: list[Value]) -> None:
@@ -394,6 +406,7 @@ def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan 
         value.data = computed.get(value.slot.index)
         if value.data is None:
             value.failure = failure
+    _share_with_plain(pending, alive, ran)
     _release(alive, pending.leaf_values)
 
 

@@ -41,6 +41,13 @@ class Graph:
             self.root[slot] for slot in (*(leaf.slot for leaf in self.leaves), *self.live)
         )
 
+    @property
+    def parts_of_leaves(self) -> tuple[tuple[int, int], ...]:
+        """The live views of leaves: their places in `live`, and the owners of their memory."""
+        leaves = {leaf.slot for leaf in self.leaves}
+        found = ((i, self.root[slot]) for i, slot in enumerate(self.live) if slot not in leaves)
+        return tuple([(i, owner) for i, owner in found if owner in leaves])
+
     def is_view(self, slot: int) -> bool:
         node = self.producer.get(slot)
         return node is not None and node.view_of is not None

@@ -240,7 +240,12 @@ def _fill(
     state.closes = trace.tape is None and (
         closes_segment(node, state.n_ops) or trace.policy.past.ends_loop()
     )
-    is_slow = state.rebase or state.closes or torch.is_inference_mode_enabled()
+    is_slow = (
+        state.rebase
+        or state.closes
+        or torch.is_inference_mode_enabled()
+        or (viewed is not None and viewed.is_inference())
+    )
     if is_slow and state.kind in (ONE, SELF):
         state.kind += SLOW
 

@@ -77,16 +77,18 @@ def install_sharded(
     sharded_class, call_sharded, who_is_missing = cls, call, missing
 
 
-def new_tensor(value: Value, meta: tuple[Any, ...]) -> torch.Tensor:
-    """A tensor of the installed class on `value`; `meta` as `make_wrapper` takes it."""
-    out: ValueTensor = new_wrapper(tensor_class, meta)
+def new_tensor(
+    value: Value, meta: tuple[Any, ...], like: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A tensor of the installed class on `value`; `meta` and `like` as `new_wrapper` takes them."""
+    out: ValueTensor = new_wrapper(tensor_class, meta, like)
     out._value = value
     return out
 
 
-def new_sharded(value: Value, layout: Layout) -> ShardedTensor:
-    """A tensor of the installed sharded class on a local value."""
-    out: ShardedTensor = new_wrapper(sharded_class, layout.meta)
+def new_sharded(value: Value, layout: Layout, like: torch.Tensor | None = None) -> ShardedTensor:
+    """A tensor of the installed sharded class on a local value; `like` as for `new_wrapper`."""
+    out: ShardedTensor = new_wrapper(sharded_class, layout.meta, like)
     out._value = value
     out._layout = layout
     return out
@@ -97,14 +99,14 @@ def local_of(tensor: ShardedTensor) -> torch.Tensor:
     value = tensor._value
     if value.data is not None:
         return concrete_on(value, value.data)
-    return new_tensor(value, tensor._layout.local)
+    return new_tensor(value, tensor._layout.local, tensor)
 
 
 def local_like(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor of the installed class on the same value."""
     meta = (tensor.shape, tensor.stride(), tensor.storage_offset(), None, tensor.dtype,
             tensor.layout, tensor.device)  # fmt: skip
-    return new_tensor(value_in(tensor), meta)
+    return new_tensor(value_in(tensor), meta, tensor)
 
 
 def concrete(data: torch.Tensor) -> torch.Tensor:
@@ -118,4 +120,4 @@ def concrete_on(value: Value, data: torch.Tensor) -> torch.Tensor:
     """Another tensor of the installed class on a computed value."""
     meta = (data.shape, data.stride(), data.storage_offset(), None, data.dtype, data.layout,
             data.device)  # fmt: skip
-    return mark(new_tensor(value, meta), data.is_conj(), data.is_neg())
+    return mark(new_tensor(value, meta, data), data.is_conj(), data.is_neg())

@@ -51,10 +51,11 @@ _plan_numbers = itertools.count()
 class Plan:
     """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`.
 
-    `names` are the ops, kernels and constants that the steps name; `root` and `lasting` are the
-    graph's. `peak_bytes` is the most memory that values made by the plan take at a time, those
-    inside a kernel left out. `communicates`: other ranks wait for it. `n_there` and `n_under_way`
-    are the ops in kernels that are there, and that are being built, as of the last `told()`.
+    `names` are the ops, kernels and constants that the steps name; `root`, `lasting` and
+    `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that values made by the plan
+    take at a time, those inside a kernel left out. `communicates`: other ranks wait for it.
+    `n_there` and `n_under_way` are the ops in kernels that are there, and that are being built, as
+    of the last `told()`.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -65,6 +66,7 @@ class Plan:
     names: dict[str, Any]
     root: dict[int, int]
     lasting: frozenset[int]
+    parts_of_leaves: tuple[tuple[int, int], ...]
     peak_bytes: int
     communicates: bool
     _distinct: tuple[Fusion, ...] = field(init=False)
@@ -258,6 +260,7 @@ class Planner:
             names=self.names,
             root=graph.root,
             lasting=graph.lasting,
+            parts_of_leaves=graph.parts_of_leaves,
             peak_bytes=self._peak_bytes(dying),
             communicates=any(node.facts.communicates for node in graph.nodes),
         )

@@ -35,6 +35,7 @@ from lazy_tensor.dispatch.keys import (
 )
 from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, is_question, needs_care, reads_values, rule_of
+from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.torch_private import (
     count_writes,
     make_wrapper,
@@ -146,12 +147,12 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 return out
             if state.origin is not None and is_shown(owner):
                 return miss(owner, trace, func, args, kwargs or {}, key)
-            return step(trace, state, args)
+            return step(trace, state, func, args)
         finally:
             trace.busy = False
 
-    def wrapper(meta: tuple[Any, ...], value: Value) -> Any:
-        out: Any = new_wrapper(tensor_class, meta)
+    def wrapper(meta: tuple[Any, ...], value: Value, like: Tensor | None) -> Any:
+        out: Any = new_wrapper(tensor_class, meta, like)
         out._value = value
         return out
 
@@ -159,39 +160,43 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         """Take the step to `state`, and let it be a hit from now on."""
         if hits.learn is not None:
             hits.learn(trace, func, state)
-        return step(trace, state, args)
+        return step(trace, state, func, args)
 
-    def step(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
+    def step(trace: Trace, state: State, func: Any, args: tuple[Any, ...]) -> Any:
         """Take the step to `state`, whatever its kind; flush if it closes a segment."""
         if (
             state.kind & KIND_MASK != ALIAS
         ):  # an alias is no step: any number of them leaves the trace as it is
             trace.state = state
-        result = outputs(trace, state, args)
+        result = outputs(trace, state, args, viewed(func, args))
         if state.closes:
             noting.arrived(trace)
             close_segment(trace)
         return result
 
-    def outputs(trace: Trace, state: State, args: tuple[Any, ...]) -> Any:
+    def viewed(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+        """Whose memory the results share."""
+        return args[0] if args and facts_of(func).is_view else None
+
+    def outputs(trace: Trace, state: State, args: tuple[Any, ...], like: Tensor | None) -> Any:
         kind = state.kind & KIND_MASK
         if kind == ONE:
-            return fresh(trace, state.meta, state.slot, state.rebase, state.layout)
+            return fresh(trace, state.meta, state.slot, like, state.rebase, state.layout)
         if kind == SELF:
             return args[0]
         if kind == ALIAS:
-            return wrapper(state.meta, admit.value_of(trace, args[0]))
+            return wrapper(state.meta, admit.value_of(trace, args[0]), args[0])
         if kind == NOTHING:
             if state.meta:
                 count_writes(args[0])
             return None
         if kind == MARKED:
             meta, marks = state.meta
-            return mark(fresh(trace, meta, state.slot, state.rebase), *marks)
+            return mark(fresh(trace, meta, state.slot, like, state.rebase), *marks)
         container, metas = state.meta
         layouts = state.layout or (None,) * len(metas)
         return container(
-            None if slot is None else fresh(trace, meta, slot, state.rebase, layout)
+            None if slot is None else fresh(trace, meta, slot, like, state.rebase, layout)
             for meta, slot, layout in zip(metas, state.slot, layouts, strict=True)
         )
 
@@ -199,6 +204,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         trace: Trace,
         meta: tuple[Any, ...],
         slot: Any,
+        like: Tensor | None,
         rebase: tuple[int, int] | None,
         layout: host.Layout | None = None,
     ) -> Any:
@@ -206,14 +212,14 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         value.slot = slot
         trace.values.append(value)
         if layout is not None:
-            return host.new_sharded(value, layout)
+            return host.new_sharded(value, layout, like)
         if rebase is not None:
             leaf, recorded_offset = rebase
             value.leaf = leaf
             offset = meta[2] or 0
             moved = offset + trace.leaf_offsets[leaf] - recorded_offset
             meta = (meta[0], meta[1], moved, *meta[3:])
-        return wrapper(meta, value)
+        return wrapper(meta, value, like)
 
     def generic_child(
         trace: Trace, slots: PlainSlots, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -61,13 +61,13 @@ def _alias(trace: Trace, request: Request) -> Handled:
         meta = wrapper_arguments(meta_of(tensor))
         if tensor._value.slot is not None:
             _link_alias(trace, request, meta)
-        return True, host.new_tensor(tensor._value, meta)
+        return True, host.new_tensor(tensor._value, meta, tensor)
     reason = admit(trace, request) if request.in_mode else "a plain tensor outside lazy_mode"
     if reason is not None:
         return True, run_now.run(trace, request, reason)
     meta = wrapper_arguments(meta_of(tensor))
     _link_alias(trace, request, meta)
-    return True, host.new_tensor(value_of(trace, tensor), meta)
+    return True, host.new_tensor(value_of(trace, tensor), meta, tensor)
 
 
 def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
@@ -78,7 +78,7 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
         return
     state = State(trace.state, key, None)
     state.kind, state.meta = ALIAS, meta
-    if torch.is_inference_mode_enabled():
+    if torch.is_inference_mode_enabled() or request.args[0].is_inference():
         state.kind += SLOW
     trace.state[key] = state
 

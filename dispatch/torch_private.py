@@ -86,15 +86,17 @@ def is_mode_entered() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
-def new_wrapper(tensor_class: type[Any], meta: tuple[Any, ...]) -> Any:
-    """`make_wrapper(tensor_class, *meta)`, an ordinary tensor in inference mode too.
+def new_wrapper(
+    tensor_class: type[Any], meta: tuple[Any, ...], like: torch.Tensor | None = None
+) -> Any:
+    """`make_wrapper(tensor_class, *meta)`, a tensor of inference mode if that is on.
 
-    There a view of an ordinary tensor must be one, and autograd refuses one that isn't.
+    What shares memory with `like` is what that is: autograd refuses another.
     """
-    if not torch.is_inference_mode_enabled():
+    if like is None or like.is_inference() is torch.is_inference_mode_enabled():
         made = make_wrapper(tensor_class, *meta)
     else:
-        with no_inference():
+        with torch._C._InferenceMode(like.is_inference()):
             made = make_wrapper(tensor_class, *meta)
     no_memory(made)
     return made
@@ -131,7 +133,8 @@ def kernels_only(*, dispatches: bool = False) -> Iterator[None]:
     tensor subclass or a mode handles an op.
     """
     excluded = _BELOW_AUTOGRAD if dispatches else _KERNELS
-    with no_inference(), torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded):
+    inference = _NOTHING if dispatches else no_inference()
+    with inference, torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded):
         yield
 
 

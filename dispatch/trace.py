@@ -169,12 +169,14 @@ class State(dict[tuple[Any, ...], "State"]):
 
 @dataclass(slots=True)
 class Pending:
-    """A trace's content, taken out of it for a flush."""
+    """A trace's content, taken out of it for a flush. `plain` are its leaves that are no lazy
+    tensors'."""
 
     state: State
     values: list[Value]
     leaf_values: list[Value]
     leaves: list[torch.Tensor]
+    plain: dict[int, Slot]
     scalars: list[complex]
 
 
@@ -251,7 +253,9 @@ class Trace:
 
     def take(self) -> Pending:
         """All that is pending, leaving the trace empty."""
-        taken = Pending(self.state, self.values, self.leaf_values, self.leaves, self.scalars)
+        taken = Pending(
+            self.state, self.values, self.leaf_values, self.leaves, self.leaf_slots, self.scalars
+        )
         if self.noted is not self.state:
             self.behind.append((self.noted, self.state))
         self.reset()

@@ -94,7 +94,7 @@ class Settled:
             take.constants.values(),
         )
         plan = plan_of(
-            Pending(outline.state, [], [], [], self._scalars), outline.live, at_once=True
+            Pending(outline.state, [], [], [], {}, self._scalars), outline.live, at_once=True
         )
         if plan is None:
             raise RuntimeError("its ops can't be planned")
@@ -326,6 +326,8 @@ class Settled:
             finally:
                 self._note(start, raised)
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
+        for place, _ in self._plan.parts_of_leaves:
+            memory.share(results[place])
         self._leave(of_slot, lasting, tensors)
         _count_writes(written)
         watch.note_writes(written)

@@ -251,7 +251,7 @@ def laid_out(local: torch.Tensor, layout: ShardLayout) -> DTensor:
         return made
     with torch.no_grad():
         value = value_of(local)
-    return host.new_sharded(value, layout)  # type: ignore[return-value]
+    return host.new_sharded(value, layout, local)  # type: ignore[return-value]
 
 
 def local_of(tensor: host.ShardedTensor) -> torch.Tensor:
@@ -330,7 +330,7 @@ def _checked(local: torch.Tensor, spec: DTensorSpec, *, with_size: bool) -> torc
 def _another(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor on the same value, for autograd to take."""
     if isinstance(tensor, DTensor):
-        return host.new_sharded(tensor._value, tensor._layout)
+        return host.new_sharded(tensor._value, tensor._layout, tensor)
     return host.local_like(tensor)
 
 

@@ -99,7 +99,6 @@ class Computed {
   // come back as themselves.
   void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps) {
     std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
-    const OrdinaryTensors ordinary;
     {
       const WithoutGil released;
       run_below(op, keys, stack);

@@ -275,11 +275,7 @@ class Kernel : public c10::OperatorKernel {
     const IValue first = arguments[0];
     const IValue data = tiny.arguments[0];
     std::move(tiny.arguments.begin(), tiny.arguments.end(), stack->end() - static_cast<long>(n));
-    {
-      std::optional<OrdinaryTensors> ordinary;
-      if (tiny.any_lazy) ordinary.emplace();
-      run_below(op, keys, stack);
-    }
+    run_below(op, keys, stack);
     if (info_.writes_list) count_writes(first);
     if (!tiny.any_lazy || returns.empty() || !stack->back().isTensor()) return true;
     const at::Tensor result = stack->back().toTensor();

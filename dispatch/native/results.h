@@ -42,10 +42,10 @@ at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, Values& 
   return made;
 }
 
-class OrdinaryTensors {  // in inference mode too, as `torch_private.new_wrapper`
+class Inference {  // whether tensors made meanwhile are those of inference mode
  public:
-  OrdinaryTensors() {
-    if (c10::InferenceMode::is_enabled()) guard_.emplace(false);
+  explicit Inference(bool is_meant) {
+    if (is_meant != c10::InferenceMode::is_enabled()) guard_.emplace(is_meant);
   }
 
  private:
@@ -89,7 +89,7 @@ void count_writes(const IValue& tensors) {
 
 // A lazy tensor on `value`, of the metadata of `tensor`, and sharded if that is.
 at::Tensor another(const at::Tensor& tensor, PyObject* value, Ref layout = Ref()) {
-  const OrdinaryTensors ordinary;
+  const Inference same(tensor.is_inference());
   Output like;
   like.layout = std::move(layout);
   like.size.assign(tensor.sizes().begin(), tensor.sizes().end());
@@ -120,7 +120,8 @@ bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vect
   } else if (kind == NOTHING) {
     if (info.writes_list) count_writes(arguments[0]);
   } else {
-    const OrdinaryTensors ordinary;
+    const Inference as_in_eager(info.is_view ? arguments[0].toTensor().is_inference()
+                                             : c10::InferenceMode::is_enabled());
     const Ref before = Ref::to(of_trace.state.in(trace));
     Values values;
     for (const Output& output : step.outputs) {

@@ -140,8 +140,9 @@ PyObject* py_sharded(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OO", &local, &layout)) return nullptr;
   if (Py_TYPE(local) != tensor_class) Py_RETURN_NONE;
   Ref object;
-  const Ref value = value_of(THPVariable_Unpack(local), object);
-  const OrdinaryTensors ordinary;
+  const at::Tensor& tensor = THPVariable_Unpack(local);
+  const Ref value = value_of(tensor, object);
+  const Inference same(tensor.is_inference());
   return object_of(lazy(output_of(meta_of_layout.in(layout), Py_None, layout), 0, value.get()))
       .release();
   END_HANDLE_TH_ERRORS
@@ -160,7 +161,7 @@ PyObject* py_local(PyObject*, PyObject* tensor) {
     if (!is_dense(computed)) Py_RETURN_NONE;
     return object_of(another(computed, value.get())).release();
   }
-  const OrdinaryTensors ordinary;
+  const Inference same(sharded.is_inference());
   Output like = output_of(local_of_layout.in(layout.get()), Py_None, nullptr);
   return object_of(lazy(like, like.offset, value.get())).release();
   END_HANDLE_TH_ERRORS

@@ -22,6 +22,59 @@ def test_inference_tensors_made_outside_are_used_and_refused_as_in_eager():
             w * x
 
 
+def made_in_inference_mode(w):
+    """Tensors of every kind: new ones, views, aliases, drawn, of what runs at once, of no ops."""
+    made = torch.ones(4)
+    doubled = made * 2
+    return {
+        "made": made,
+        "doubled": doubled,
+        "of w": w * 2,
+        "parts": doubled.split(2)[1],
+        "part of w": w[1:3],
+        "its alias": doubled.detach(),
+        "w's alias": w.detach(),
+        "transposed": doubled.view(2, 2).t(),
+        "w transposed": w.view(2, 2).t(),
+        "like w": torch.zeros_like(w),
+        "conjugate": torch.view_as_complex(doubled.view(2, 2)).conj(),
+        "drawn": torch.bernoulli(w / 2),
+        "indices": torch.nonzero(w),
+        "written": w.add_(1),
+        "tiny": w.sum() + 1,
+    }
+
+
+@pytest.mark.parametrize("way", ["always", "auto", "wrap"])
+def test_tensors_are_of_inference_mode_where_eagers_are(way):
+    def whose(found):
+        return {name: tensor.is_inference() for name, tensor in found.items()}
+
+    def used_outside(found):
+        x, y = found["doubled"], found["w transposed"]
+        return {"part": x[1:], "alias": x.detach(), "new": x + 1, "w's": y[1:]}
+
+    def outcome(w, mode):
+        with mode:
+            with torch.inference_mode():
+                found = made_in_inference_mode(w)
+            then = whose(used_outside(found))
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside"):
+            found["doubled"].add_(1)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            torch.ones(4, requires_grad=True) * found["doubled"]
+        found["part of w"].add_(1)
+        return whose(found), then, whose(used_outside(found)), w.sum().item()
+
+    w = torch.ones(4)
+    expected = outcome(w.clone(), nullcontext())
+    for _ in range(4):
+        if way == "wrap":
+            assert outcome(wrap(w.clone()), nullcontext()) == expected
+        else:
+            assert outcome(w.clone(), lazy_mode(record=way)) == expected
+
+
 def test_views_of_ordinary_tensors_are_written_through_in_inference_mode():
     base = torch.zeros(4)
     with lazy_mode(), torch.inference_mode():

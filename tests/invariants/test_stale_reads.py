@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from lazy_tensor import is_pending, lazy_mode, unwrap, wrap
+from lazy_tensor import is_pending, lazy_mode, replay, unwrap, wrap
 from tests.invariants.compare import WAYS, assert_agrees
 
 
@@ -126,6 +126,32 @@ def test_a_view_of_a_plain_tensor_for_a_lazy_one_is_written_outside_the_mode():
     assert view.tolist() == [5.0] * 3
     view.zero_()
     assert plain.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("way", ["mode", "replay"])
+@pytest.mark.parametrize("aliasing", [lambda w: w[1:3], lambda w: w.view(2, 2).t(), torch.detach])
+def test_an_alias_made_in_the_mode_is_one_outside(way, aliasing):
+    alias_of = lazy_mode(record="always")(aliasing) if way == "mode" else replay(aliasing)
+    for _ in range(5):
+        plain = torch.zeros(4)
+        alias = alias_of(plain)
+        before = alias * 2
+        plain.add_(1)
+        between = alias * 2
+        alias.add_(1)
+        assert plain.sum().item() == 4 + alias.numel()
+        assert before.unique().tolist() == [0.0]
+        assert between.unique().tolist() == [2.0]
+        assert alias.unique().tolist() == [2.0]
+
+
+def test_an_alias_made_before_a_failing_op_is_one_outside():
+    plain = torch.zeros(4)
+    with pytest.raises(IndexError), lazy_mode(record="always"):
+        alias = plain[1:3]
+        plain[torch.tensor([7])]
+    alias.add_(1)
+    assert plain.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_a_view_of_the_plain_side_writes_to_the_lazy_one():
