@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 from unittest.mock import patch
+from zlib import crc32
 
 import torch
 
@@ -27,7 +28,8 @@ from lazy_tensor.dispatch.trace import local
 class Side:
     """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces.
 
-    One without `keeps_recording` records what was seen before alone (see `dispatch.policy`).
+    One without `keeps_recording` records what was seen before alone (see `dispatch.policy`). One
+    that `leaves` has some lines in blocks of their own, the others outside, and no last flush.
     """
 
     name: str
@@ -37,15 +39,20 @@ class Side:
     debug: bool = False
     keeps_recording: bool = True
     remat_interval: int = 0
+    leaves: bool = False
 
     @property
     def is_exact(self) -> bool:
         return self.backend == "aten"
 
     def around(self) -> AbstractContextManager[Any]:
-        if self.wraps:
+        if self.wraps or self.leaves:
             return nullcontext()
         return lazy_tensor.lazy_mode(debug=self.debug)
+
+    def around_line(self, line: str) -> AbstractContextManager[Any]:
+        is_inside = self.leaves and crc32(line.encode()) % 3
+        return lazy_tensor.lazy_mode() if is_inside else nullcontext()
 
     def names(self) -> dict[str, Any]:
         names = eager_names() | {"flush": lazy_tensor.flush, "materialize": lazy_tensor.materialize}
@@ -61,17 +68,23 @@ DEBUG = Side("debug", rounds=1, debug=True)
 INDUCTOR = Side("inductor", backend="inductor")
 INDUCTOR_WRAPPED = Side("inductor wrapped", backend="inductor", wraps=True)
 REMAT = Side("remat", remat_interval=2)
-EXACT = (MODE, WRAPPED, COLD, DEBUG, REMAT)
+PIECES = Side("in pieces", leaves=True)
+EXACT = (MODE, WRAPPED, COLD, DEBUG, REMAT, PIECES)
 COMPILED = (INDUCTOR, INDUCTOR_WRAPPED)
 
 
-def run(program: Program, names: dict[str, Any]) -> list[str | None]:
+def run(
+    program: Program,
+    names: dict[str, Any],
+    around_line: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> list[str | None]:
     """Run the lines in `names`; for each what it raised, as text."""
     torch.manual_seed(program.seed)
     errors: list[str | None] = []
     for line in program.lines:
         try:
-            exec(line, names)
+            with around_line(line):
+                exec(line, names)
             errors.append(None)
         except Exception as error:
             # a view that was written has another node for tensor subclasses, see `_backward_of`
@@ -100,8 +113,9 @@ def difference(program: Program, side: Side) -> str | None:
             local.trace.policy.left_s = math.inf if side.keeps_recording else -1.0
             try:
                 with side.around():
-                    got = run(program, names)
-                lazy_tensor.flush()
+                    got = run(program, names, side.around_line)
+                if not side.leaves:
+                    lazy_tensor.flush()
             except Exception as error:
                 return f"round {i}: the flush raised {type(error).__name__}: {error}"
             for line, a, b in zip(program.lines, got, expected, strict=True):
@@ -243,6 +257,7 @@ def _facts(
         "stride": lambda t: memory and [n for n, m in zip(t.stride(), shape, strict=True) if m > 1],
         "storage_offset": lambda t: memory and t.storage_offset(),
         "is_conj": lambda t: (t.is_conj(), t.is_neg()),
+        "is_inference": lambda t: t.is_inference(),
         "version": lambda t: t.is_inference() or t._version,
     }
     if has_graph:
