@@ -151,7 +151,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         finally:
             trace.busy = False
 
-    def wrapper(meta: tuple[Any, ...], value: Value, like: Tensor | None) -> Any:
+    def wrapper(meta: tuple[Any, ...], value: Value, like: torch.Tensor | None) -> Any:
         out: Any = new_wrapper(tensor_class, meta, like)
         out._value = value
         return out
@@ -174,11 +174,13 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             close_segment(trace)
         return result
 
-    def viewed(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+    def viewed(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
         """Whose memory the results share."""
         return args[0] if args and facts_of(func).is_view else None
 
-    def outputs(trace: Trace, state: State, args: tuple[Any, ...], like: Tensor | None) -> Any:
+    def outputs(
+        trace: Trace, state: State, args: tuple[Any, ...], like: torch.Tensor | None
+    ) -> Any:
         kind = state.kind & KIND_MASK
         if kind == ONE:
             return fresh(trace, state.meta, state.slot, like, state.rebase, state.layout)
@@ -204,7 +206,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         trace: Trace,
         meta: tuple[Any, ...],
         slot: Any,
-        like: Tensor | None,
+        like: torch.Tensor | None,
         rebase: tuple[int, int] | None,
         layout: host.Layout | None = None,
     ) -> Any:
