@@ -7,10 +7,9 @@ any). The only caller of plans, and the only place where a trace's content leave
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
-import threading
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -114,15 +113,22 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         return
     start, n_built = perf_counter(), STATS.counts["plans_built"]
     alive = live_values(pending.values)
-    live = tuple(value.slot.index for value in alive if value.slot is not None)
+    live = tuple([value.slot.index for value in alive if value.slot is not None])
     plan, raised, planned = None, "", start
-    at_once = observe.is_timing() or trace.policy.may_plan(ends_stretch)
+    is_observed = observe.is_observed()
     try:
-        plan = plan_of(pending, live, at_once=at_once)
+        plan = plan_of(
+            pending,
+            live,
+            at_once=lambda: observe.is_timing() or trace.policy.may_plan(ends_stretch),
+        )
         planned = perf_counter()
         ran = plan or _with_remat(graph_of(pending.state.steps(), live))
-        with observe.flush_shown(cause):
-            _run(pending, alive, ran, ranges)
+        if is_observed:
+            with observe.flush_shown(cause):
+                _run(pending, alive, ran, ranges)
+        else:
+            _run(pending, alive, ran, None)
     except BaseException as error:
         raised = type(error).__name__
         raise
@@ -133,23 +139,23 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         if ends_stretch:
             trace.policy.pays.add_flush(seconds)
         trace.remember(pending.state)
-        _account(
-            FlushRecord(
-                thread=threading.current_thread().name,
-                cause=cause,
-                where=where,
-                n_ops=pending.state.n_ops,
-                began_s=start,
-                seconds=seconds,
-                plan_s=planned - start,
-                grown_s=grown_s,
-                raised=raised,
-                state=pending.state,
-                first_new=first_new,
-                was_built=STATS.counts["plans_built"] > n_built,
-                **({} if plan is None else told_of(plan)),
-            )
+        record = FlushRecord(
+            thread=traces.local.thread.name,
+            cause=cause,
+            where=where,
+            n_ops=pending.state.n_ops,
+            began_s=start,
+            seconds=seconds,
+            plan_s=planned - start,
+            grown_s=grown_s,
+            raised=raised,
+            state=pending.state,
+            first_new=first_new,
+            was_built=STATS.counts["plans_built"] > n_built,
         )
+        if plan is not None:
+            note_plan(record, plan)
+        _account(record)
     if plan is not None and not must_record(trace):
         trace.policy.note_kernels(plan)
     if MISJUDGED:
@@ -159,36 +165,30 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 
 def must_record(trace: Trace) -> bool:
-    """Whether ops are recorded whatever that costs: who waits for compilers doesn't count
-    milliseconds, and the others need the trace whole."""
-    now = settings.current()
-    return bool(
-        now.compile == "blocking" or now.record == "always" or now.remat_interval or trace.tape
-    )
+    """Whether ops are recorded whatever that costs (see `Settings`), or for a tape."""
+    return settings.current().records_all or trace.tape is not None
 
 
-def told_of(plan: Plan) -> dict[str, Any]:
-    """What a record in the flush log says of the plan that has just run."""
-    statuses, reasons = plan.told()
-    return {
-        "steps": plan.steps,
-        "peak_bytes": plan.peak_bytes,
-        "statuses": statuses,
-        "reasons": reasons,
-        "steps_s": observe.times_s(),
-    }
+def note_plan(record: FlushRecord, plan: Plan) -> None:
+    """Have a record in the flush log tell of the plan that has just run."""
+    record.steps, record.peak_bytes = plan.steps, plan.peak_bytes
+    record.statuses, record.reasons = plan.told()
+    record.steps_s = observe.times_s()
 
 
-def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted) -> None:
+def _run(
+    pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted | None
+) -> None:
+    """Run it, observed if there are `ranges`."""
     ask_for_extensions(ran if isinstance(ran, Plan) else None)
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
         counted = pending.leaves if pending.state.counts_writes else ()
         with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
             if isinstance(ran, Plan):
-                results = observe.function_of(ran, pending.state, ranges)(
-                    pending.leaves, pending.scalars
-                )
+                observes = ranges is not None
+                run = observe.function_of(ran, pending.state, ranges) if observes else ran.function
+                results = run(pending.leaves, pending.scalars)
             else:
                 results = interpret(ran, pending.leaves, pending.scalars)
     except BaseException as error:
@@ -252,8 +252,9 @@ def _share_with_plain(pending: Pending, alive: list[Value], ran: Plan | Graph) -
 
 def _release(*values: list[Value]) -> None:
     """Forget the values' places in the trace that was taken."""
-    for value in itertools.chain(*values):
-        value.slot = value.leaf = None
+    for some in values:
+        for value in some:
+            value.slot = value.leaf = None
 
 
 def _with_remat(graph: Graph) -> Graph:
@@ -261,16 +262,11 @@ def _with_remat(graph: Graph) -> Graph:
     return rematerialized(graph, interval) if interval else graph
 
 
-def _config() -> tuple[str, str, int]:
-    now = settings.current()
-    return (now.backend, now.compile, now.remat_interval)
-
-
-def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: bool = False) -> Plan | None:
+def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bool]) -> Plan | None:
     """The plan for a state and its live values; None at first sight, when one may not pay, unless
     it is wanted `at_once`; and where there can't be one."""
-    state, config = pending.state, _config()
-    key = (live, config)
+    state, now = pending.state, settings.current()
+    key = (live, now.plans_by)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
     if plan is NO_PLAN:
         return None
@@ -280,7 +276,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: bool = False) -
     seen_before = state.plans is not None
     if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
         state.plans = {}
-    if not (seen_before or at_once) and config[1] != "blocking":
+    if not (seen_before or now.compile == "blocking" or at_once()):
         return None
     try:
         plan = build_plan(pending, live)
@@ -421,8 +417,9 @@ def _account(record: FlushRecord) -> None:
     STATS.log.append(record)
     if record.first_new is not None and MISSES.isEnabledFor(logging.INFO):
         MISSES.info("%s: %s", record.where, reason_of_miss(record.first_new, record.state))
-    FLUSHES.info(
-        "%s: %s: %d ops, %d segments, %.2f ms%s",
-        record.where, record.cause, record.n_ops, len(record.statuses), record.seconds * 1e3,
-        f", raised {record.raised}" if record.raised else "",
-    )  # fmt: skip
+    if FLUSHES.isEnabledFor(logging.INFO):
+        FLUSHES.info(
+            "%s: %s: %d ops, %d segments, %.2f ms%s",
+            record.where, record.cause, record.n_ops, len(record.statuses), record.seconds * 1e3,
+            f", raised {record.raised}" if record.raised else "",
+        )  # fmt: skip

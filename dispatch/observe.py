@@ -52,6 +52,11 @@ def times_s() -> tuple[float, ...]:
     return tuple(_timing.steps_s or ())
 
 
+def is_observed() -> bool:
+    """Whether anybody wants to see what a flush runs."""
+    return _timing.steps_s is not None or torch_private.is_profiled()
+
+
 def function_of(
     plan: Plan, state: State | None = None, noted: Noted | None = None
 ) -> Callable[[list[torch.Tensor], list[complex]], Any]:
@@ -92,6 +97,8 @@ Noted = list[tuple["State", "str | None"]]
 def take_ranges(trace: Trace) -> Noted:
     """The ranges of a trace that was just taken; those that haven't ended go on in the next."""
     noted = _open.noted
+    if not (noted or _open.names):
+        return noted
     _open.noted = [(trace.state, name) for name in _open.names]
     return noted
 

@@ -35,16 +35,20 @@ class Patches:
         self._patches = list(patches)
         self._lock = threading.Lock()
         self._n_users = self._n_times = 0
+        self._stay = False
         self._before: list[tuple[Any, str, Any]] = []
         self._made: list[tuple[Any, Any]] = [(_ABSENT, None)] * len(self._patches)
 
     def put(self) -> None:
         """Put the patches in place; each call wants one of `take_back`."""
+        if self._stay:
+            return
         with self._lock:
             self._n_users += 1
             if self._before:
                 return
             self._n_times += 1
+            self._stay = self._n_times > 1
             for i in range(len(self._patches)):
                 self._put(i)
 
@@ -71,9 +75,11 @@ class Patches:
 
     def take_back(self) -> None:
         """One user less; after the last of the first time all is as it was, inherited or own."""
+        if self._stay:
+            return
         with self._lock:
             self._n_users -= 1
-            if self._n_users or self._n_times > 1:
+            if self._n_users:
                 return
             while self._before:
                 owner, name, own = self._before.pop()

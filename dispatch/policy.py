@@ -60,9 +60,9 @@ class Policy:
     """
 
     __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone", "_is_loop",
-                 "_last_site", "_n_known", "_n_new", "_n_reads", "_n_unknown", "_news", "_place",
-                 "_site", "_sites", "_stretch", "address", "grown_s", "left_s", "past", "pays",
-                 "with_kernels")  # fmt: skip
+                 "_has_worked", "_last_site", "_n_adopted", "_n_known", "_n_new", "_n_reads",
+                 "_n_unknown", "_place", "_site", "_sites", "_stretch", "address", "grown_s",
+                 "left_s", "past", "pays", "with_kernels")  # fmt: skip
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
@@ -95,7 +95,7 @@ class Policy:
         # stretches of this block: that were known, that ran as in eager as they had to, and that
         # were unknown, since one that was known
         self._n_known = self._n_new = self._n_unknown = 0
-        self._news = (False, 0)
+        self._has_worked, self._n_adopted = False, 0
 
     @property
     def cold(self) -> int:
@@ -170,7 +170,8 @@ class Policy:
         if self._is_let_alone:
             self.pays.pass_over(self._outcome())
             return
-        self._look_for_news()
+        if self._n_adopted != Fusion.n_adopted or self._has_worked is not STATS.has_worked_long():
+            self._look_for_news()
         if not is_empty:
             self._n_unknown = 0 if known else self._n_unknown + 1
         is_all_recorded = is_recorded or stretch is None or (must_record and not self.cold)
@@ -196,12 +197,10 @@ class Policy:
 
     def _look_for_news(self) -> None:
         """Try again what was left to eager once kernels are asked for, and as they come."""
-        news = (STATS.has_worked_long(), Fusion.n_adopted)
-        if news != self._news:
-            self._news = news
-            self.pays.try_again()
-            for site in self._sites.values():
-                site.times.try_again()
+        self._has_worked, self._n_adopted = STATS.has_worked_long(), Fusion.n_adopted
+        self.pays.try_again()
+        for site in self._sites.values():
+            site.times.try_again()
 
     def _look_for_kernels(self, plan: Waiting) -> None:
         self.cold = AWAITS_OPS if plan.awaits_kernels() else 0

@@ -256,6 +256,12 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         """`missed`, after which the trace holds nothing that entered for this call alone, and the
         call is part of the past."""
         is_part = trace.call is not None or is_question(call[0])
+        if (
+            call[0] is run_now.ITEM
+            and type(call[1][0]) is tensor_class
+            and not (is_part or trace.policy.cold or trace.tape)
+        ):
+            return run_now.item(trace, call[1][0])
         if not is_part:
             noting.begin(trace, *call[:3])
         try:

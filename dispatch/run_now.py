@@ -91,6 +91,24 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
     return result
 
 
+ITEM = torch.ops.aten._local_scalar_dense.default
+_ITEM_NAME = str(ITEM)  # 1 us
+
+
+def item(trace: Trace, tensor: torch.Tensor) -> Any:
+    """The value of a lazy tensor of one element while ops are recorded, as `run` gives it: what
+    many programs do many times a step."""
+    STATS.fallbacks[ITEM, "runs now by rule"] += 1
+    if noting.ends_stretch(tensor):
+        noting.at_read(trace)
+    if sees_pending(trace, [tensor]):
+        flush(trace, _ITEM_NAME)
+    trace.ran = ITEM, trace.state
+    data = _data(tensor)
+    with torch_private.kernels_only(dispatches=True):
+        return ITEM(data)
+
+
 def _careful(request: Request, args: Any, kwargs: Any) -> Any:
     """The op's result on these arguments, tensors of its own among them as they are."""
     with torch_private.kernels_only(dispatches=True):

@@ -53,8 +53,24 @@ class Settings:
     forbid: frozenset[str] = frozenset()
     debug: bool = False
     warn: bool = True
+    records_all: bool = dataclasses.field(init=False, repr=False, compare=False)
+    """Whether ops are recorded whatever that costs: who waits for compilers doesn't count
+    milliseconds, and rematerialization needs the trace whole."""
+
+    plans_by: tuple[str, str, int] = dataclasses.field(init=False, repr=False, compare=False)
+    """What a state's plans depend on."""
+    _hash: int = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __post_init__(self) -> None:
+        values = tuple([getattr(self, name) for name in NAMES])
+        object.__setattr__(self, "_hash", hash(values))
+        plans_by = (self.backend, self.compile, self.remat_interval)
+        object.__setattr__(self, "plans_by", plans_by)
+        must = self.compile == "blocking" or self.record == "always" or self.remat_interval > 0
+        object.__setattr__(self, "records_all", must)
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 options = ", ".join(repr(choice) for choice in allowed)
@@ -79,7 +95,7 @@ class Settings:
                 raise ValueError(f"forbid={what!r} is not one of {options}")
 
 
-_TYPES = {f.name: str(f.type) for f in dataclasses.fields(Settings)}
+_TYPES = {f.name: str(f.type) for f in dataclasses.fields(Settings) if f.init}
 NAMES = tuple(_TYPES)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lazy_tensor.dispatch.trace import State
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # to be frozen would cost 1 us a flush
 class FlushRecord:
     """One flush, or a replayed call: `cause` (an aten op, "exit", "flush()", "replay(f)", ...), the
     user's `where`, what ran.

@@ -125,16 +125,23 @@ def _key_sets() -> tuple[Any, ...]:
 _INCLUDED, _BELOW_AUTOGRAD, _KERNELS = _key_sets()
 
 
-@contextmanager
-def kernels_only(*, dispatches: bool = False) -> Iterator[None]:
-    """Ops go straight to kernels: no graph, no autocast; modes and subclasses if `dispatches`.
+def kernels_only(*, dispatches: bool = False) -> AbstractContextManager[Any]:
+    """Context manager: ops go straight to kernels, without a graph or autocast; by modes and
+    subclasses if `dispatches`, else what is made is ordinary, in inference mode too.
 
     Kernels may use `conj()` inside, which works by dispatch keys that torch leaves out while a
     tensor subclass or a mode handles an op.
     """
     excluded = _BELOW_AUTOGRAD if dispatches else _KERNELS
-    inference = _NOTHING if dispatches else no_inference()
-    with inference, torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded):
+    guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded)
+    if dispatches or not torch.is_inference_mode_enabled():
+        return guard
+    return _ordinary(guard)
+
+
+@contextmanager
+def _ordinary(guard: AbstractContextManager[Any]) -> Iterator[None]:
+    with no_inference(), guard:
         yield
 
 
@@ -554,14 +561,28 @@ def are_modes_put_aside() -> bool:
     )
 
 
+push_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
+"""Have this dispatch mode see all ops of this thread."""
+pop_mode: Callable[[None], TorchDispatchMode] = torch._C._pop_torch_dispatch_stack
+"""Take back the mode that was pushed last."""
+
+
+def let_engine_have_threads(allowed: bool) -> bool:
+    """Whether backward may run on threads of autograd's from now on; returns whether it might."""
+    before: bool = torch._C._is_multithreading_enabled()
+    torch._C._set_multithreading_enabled(allowed)
+    return before
+
+
 def is_own_mode_entered() -> bool:
     """Whether one of torch's own modes is active in this thread: fake tensors, functionalization,
     proxies."""
-    keys = torch._C._TorchDispatchModeKey
-    return any(
-        torch._C._get_dispatch_mode(key) is not None
-        for key in (keys.FAKE, keys.FUNCTIONAL, keys.PROXY)
-    )
+    mode = torch._C._get_dispatch_mode
+    return not (mode(_FAKE) is None and mode(_FUNCTIONAL) is None and mode(_PROXY) is None)
+
+
+_KEYS = torch._C._TorchDispatchModeKey
+_FAKE, _FUNCTIONAL, _PROXY = _KEYS.FAKE, _KEYS.FUNCTIONAL, _KEYS.PROXY
 
 
 def print_width() -> int:

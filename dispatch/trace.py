@@ -127,7 +127,7 @@ class State(dict[tuple[Any, ...], "State"]):
 
     __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind", "layout",
                  "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
-                 "rebase", "seen", "slot", "step", "stretch")  # fmt: skip
+                 "rebase", "remembered", "seen", "slot", "step", "stretch")  # fmt: skip
 
     kind: int
     meta: Any
@@ -152,6 +152,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.origin: State | None = None
         self.closes = False
         self.call: int | None = None
+        self.remembered: int | None = None  # flushes at new states, at the last flush here
         self.stretch: tuple[object, int] | None = None  # whose past, and the number in it
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
@@ -192,10 +193,10 @@ class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     # not for size: `hits` finds what it needs by their offsets
-    __slots__ = ("_rooted", "_roots", "begun", "behind", "busy", "call", "claimed", "copies",
-                 "environment", "finals", "first_new", "holds", "is_outdated", "kept",
-                 "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
-                 "passing", "policy", "ran", "root", "roots",
+    __slots__ = ("_as_of", "_n_finals", "_rooted", "_roots", "_told_by", "begun", "behind",
+                 "busy", "call", "claimed", "copies", "environment", "finals", "first_new",
+                 "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values",
+                 "leaves", "lock", "noted", "passing", "policy", "ran", "root", "roots",
                  "scalars", "slots", "snapshot_slots", "state", "storages", "tape", "twin",
                  "values", "varying")  # fmt: skip
 
@@ -213,21 +214,21 @@ class Trace:
         self.tape: Any = None  # see `dispatch.tape`
         self.lock = threading.RLock()  # held while the trace is flushed
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
+        self._n_finals = 0  # new ones so far
+        self._as_of = -1  # changes when `_told_by` was empty
+        self._told_by: dict[Any, tuple[object, ...]] = {}  # environments, by what tells them
         self.reset()
 
     def reset(self) -> None:
         """Start an empty trace at the root for the environment (default dtype, flags) in force."""
-        now = settings.current()
-        environment = self.environment = (
-            *torch_private.environment(),
-            now.debug,
-            "redistribute" in now.forbid,
-            now.bucket_bytes,
-            now.backend,  # which calls close a segment
-            now.flush_policy,
-            self.tape is not None,
-            _in_force(),
-        )
+        if self._as_of != _n_changes or len(self._told_by) > MOST_TOLD:
+            self._as_of = _n_changes
+            self._told_by.clear()
+        told_by = (settings.current(), torch.is_inference_mode_enabled(), self.tape is not None)
+        environment = self._told_by.get(told_by)
+        if environment is None:
+            environment = self._told_by[told_by] = _environment(*told_by)
+        self.environment = environment
         root = self.roots.get(environment)
         if root is None:
             root = self.roots[environment] = State(None, (), None)
@@ -318,7 +319,7 @@ class Trace:
     def forget(self) -> None:
         """Drop the trie (`cache_clear`); what is pending must have been flushed."""
         for state in self.finals.values():
-            state.plans = None  # the log may hold the state
+            state.plans = state.remembered = None  # the log may hold the state
         self.roots.clear()
         self.varying.clear()
         self.finals.clear()
@@ -340,10 +341,19 @@ class Trace:
         self.state = state
 
     def remember(self, state: State) -> None:
-        """Note a flush at `state`; the least recently used paths leave when there are too many."""
+        """Note a flush at `state`; the least recently used paths leave when there are too many.
+
+        Those used since the last new one count as equally recent.
+        """
+        if state.remembered == self._n_finals:
+            return
+        self._n_finals += state.remembered is None
+        state.remembered = self._n_finals
         self.finals.put(id(state), state)
 
 
+MOST_TOLD = 64
+"""Settings whose environments a trace knows."""
 MOST_BEHIND = 64
 """Flushes since the last break whose hits are kept for the past."""
 MAX_STATES = 40_000
@@ -358,7 +368,7 @@ def _weight(state: State) -> float:
 
 def _prune(_: int, state: State) -> None:
     """Cut `state`'s path from the trie, up to where another path needs it."""
-    state.plans = None
+    state.plans = state.remembered = None
     current: State = state
     while current.parent is not None and not (len(current) or current.generic or current.plans):
         parent = current.parent
@@ -385,6 +395,20 @@ _apart_here = _ApartHere()
 """The same for this thread alone."""
 
 
+def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) -> tuple[object, ...]:
+    """What the meaning of recorded calls depends on besides their arguments."""
+    return (
+        *torch_private.environment(),
+        now.debug,
+        "redistribute" in now.forbid,
+        now.bucket_bytes,
+        now.backend,  # which calls close a segment
+        now.flush_policy,
+        has_tape,
+        _in_force(),
+    )
+
+
 def _in_force() -> frozenset[str]:
     return frozenset(+_apart) | frozenset(+_apart_here.names)
 
@@ -405,7 +429,7 @@ def set_apart(name: str, user: object) -> None:
     """The same from now on, as long as `user` lives."""
     _count(_apart, name, 1)
     restart_empty_traces()
-    weakref.finalize(user, _apart.subtract, [name])  # traces that start later are told
+    weakref.finalize(user, _note_change, _apart, name, -1)  # traces that start later are told
 
 
 def is_apart(name: str) -> bool:
@@ -413,9 +437,19 @@ def is_apart(name: str) -> bool:
     return bool(_apart[name])
 
 
-def _count(names: Counter[str], name: str, change: int) -> None:
+_n_changes = 0
+"""Changes, in any thread, of what environments are made of."""
+
+
+def _note_change(names: Counter[str], name: str, change: int) -> None:
+    global _n_changes
     with _lock:
         names[name] += change
+        _n_changes += 1
+
+
+def _count(names: Counter[str], name: str, change: int) -> None:
+    _note_change(names, name, change)
     trace = local.trace
     if trace.state is trace.root:
         trace.reset()
@@ -425,6 +459,7 @@ def _count(names: Counter[str], name: str, change: int) -> None:
 
 class _Local(threading.local):
     def __init__(self) -> None:
+        self.thread = threading.current_thread()
         self.trace, orphans = _adopt()
         for trace in orphans:
             for run in run_orphan:
@@ -472,6 +507,9 @@ def alone() -> Iterator[bool]:
 
 def restart_empty_traces() -> None:
     """Let traces that hold nothing start from the root for the environment now in force."""
+    global _n_changes
+    with _lock:
+        _n_changes += 1
     restart_own_trace()
     for trace in all_traces():
         if trace is not local.trace:

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from lazy_tensor import convert, ways
-from lazy_tensor.dispatch import hits, noting, run_now, settings, values_only
+from lazy_tensor.dispatch import hits, noting, run_now, settings, torch_private, values_only
 from lazy_tensor.dispatch.flush import begin_hits, close_segment
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
@@ -38,14 +36,18 @@ class RecordingMode(TorchDispatchMode):
     supports_higher_order_operators = True
     __torch_dispatch__ = record
 
+    def __init__(self) -> None:
+        self._had_threads: list[bool] = []  # of autograd's engine, at each entry
+
     def __enter__(self) -> RecordingMode:
-        self._engine = torch.autograd.set_multithreading_enabled(False)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        # as `TorchDispatchMode` does, less the notes it keeps for code that runs compiled
+        self._had_threads.append(torch_private.let_engine_have_threads(False))
+        torch_private.push_mode(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._engine.__exit__(*exception)
+        torch_private.pop_mode(None)
+        torch_private.let_engine_have_threads(self._had_threads.pop())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -91,7 +93,8 @@ class lazy_mode:
     _listens_always = False
 
     def __init__(self, **options: Any) -> None:
-        settings.updated(settings.current(), options, "lazy_mode()")
+        if options:
+            settings.updated(settings.current(), options, "lazy_mode()")
         self._options = options
         self._entered: list[tuple[RecordingMode | None, int, settings.Settings | None]] = []
         self._function: Any = None  # the decorated one
@@ -116,11 +119,11 @@ class lazy_mode:
         if depth == 0:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
-                if threading.current_thread() is not threading.main_thread():
+                if local.thread is not threading.main_thread():
                     begin_hits()
                 ways.WITH_LAZY.put()
                 ways.IN_MODE.put()
-                here.mode = mode = RecordingMode()  # type: ignore[no-untyped-call]
+                here.mode = mode = RecordingMode()
                 mode.__enter__()
         before = None
         if self._options:
@@ -136,18 +139,17 @@ class lazy_mode:
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         """Whether ops must come here: not where all of them would be let pass."""
         code = caller.f_code if self._function is None else self._function
-        place = (id(code), caller.f_lasti)
-        policy = local.trace.policy
-        noting.at_break(local.trace)
+        trace = local.trace
+        noting.at_break(trace)
         if options.record == "always":
-            policy.try_again_at_once()
-        may_choose = noting.may_choose(local.trace)
-        listens = policy.begin_block((place, options), may_choose=may_choose)
-        listens = listens or options.record == "always"
-        if not listens:
-            STATS.counts["unrecorded_blocks"] += 1
-            convert.make_met_plain()
-        return listens
+            trace.policy.try_again_at_once()
+        may_choose = noting.may_choose(trace)
+        place = (id(code), caller.f_lasti, options)
+        if trace.policy.begin_block(place, may_choose=may_choose) or options.record == "always":
+            return True
+        STATS.counts["unrecorded_blocks"] += 1
+        convert.make_met_plain()
+        return False
 
     def __exit__(self, *exception: Any) -> None:
         mode, here.depth, before = self._entered.pop()

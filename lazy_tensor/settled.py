@@ -6,7 +6,6 @@ the next call, if everything is as it was, and runs the plan on them. Called by 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -19,12 +18,12 @@ from lazy_tensor.captured import Captured
 from lazy_tensor.counts import Recount
 from lazy_tensor.dispatch import hits, host, memory, observe, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
-from lazy_tensor.dispatch.flush import ask_for_extensions, plan_of, told_of
+from lazy_tensor.dispatch.flush import ask_for_extensions, note_plan, plan_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trace import Leaf, Pending, Value
+from lazy_tensor.dispatch.trace import Leaf, Pending, Value, local
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.kernels.segment import n_bytes
@@ -94,7 +93,9 @@ class Settled:
             take.constants.values(),
         )
         plan = plan_of(
-            Pending(outline.state, [], [], [], {}, self._scalars), outline.live, at_once=True
+            Pending(outline.state, [], [], [], {}, self._scalars),
+            outline.live,
+            at_once=lambda: True,
         )
         if plan is None:
             raise RuntimeError("its ops can't be planned")
@@ -337,19 +338,18 @@ class Settled:
     def _note(self, start: float, raised: str) -> None:
         """An entry in the flush log."""
         seconds, state = perf_counter() - start, self.outline.state
-        STATS.log.append(
-            FlushRecord(
-                thread=threading.current_thread().name,
-                cause=self.name,
-                where=user_line(),
-                n_ops=state.n_ops,
-                began_s=start,
-                seconds=seconds,
-                raised=raised,
-                state=state,
-                **told_of(self._plan),
-            )
+        record = FlushRecord(
+            thread=local.thread.name,
+            cause=self.name,
+            where=user_line(),
+            n_ops=state.n_ops,
+            began_s=start,
+            seconds=seconds,
+            raised=raised,
+            state=state,
         )
+        note_plan(record, self._plan)
+        STATS.log.append(record)
 
     def _leave(self, of_slot: dict[int, torch.Tensor], lasting: Tensors, tensors: Tensors) -> None:
         """Leave behind what the call does, as far as it was computed."""
