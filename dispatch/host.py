@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.torch_private import mark, new_wrapper
 from lazy_tensor.dispatch.trace import Value
 
@@ -102,11 +103,22 @@ def local_of(tensor: ShardedTensor) -> torch.Tensor:
     return new_tensor(value, tensor._layout.local, tensor)
 
 
-def local_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the installed class on the same value."""
-    meta = (tensor.shape, tensor.stride(), tensor.storage_offset(), None, tensor.dtype,
-            tensor.layout, tensor.device)  # fmt: skip
-    return new_tensor(value_in(tensor), meta, tensor)
+def local_like(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Another tensor of the installed class on the same value; of inference mode as `like`, or as
+    itself."""
+    return new_tensor(value_in(tensor), _arguments(tensor), tensor if like is None else like)
+
+
+def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
+    """Give a lazy tensor another one's size, strides and dtype; it stays the same object, and of
+    inference mode if it was."""
+    if tensor.is_inference() is not twin.is_inference():
+        layout = layout_of(twin)
+        if layout is None:
+            twin = local_like(twin, tensor)
+        else:
+            twin = new_sharded(value_in(twin), layout, tensor)
+    torch_private.become(tensor, twin)
 
 
 def concrete(data: torch.Tensor) -> torch.Tensor:
@@ -118,6 +130,10 @@ def concrete(data: torch.Tensor) -> torch.Tensor:
 
 def concrete_on(value: Value, data: torch.Tensor) -> torch.Tensor:
     """Another tensor of the installed class on a computed value."""
-    meta = (data.shape, data.stride(), data.storage_offset(), None, data.dtype, data.layout,
-            data.device)  # fmt: skip
-    return mark(new_tensor(value, meta, data), data.is_conj(), data.is_neg())
+    return mark(new_tensor(value, _arguments(data), data), data.is_conj(), data.is_neg())
+
+
+def _arguments(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """`make_wrapper`'s arguments for a tensor of the same metadata."""
+    return (tensor.shape, tensor.stride(), tensor.storage_offset(), None, tensor.dtype,
+            tensor.layout, tensor.device)  # fmt: skip

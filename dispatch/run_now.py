@@ -279,7 +279,7 @@ def _follow_data(tensor: torch.Tensor) -> None:
     data = _data(tensor)
     if meta_of(tensor) == meta_of(data):
         return
-    torch_private.become(tensor, host.concrete(data))
+    host.become(tensor, host.concrete(data))
 
 
 def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:

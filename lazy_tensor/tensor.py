@@ -164,7 +164,7 @@ class LazyTensor(host.ValueTensor):
                 new = host.concrete(new.detach())
         assert isinstance(new, LazyTensor)
         if meta_of(self) != meta_of(new):
-            torch_private.become(self, new)
+            host.become(self, new)
         self._value = new._value
 
     def as_subclass(self, cls: type[Any]) -> Any:

@@ -266,7 +266,7 @@ def local_of(tensor: host.ShardedTensor) -> torch.Tensor:
 def become(tensor: DTensor, twin: DTensor) -> None:
     """Make `tensor` what `twin` is, the same object for Python and for autograd."""
     if meta_of(twin) != meta_of(tensor):
-        dispatch_private.become(tensor, laid_out(local_of(twin), twin._layout))
+        host.become(tensor, laid_out(local_of(twin), twin._layout))
     tensor._value, tensor._layout = twin._value, twin._layout
 
 
