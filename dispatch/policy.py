@@ -170,7 +170,7 @@ class Policy:
         if self._is_let_alone:
             self.pays.pass_over(self._outcome())
             return
-        if self._n_adopted != Fusion.n_adopted or self._has_worked is not STATS.has_worked_long():
+        if self._has_news():
             self._look_for_news()
         if not is_empty:
             self._n_unknown = 0 if known else self._n_unknown + 1
@@ -195,8 +195,14 @@ class Policy:
         """What becomes of a stretch that isn't recorded."""
         return KERNELS if self._awaited is not None else QUICKER if self._is_chosen else NEW
 
+    def _has_news(self) -> bool:
+        """Whether kernels are asked for, or have come, that weren't."""
+        return (
+            self._n_adopted != Fusion.n_adopted or self._has_worked is not STATS.has_worked_long()
+        )
+
     def _look_for_news(self) -> None:
-        """Try again what was left to eager once kernels are asked for, and as they come."""
+        """Try again what was left to eager."""
         self._has_worked, self._n_adopted = STATS.has_worked_long(), Fusion.n_adopted
         self.pays.try_again()
         for site in self._sites.values():
@@ -206,6 +212,18 @@ class Policy:
         self.cold = AWAITS_OPS if plan.awaits_kernels() else 0
         if not self.cold:
             self._awaited, self.with_kernels = None, 0.0
+
+    def rests(self, place: Any) -> bool:
+        """Whether the block that begins at this `place` is let alone, as the last one there was,
+        and needs no account of it."""
+        if self._cold[0] != 1 or self.has_wrapped or self._has_news():
+            return False
+        site = self._sites.get(place)
+        if site is None or not site.rests():
+            return False
+        if self._last_site is not None:
+            self._last_site.is_followed()
+        return True
 
     def begin_block(self, place: Any, *, may_choose: bool = True) -> bool:
         """Begin a block of the program, behind a break; whether its ops must be seen.
@@ -230,7 +248,10 @@ class Policy:
         site.begin()
         is_awaited = self._awaited is not None
         self._is_let_alone = bool(self.cold) and (is_awaited or site.has_long_been_unknown())
-        if not self._is_let_alone and may_choose and not (site.times.pays or self.is_paused):
+        site.is_quicker_alone = (
+            not self._is_let_alone and may_choose and not (site.times.pays or self.is_paused)
+        )
+        if site.is_quicker_alone:
             self._is_let_alone = self._is_chosen = True
             self.cold = 1
         return not self._is_let_alone

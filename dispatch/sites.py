@@ -14,6 +14,9 @@ LISTENS, LETS_ALONE = 64, 960
 """Stretches in a row that are listened to, all of them unknown, before as many blocks are let
 alone, then twice as many, up to so many: to see an op and let it pass costs a quarter of a small
 one."""
+RESTS, RESTS_FROM = 7, 32
+"""Blocks that are let alone without being timed, after each one that is, once so many were: to time
+one costs what some ops do."""
 ROUND, RUNS_OF_A_ROUND = 16, 4
 """Reads of values, and as how many runs of a stretch the time of so many counts."""
 
@@ -34,10 +37,13 @@ class Site:
         self._was_listened_to: bool | None = None  # the last one; None if its time says nothing
         self._n_unknown = 0  # stretches in a row
         self._n_to_let_alone, self._n_next = 0, LISTENS  # blocks
+        self.is_quicker_alone = False
+        self._n_rests = 0  # since the last block that was timed
 
     def begin(self) -> None:
         """A block begins."""
         self._began_s, self._was_listened_to = perf_counter(), None
+        self._n_rests = 0
 
     def end(self, *, was_listened_to: bool | None, n_unknown: int = 0) -> None:
         """It ends, `n_unknown` stretches after the last one that was known."""
@@ -57,6 +63,14 @@ class Site:
             seconds = perf_counter() - self._began_s
             self.times.add(seconds, is_recorded=self._was_listened_to, n=self._n_runs)
             self._was_listened_to = None
+
+    def rests(self) -> bool:
+        """Whether the block that begins is let alone as the last one was, and not even timed."""
+        if not self.is_quicker_alone or self._n_rests == RESTS or self.times.n_cold < RESTS_FROM:
+            return False
+        self._n_rests += 1
+        self.times.n_cold += 1
+        return True
 
     def has_long_been_unknown(self) -> bool:
         """Whether the block that begins may be let alone for it."""

@@ -96,7 +96,8 @@ class lazy_mode:
         if options:
             settings.updated(settings.current(), options, "lazy_mode()")
         self._options = options
-        self._entered: list[tuple[RecordingMode | None, int, settings.Settings | None]] = []
+        # None for a block that rests
+        self._entered: list[tuple[RecordingMode | None, int, settings.Settings | None] | None] = []
         self._function: Any = None  # the decorated one
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -110,6 +111,10 @@ class lazy_mode:
         return in_mode
 
     def __enter__(self) -> lazy_mode:
+        if self._rests(sys._getframe(1)):
+            STATS.counts["unrecorded_blocks"] += 1
+            self._entered.append(None)
+            return self
         if self._options:
             flush_here("options changed", quiet=True)
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
@@ -136,15 +141,26 @@ class lazy_mode:
         self._entered.append((mode, depth, before))
         return self
 
+    def _place(self, caller: FrameType, options: settings.Settings) -> tuple[Any, ...]:
+        """Where in the program this block is, and how it runs."""
+        code = caller.f_code if self._function is None else self._function
+        return (id(code), caller.f_lasti, options)
+
+    def _rests(self, caller: FrameType) -> bool:
+        """Whether the block is one of many at its place that are let alone, with nothing to do."""
+        trace = local.trace
+        if self._options or here.depth or trace.state is not trace.root:
+            return False
+        return trace.policy.rests(self._place(caller, settings.current()))
+
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         """Whether ops must come here: not where all of them would be let pass."""
-        code = caller.f_code if self._function is None else self._function
         trace = local.trace
         noting.at_break(trace)
         if options.record == "always":
             trace.policy.try_again_at_once()
-        may_choose = noting.may_choose(trace)
-        place = (id(code), caller.f_lasti, options)
+        may_choose = noting.may_choose(trace, options)
+        place = self._place(caller, options)
         if trace.policy.begin_block(place, may_choose=may_choose) or options.record == "always":
             return True
         STATS.counts["unrecorded_blocks"] += 1
@@ -152,7 +168,11 @@ class lazy_mode:
         return False
 
     def __exit__(self, *exception: Any) -> None:
-        mode, here.depth, before = self._entered.pop()
+        entered = self._entered.pop()
+        if entered is None:
+            flush_here("exit", quiet=True)
+            return
+        mode, here.depth, before = entered
         if here.depth == 0:
             noting.listen(local.trace)
         if mode is not None:
@@ -183,6 +203,9 @@ class listening_mode(lazy_mode):
     """A `lazy_mode` that sees all ops, though the program may not repeat itself."""
 
     _listens_always = True
+
+    def _rests(self, caller: FrameType) -> bool:
+        return False
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         noting.at_break(local.trace)

@@ -90,6 +90,39 @@ def test_ops_of_a_block_that_is_asleep_are_not_seen(sleepy: None) -> None:
         assert lazy_tensor.is_pending(x + 1)
 
 
+def test_blocks_that_are_long_let_alone_are_timed_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "Site", QuickerAlone)
+    monkeypatch.setattr(sites, "RESTS_FROM", 0)
+    local.trace.policy.reset()
+    with lazy_tensor.lazy_mode(record="always"):
+        kept = torch.arange(3.0) * 2
+    timed: list[Site] = []
+
+    def begin(site: Site, own: Any = Site.begin) -> None:
+        timed.append(site)
+        own(site)
+
+    monkeypatch.setattr(Site, "begin", begin)
+    x, before = torch.arange(3.0), lazy_tensor.stats().get("unrecorded_blocks", 0)
+    n = 10 * (sites.RESTS + 1)
+    for i in range(n):
+        with lazy_tensor.lazy_mode():
+            assert type(x + 1) is torch.Tensor
+            x.add_(1)
+            assert (kept + 1).tolist() == [1.0, 3.0, 5.0]
+            if i == n // 2:
+                with lazy_tensor.lazy_mode(record="always"):
+                    assert lazy_tensor.is_pending(x * 2)
+                with pytest.raises(ZeroDivisionError), lazy_tensor.lazy_mode():
+                    raise ZeroDivisionError
+        assert x.tolist() == [i + 1, i + 2, i + 3]
+    assert lazy_tensor.stats()["unrecorded_blocks"] == before + n + 1
+    assert 10 <= len(timed) <= 15
+    local.trace.policy.reset()
+
+
 @needs_cpp
 def test_what_wants_to_see_ops_wakes_the_block(sleepy: None) -> None:
     x = torch.arange(3.0)
