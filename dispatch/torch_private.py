@@ -637,16 +637,28 @@ ENVIRONMENT_SETTERS = tuple(
     name
     for name in (
         "_set_default_dtype",
+        "_set_default_tensor_type",
         "_set_deterministic_algorithms",
         "_set_deterministic_fill_uninitialized_memory",
         "_set_float32_matmul_precision",
+        "_set_fp32_precision_setter",
+        "_set_blas_preferred_backend",
+        "_set_linalg_preferred_backend",
         "_set_cublas_allow_tf32",
         "_set_cublas_allow_fp16_reduced_precision_reduction",
         "_set_cublas_allow_bf16_reduced_precision_reduction",
+        "_set_cublas_allow_fp16_accumulation",
+        "_set_cpu_allow_fp16_reduced_precision_reduction",
         "_set_cudnn_allow_tf32",
         "_set_cudnn_benchmark",
         "_set_cudnn_deterministic",
+        "_set_cudnn_enabled",
         "_set_mkldnn_enabled",
+        "_set_mkldnn_deterministic",
+        "_set_onednn_allow_tf32",
+        "_set_nnpack_enabled",
+        "set_flush_denormal",
+        "set_num_threads",
     )
     if hasattr(torch._C, name)
 )
@@ -656,10 +668,15 @@ ENVIRONMENT_SETTERS = tuple(
 def around_environment_changes(before: Callable[[], None], after: Callable[[], None]) -> None:
     """Have these called before and after each later change of what `environment()` tells.
 
-    The setters are replaced in `torch._C`, where torch's own Python looks them up at each call.
+    The setters are replaced in `torch._C`, where torch's own Python looks them up at each call, and
+    in `torch`, which has some of them too.
     """
     for name in ENVIRONMENT_SETTERS:
-        setattr(torch._C, name, _surrounded(getattr(torch._C, name), before, after))
+        own = getattr(torch._C, name)
+        made = _surrounded(own, before, after)
+        for module in (torch._C, torch):
+            if getattr(module, name, None) is own:
+                setattr(module, name, made)
     block: Any = torch.inference_mode
     block.__enter__ = _surrounded(block.__enter__, before, after)
     block.__exit__ = _surrounded(block.__exit__, before, after, always=True)

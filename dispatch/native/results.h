@@ -120,8 +120,9 @@ bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vect
   } else if (kind == NOTHING) {
     if (info.writes_list) count_writes(arguments[0]);
   } else {
-    const Inference as_in_eager(info.is_view ? arguments[0].toTensor().is_inference()
-                                             : c10::InferenceMode::is_enabled());
+    const Inference as_in_eager(info.is_view && arguments[0].isTensor()
+                                    ? arguments[0].toTensor().is_inference()
+                                    : c10::InferenceMode::is_enabled());
     const Ref before = Ref::to(of_trace.state.in(trace));
     Values values;
     for (const Output& output : step.outputs) {

@@ -205,6 +205,47 @@ def test_default_dtype_set_before_the_flush_changes_nothing_recorded():
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("setter", "double", "single"),
+    [
+        (torch.set_default_dtype, torch.float64, torch.float32),
+        (torch.set_default_tensor_type, torch.DoubleTensor, torch.FloatTensor),
+    ],
+    ids=["dtype", "tensor type"],
+)
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_the_default_dtype_of_each_line_is_the_one_in_force(setter, double, single):
+    def dtypes():
+        return [torch.ones(3).dtype, (torch.arange(3) / 2).dtype]
+
+    for _ in range(3):
+        try:
+            with lazy_mode(record="always"):
+                before = dtypes()
+                setter(double)
+                inside = dtypes()
+            with lazy_mode(record="always"):
+                after = dtypes()
+        finally:
+            setter(single)
+        assert before == [torch.float32] * 2
+        assert inside == after == [torch.float64] * 2
+
+
+def test_denormals_are_flushed_from_the_line_on_that_says_so():
+    x = torch.full((4,), 1e-310, dtype=torch.float64)
+    try:
+        with lazy_mode(record="always"):
+            before = x * 0.5
+            if not torch.set_flush_denormal(True):
+                pytest.skip("the processor can't")
+            after = x * 0.5
+    finally:
+        torch.set_flush_denormal(False)
+    assert before.tolist() == [5e-311] * 4
+    assert after.tolist() == [0.0] * 4
+
+
 @each_way
 def test_the_default_device_is_kept(way):
     def program(x):
