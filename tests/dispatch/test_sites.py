@@ -94,6 +94,7 @@ def test_blocks_that_are_long_let_alone_are_timed_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(policy, "Site", QuickerAlone)
+    monkeypatch.setattr(Policy, "has_wrapped", False)
     monkeypatch.setattr(sites, "RESTS_FROM", 0)
     local.trace.policy.reset()
     with lazy_tensor.lazy_mode(record="always"):
