@@ -65,7 +65,8 @@ def op_by_op(request, monkeypatch):
 
     What tests do repeats too little to earn its recording: they may spend more on it than programs.
     """
-    if not request.config.getoption("--as-programs"):
+    as_programs = request.config.getoption("--as-programs")
+    if not as_programs:
         monkeypatch.setattr(policy, "START_S", 100.0)
         monkeypatch.setattr(pays, "TRIALS", 1 << 30)
     trace.local.trace.policy.reset()
@@ -73,7 +74,8 @@ def op_by_op(request, monkeypatch):
         yield
         return
     before = settings.current()
-    lazy_tensor.configure(backend="aten", compile="off")
+    # on a slow machine what one test does takes as long as a program is given to come twice
+    lazy_tensor.configure(backend="aten", compile="off", warn=not as_programs)
     lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
     known_rules = dict(rules.RULES)

@@ -23,7 +23,7 @@ def main():
     x = torch.randn(1024, WIDTH)
 
     def step():
-        with lazy_tensor.lazy_mode():
+        with lazy_tensor.lazy_mode(record="always"):
             model(x).square().mean().backward()
             for parameter in model.parameters():
                 parameter.grad = None
