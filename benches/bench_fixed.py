@@ -1,0 +1,93 @@
+"""What a block, a flush and a value read cost, whatever is computed: on eight floats, as in eager.
+
+Everything is known, planned, and runs op by op. Writes `results/fixed.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from results_table import page
+from timing import interleaved
+
+import lazy_tensor
+from lazy_tensor import lazy_mode
+from lazy_tensor.dispatch import settings
+
+
+@pytest.fixture(autouse=True)
+def one_thread_without_kernels() -> Iterator[None]:
+    n_threads, before = torch.get_num_threads(), settings.current()
+    torch.set_num_threads(1)
+    lazy_tensor.configure(compile="off", warn=False)
+    yield
+    settings.put(before)
+    torch.set_num_threads(n_threads)
+
+
+def bench_fixed(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
+    n, rounds = (20, 3) if quick else (500, 60)
+    x = torch.randn(8)
+
+    def repeated(once: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(n):
+                once()
+
+        return run
+
+    def in_block(once: Callable[[], object]) -> Callable[[], None]:
+        return lazy_mode(record="always")(repeated(once))
+
+    def block(record: bool, once: Callable[[], object]) -> Callable[[], None]:
+        """A block for each time; what says that all is recorded stands around them."""
+
+        def blocks() -> None:
+            for _ in range(n):
+                with lazy_mode():
+                    once()
+
+        def recorded() -> None:
+            lazy_tensor.configure(record="always")
+            blocks()
+            lazy_tensor.configure(record="auto")
+
+        return recorded if record else blocks
+
+    def nothing() -> None:
+        """What a function call costs is nobody's."""
+
+    def add() -> torch.Tensor:
+        return x + x
+
+    def add_and_flush() -> None:
+        _ = x + x
+        lazy_tensor.flush()
+
+    def read() -> float:
+        return float((x + x).sum())
+
+    rows = {
+        "an empty block": (block(True, nothing), repeated(nothing)),
+        "a block of one op, recorded": (block(True, add), repeated(add)),
+        "a block of one op, let alone": (block(False, add), repeated(add)),
+        "an op and its flush": (in_block(add_and_flush), repeated(add)),
+        "`float((x + x).sum())`": (in_block(read), repeated(read)),
+    }
+    functions = {f"{name}, {side}": function
+                 for name, sides in rows.items()
+                 for side, function in zip(("lazily", "eager"), sides, strict=True)}  # fmt: skip
+    timings = benchmark.pedantic(
+        interleaved, args=(functions, rounds, max(3, rounds // 10)), rounds=1, iterations=1
+    )
+    told = []
+    for name in rows:
+        lazily, eager = (timings.spread(f"{name}, {side}").median_s for side in ("lazily", "eager"))
+        told.append([name, f"{lazily / n * 1e6:.1f}", f"{eager / n * 1e6:.1f}"])
+        benchmark.extra_info[name] = told[-1][1]
+    title = "What a block, a flush and a read cost, microseconds, one thread"
+    (results_dir / "fixed.md").write_text(page(title, ["", "lazily", "eager"], told))
