@@ -115,7 +115,6 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     alive = live_values(pending.values)
     live = tuple([value.slot.index for value in alive if value.slot is not None])
     plan, raised, planned = None, "", start
-    is_observed = observe.is_observed()
     try:
         plan = plan_of(
             pending,
@@ -124,11 +123,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         )
         planned = perf_counter()
         ran = plan or _with_remat(graph_of(pending.state.steps(), live))
-        if is_observed:
-            with observe.flush_shown(cause):
-                _run(pending, alive, ran, ranges)
-        else:
-            _run(pending, alive, ran, None)
+        with observe.flush_shown(cause):
+            _run(pending, alive, ran, ranges)
     except BaseException as error:
         raised = type(error).__name__
         raise
@@ -164,9 +160,10 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         _refuse_compiling(plan, where)
 
 
-def must_record(trace: Trace) -> bool:
-    """Whether ops are recorded whatever that costs (see `Settings`), or for a tape."""
-    return settings.current().records_all or trace.tape is not None
+def must_record(trace: Trace, options: settings.Settings | None = None) -> bool:
+    """Whether ops are recorded whatever that costs: by the options in force (see `Settings`), or
+    these; or for a tape."""
+    return (options or settings.current()).records_all or trace.tape is not None
 
 
 def note_plan(record: FlushRecord, plan: Plan) -> None:
@@ -176,19 +173,16 @@ def note_plan(record: FlushRecord, plan: Plan) -> None:
     record.steps_s = observe.times_s()
 
 
-def _run(
-    pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted | None
-) -> None:
-    """Run it, observed if there are `ranges`."""
+def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted) -> None:
     ask_for_extensions(ran if isinstance(ran, Plan) else None)
     try:
         # what was recorded outside inference mode, or autocast, may be computed inside
         counted = pending.leaves if pending.state.counts_writes else ()
         with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
             if isinstance(ran, Plan):
-                observes = ranges is not None
-                run = observe.function_of(ran, pending.state, ranges) if observes else ran.function
-                results = run(pending.leaves, pending.scalars)
+                results = observe.function_of(ran, pending.state, ranges)(
+                    pending.leaves, pending.scalars
+                )
             else:
                 results = interpret(ran, pending.leaves, pending.scalars)
     except BaseException as error:

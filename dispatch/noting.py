@@ -126,7 +126,7 @@ def say_so() -> None:
 
 def may_choose(trace: Trace, options: settings.Settings) -> bool:
     """Whether recording has to pay in a block of these options."""
-    return not (options.records_all or trace.tape) and _may_choose()
+    return not must_record(trace, options) and _may_choose()
 
 
 def _may_choose() -> bool:

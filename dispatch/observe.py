@@ -52,11 +52,6 @@ def times_s() -> tuple[float, ...]:
     return tuple(_timing.steps_s or ())
 
 
-def is_observed() -> bool:
-    """Whether anybody wants to see what a flush runs."""
-    return _timing.steps_s is not None or torch_private.is_profiled()
-
-
 def function_of(
     plan: Plan, state: State | None = None, noted: Noted | None = None
 ) -> Callable[[list[torch.Tensor], list[complex]], Any]:

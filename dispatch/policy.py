@@ -59,10 +59,10 @@ class Policy:
     wrapped tensors come, but what they give is plain then.
     """
 
-    __slots__ = ("_awaited", "_before_pause", "_cold", "_is_chosen", "_is_let_alone", "_is_loop",
-                 "_has_worked", "_last_site", "_n_adopted", "_n_known", "_n_new", "_n_reads",
-                 "_n_unknown", "_place", "_site", "_sites", "_stretch", "address", "grown_s",
-                 "left_s", "past", "pays", "with_kernels")  # fmt: skip
+    __slots__ = ("_awaited", "_before_pause", "_cold", "_has_worked", "_is_chosen",
+                 "_is_let_alone", "_is_loop", "_last_site", "_n_adopted", "_n_known", "_n_new",
+                 "_n_reads", "_n_unknown", "_place", "_site", "_sites", "_stretch", "address",
+                 "grown_s", "left_s", "past", "pays", "with_kernels")  # fmt: skip
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past

@@ -83,7 +83,7 @@ def _is_written_since(trace: Trace, since: State | None, value: Value) -> bool:
 def before_flush(trace: Trace) -> list[Value]:
     """Drop what the trace's writes make out of date. Values that are watched still, for
     `after_flush`."""
-    if not _by_storage.data:  # type: ignore[attr-defined]  # its length costs 0.2 us
+    if not _by_storage:
         return []
     _, writes = _writes(trace)
     left: list[Value] = []

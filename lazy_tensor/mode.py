@@ -149,7 +149,8 @@ class lazy_mode:
     def _rests(self, caller: FrameType) -> bool:
         """Whether the block is one of many at its place that are let alone, with nothing to do."""
         trace = local.trace
-        if self._options or here.depth or trace.state is not trace.root:
+        has_own_way = bool(self._options) or self._listens_always
+        if has_own_way or here.depth or trace.state is not trace.root:
             return False
         return trace.policy.rests(self._place(caller, settings.current()))
 
@@ -203,9 +204,6 @@ class listening_mode(lazy_mode):
     """A `lazy_mode` that sees all ops, though the program may not repeat itself."""
 
     _listens_always = True
-
-    def _rests(self, caller: FrameType) -> bool:
-        return False
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         noting.at_break(local.trace)
