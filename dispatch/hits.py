@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import memory, settings
+from lazy_tensor.dispatch import memory, routes, settings
 from lazy_tensor.dispatch.host import Layout
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.rules import Rule, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, all_traces, alone, local
-from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
 from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
@@ -115,6 +114,8 @@ def _started(path: str, _: str) -> Any:
     module.install(*_known)
     for namespace in ("aten", "profiler"):
         module.listen(namespace)
+    routes.leave_products()
+    module.take_products()
     if _sharded is not None:
         _listen_to_sharded(module)
     return module
@@ -136,7 +137,7 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
     return (
         op,
         rule is Rule.ALIAS,
-        rule is Rule.DECOMPOSE and not facts.is_out and op not in WITHOUT_VECTORS,
+        rule is Rule.DECOMPOSE and not facts.is_out and op not in routes.IN_PYTHON,
         needs_care(op),
         facts.changes_metadata or facts.is_out,
         facts.writes_list,

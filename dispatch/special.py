@@ -17,10 +17,10 @@ from lazy_tensor.dispatch.admit import admit, is_plain, slot_of, value_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.routes import ROUTES
 from lazy_tensor.dispatch.rules import Rule, rule_from_schema
 from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
-from lazy_tensor.dispatch.values_only import WITHOUT_VECTORS
 
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
@@ -43,8 +43,9 @@ def _decompose(trace: Trace, request: Request) -> Handled:
         return _now(trace, request)
     trace.busy = False
     with request.owner if request.in_mode else nullcontext():
-        if request.op in WITHOUT_VECTORS:
-            result = WITHOUT_VECTORS[request.op](*request.args, **request.kwargs)
+        route = ROUTES.get(request.op)
+        if route is not None and route.is_taken(*request.args, **request.kwargs):
+            result = route.run(*request.args, **request.kwargs)
         else:
             result = torch_private.decompose(request.op, request.args, request.kwargs)
     if result is NotImplemented:

@@ -284,23 +284,31 @@ def decompose(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 _ABOVE_AUTOGRAD = DispatchKey.PythonTLSSnapshot
 """A key that modes and tensor subclasses have, and that comes before all that takes ops apart."""
-_kernels = torch.library.Library("aten", "IMPL")
 
 
-def put_above_autograd(
-    op: OpOverload, takes: Callable[[torch.Tensor], bool], kernel: Callable[..., Any]
-) -> None:
-    """Have `kernel` called for `op`, under modes and of tensor subclasses, where it `takes`
-    the first argument. Calls of plain tensors outside modes are as ever."""
-    after = torch._C._dispatch_keyset_full_after(_ABOVE_AUTOGRAD)
+class KernelsAboveAutograd:
+    """Kernels under modes and of tensor subclasses, before all that takes aten's ops apart."""
 
-    def choose(keys: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if takes(tensor):
-            return kernel(tensor, *args, **kwargs)
-        return op.redispatch(keys & after, tensor, *args, **kwargs)
+    def __init__(self) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
 
-    name = op._schema.name.removeprefix("aten::")
-    _kernels.impl(name, choose, _ABOVE_AUTOGRAD.name, with_keyset=True)
+    def put(self, op: OpOverload, takes: Callable[..., bool], kernel: Callable[..., Any]) -> None:
+        """Have `kernel` called for `op` where it `takes` the op and the arguments. Calls of plain
+        tensors outside modes are as ever."""
+        after = torch._C._dispatch_keyset_full_after(_ABOVE_AUTOGRAD)
+
+        def choose(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if takes(op, *args, **kwargs):
+                return kernel(*args, **kwargs)
+            return op.redispatch(keys & after, *args, **kwargs)
+
+        schema = op._schema
+        name = schema.name.removeprefix("aten::") + f".{schema.overload_name}".rstrip(".")
+        self._library.impl(name, choose, _ABOVE_AUTOGRAD.name, with_keyset=True)
+
+    def remove(self) -> None:
+        """Leave these ops to torch again."""
+        self._library._destroy()
 
 
 def is_seen_by_none_but(own: type[Any]) -> bool:

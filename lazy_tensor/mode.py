@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from lazy_tensor import convert, ways
-from lazy_tensor.dispatch import hits, noting, run_now, settings, torch_private, values_only
+from lazy_tensor.dispatch import hits, noting, routes, run_now, settings, torch_private
 from lazy_tensor.dispatch.flush import begin_hits, close_segment
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
@@ -73,7 +73,7 @@ class _SleepingMode(RecordingMode):
 
 hits.use(LazyTensor, RecordingMode, close_segment, run_now.share_with_parts)
 convert.before_wrapping.append(begin_hits)
-values_only.install(LazyTensor, RecordingMode)
+routes.install(LazyTensor, RecordingMode)
 
 
 class lazy_mode:

@@ -44,12 +44,8 @@ TYPED_STORAGE = of(
     torch.TypedStorage, "__getitem__", "__setitem__", "_getitem", "_setitem", "copy_", "fill_",
     "tolist",
 )  # fmt: skip
-READS_INTEGERS = _existing(
-    (torch.Tensor, "tensor_split"), (torch, "tensor_split"), (torch._VF, "lstm"),
-    (torch._VF, "gru"), (torch._VF, "rnn_tanh"), (torch._VF, "rnn_relu"),
-)  # fmt: skip
-"""Composite ops whose C++ reads the memory of integers in the second place before any mode is
-asked."""
+READS_INTEGERS = of(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Composite ops that read the integers in the second place, in C++, before any mode is asked."""
 PAD_PACKED = of(torch._VF, "_pad_packed_sequence")
 """The same, and it writes the memory of what it makes."""
 READS_ARGUMENTS = _existing(

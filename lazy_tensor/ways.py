@@ -77,7 +77,7 @@ TABLE: tuple[Way, ...] = (
         "C++ reads the values of what it is given before any mode is asked",
         treatments.on_computed, without_mode=True),
     Way(torch_ways.READS_INTEGERS,
-        "C++ reads its indices, or sizes of batches, before any mode is asked",
+        "C++ reads the sizes of batches before any mode is asked",
         treatments.with_plain_integers, without_mode=True),
     Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
         treatments.with_plain_memory, without_mode=True),

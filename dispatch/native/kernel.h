@@ -3,6 +3,7 @@
 #pragma once
 
 #include "below.h"
+#include "routes.h"
 
 namespace hits {
 
@@ -51,7 +52,8 @@ void tell_what_ran(PyObject* trace) {
 
 class Kernel : public c10::OperatorKernel {
  public:
-  explicit Kernel(const c10::OperatorHandle& op) : info_(op.schema()) {}
+  explicit Kernel(const c10::OperatorHandle& op)
+      : info_(op.schema()), is_matmul_(op.operator_name() == c10::OperatorName("aten::matmul", "")) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) return;
@@ -76,6 +78,7 @@ class Kernel : public c10::OperatorKernel {
 
  private:
   OpInfo info_;
+  const bool is_matmul_;
 
   // Ask Python about the op, once.
   bool is_described() {
@@ -306,8 +309,14 @@ class Kernel : public c10::OperatorKernel {
     for (const auto& result : info_.schema.returns()) aliases |= result.alias_info() != nullptr;
     if (!aliases) excluded = excluded.remove(DispatchKey::ADInplaceOrView);
     const c10::impl::ForceDispatchKeyGuard guard(before.included_, excluded);
+    const bool one_by_one =
+        is_matmul_ && multiplies_one_by_one(arguments[0].toTensor(), arguments[1].toTensor());
     const WithoutGil released;
-    op.callBoxedForDispatchKey(COMPOSITE, *stack);
+    if (one_by_one) {
+      multiply_one_by_one(stack, false);
+    } else {
+      op.callBoxedForDispatchKey(COMPOSITE, *stack);
+    }
     return true;
   }
 

@@ -6,7 +6,8 @@
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
 // `below.h` runs while a trace is cold; `past.h` has what ran lately.
-// `sharded.h` goes between local and sharded tensors. `watch.h` is for replays, which record nothing.
+// `routes.h` has what torch would take apart otherwise than in eager. `sharded.h` goes between local
+// and sharded tensors. `watch.h` is for replays, which record nothing.
 
 #include "lines.h"
 #include "sharded.h"
@@ -67,6 +68,19 @@ PyObject* py_listen(PyObject*, PyObject* name) {
     if (!op_name.overload_name.empty()) local += "." + op_name.overload_name;
     library->impl(local.c_str(),
                   torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(*op)));
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// take_products(): multiply as in eager, for as long as the process lives.
+PyObject* py_take_products(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PythonTLSSnapshot,
+                                     __FILE__, __LINE__);
+  for (const bool is_out : {false, true}) {
+    library->impl(is_out ? "matmul.out" : "matmul",
+                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Matmul>(is_out)));
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -159,6 +173,7 @@ PyMethodDef methods[] = {
     {"linked_all", py_linked_all, METH_VARARGS, nullptr},
     {"install", py_install, METH_VARARGS, nullptr},
     {"listen", py_listen, METH_O, nullptr},
+    {"take_products", py_take_products, METH_NOARGS, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},
     {"first_change", py_first_change, METH_VARARGS, nullptr},
     {"have_facets", py_have_facets, METH_VARARGS, nullptr},

@@ -148,17 +148,21 @@ bool python_goes_on() {
   return Py_IsInitialized() && (!ends || PyGILState_Check());
 }
 
+using Mode = c10::impl::PyObject_TorchDispatchMode;
+
+bool is_our_mode(const std::shared_ptr<Mode>& mode) {
+  return Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
+}
+
 // Whether calls come to `record`; `in_mode` says by which way.
 bool is_ours(bool& in_mode) {
   const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
   if (n_modes == 0) return true;  // the tensors are looked at later
-  const auto& mode = c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1);
-  in_mode = Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
+  in_mode = is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(n_modes - 1));
   return in_mode;
 }
 
 // This thread's mode while it sees no ops: off torch's stack, which a guard may have put it back on.
-using Mode = c10::impl::PyObject_TorchDispatchMode;
 thread_local std::shared_ptr<Mode> mode_asleep;
 
 // Let ops on plain tensors pass by the mode that is entered last, and is ours.

@@ -1,0 +1,83 @@
+// Products of many matrices and one, multiplied one by one as in eager: see `routes.py`.
+
+#pragma once
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/PythonFallbackKernel.h>
+
+#include "tensors.h"
+
+namespace hits {
+
+bool multiplies_one_by_one(const at::Tensor& left, const at::Tensor& right) {
+  if (left.dim() != 3 || right.dim() != 3 || left.size(0) == right.size(0)) return false;
+  const at::Tensor& one = left.size(0) == 1 ? left : right;
+  return one.size(0) == 1 && !one.requires_grad();
+}
+
+// `matmul`, or `matmul.out`, whose arguments are on the stack.
+void multiply_one_by_one(Stack* stack, bool is_out) {
+  const at::Tensor out = is_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
+  at::Tensor right = torch::jit::pop(*stack).toTensor();
+  at::Tensor left = torch::jit::pop(*stack).toTensor();
+  const auto n = left.size(0) == 1 ? right.size(0) : left.size(0);
+  left = left.expand({n, -1, -1});
+  right = right.expand({n, -1, -1});
+  if (is_out) {
+    at::Tensor target = out;
+    stack->emplace_back(at::bmm_out(target, left, right));
+  } else {
+    stack->emplace_back(left.bmm(right));
+  }
+}
+
+// `matmul` of lazy tensors, and of plain ones under our modes, before torch takes it apart.
+class Matmul : public c10::OperatorKernel {
+ public:
+  explicit Matmul(bool is_out) : is_out_(is_out) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const IValue* arguments = stack->data() + (stack->size() - (is_out_ ? 3 : 2));
+    if (is_taken(arguments[0].toTensor(), arguments[1].toTensor()) &&
+        (!is_out_ || is_ours(arguments[2].toTensor()))) {
+      return multiply_one_by_one(stack, is_out_);
+    }
+    // what torch does for this key
+    const at::impl::MaybeSetTLSOnEntryGuard guard;
+    op.redispatchBoxed(
+        keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::PythonTLSSnapshot), stack);
+  }
+
+ private:
+  const bool is_out_;
+
+  bool is_taken(const at::Tensor& left, const at::Tensor& right) const {
+    return is_ours(left) && is_ours(right) && multiplies_one_by_one(left, right) &&
+           // under autocast the call comes again, of the tensors in the dtype that it gives them
+           (is_out_ || !at::autocast::is_autocast_enabled(left.device().type())) &&
+           is_seen_by_none_but_us();
+  }
+
+  // Plain, or lazy and not sharded.
+  static bool is_ours(const at::Tensor& tensor) {
+    if (has_python(tensor)) {
+      const LazyImpl* impl = made_here(tensor);
+      if (impl != nullptr && impl->value != nullptr) return impl->layout == nullptr;
+      const WithGil gil;
+      return Py_TYPE(object_of(tensor).get()) == tensor_class;
+    }
+    return tensor.defined() &&
+           (tensor.unsafeGetTensorImpl()->key_set() & at::kTensorSubclassLike).empty();
+  }
+
+  // Neither other modes nor transforms.
+  static bool is_seen_by_none_but_us() {
+    for (int64_t i = 0; i < c10::impl::TorchDispatchModeTLS::stack_len(); ++i) {
+      if (!is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(i))) return false;
+    }
+    return !c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode);
+  }
+};
+
+}  // namespace hits

@@ -1,0 +1,142 @@
+"""Composite ops as in eager, where torch takes them apart otherwise for subclasses and under modes.
+
+Eigenvalues and singular values: where nobody needs a gradient, torch asks LAPACK for the values
+alone; for subclasses and under modes for the vectors too, which takes longer. Products of many
+matrices and one (`matmul` of batches): torch multiplies one by one, for subclasses and under modes
+all at once. Both round otherwise. `matrix_rank` writes no `out` for subclasses and under modes;
+`ctc_loss` and `tensor_split` reach, in C++, for memory that a lazy tensor doesn't have. In: the
+classes whose ops are recorded. Out: these ops, and what is made of them, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import torch_private
+
+aten = torch.ops.aten
+NONE, MEAN = 0, 1  # at::Reduction
+
+
+class Route(NamedTuple):
+    is_taken: Callable[..., bool]
+    """Whether a call with these arguments goes this way in eager."""
+    run: Callable[..., Any]
+
+
+def _needs_no_gradient(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return not (tensor.requires_grad and torch.is_grad_enabled())
+
+
+def _eigvalsh(tensor: torch.Tensor, uplo: str = "L") -> Any:
+    return aten._linalg_eigh.default(tensor, uplo, False)[0]
+
+
+def _svdvals(tensor: torch.Tensor, *, driver: str | None = None) -> Any:
+    return aten._linalg_svd.default(tensor, False, False, driver=driver)[1]
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _rank(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    ranks = aten.linalg_matrix_rank(*args, **kwargs)
+    return torch.sum(ranks.unsqueeze(-1), -1, out=out)
+
+
+def _multiplies_one_by_one(left: torch.Tensor, right: torch.Tensor, **_: Any) -> bool:
+    """As `_matmul_impl` in torch's LinearAlgebra.cpp has it: a gradient would add up the copies."""
+    if left.dim() != 3 or right.dim() != 3 or left.size(0) == right.size(0):
+        return False
+    one = left if left.size(0) == 1 else right
+    return one.size(0) == 1 and not one.requires_grad
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, **out: torch.Tensor) -> Any:
+    n = left.size(0) if right.size(0) == 1 else right.size(0)
+    return torch.bmm(left.expand(n, -1, -1), right.expand(n, -1, -1), **out)
+
+
+def _takes_mean(*args: Any, **kwargs: Any) -> bool:
+    reduction: int = args[5] if len(args) > 5 else kwargs.get("reduction", MEAN)
+    return reduction == MEAN
+
+
+def _mean_ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    blank: int = 0,
+    reduction: int = MEAN,
+    zero_infinity: bool = False,
+) -> Any:
+    losses = aten.ctc_loss.IntList(
+        log_probs, targets, input_lengths, target_lengths, blank, NONE, zero_infinity
+    )
+    lengths = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
+    return (losses / lengths.clamp_min(1)).mean()
+
+
+def _is_at_places(_: torch.Tensor, places: torch.Tensor, *__: Any, **___: Any) -> bool:
+    """Whether torch takes the tensor for the places to split at, or for the number of parts."""
+    return places.device.type == "cpu" and places.dtype == torch.int64 and places.dim() <= 1
+
+
+def _split(tensor: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0) -> Any:
+    places = tensor_indices_or_sections.tolist()
+    split = aten.tensor_split.indices if isinstance(places, list) else aten.tensor_split.sections
+    return split(tensor, places, dim)
+
+
+OF_PRODUCTS: dict[OpOverload, Route] = dict.fromkeys(
+    (aten.matmul.default, aten.matmul.out), Route(_multiplies_one_by_one, _product)
+)
+ROUTES: dict[OpOverload, Route] = {
+    aten.linalg_eigvalsh.default: Route(_needs_no_gradient, _eigvalsh),
+    aten.linalg_svdvals.default: Route(_needs_no_gradient, _svdvals),
+    aten.linalg_eigvals.default: Route(_needs_no_gradient, aten._linalg_eigvals.default),
+    **{
+        getattr(aten.linalg_matrix_rank, overload): Route(_always, _rank)
+        for overload in ("atol_rtol_tensor_out", "atol_rtol_float_out", "out", "out_tol_tensor")
+    },
+    aten.ctc_loss.IntList: Route(_takes_mean, _mean_ctc_loss),
+    aten.tensor_split.tensor_indices_or_sections: Route(_is_at_places, _split),
+    **OF_PRODUCTS,
+}
+"""The composite ops: what each is in eager."""
+IN_PYTHON = ROUTES.keys() - OF_PRODUCTS.keys()
+"""Those that nothing below Python knows."""
+
+_products = torch_private.KernelsAboveAutograd()
+_others = torch_private.KernelsAboveAutograd()
+
+
+def install(tensor_class: type[Any], mode_class: type[Any]) -> None:
+    """Have tensors of `tensor_class`, and plain ones under modes of `mode_class`, treated so."""
+    ours = (torch.Tensor, torch.nn.Parameter, tensor_class)
+
+    def is_ours(op: OpOverload, *args: Any, **kwargs: Any) -> bool:
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+        # under autocast the call comes again, of the tensors in the dtype that autocast gives them
+        is_cast = op is not aten.matmul.out and torch.is_autocast_enabled(tensors[0].device.type)
+        return (
+            all(type(tensor) in ours for tensor in tensors)
+            and not is_cast
+            and torch_private.is_seen_by_none_but(mode_class)
+            and ROUTES[op].is_taken(*args, **kwargs)
+        )
+
+    for op, route in ROUTES.items():
+        kernels = _products if op in OF_PRODUCTS else _others
+        kernels.put(op, is_ours, route.run)
+
+
+def leave_products() -> None:
+    """Products are treated so below Python from now on (`native/routes.h`)."""
+    _products.remove()
