@@ -36,11 +36,19 @@ def are_seen() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_included(key))
 
 
+class ForGood(Times):
+    """Times that kernels that come meanwhile don't change."""
+
+    def try_again(self) -> None:
+        pass
+
+
 class QuickerAlone(Site):
     """Blocks that are known to be quicker if they are let alone."""
 
     def __init__(self, n_runs: int = 1) -> None:
         super().__init__(n_runs)
+        self.times = ForGood()
         self.times.recorded_s, self.times.n_recorded = 1e9, 1 << 40
         self.times.cold_s, self.times.n_cold = 1.0, COLD_TRIALS
 
@@ -294,6 +302,27 @@ def test_what_is_recorded_now_and_then_is_as_in_eager(
     local.trace.policy.reset()
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@needs_cpp
+def test_a_loop_that_flushes_and_reads_nothing_falls_asleep(
+    sleepy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "has_wrapped", True)
+    model = lazy_tensor.wrap(nn.Linear(3, 3))
+
+    def steps(n: int) -> torch.Tensor:
+        for _ in range(n):
+            made = model(torch.ones(3)) * 2
+            lazy_tensor.flush()
+        return made
+
+    steps(ROUND)
+    before = lazy_tensor.stats()["ops"]
+    for _ in range(4):
+        assert local.trace.policy.is_asleep
+        assert type(steps(ROUND // 2)) is torch.Tensor
+    assert lazy_tensor.stats()["ops"] == before
 
 
 @needs_cpp
