@@ -45,12 +45,17 @@ def is_pending(t: Any) -> bool:
 
 def flush() -> None:
     """Run all that this thread has recorded; returns when it has been handed to the device."""
+    _end_stretch()
+    flush_here("flush()", quiet=True)
+
+
+def _end_stretch() -> None:
+    """Begin a stretch of the program, as where an op reads values."""
     if get_ident() in noting.asleep:
         noting.pass_read(local.trace)
         make_met_plain()
     else:
         noting.at_read(local.trace)
-    flush_here("flush()", quiet=True)
 
 
 def materialize(tree: Any) -> Any:
@@ -60,6 +65,7 @@ def materialize(tree: Any) -> Any:
     when either side is written; a sharded one is gathered, on every rank. Other leaves come back as
     they are.
     """
+    _end_stretch()
     return pytree.tree_map(_materialized, tree)
 
 

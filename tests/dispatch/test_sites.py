@@ -305,8 +305,9 @@ def test_what_is_recorded_now_and_then_is_as_in_eager(
 
 
 @needs_cpp
-def test_a_loop_that_flushes_and_reads_nothing_falls_asleep(
-    sleepy: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["flush", "materialize"])
+def test_a_loop_whose_steps_end_without_an_op_falls_asleep(
+    sleepy: None, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(Policy, "has_wrapped", True)
     model = lazy_tensor.wrap(nn.Linear(3, 3))
@@ -314,7 +315,7 @@ def test_a_loop_that_flushes_and_reads_nothing_falls_asleep(
     def steps(n: int) -> torch.Tensor:
         for _ in range(n):
             made = model(torch.ones(3)) * 2
-            lazy_tensor.flush()
+            lazy_tensor.flush() if end == "flush" else lazy_tensor.materialize(made)
         return made
 
     steps(ROUND)
