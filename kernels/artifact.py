@@ -16,13 +16,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.torch_inductor import Compiled, Library, load_library
+from lazy_tensor.kernels.torch_inductor import Compiled, Library, load_kernels
 
 T = TypeVar("T")
 
@@ -72,6 +72,7 @@ def packed(compiled: Compiled, outputs: Outputs) -> bytes:
     header = {
         "source": compiled.source,
         "library_bytes": [len(library) for library in compiled.libraries],
+        "kernels": compiled.kernels,
         "outputs": [astuple(o) if isinstance(o, View) else o for o in outputs.outputs],
         "has_check": outputs.has_check,
         "symbols": compiled.symbols,
@@ -103,11 +104,13 @@ def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int
 def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
     """The kernel that `artifact` holds, for run-time scalars of the given Python types."""
     header, start = _header(artifact)
-    libraries: list[Library] = []
-    for n_bytes in header["library_bytes"]:
-        libraries.append(loaded(artifact[start : start + n_bytes], load_library))
+    kernels: dict[tuple[int, str], Library] = {}
+    for i, n_bytes in enumerate(header["library_bytes"]):
+        wanted = [name for library, name in header["kernels"] if library == i]
+        found = loaded(artifact[start : start + n_bytes], partial(load_kernels, wanted))
+        kernels.update(zip([(i, name) for name in wanted], found, strict=True))
         start += n_bytes
-    names: dict[str, Any] = {"_libraries": libraries}
+    names: dict[str, Any] = {"_kernels": [kernels[i, name] for i, name in header["kernels"]]}
     exec(compile(header["source"], "<inductor wrapper>", "exec"), names)
     outputs = tuple(o if isinstance(o, int) else View(*o) for o in header["outputs"])
     return kernel_of(names["call"], Outputs(outputs, header["has_check"]), scalars)

@@ -85,6 +85,14 @@ class GenericBackend(PortableBackend, Protocol):
 
 
 @runtime_checkable
+class BuildsTogether(PortableBackend, Protocol):
+    """A portable backend that makes several artifacts in less time than one by one."""
+
+    def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
+        """What `build` would make of each; None of those whose error `build` is to tell."""
+
+
+@runtime_checkable
 class Thrifty(Protocol):
     """A backend whose kernels don't pay for every segment."""
 

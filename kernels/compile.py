@@ -10,6 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple, TypeGuard, TypeVar, cast
@@ -21,6 +22,7 @@ from lazy_tensor.kernels import fork
 from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import (
     Backend,
+    BuildsTogether,
     Declined,
     GenericBackend,
     Kernel,
@@ -95,7 +97,7 @@ class Compiler:
         # one, as each holds a context on the device
         self._device_workers = Workers(1, self._build_dir())
         self._to_load = Jobs(self._load, n_threads=1)
-        self._to_build = Jobs(self._obtain, n_threads=self._workers.size)
+        self._to_build = Jobs(self._obtain, self._workers.size, self._build_ahead)
         self._is_forked = False
         self._is_closed = False
         fork.in_child(self)
@@ -269,6 +271,46 @@ class Compiler:
         """Take the kernel from disk or build it."""
         fusion.status = "compiling"
         self._take_kernel(fusion, builds=True)
+        fusion.ahead = None
+
+    def _build_ahead(self, fusions: Sequence[Fusion]) -> None:
+        """Build at once what these fusions need; what fails is built alone, which tells why."""
+        backend = fusions[0].backend
+        if not (isinstance(backend, BuildsTogether) and is_known_to_workers(backend)):
+            return
+        alike = [fusion for fusion in fusions if self._is_to_build(fusion, backend)]
+        sources = {fusion.source.digest: fusion.source for fusion in alike}
+        if len(sources) < 2:
+            return
+        for fusion in fusions:
+            fusion.status = "compiling"
+        start = perf_counter()
+        with suppress(BuildError):
+            built = self._workers.build_all(backend, list(sources.values()))
+            artifacts = dict(zip(sources, built, strict=True))
+            for fusion in alike:
+                artifact = artifacts.get(fusion.source.digest)
+                if artifact is not None:
+                    fusion.ahead = fusion.source.digest, artifact
+        self._account(start, f"{len(sources)} segments by {backend.name}")
+
+    def _is_to_build(self, fusion: Fusion, backend: Backend) -> bool:
+        """Whether a worker on the CPU would build the fusion's kernel by `backend`."""
+        key = self._artifact_key(fusion)
+        return (
+            fusion.backend is backend
+            and fusion.segment.device.type == "cpu"
+            and _is_portable(backend, fusion.segment)
+            and (fusion.member is None or fusion.member.family.kernel is None)
+            and (key is None or self.disk is None or self.disk.get(key) is None)
+        )
+
+    def _account(self, start: float, what: str) -> float:
+        """Note a build that began at `start` and ends now; the seconds that it took."""
+        seconds = perf_counter() - start
+        self.counters.add("compile_s", seconds)
+        self.builds.append(Build(start, seconds, what))
+        return seconds
 
     def _take_kernel(self, fusion: Fusion, *, builds: bool) -> None:
         """Take the kernel of the first backend that has one; it is built only if `builds`."""
@@ -379,23 +421,23 @@ class Compiler:
             else:
                 kernel = self._loaded(fusion, self._artifact(fusion, backend))
         finally:
-            seconds = perf_counter() - start
-            self.counters.add("compile_s", seconds)
+            seconds = self._account(start, f"{fusion!r} by {backend.name}")
         self.counters.add("compiled")
-        self.builds.append(Build(start, seconds, f"{fusion!r} by {backend.name}"))
         COMPILES.info("%s by %s in %.2f s", fusion, backend.name, seconds)
         return kernel
 
     def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:
         """Built in a worker if that knows the backend, and kept on disk."""
-        key = self._artifact_key(fusion)
+        key, source = self._artifact_key(fusion), fusion.source
         try:
-            if is_known_to_workers(backend):
+            if fusion.ahead is not None and fusion.ahead[0] == source.digest:
+                artifact = fusion.ahead[1]
+            elif is_known_to_workers(backend):
                 on_cpu = fusion.segment.device.type == "cpu"
                 workers = self._workers if on_cpu else self._device_workers
-                artifact = workers.build(backend, fusion.source)
+                artifact = workers.build(backend, source)
             else:
-                artifact = _apart(backend.build, fusion.source)
+                artifact = _apart(backend.build, source)
         except WorkerDied as death:
             # no process shall try again
             if key is not None and self.disk is not None and not self._is_closed:

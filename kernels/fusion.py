@@ -41,7 +41,8 @@ class Fusion:
     run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
     kernel is for it) or 'failed'; `reason` says more, first of all which backends couldn't make its
     kernel before `backend` was asked. `on_disagreement` is told of a kernel whose results differ
-    from replay's, and says what to add to the warning. `n_adopted` counts kernels that came.
+    from replay's, and says what to add to the warning. `ahead` is an artifact that was built before
+    it was asked for, behind the digest of its source. `n_adopted` counts kernels that came.
     """
 
     n_adopted: ClassVar[int] = 0
@@ -60,6 +61,7 @@ class Fusion:
         self.reason = ""
         self.n_runs = 0
         self.member: Member | None = None
+        self.ahead: tuple[str, bytes] | None = None
         self._passed = ""
         self.threshold = 0
         self.measure = False

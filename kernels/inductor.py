@@ -14,15 +14,17 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from lazy_tensor.kernels import fusible
-from lazy_tensor.kernels.artifact import holds_for, kernel_of, packed, unpacked
+from lazy_tensor.kernels.artifact import Outputs, holds_for, kernel_of, packed, unpacked
 from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
+from lazy_tensor.kernels.torch_inductor import Compiled, Unit
 
 
 class InductorBackend:
@@ -60,20 +62,43 @@ class InductorBackend:
         return f"{_fingerprint()} threads={torch.get_num_threads()}"
 
     def build(self, segment: Segment) -> bytes:
-        # imported late: it imports Inductor
-        from lazy_tensor.kernels import lower, torch_inductor
+        return packed(*_compiled(segment))
 
-        with default_dtype(segment.default_dtype):
-            lowered = lower.lower(segment, torch_inductor.decompositions())
-        compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
-        lowered.check_strides(compiled.strides)
-        return packed(compiled, lowered.outputs)
+    def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
+        unit = Unit()
+        found = [_compiled_in(unit, segment) for segment in segments]
+        library = unit.compile()
+        return [
+            one and packed(replace(one[0], libraries=(library,) if one[0].kernels else ()), one[1])
+            for one in found
+        ]
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
         return unpacked(artifact, segment.scalars)
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)
+
+
+def _compiled(segment: Segment) -> tuple[Compiled, Outputs]:
+    """What Inductor makes of a segment, and what its results are."""
+    # imported late: it imports Inductor
+    from lazy_tensor.kernels import lower, torch_inductor
+
+    with default_dtype(segment.default_dtype):
+        lowered = lower.lower(segment, torch_inductor.decompositions())
+    compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
+    lowered.check_strides(compiled.strides)
+    return compiled, lowered.outputs
+
+
+def _compiled_in(unit: Unit, segment: Segment) -> tuple[Compiled, Outputs] | None:
+    """The same, its kernels put into `unit`; None if it fails."""
+    try:
+        with unit:
+            return _compiled(segment)
+    except Exception:
+        return None
 
 
 @contextmanager

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lazy_tensor.kernels.fusion import Fusion
 
+MOST_TOGETHER = 8
+"""Fusions that a thread takes at once: the first of their kernels comes when the last one does."""
+
 
 class Jobs:
-    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads.
+    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads; before, if it is
+    given, `prepare(fusions)` for those that a thread takes at once.
 
-    `work` must not raise: it leaves its verdict in the fusion.
+    Neither may raise: they leave their verdict in the fusion.
     """
 
-    def __init__(self, work: Callable[[Fusion], None], n_threads: int) -> None:
+    def __init__(
+        self,
+        work: Callable[[Fusion], None],
+        n_threads: int,
+        prepare: Callable[[Sequence[Fusion]], None] | None = None,
+    ) -> None:
         self._work = work
         self._n_threads = n_threads
+        self._prepare = prepare
         self.forget()
 
     def forget(self) -> None:
@@ -65,11 +77,13 @@ class Jobs:
                 self._changed.wait_for(lambda: fusion not in self._active)
                 return
             if fusion in self._waiting:
-                self._waiting.remove(fusion)
+                fusions = self._take(fusion)
             elif if_waiting:
                 return
-            self._active.append(fusion)
-        self._finish(fusion)
+            else:
+                self._active.append(fusion)
+                fusions = [fusion]
+        self._finish(fusions)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until there is nothing to do; False if that took more than `timeout_s`."""
@@ -99,15 +113,26 @@ class Jobs:
                 self._n_idle -= 1
                 if self._is_closed:
                     return
-                fusion = max(self._waiting, key=lambda f: f.n_runs)
-                self._waiting.remove(fusion)
-                self._active.append(fusion)
-            self._finish(fusion)
+                fusions = self._take()
+            self._finish(fusions)
 
-    def _finish(self, fusion: Fusion) -> None:
-        try:
-            self._work(fusion)
-        finally:
-            with self._changed:
-                self._active.remove(fusion)
-                self._changed.notify_all()
+    def _take(self, first: Fusion | None = None) -> list[Fusion]:
+        """Begin on the most used that wait, or on `first` and these: on this thread's share."""
+        share = math.ceil(len(self._waiting) / self._n_threads)
+        n = 1 if self._prepare is None else min(share, MOST_TOGETHER)
+        taken = heapq.nlargest(n, self._waiting, key=lambda f: (f is first, f.n_runs))
+        for fusion in taken:
+            self._waiting.remove(fusion)
+        self._active += taken
+        return taken
+
+    def _finish(self, fusions: Sequence[Fusion]) -> None:
+        if self._prepare is not None and len(fusions) > 1:
+            self._prepare(fusions)
+        for fusion in fusions:
+            try:
+                self._work(fusion)
+            finally:
+                with self._changed:
+                    self._active.remove(fusion)
+                    self._changed.notify_all()

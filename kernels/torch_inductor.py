@@ -14,6 +14,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,12 +35,13 @@ class Compiled:
     """What Inductor made of a graph, fit to be loaded into another process.
 
     `source` defines `call(list_of_tensors) -> results`, which empties its argument, and calls
-    `_libraries[i]` for the extension module in `libraries[i]`. It is right where the `conditions`
-    hold, expressions in the `symbols`: none where no size was symbolic.
+    `_kernels[i]` for `kernels[i]`: the number of a library, and its name there. It is right where
+    the `conditions` hold, expressions in the `symbols`: none where no size was symbolic.
     """
 
     source: str
     libraries: tuple[bytes, ...]
+    kernels: tuple[tuple[int, str], ...]
     strides: tuple[tuple[int, ...] | None, ...]
     symbols: tuple[str, ...]
     conditions: tuple[str, ...]
@@ -148,17 +150,88 @@ _SETTINGS = {
 }
 
 
+class Unit:
+    """The C++ of several graphs, compiled at once: of the time that one kernel takes, two thirds go
+    to the headers.
+
+    While it is entered Inductor's kernels are put into it, and not compiled.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._codecache = private("torch._inductor.codecache", "CppPythonBindingsCodeCache")
+
+    def __enter__(self) -> None:
+        self._codecache.load_async = self._put
+
+    def __exit__(self, *_: object) -> None:
+        del self._codecache.load_async  # torch's is inherited
+
+    def _put(self, text: str, *_: Any, **__: Any) -> Callable[[], ModuleType]:
+        """Take the text of an extension module; what stands for the module."""
+        module = ModuleType("kernel")
+        module.kernel = InUnit(f"kernel_{len(self._texts)}")  # type: ignore[attr-defined]
+        self._texts.append(text)
+        return lambda: module
+
+    def compile(self) -> bytes:
+        """The library with all that was put in, by their names; it takes the compiler's time."""
+        module = self._codecache.load_async(unit_of(self._texts), "cpu")()
+        with open(module.__file__, "rb") as file:
+            return file.read()
+
+
+@dataclass(frozen=True, slots=True)
+class InUnit:
+    """Stands for a kernel that is compiled later."""
+
+    name: str
+
+
+def unit_of(texts: Sequence[str]) -> str:
+    """One text out of those of several extension modules `kernel`, which become `kernel_0` and so
+    on. The first is `kernel` too: Inductor loads what it has compiled."""
+    lines = [text.splitlines() for text in texts]
+    includes = dict.fromkeys(one for text in lines for one in text if _is_include(one))
+    unit = [*includes]
+    for i, text in enumerate(lines):
+        unit += [
+            f"#define kernel kernel_{i}",
+            f"#define PyInit_kernel PyInit_kernel_{i}",
+            f"namespace unit_{i} {{",
+            *(line for line in text if not _is_include(line)),
+            "}",
+            "#undef kernel",
+            "#undef PyInit_kernel",
+        ]
+    unit.append("PyMODINIT_FUNC PyInit_kernel(void) { return unit_0::PyInit_kernel_0(); }")
+    return "\n".join(unit)
+
+
+def _is_include(line: str) -> bool:
+    return line.lstrip().startswith("#include")
+
+
 def compile_graph(
     graph: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: SymbolicSizes | None = None
 ) -> Compiled:
-    """Compile `graph` for the CPU; NotPortable if the result can't leave this process."""
+    """Compile `graph` for the CPU; NotPortable if the result can't leave this process.
+
+    In a `Unit` the kernels are of its library, which is still to be compiled.
+    """
     compiled = compile_in_process(graph, inputs)
     call = compiled.current_callable
     if compiled.constants or not hasattr(call, "__func__"):
         raise NotPortable("the wrapper holds constants or isn't a method of Inductor's Runner")
     names = call.__func__.__globals__
     source, kernels = portable_source(compiled.source_code)
-    libraries = tuple(_library_bytes(names[kernel]) for kernel in kernels)
+    found = [names[kernel] for kernel in kernels]
+    libraries: tuple[bytes, ...] = ()
+    if all(isinstance(one, InUnit) for one in found):
+        places = tuple((0, one.name) for one in found)
+    else:
+        libraries = tuple(_library_bytes(one) for one in found)
+        places = tuple((i, "kernel") for i in range(len(found)))
     conditions = symbols.conditions() if symbols is not None else []
     own = symbols.own if symbols is not None else {}
     # strides come as the text of expressions in the symbols
@@ -166,7 +239,7 @@ def compile_graph(
         None if stride is None else tuple(int(eval(str(s), {}, own)) for s in stride)
         for stride in compiled.output_strides
     )
-    return Compiled(source, libraries, strides, tuple(own), tuple(conditions))
+    return Compiled(source, libraries, places, strides, tuple(own), tuple(conditions))
 
 
 def _library_bytes(kernel: Any) -> bytes:
@@ -188,7 +261,7 @@ def portable_source(source: str) -> tuple[str, list[str]]:
             dropped.update(alias.asname or alias.name for alias in statement.names)
         elif _is_kernel(statement):
             kernel = statement.targets[0].id  # type: ignore[attr-defined]
-            kept.append(ast.parse(f"{kernel} = _libraries[{len(kernels)}]").body[0])
+            kept.append(ast.parse(f"{kernel} = _kernels[{len(kernels)}]").body[0])
             kernels.append(kernel)
         elif not _is_for_inductor_alone(statement):
             kept.append(statement)
@@ -221,15 +294,17 @@ def _is_for_inductor_alone(statement: ast.stmt) -> bool:
 _DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 
 
-def load_library(path: str, name: str) -> Library:
-    """The kernel in the extension module at `path`; `name` must be new in this process."""
+def load_kernels(kernels: Sequence[str], path: str, name: str) -> list[Library]:
+    """The kernels of these names in the library at `path`; `name` must be new in this process."""
     # the library reads from the environment where to find torch's accessor of tensor data
     pointer = private("torch._C", "_dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
     os.environ[_DATA_POINTER] = str(pointer)
-    spec = importlib.util.spec_from_file_location(f"{name}.kernel", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kernel: Library = module.kernel
-    return kernel
+    found: list[Library] = []
+    for kernel in kernels:
+        spec = importlib.util.spec_from_file_location(f"{name}.{kernel}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found.append(module.kernel)
+    return found

@@ -37,10 +37,10 @@ def main(build_dir: str | None = None) -> None:
         try:
             if isinstance(request, Exception):
                 raise request
-            module, kind, segment, n_threads = request
+            module, kind, method, argument, n_threads = request
             # nothing is computed here: this is the number of threads that kernels are compiled for
             torch.set_num_threads(n_threads)
-            send(answers, ("built", _backend(module, kind).build(segment)))
+            send(answers, ("built", getattr(_backend(module, kind), method)(argument)))
         except Declined as reason:
             send(answers, ("declined", str(reason)))
         except Exception as error:

@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import IO, Any
 
 import torch
 
-from lazy_tensor.kernels.backend import Backend, Declined
+from lazy_tensor.kernels.backend import Backend, BuildsTogether, Declined
 from lazy_tensor.kernels.segment import Segment
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -112,7 +113,7 @@ def _path() -> list[str]:
 
 
 class _Worker:
-    """One child process, which builds one segment at a time."""
+    """One child process, which does one thing at a time."""
 
     def __init__(self, build_dir: str | None, niceness: int) -> None:
         arguments = [str(niceness), os.pathsep.join(_path())]
@@ -126,11 +127,13 @@ class _Worker:
             stderr=subprocess.DEVNULL,
         )
 
-    def build(self, backend: Backend, segment: Segment) -> bytes:
+    def ask(self, backend: Backend, method: str, argument: Any) -> Any:
+        """What `method` of the backend gives there."""
         kind = type(backend)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = (kind.__module__, kind.__qualname__, segment, torch.get_num_threads())
+        n_threads = torch.get_num_threads()
+        request = (kind.__module__, kind.__qualname__, method, argument, n_threads)
         is_late = threading.Event()
 
         def end() -> None:
@@ -153,8 +156,7 @@ class _Worker:
             limit.cancel()
         if ending != "built":
             raise Declined(answer) if ending == "declined" else BuildError(answer)
-        artifact: bytes = answer
-        return artifact
+        return answer
 
     @property
     def is_alive(self) -> bool:
@@ -202,10 +204,19 @@ class Workers:
     def build(self, backend: Backend, segment: Segment) -> bytes:
         """What `backend.build(segment)` returns in a worker; BuildError if that fails, Declined if
         that is no failure."""
+        artifact: bytes = self._ask(backend, "build", segment)
+        return artifact
+
+    def build_all(self, backend: BuildsTogether, segments: Sequence[Segment]) -> list[bytes | None]:
+        """What `backend.build_all(segments)` returns in a worker; BuildError if that fails."""
+        artifacts: list[bytes | None] = self._ask(backend, "build_all", segments)
+        return artifacts
+
+    def _ask(self, backend: Backend, method: str, argument: Any) -> Any:
         with self._slots:
             worker = self._take()
             try:
-                return worker.build(backend, segment)
+                return worker.ask(backend, method, argument)
             finally:
                 self._put_back(worker)
 

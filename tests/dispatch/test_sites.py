@@ -312,7 +312,7 @@ def test_a_loop_whose_steps_end_without_an_op_falls_asleep(
     monkeypatch.setattr(Policy, "has_wrapped", True)
     model = lazy_tensor.wrap(nn.Linear(3, 3))
 
-    def steps(n: int) -> torch.Tensor:
+    def steps(n: int) -> Any:
         for _ in range(n):
             made = model(torch.ones(3)) * 2
             lazy_tensor.flush() if end == "flush" else lazy_tensor.materialize(made)

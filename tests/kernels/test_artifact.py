@@ -13,7 +13,7 @@ from lazy_tensor.kernels.torch_inductor import Compiled
 
 def test_artifact_without_libraries_round_trips():
     source = "def call(args):\n    return (args[0] * 2,)"
-    content = packed(Compiled(source, (), ((1,),), (), ()), Outputs((0,), False))
+    content = packed(Compiled(source, (), (), ((1,),), (), ()), Outputs((0,), False))
     assert unpacked(content, ())([torch.ones(2)], [])[0].tolist() == [2.0, 2.0]
 
 

@@ -1,11 +1,14 @@
 """The compile service: who waits for whom, what is compiled when, and what survives."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 
 from lazy_tensor.kernels.aten import AtenBackend
+from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.workers import WorkerDied, Workers
 
 INPUTS = [torch.rand(3)]
 
@@ -266,3 +269,44 @@ def test_threads_that_ask_at_once_get_one_kernel(new_compiler, toy, segment):
     assert len(set(map(id, found))) == 1
     assert {fusion.status for fusion in found} == {"ready"}
     assert len(toy.compiled) == 1
+
+
+def together(record, n=4):
+    return [record(lambda a, i=i: a * i + 1, INPUTS).segment for i in range(2, 2 + n)]
+
+
+def finished(compiler, segments):
+    ask = partial(compiler.fusion_of, backend=InductorBackend(), mode="blocking", waits=False)
+    fusions = [ask(segment) for segment in segments]
+    compiler.finish(fusions)
+    for i, fusion in enumerate(fusions, 2):
+        assert fusion.status == "ready", fusion.reason
+        assert torch.equal(fusion.run(INPUTS, [])[0], INPUTS[0] * i + 1)
+        assert fusion.ahead is None
+
+
+def test_what_waits_is_built_together(new_compiler, record, tmp_path, monkeypatch):
+    compiler = new_compiler(cache_dir=tmp_path, n_workers=1)
+    asked: list[str] = []
+    ask = Workers._ask
+
+    def noted(workers, backend, method, argument):
+        asked.append(method)
+        return ask(workers, backend, method, argument)
+
+    monkeypatch.setattr(Workers, "_ask", noted)
+    segments = together(record, 6)
+    finished(compiler, segments)
+    assert compiler.counters.compiled == len(segments)
+    assert len(asked) < len(segments)
+    assert "build_all" in asked
+    finished(new_compiler(cache_dir=tmp_path), segments)
+    assert len(asked) < len(segments)
+
+
+def test_what_cannot_be_built_together_is_built_alone(new_compiler, record, monkeypatch):
+    def fail(*_):
+        raise WorkerDied("the worker is gone")
+
+    monkeypatch.setattr(Workers, "build_all", fail)
+    finished(new_compiler(n_workers=1), together(record))

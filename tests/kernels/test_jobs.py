@@ -1,12 +1,14 @@
 """Work in the background: each fusion once, the most used first."""
 
 import threading
+import time
+from collections.abc import Sequence
 
 import torch
 
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.fusion import Fusion
-from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.jobs import MOST_TOGETHER, Jobs
 
 
 def fusions(record, toy, n):
@@ -83,3 +85,52 @@ def test_what_is_being_worked_on_is_waited_for_at_the_end(record, toy):
     jobs.close()
     jobs.join(60)
     assert done == [fusion]
+
+
+def test_a_thread_takes_its_share_of_the_most_used_at_once(record, toy):
+    gate = threading.Event()
+    done: list[Fusion] = []
+    together: list[Sequence[Fusion]] = []
+
+    def work(fusion):
+        gate.wait()
+        done.append(fusion)
+
+    jobs = Jobs(work, 1, together.append)
+    first, *waiting = fusions(record, toy, MOST_TOGETHER + 4)
+    jobs.add(first)
+    while not jobs._active:
+        time.sleep(0.001)
+    for n_runs, fusion in enumerate(waiting):
+        fusion.n_runs = n_runs
+        jobs.add(fusion)
+    gate.set()
+    assert jobs.wait(60)
+    by_use = [first, *reversed(waiting)]
+    assert done == by_use
+    assert together == [by_use[1 : MOST_TOGETHER + 1], by_use[MOST_TOGETHER + 1 :]]
+    jobs.close()
+
+
+def test_who_waits_for_one_takes_others_along(record, toy):
+    gate = threading.Event()
+    done: list[Fusion] = []
+
+    def work(fusion):
+        gate.wait()
+        done.append(fusion)
+
+    jobs = Jobs(work, 2, lambda fusions: None)
+    busy, others = fusions(record, toy, 2), fusions(record, toy, 3)
+    for fusion in busy:
+        jobs.add(fusion)
+    while len(jobs._active) < 2:
+        time.sleep(0.001)
+    for fusion in others:
+        jobs.add(fusion)
+    gate.set()
+    for fusion in others:
+        jobs.finish(fusion)
+    assert jobs.wait(60)
+    assert set(map(id, done)) == {*map(id, busy), *map(id, others)}
+    jobs.close()

@@ -38,7 +38,7 @@ def test_wrapper_keeps_its_program_and_loses_inductor():
     assert "_inductor" not in source
     assert "async_compile" not in source
     calls: list[int] = []
-    names: dict[str, Any] = {"_libraries": [None, calls.append]}
+    names: dict[str, Any] = {"_kernels": [None, calls.append]}
     exec(source, names)
     assert names["call"]([7]) == (7,)
     assert calls == [7]
