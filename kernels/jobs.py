@@ -13,6 +13,9 @@ from lazy_tensor.kernels.fusion import Fusion
 MOST_TOGETHER = 8
 """Fusions that a thread takes at once: the first of their kernels comes when the last one does."""
 
+GATHERS_S = 0.05
+"""How long a thread that had nothing to do waits for more: those of one flush come at once."""
+
 
 class Jobs:
     """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads; before, if it is
@@ -106,15 +109,20 @@ class Jobs:
                 thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _serve(self) -> None:
+        is_busy = False
         while True:
             with self._changed:
                 self._n_idle += 1
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not (is_busy and self._waiting):
+                    self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                    if self._prepare is not None:
+                        self._changed.wait_for(lambda: self._is_closed, GATHERS_S)
                 self._n_idle -= 1
                 if self._is_closed:
                     return
                 fusions = self._take()
             self._finish(fusions)
+            is_busy = True
 
     def _take(self, first: Fusion | None = None) -> list[Fusion]:
         """Begin on the most used that wait, or on `first` and these: on this thread's share."""

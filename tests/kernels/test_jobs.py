@@ -134,3 +134,15 @@ def test_who_waits_for_one_takes_others_along(record, toy):
     assert jobs.wait(60)
     assert set(map(id, done)) == {*map(id, busy), *map(id, others)}
     jobs.close()
+
+
+def test_what_is_added_at_once_is_taken_at_once(record, toy):
+    together: list[Sequence[Fusion]] = []
+    jobs = Jobs(lambda fusion: None, 1, together.append)
+    first, others = fusions(record, toy, 3), fusions(record, toy, 2)
+    for at_once in (first, others):  # by a new thread, and by one that had ended its work
+        for fusion in at_once:
+            jobs.add(fusion)
+        assert jobs.wait(60)
+    assert together == [first, others]
+    jobs.close()
