@@ -1,5 +1,8 @@
-"""Installing the package compiles its C++ too, where torch and a compiler are: else the first
-programs would wait for it. All else is in pyproject.toml."""
+"""What pyproject.toml can't say of the build.
+
+A package whose modules lie at the root has its `__init__.py` below `lazy_tensor`. The C++ is
+compiled too, where torch and a compiler are: else the first programs would wait for it.
+"""
 
 import os
 import subprocess
@@ -10,7 +13,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 
-class BuildWithCpp(build_py):
+class Build(build_py):
     def run(self) -> None:
         super().run()
         script = Path(__file__).resolve().parent / "kernels" / "cpp.py"
@@ -22,5 +25,13 @@ class BuildWithCpp(build_py):
         if subprocess.run(command, env=around, check=False).returncode:
             print("lazy_tensor's C++ is not compiled now; programs do so in the background")
 
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """Package, name and file of each module."""
+        found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
+        if all(name != "__init__" for _, name, _ in found):
+            init = str(Path(*package.split("."), "__init__.py"))
+            found.append((package, "__init__", init))
+        return found
 
-setup(cmdclass={"build_py": BuildWithCpp})
+
+setup(cmdclass={"build_py": Build})

@@ -26,6 +26,7 @@ from workloads import QUICK, step_of
 import lazy_tensor
 from lazy_tensor import sharding
 from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import Node, local
 from lazy_tensor.kernels import Kernel, Segment, register_backend
@@ -51,7 +52,7 @@ class OpByOp(InductorBackend):
         return compile_aten(segment)
 
 
-OPTIONS = {"backend": "op by op", "compile": "blocking"}
+OPTIONS: Options = {"backend": "op by op", "compile": "blocking"}
 
 
 def of_a_step(step: Callable[[], object]) -> Counts:

@@ -22,7 +22,7 @@ from torch.nn import Linear, Module, Sequential, functional
 
 import lazy_tensor
 from lazy_tensor import sharding
-from lazy_tensor.cli.gpt import GPT, N_BYTES, GPTConfig
+from lazy_tensor.examples.gpt import GPT, N_BYTES, GPTConfig
 
 N_ROWS = 4
 N_MODULES = 200

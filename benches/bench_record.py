@@ -1,4 +1,4 @@
-"""What recording costs: one `add`, and the mix of ops of the demo's training step.
+"""What recording costs: one `add`, and the mix of ops of a GPT's training step.
 
 The floor is a tensor subclass whose `__torch_dispatch__` does nothing but make the output wrapper,
 as no Python recorder can do without. Recording is timed on hits, running what was recorded is not.
@@ -20,9 +20,9 @@ from results_table import page
 from timing import Timings, interleaved
 
 import lazy_tensor
-from lazy_tensor.cli.training import Recipe, Trainer
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.trace import local
+from lazy_tensor.examples.gpt import GPT, SIZES, train_step
 
 make_wrapper = torch_private.make_wrapper
 CPU = torch.device("cpu")
@@ -93,7 +93,8 @@ def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def forget_recording() -> None:
     """Drop what was recorded without running it: only recording is timed here."""
-    pending = local.trace.take()
+    pending = local.trace.pending()
+    local.trace.reset()
     for value in pending.leaf_values:
         value.slot = None
 
@@ -163,7 +164,7 @@ def bench_add_in_mode(benchmark: BenchmarkFixture, quick: bool, rows: list[list[
 
 
 def bench_mix(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]]) -> None:
-    program = demo_step()
+    program = training_step()
     n_varying = sum(bool(entry.varying) for entry in program.entries)
     metas = output_metas(program)
     floor_leaves = [make_wrapper(FloorOfMix, *meta_of(leaf)) for leaf in program.leaves]
@@ -193,7 +194,7 @@ def bench_mix(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]]) -
         rounds=1,
         iterations=1,
     )
-    name = f"demo's training step, {len(program.entries)} ops, {n_varying} with changing numbers"
+    name = f"training step of a GPT, {len(program.entries)} ops, {n_varying} with changing numbers"
     rows.append(row(name, timings, len(program.entries), timings.spread("driver").median_s))
     benchmark.extra_info["ratio"] = rows[-1][3]
 
@@ -212,17 +213,17 @@ def _timed(
     return timings
 
 
-def demo_step() -> Program:
-    """The calls of a settled training step of the demo's model, those that are recorded.
+def training_step() -> Program:
+    """The calls of a settled training step of a tiny GPT, those that are recorded.
 
     Left out: arithmetic on 0-dim CPU tensors (the optimizer's step counts), which runs at once,
     `.item()`, and factories, which a subclass never sees.
     """
-    recipe = Recipe(size="tiny")
-    trainer = Trainer(recipe)
-    tokens = torch.randint(0, 256, (2, recipe.model_config.context))
+    model = GPT(SIZES["tiny"])
+    train = train_step(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
+    tokens = torch.randint(0, 256, (2, SIZES["tiny"].context))
     for _ in range(2):
-        trainer.step(tokens, tokens)
+        train(tokens, tokens)
 
     def is_recorded(op: Any, tensors: list[Any]) -> bool:
         is_sync = op is torch.ops.aten._local_scalar_dense.default
@@ -230,7 +231,7 @@ def demo_step() -> Program:
         return op.namespace == "aten" and not is_sync and not is_tiny
 
     def step() -> None:
-        trainer.step(tokens, tokens)
+        train(tokens, tokens)
 
     program = captured(step, is_recorded)
     program.note_varying(captured(step, is_recorded))

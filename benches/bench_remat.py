@@ -12,9 +12,7 @@ from pathlib import Path
 
 from block_stack import Order, Report, run_apart
 from pytest_benchmark.fixture import BenchmarkFixture
-from results_table import page
-
-from lazy_tensor.cli.summary import bytes_text, seconds_text
+from results_table import bytes_text, page, seconds_text
 
 FUSED = {"backend": "inductor", "compile": "blocking"}
 SIDES = {

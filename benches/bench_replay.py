@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor.cli.gpt import GPT, GPTConfig
+from lazy_tensor.examples.gpt import GPT, GPTConfig
 
 Step = Callable[[], Tensor]
 Side = Callable[[Callable[..., Any]], Callable[..., Any]]

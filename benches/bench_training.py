@@ -15,11 +15,10 @@ import peers
 import plots
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
-from results_table import page
+from results_table import bytes_text, page, seconds_text
 from timing import interleaved
 from workloads import QUICK, SIDES, WORKLOADS, Report, Step, refusal, run_alone, run_here, step_of
 
-from lazy_tensor.cli.summary import bytes_text, seconds_text
 from lazy_tensor.replay import Replay
 
 COLUMNS = ("model", "side", "settled step", "/ eager", "first step, empty caches",

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from memory import peak_bytes, start_peak
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lazy_tensor
-from lazy_tensor.cli.probe import peak_bytes, start_peak
 
 HEADS = 4
 

@@ -41,6 +41,12 @@ def hits_below_python() -> None:
     hits.start(compiler().disk)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_advice() -> None:
+    """Silence the warning that hardly anything comes twice, as is so in a process of benchmarks."""
+    lazy_tensor.configure(warn=False)
+
+
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
     """Four ranks of a fake process group, on one thread and without kernels: collectives do

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lazy_tensor.cli.gpt import Rotary
+from lazy_tensor.examples.gpt import Rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ def steps_of(side: str) -> Callable[[Tensor, list[Tensor]], Tensor]:
         return lambda x, weights: step_with(compiled, x, weights)
     if side == "eager":
         return lambda x, weights: step_with(loss_of, x, weights)
-    mode = "blocking" if side.endswith("blocking") else "background"
-    in_mode = lazy_tensor.lazy_mode(compile=mode)
+    waits = side.endswith("blocking")
+    in_mode = lazy_tensor.lazy_mode(compile="blocking" if waits else "background")
     return in_mode(lambda x, weights: step_with(loss_of, x, weights))
 
 

@@ -25,6 +25,14 @@ def page(
     return "\n".join(lines) + "\n"
 
 
+def seconds_text(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def bytes_text(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
 def line_of(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 

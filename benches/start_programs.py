@@ -175,7 +175,7 @@ def policy_gradient(wrap: Wrap) -> Step:
 
 def generate(wrap: Wrap) -> Step:
     """A token a step from a small GPT, greedily; texts of 48 tokens."""
-    from lazy_tensor.cli.gpt import GPT, N_BYTES, GPTConfig
+    from lazy_tensor.examples.gpt import GPT, N_BYTES, GPTConfig
 
     model = wrap(GPT(GPTConfig(n_layers=2, n_heads=4, width=128, context=64)).eval())
     tokens: list[int] = []

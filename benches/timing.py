@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lazy_tensor.cli.timings import Spread, spread
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, 10th and 90th percentile, in seconds."""
+
+    median_s: float
+    p10_s: float
+    p90_s: float
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """The spread of one or more timings."""
+    median = statistics.median(seconds)
+    if len(seconds) == 1:
+        return Spread(median, median, median)
+    deciles = statistics.quantiles(seconds, n=10, method="inclusive")
+    return Spread(median, deciles[0], deciles[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from typing import Any
 import peers
 import torch
 import transformers
+from memory import peak_bytes, start_peak
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor.cli.gpt import GPT, N_BYTES, GPTConfig
-from lazy_tensor.cli.probe import peak_bytes, start_peak
 from lazy_tensor.dispatch.flush import obtain_extensions
+from lazy_tensor.examples.gpt import GPT, N_BYTES, GPTConfig
 
 SIDES = ("eager", "lazy", "replay", *peers.PEERS)
 

@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.meta import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.schema import OpFacts, facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, Value, claimed
+from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.segment import TensorSpec
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -272,7 +273,7 @@ def _reason_against_plain(
     trace: Trace, tensor: torch.Tensor, in_mode: bool, may_copy: bool
 ) -> str | None:
     if not (is_plain(tensor) and is_recordable(tensor)) or is_marked(tensor):
-        return f"an argument is a {type(tensor).__name__} that traces don't hold"
+        return f"an argument is {with_article(type(tensor).__name__)} that traces don't hold"
     if not _is_private(tensor, in_mode) and not (may_copy and copies.can_serve(trace, tensor)):
         return "an argument's memory belongs to somebody else"
     return None

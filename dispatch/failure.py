@@ -10,12 +10,14 @@ got there.
 
 from __future__ import annotations
 
+import dis
 import linecache
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import FrameType
+from functools import cached_property, partial
+from types import CodeType, TracebackType
 from typing import Any
 
 import torch
@@ -26,27 +28,82 @@ from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan import Plan, Step
 from lazy_tensor.dispatch.trace import Node
-from lazy_tensor.kernels.aten import call_at
+from lazy_tensor.kernels.aten import call_at, compile_aten, source_of
+from lazy_tensor.kernels.compile import Compiler
 from lazy_tensor.kernels.segment import Ref, ScalarRef
 
 Values = dict[int, torch.Tensor]
 
 
-def rescue(error: BaseException, ran: Plan | Graph) -> Values:
-    """What is computed after `error`, by slot; notes on `error` which call raised it, given what.
+def rescue(error: BaseException, ran: Plan | Graph) -> Values | None:
+    """What is computed after `error`, by slot; None if it did not come from what ran.
 
-    After an interrupt (Ctrl-C) all that was recorded is run: the program had got past it.
+    Notes on `error` say which call raised it, given what. After an interrupt (Ctrl-C) all that was
+    recorded is run: the program had got past it.
     """
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    place = error.__traceback__
+    while place is not None:
+        frame = place.tb_frame
         if isinstance(ran, Plan) and frame.f_code.co_filename == ran.filename:
-            values = _rescue_from_plan(error, ran, dict(frame.f_locals), line)
+            values = _rescue_from_plan(error, ran, dict(frame.f_locals), place)
         elif frame.f_code is interpret.__code__:
-            values = _rescue_from_graph(error, frame)
+            values = _rescue_from_graph(error, dict(frame.f_locals), place)
         else:
+            place = place.tb_next
             continue
         frame.clear()  # else the traceback keeps every value alive
         return values
-    return {}
+    return None
+
+
+def _had_returned(place: TracebackType) -> bool:
+    """Whether an interrupt came when the call at `place`, or the last one that it led to, was over.
+
+    Python looks for signals after a call in C, or where a function of its own begins.
+    """
+    while (inner := _called_at(place)) is not None:
+        place = inner
+    code, offset = place.tb_frame.f_code.co_code, place.tb_lasti
+    while offset > 0 and dis.opname[code[offset]] == "CACHE":
+        offset -= 2
+    return dis.opname[code[offset]].startswith(("CALL", "PRECALL"))
+
+
+def _was_preparing(place: TracebackType) -> bool:
+    """Whether an interrupt came while a segment's code was made, or its kernel asked for: before
+    the segment ran."""
+    inner = _called_at(place)
+    while inner is not None:
+        if inner.tb_frame.f_code in BEFORE_IT_RUNS:
+            return True
+        inner = _called_at(inner)
+    return False
+
+
+BEFORE_IT_RUNS = frozenset({
+    compile_aten.__code__, cached_property.__get__.__code__, Compiler._request.__code__,
+})  # fmt: skip
+
+
+def _called_at(place: TracebackType) -> TracebackType | None:
+    """The function of Python's that was running at `place`; not a signal's handler, which raised
+    the interrupt there."""
+    inner = place.tb_next
+    if inner is None or inner.tb_frame.f_code in map(_code_of, map(signal.getsignal, SIGNALS)):
+        return None
+    return inner
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of a signal's handler, if that is Python's: a function, a method, an object."""
+    function = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", None)
+    if function is None:
+        function = vars(type(handler)).get("__call__")
+    code: CodeType | None = getattr(function, "__code__", None)
+    return code
+
+
+SIGNALS = signal.valid_signals()
 
 
 def without_frames(error: BaseException) -> BaseException:
@@ -77,48 +134,104 @@ def _by_slot(names: Mapping[str, Any]) -> Values:
     return {int(name[1:]): value for name, value in names.items() if name[1:].isdigit()}
 
 
-def _rescue_from_plan(error: BaseException, plan: Plan, names: dict[str, Any], line: int) -> Values:
-    number = plan.number_at(line)
-    if number is None:
-        return {}
-    if isinstance(error, Exception):
-        _note_step(error, plan.steps[number], _looked_up(_by_slot(names), names["S"]))
+def _rescue_from_plan(
+    error: BaseException, plan: Plan, names: dict[str, Any], place: TracebackType
+) -> Values | None:
+    number = place.tb_lineno - plan.FIRST_LINE
+    if number < 0 and names["L"]:
+        return None  # it had not begun
+    is_over = isinstance(error, Exception)
+    if 0 <= number < len(plan.steps):
+        step = plan.steps[number]
+        if is_over:
+            _note_step(error, step, _looked_up(_by_slot(names), names["S"]))
+        elif any(node.writes for node in step.nodes):
+            is_over = _finished(step, names, place) or (
+                _had_returned(place) and not _was_preparing(place)
+            )
     later = [
         _Later(step.reads, step.nodes, partial(exec, step.code, plan.names, names))
-        for step in plan.steps[number:]
+        for step in plan.steps[max(number, 0) :]
     ]
-    _carry_on(error, later, plan.root, plan.lasting, lambda slot: f"v{slot}" in names)
+    if later:
+        _carry_on(error, later, is_over, plan.root, plan.lasting, lambda slot: f"v{slot}" in names)
     return _by_slot(names)
 
 
-def _rescue_from_graph(error: BaseException, frame: FrameType) -> Values:
-    graph, node, values, scalars = (
-        frame.f_locals[name] for name in ("graph", "node", "values", "scalars")
-    )
-    if isinstance(error, Exception):
-        _note_call(error, node, _looked_up(values, scalars))
-    first = next(i for i, other in enumerate(graph.nodes) if other is node)
+def _finished(step: Step, names: dict[str, Any], place: TracebackType | None) -> bool:
+    """Finish a segment that an interrupt left in the middle of its op-by-op replay, if it did; what
+    the step gives goes into `names`."""
+    if step.fusion is None:
+        return False
+    segment, constants = step.fusion.segment, dict[str, Any]()
+    n_calls = len(segment.calls)
+    while place is not None:
+        position = call_at(place.tb_frame.f_code, place.tb_lineno)
+        if position is not None:
+            break
+        place = place.tb_next
+    else:
+        return False
+    values = dict(place.tb_frame.f_locals)
+    head, taken, *calls, _ = source_of(segment, constants).splitlines()
+    if position < 0:
+        exec(taken.strip(), constants, values)
+        position = 0
+    elif position < n_calls and not segment.calls[position].outputs and _had_returned(place):
+        position += 1  # it wrote; one that makes values has lost them, and is called again
+    for call in calls[position:]:
+        exec(call.strip(), constants, values)
+    for slot, number in zip(step.sets, segment.outputs, strict=True):
+        names[f"v{slot}"] = values[f"v{number}"]
+    return True
+
+
+def _rescue_from_graph(
+    error: BaseException, names: Mapping[str, Any], place: TracebackType
+) -> Values | None:
+    if "values" not in names:
+        return None  # it had not begun
+    graph, values, scalars = (names[name] for name in ("graph", "values", "scalars"))
+    node = names.get("node")
+    is_over = isinstance(error, Exception)
+    if node is not None:
+        if is_over:
+            _note_call(error, node, _looked_up(values, scalars))
+        else:
+            is_over = names["done"] is node or _had_run(place)
+    first = next((i for i, other in enumerate(graph.nodes) if other is node), 0)
     later = [
         _Later(n.reads, (n,), partial(run_node, n, values, scalars, graph.spec))
         for n in graph.nodes[first:]
     ]
-    _carry_on(error, later, graph.root, graph.lasting, lambda slot: slot in values)
+    if later:
+        _carry_on(error, later, is_over, graph.root, graph.lasting, lambda slot: slot in values)
     return dict(values)
+
+
+def _had_run(place: TracebackType) -> bool:
+    """Whether an interrupt in `interpret` came when the node's op had run."""
+    call = _called_at(place)
+    if call is not None and "result" in call.tb_frame.f_locals:
+        return True
+    return (call is None or _called_at(call) is None) and _had_returned(place)
 
 
 def _carry_on(
     error: BaseException,
     later: list[_Later],
+    is_over: bool,
     root: Mapping[int, int],
     lasting: frozenset[int],
     is_there: Callable[[int], bool],
 ) -> None:
-    """Run what does not depend on the failed first of `later`, and writes nothing that lasts."""
+    """Run what is left. If the first of `later` failed, nothing that depends on it or writes what
+    lasts. `is_over`: the first has failed, or an interrupt came after it."""
     failed = isinstance(error, Exception)
     is_lost = failed and _communicates(later[0])
     spoiled = {root[slot] for node in later[0].nodes for slot in node.writes} if failed else set()
-    if failed or any(node.writes for node in later[0].nodes):
-        later = later[1:]  # an interrupt comes after a call, whose writes are done
+    if failed or (is_over and any(node.writes for node in later[0].nodes)):
+        later = later[1:]  # to write again would be wrong; what else it gave is made again
     new: set[int] = set()  # memory that eager, which stopped, would not have made
     for part in later:
         written = {root[slot] for node in part.nodes for slot in node.writes}
@@ -163,7 +276,7 @@ def _note_call(error: BaseException, node: Node, value_of: Callable[[Any], Any])
 def _recorded(node: Node) -> str:
     file, _, line = node.where.rpartition(":")
     source = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
-    return f"recorded at {node.where}{': ' if source else ''}{source}"
+    return f"first recorded at {node.where}{': ' if source else ''}{source}"
 
 
 def _looked_up(values: Mapping[int, Any], scalars: list[complex]) -> Callable[[Any], Any]:

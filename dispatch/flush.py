@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from lazy_tensor.dispatch import hits, memory, observe, settings, torch_private, watch
 from lazy_tensor.dispatch import trace as traces
 from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.foreach import taken_apart
 from lazy_tensor.dispatch.graph import Graph, graph_of, without_repeats
-from lazy_tensor.dispatch.interpret import MISJUDGED, interpret
+from lazy_tensor.dispatch.interpret import MISJUDGED, OWN_STRIDES, interpret
 from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan import Plan, Planner
@@ -31,39 +35,67 @@ from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, is_apart, live_values
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels import backend as backends
+from lazy_tensor.kernels import cache as caches
 from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.logs import FLUSHES, MISSES
 from lazy_tensor.kernels.pool import POOL
 from lazy_tensor.kernels.segment import Call
 
-_compiler: Compiler | None = None
+MOST_COMPILERS = 4
+"""Compile services beside the process's own, one for each `cache_dir` in use; the oldest ends when
+there is one more."""
+_compilers: dict[str, Compiler] = {}
+_counters = Counters()  # of all compile services
+_compilers_lock = threading.RLock()
 
 
 def compiler() -> Compiler:
-    """The process's compile service, made when first needed."""
-    global _compiler
-    if _compiler is None:
-        now = settings.current()
-        _compiler = Compiler(
-            maxsize=now.segment_cache_size,
-            cache_dir=Path(now.cache_dir),
-            may_build=STATS.has_worked_long,
-        )
-        atexit.register(_compiler.end)
-    return _compiler
+    """The compile service for the `cache_dir` in force, made when first needed.
+
+    A block that has a `cache_dir` of its own leaves the services of others alone.
+    """
+    now = settings.current()
+    found = _compilers.get(now.cache_dir)
+    return _new_compiler(now) if found is None else found
+
+
+def _new_compiler(now: settings.Settings) -> Compiler:
+    with _compilers_lock:
+        if now.cache_dir not in _compilers:
+            others = [one for one in _compilers if one != settings.of_process().cache_dir]
+            if len(others) >= MOST_COMPILERS:
+                _compilers.pop(others[0]).close()
+            made = Compiler(
+                maxsize=now.segment_cache_size,
+                cache_dir=Path(now.cache_dir),
+                counters=_counters,
+                may_build=STATS.has_worked_long,
+            )
+            _compilers[now.cache_dir] = made
+            atexit.register(made.end)
+        return _compilers[now.cache_dir]
 
 
 def _follow_settings(new: settings.Settings) -> None:
-    global _compiler
-    if _compiler is None:
-        return
-    _compiler.cache.resize(new.segment_cache_size)
-    if _compiler.disk is None or Path(new.cache_dir) != _compiler.disk.directory:
-        _compiler.close()
-        _compiler = None
+    found = _compilers.get(new.cache_dir)
+    if found is not None:
+        found.cache.resize(new.segment_cache_size)
+
+
+def _forget_kernels() -> None:
+    for one in list(_compilers.values()):
+        one.cache.clear()
+
+
+def _after_fork_in_child() -> None:
+    global _compilers_lock
+    _compilers_lock = threading.RLock()  # a thread that is gone may hold the parent's
 
 
 settings.on_change(_follow_settings)
+caches.on_clear(_forget_kernels)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
@@ -103,61 +135,134 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
     ends_stretch = trace.begun is trace.state
-    pending = trace.take()
-    ranges = observe.take_ranges(trace)
-    hits.start_if_compiled()
-    if pending.state.n_ops == 0:
-        _settle(pending, [], ())
-        watch.after_flush(watched, failed=False)
-        trace.remember(pending.state)
-        return
-    start, n_built = perf_counter(), STATS.counts["plans_built"]
-    alive = live_values(pending.values)
-    live = tuple([value.slot.index for value in alive if value.slot is not None])
-    plan, raised, planned = None, "", start
+    work = _Work(trace.pending(), perf_counter())
+    n_built, raised = STATS.counts["plans_built"], ""
     try:
-        plan = plan_of(
-            pending,
-            live,
-            at_once=lambda: observe.is_timing() or trace.policy.may_plan(ends_stretch),
-        )
-        planned = perf_counter()
-        ran = plan or _with_remat(graph_of(pending.state.steps(), live))
-        with observe.flush_shown(cause):
-            _run(pending, alive, ran, ranges)
+        while not trace.reset(work.pending):
+            work.pending = trace.pending()  # a signal's handler has recorded, or flushed, since
+        _compute(trace, work, cause, ends_stretch)
     except BaseException as error:
         raised = type(error).__name__
+        _salvage(trace, work, error)
         raise
     finally:
-        seconds = perf_counter() - start
+        seconds = perf_counter() - work.began_s
         watch.after_flush(watched, failed=bool(raised))
-        trace.policy.grown_s = 0.0
-        if ends_stretch:
-            trace.policy.pays.add_flush(seconds)
-        trace.remember(pending.state)
-        record = FlushRecord(
-            thread=traces.local.thread.name,
-            cause=cause,
-            where=where,
-            n_ops=pending.state.n_ops,
-            began_s=start,
-            seconds=seconds,
-            plan_s=planned - start,
-            grown_s=grown_s,
-            raised=raised,
-            state=pending.state,
-            first_new=first_new,
-            was_built=STATS.counts["plans_built"] > n_built,
-        )
-        if plan is not None:
-            note_plan(record, plan)
-        _account(record)
+        trace.remember(work.pending.state)
+        plan = work.ran if isinstance(work.ran, Plan) else None
+        if work.pending.state.n_ops:
+            trace.policy.grown_s = 0.0
+            if ends_stretch:
+                trace.policy.pays.add_flush(seconds)
+            record = FlushRecord(
+                thread=traces.local.thread.name,
+                cause=cause,
+                where=where,
+                n_ops=work.pending.state.n_ops,
+                began_s=work.began_s,
+                seconds=seconds,
+                plan_s=work.planned_s - work.began_s,
+                grown_s=grown_s,
+                raised=raised,
+                state=work.pending.state,
+                first_new=first_new,
+                was_built=STATS.counts["plans_built"] > n_built,
+            )
+            if plan is not None:
+                note_plan(record, plan)
+            _account(record)
     if plan is not None and not must_record(trace):
         trace.policy.note_kernels(plan)
     if MISJUDGED:
-        _distrust(trace)
+        _distrust()
     if plan is not None and "compile" in settings.current().forbid:
         _refuse_compiling(plan, where)
+
+
+class _Work:
+    """What a flush has taken on, and how far it has come.
+
+    `alive` are the values that somebody holds, `ran` is what runs to compute them, and `results`
+    are what it gave. `began_s` and `planned_s` are times by `perf_counter`.
+    """
+
+    __slots__ = ("alive", "began_s", "pending", "planned_s", "ran", "results")
+
+    def __init__(self, pending: Pending, began_s: float) -> None:
+        self.pending = pending
+        self.alive: list[Value] = []
+        self.ran: Plan | Graph | None = None
+        self.results: Sequence[torch.Tensor] | None = None
+        self.began_s = self.planned_s = began_s
+
+
+def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
+    """Compute what is alive of a trace's content, by its plan or call by call."""
+    pending = work.pending
+    ranges = observe.take_ranges(trace)
+    hits.start_if_compiled()
+    if pending.state.n_ops == 0:
+        _settle(work, ())
+        return
+    work.began_s = work.planned_s = perf_counter()
+    work.alive = live_values(pending.values)
+    live = tuple([value.slot.index for value in work.alive if value.slot is not None])
+    work.ran = plan_of(
+        pending,
+        live,
+        at_once=lambda: observe.is_timing() or trace.policy.may_plan(ends_stretch),
+    ) or _with_remat(graph_of(pending.state.steps(), live))
+    work.planned_s = perf_counter()
+    ask_for_extensions(work.ran if isinstance(work.ran, Plan) else None)
+    with observe.flush_shown(cause):
+        _run(work, ranges)
+
+
+def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
+    """After `error`, give each value its data, or the error as the failure that it raises if read.
+
+    Whatever raised, and wherever: no value may stay with neither, or with its place in a trace that
+    goes on. What has not run is run call by call: the program is past it.
+    """
+    pending = work.pending
+    if trace.has(pending):
+        trace.reset()
+    left = live_values(pending.values)
+    failure = error
+    try:
+        if work.results is not None:
+            _settle(work, work.results)
+            return
+        with torch_private.kernels_only():
+            computed = None if work.ran is None else rescue(error, work.ran)
+            if computed is None:
+                computed, failure = _computed_by_calls(work, left, error)
+        for value in left:
+            if value.slot is not None:
+                value.data = computed.get(value.slot.index)
+        _share_with_plain(work)
+    finally:
+        failure = without_frames(failure)
+        for value in left:
+            if value.slot is not None and value.data is None:
+                value.failure = failure
+        _release(pending.values, pending.leaf_values)
+
+
+def _computed_by_calls(
+    work: _Work, left: list[Value], error: BaseException
+) -> tuple[dict[int, torch.Tensor], BaseException]:
+    """What a trace of which nothing has run computes, by slot; and what the rest failed by."""
+    pending = work.pending
+    live = tuple([value.slot.index for value in left if value.slot is not None])
+    work.alive, work.ran = left, graph_of(pending.state.steps(), live)
+    if len(pending.leaves) != len(work.ran.leaves):
+        return {}, error  # it has run, and what it gave is lost
+    try:
+        results = interpret(work.ran, pending.leaves, pending.scalars)
+    except BaseException as raised:
+        return rescue(raised, work.ran) or {}, raised
+    return dict(zip(live, results, strict=True)), error
 
 
 def must_record(trace: Trace, options: settings.Settings | None = None) -> bool:
@@ -173,23 +278,22 @@ def note_plan(record: FlushRecord, plan: Plan) -> None:
     record.steps_s = observe.times_s()
 
 
-def _run(pending: Pending, alive: list[Value], ran: Plan | Graph, ranges: observe.Noted) -> None:
-    ask_for_extensions(ran if isinstance(ran, Plan) else None)
-    try:
-        # what was recorded outside inference mode, or autocast, may be computed inside
-        counted = pending.leaves if pending.state.counts_writes else ()
-        with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
-            if isinstance(ran, Plan):
-                results = observe.function_of(ran, pending.state, ranges)(
-                    pending.leaves, pending.scalars
-                )
-            else:
-                results = interpret(ran, pending.leaves, pending.scalars)
-    except BaseException as error:
-        _fail(pending, alive, error, ran)
-        raise
-    _settle(pending, alive, results)
-    _share_with_plain(pending, alive, ran)
+def _run(work: _Work, ranges: observe.Noted) -> None:
+    pending, ran = work.pending, work.ran
+    assert ran is not None, "it was planned"
+    # what was recorded outside inference mode, or autocast, may be computed inside
+    counted = pending.leaves if pending.state.counts_writes else ()
+    with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
+        if isinstance(ran, Plan):
+            is_new, n_own_strides = not ran.is_checked, len(OWN_STRIDES)
+            function = observe.function_of(ran, pending.state, ranges)
+            work.results = function(pending.leaves, pending.scalars)
+            ran.is_checked = True
+            if is_new and len(OWN_STRIDES) > n_own_strides:
+                pending.state.plans = {}  # the next one lays these ops' results out
+        else:
+            work.results = interpret(ran, pending.leaves, pending.scalars)
+    _settle(work, work.results)
 
 
 def ask_for_extensions(plan: Plan | None) -> None:
@@ -227,19 +331,21 @@ def ask_for_hits() -> None:
         hits.EXTENSION.ask_for(compiler().disk, wait=False)
 
 
-def _settle(pending: Pending, alive: list[Value], results: Any) -> None:
-    for value, data in zip(alive, results, strict=True):
+def _settle(work: _Work, results: Sequence[torch.Tensor]) -> None:
+    for value, data in zip(work.alive, results, strict=True):
         value.data = data
-    _release(alive, pending.leaf_values)
+    _share_with_plain(work)
+    _release(work.alive, work.pending.leaf_values)
 
 
-def _share_with_plain(pending: Pending, alive: list[Value], ran: Plan | Graph) -> None:
+def _share_with_plain(work: _Work) -> None:
     """Note which values are views of plain tensors, whose ops nobody records outside the mode."""
-    if not (ran.parts_of_leaves and pending.plain):
+    pending, ran = work.pending, work.ran
+    if ran is None or not (ran.parts_of_leaves and pending.plain):
         return
     plain = {ran.root[slot.index] for slot in pending.plain.values()}
     for place, owner in ran.parts_of_leaves:
-        data = alive[place].data
+        data = work.alive[place].data
         if owner in plain and data is not None:
             memory.share(data)
 
@@ -268,8 +374,9 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
         STATS.counts["plans_reused"] += 1
         return plan
     seen_before = state.plans is not None
-    if state.plans is None or len(state.plans) >= MAX_PLANS_OF_A_STATE:
-        state.plans = {}
+    plans = state.plans  # another thread may clear the caches meanwhile
+    if plans is None or len(plans) >= MAX_PLANS_OF_A_STATE:
+        plans = state.plans = {}
     if not (seen_before or now.compile == "blocking" or at_once()):
         return None
     try:
@@ -282,20 +389,23 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
             "please report it",
             stacklevel=2,
         )
-        state.plans[key] = NO_PLAN
+        plans[key] = NO_PLAN
         return None
-    state.plans[key] = plan
+    plan.is_checked = seen_before  # by `interpret`, else when it runs
+    plans[key] = plan
     STATS.counts["plans_built"] += 1
     return plan
 
 
-def _distrust(trace: Trace) -> None:
-    """Run ops whose meta functions were wrong at once from now on, and forget what was recorded."""
-    for op in MISJUDGED:
-        STATS.fallbacks[op, "its meta function was wrong"] += 1
-        run_at_once(op)
-    MISJUDGED.clear()
-    trace.forget()
+def _distrust() -> None:
+    """Run ops whose meta functions were wrong at once from now on, and forget what was recorded, by
+    all threads."""
+    with suppress(KeyError):  # when it is empty: another thread may be here too
+        while True:
+            op = MISJUDGED.pop()
+            STATS.fallbacks[op, "its meta function was wrong"] += 1
+            run_at_once(op)
+    traces.forget_all()
 
 
 def _refuse_compiling(plan: Plan, where: str) -> None:
@@ -384,20 +494,6 @@ def closes_segment(node: Node, n_ops: int) -> bool:
         return False
     call = Call(node.facts.op, node.args, node.kwargs, node.specs)
     return chosen_backend(device).refuses(call) is not None
-
-
-def _fail(pending: Pending, alive: list[Value], error: BaseException, ran: Plan | Graph) -> None:
-    """Keep what can be computed, mark the rest failed."""
-    with torch_private.kernels_only():
-        computed = rescue(error, ran)
-    failure = without_frames(error)
-    for value in alive:
-        assert value.slot is not None
-        value.data = computed.get(value.slot.index)
-        if value.data is None:
-            value.failure = failure
-    _share_with_plain(pending, alive, ran)
-    _release(alive, pending.leaf_values)
 
 
 def _account(record: FlushRecord) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch import moving, settings, torch_private
 from lazy_tensor.dispatch.admit import index_of
 from lazy_tensor.dispatch.closed_form import closed_form
 from lazy_tensor.dispatch.flush import closes_segment, flush, must_record
@@ -97,12 +97,13 @@ def grow(
     if is_generic:
         parent.generic = parent.generic or {}
         parent.generic[generic_key] = state
-        trace.scalars += numbers
+        trace.scalars[parent.n_scalars :] = numbers
     else:
         parent[key] = state
         if numbers:
             parent.seen = parent.seen or {}
             parent.seen[generic_key] = state
+        moving.note(trace, parent, request, state)
     trace.note_new(state)
     trace.policy.pay(perf_counter() - request.began_s)
     return state

@@ -25,9 +25,9 @@ def interpret(
         leaf.slot: data for leaf, data in zip(graph.leaves, leaves, strict=True)
     }
     leaves.clear()
-    dying = _dying(graph)
-    for node, dead in zip(graph.nodes, dying, strict=True):
-        run_node(node, values, scalars, graph.spec)
+    done: Node | None = None
+    for node, dead in zip(graph.nodes, _dying(graph), strict=True):
+        done = run_node(node, values, scalars, graph.spec)  # noqa: F841  `failure` looks at it
         for slot in dead:
             del values[slot]
     return tuple(values[slot] for slot in graph.live)
@@ -35,8 +35,11 @@ def interpret(
 
 def run_node(
     node: Node, values: dict[int, Any], scalars: list[complex], promised: Mapping[int, TensorSpec]
-) -> None:
-    """Run one call on `values`, by slot, and add what it gives; `promised` is what was recorded."""
+) -> Node:
+    """Run one call on `values`, by slot, and add what it gives; `promised` is what was recorded.
+
+    Gives the node back. After an exception `failure` looks whether `result` was there.
+    """
     args = [_real(a, values, scalars) for a in node.args]
     kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
     result = node.facts.op._op(*args, **kwargs)
@@ -44,12 +47,10 @@ def run_node(
     for i, slot in enumerate(node.outs):
         if slot is not None:
             tensor, spec = results[i], promised[slot]
-            if _is_of(tensor, spec):
-                values[slot] = _laid_out(tensor, node, spec)
-            else:
-                values[slot] = tensor
-                if all(_is_of(values[read], promised[read]) for read in node.reads):
-                    MISJUDGED.add(node.facts.op)  # and not one whose result it was given
+            if not is_of(tensor, spec) and all(is_of(values[r], promised[r]) for r in node.reads):
+                MISJUDGED.add(node.facts.op)  # and not one whose result it was given
+            values[slot] = laid_out(tensor, node, spec)
+    return node
 
 
 def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
@@ -62,13 +63,14 @@ def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
     return argument
 
 
-def _is_of(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+def is_of(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    """Whether the tensor has the shape and dtype that were recorded."""
     return tensor.shape == spec.size and tensor.dtype == spec.dtype
 
 
-def _laid_out(tensor: torch.Tensor, node: Node, spec: TensorSpec) -> torch.Tensor:
-    """`tensor` as its wrapper says: some kernels choose other strides than their meta."""
-    if node.view_of is None and not _has_stride(tensor, spec):
+def laid_out(tensor: torch.Tensor, node: Node, spec: TensorSpec) -> torch.Tensor:
+    """What `node` gave as its wrapper says: some kernels choose other strides than their meta."""
+    if is_of(tensor, spec) and node.view_of is None and not _is_laid_out(tensor, spec.stride):
         OWN_STRIDES.add(node.facts.op)
         return restrided(tensor, spec.stride)
     return tensor
@@ -80,16 +82,17 @@ OWN_STRIDES: set[OpOverload] = set()
 """Ops seen to lay out their result otherwise than their meta function says; plans restride them."""
 
 
-def _has_stride(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    return tensor.stride() == spec.stride or all(
-        n <= 1 or given == promised
-        for n, given, promised in zip(spec.size, tensor.stride(), spec.stride, strict=True)
+def _is_laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    """Whether the tensor has this stride, where a dim has more than one element."""
+    given = tensor.stride()
+    return given == stride or all(
+        n <= 1 or a == b for n, a, b in zip(tensor.shape, given, stride, strict=True)
     )
 
 
 def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """`tensor` with this stride: itself, or a copy."""
-    if tensor.stride() == stride:
+    if _is_laid_out(tensor, stride):
         return tensor
     return torch.empty_strided(
         tensor.shape, stride, dtype=tensor.dtype, device=tensor.device

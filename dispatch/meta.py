@@ -15,6 +15,7 @@ import torch
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.schema import OpFacts
+from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.segment import Ref
 
@@ -95,13 +96,13 @@ def propagate(
             with torch_private.FAKES:  # one says it's on "meta" while another one is asked
                 found = outcome_of(torch_private.fake_call(metas, call), facts)
         return _masked(found, facts, args, kwargs)
-    except torch_private.NoMetaFunction as error:
+    except torch_private.NoMetaFunction:
         if facts.returns_nothing and facts.writes:
             return Outcome()
-        return Outcome(runs_now=f"no metadata: {type(error).__name__}")
+        return Outcome(runs_now="torch has no meta function for it")
     except Exception as error:
         # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
-        return Outcome(runs_now=f"no metadata: {type(error).__name__}")
+        return Outcome(runs_now=f"its meta function raised {with_article(type(error).__name__)}")
 
 
 def _masked(

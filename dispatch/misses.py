@@ -6,10 +6,20 @@ what is needed to say it, so that neither hits nor misses pay for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lazy_tensor.dispatch.trace import Leaf, Node, State
+from lazy_tensor.dispatch.wording import op_name
 from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
+
+FIRST_TIME = "it is seen for the first time"
+"""What is new of a program that has nothing to be compared with."""
+
+
+def latest_difference(reasons: Iterable[str]) -> str | None:
+    """The last reason that tells of a difference; None if all was seen for the first time."""
+    return next((one for one in reversed([*reasons]) if one and one != FIRST_TIME), None)
 
 
 def reason_of_miss(new: State, end: State | None) -> str:
@@ -19,7 +29,7 @@ def reason_of_miss(new: State, end: State | None) -> str:
     if known is None:
         before = _last_call(new.parent)
         if before is None:
-            return "nothing was recorded from here before"
+            return FIRST_TIME
         return f"the program goes on with {_name(new)} at {where}, where it ended before"
     if isinstance(new.step, Leaf) and isinstance(known.step, Leaf):
         return f"{_between_leaves(new.step, known.step)} of {argument} at {where}"
@@ -44,7 +54,7 @@ def _nearest(new: State) -> State | None:
 
 def _name(state: State) -> str:
     if isinstance(state.step, Node):
-        return str(state.step.facts.op)
+        return op_name(state.step.facts.op)
     if isinstance(state.step, Leaf):
         return f"a new tensor {_sizes(state.step.spec)}"
     return "a setting"
@@ -75,8 +85,8 @@ def _first_use(new: State, end: State | None) -> tuple[str, str]:
             names = [argument.name for argument in node.facts.op._schema.arguments]
             for name, given in zip(names, node.args, strict=False):
                 if _holds(given, new.step.slot):
-                    return node.where, f"{name!r} of {node.facts.op}"
-            return node.where, f"an argument of {node.facts.op}"
+                    return node.where, f"{name!r} of {op_name(node.facts.op)}"
+            return node.where, f"an argument of {op_name(node.facts.op)}"
     return "?", "an argument"
 
 
@@ -116,10 +126,11 @@ def _short(dtype: object) -> str:
 
 def _between_calls(new: Node, known: Node) -> str:
     """Which argument of a call is other than before, or which op came instead."""
-    op = new.facts.op
-    if op is not known.facts.op:
-        return f"{op} at {new.where}, where {known.facts.op} at {known.where} came before"
-    names = [argument.name for argument in op._schema.arguments]
+    op = op_name(new.facts.op)
+    if new.facts.op is not known.facts.op:
+        other = op_name(known.facts.op)
+        return f"{op} at {new.where}, where {other} at {known.where} came before"
+    names = [argument.name for argument in new.facts.op._schema.arguments]
     pairs = [*zip(names, known.args, new.args, strict=False)]
     before, now = dict(known.kwargs), dict(new.kwargs)
     pairs += [(name, before.get(name), now.get(name)) for name in {**before, **now}]

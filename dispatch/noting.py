@@ -15,20 +15,23 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import hits, host, settings
 from lazy_tensor.dispatch.flush import flush, must_record
-from lazy_tensor.dispatch.misses import reason_of_miss
-from lazy_tensor.dispatch.past import number_of
+from lazy_tensor.dispatch.misses import latest_difference, reason_of_miss
+from lazy_tensor.dispatch.past import FACTOR, MASK, number_of
+from lazy_tensor.dispatch.pays import EMPTY
 from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
 from lazy_tensor.dispatch.stats import NEW, STATS
 from lazy_tensor.dispatch.torch_private import in_backward, is_part
-from lazy_tensor.dispatch.trace import Leaf, State, Trace
+from lazy_tensor.dispatch.trace import MOST_BEHIND, Leaf, State, Trace
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
 """Namespaces of ops that come or don't as others see fit: of marks in profiles, and of
 `fully_shard`'s own ops, which are others while nothing is recorded."""
 UNCOUNTED = -1
 """The number of a call that is no part of the past."""
+
+ALL_BITS = (1 << 64) - 1
 
 asleep: set[int] = set()
 """Threads whose ops don't come here: who reads a value calls `pass_read`."""
@@ -79,7 +82,8 @@ def _calls_between(noted: State, state: State) -> list[int]:
     while current is not noted and current is not None:
         if current.call:
             found.append(current.call)
-        current = current.parent
+        # the steps that a sharded call takes are no calls of the program
+        current = current.parent if current.origin is None else current.origin
     found.reverse()
     return found
 
@@ -115,7 +119,8 @@ def say_so() -> None:
         return
     _was_said = True
     misses = [(one.first_new, one.state) for one in STATS.log if one.first_new is not None]
-    reason = f"; what was new lately: {reason_of_miss(*misses[-1])}" if misses else ""
+    difference = latest_difference(reason_of_miss(*miss) for miss in misses)
+    reason = f"; what was new lately: {difference}" if difference else ""
     warnings.warn(
         "lazy_tensor runs this program as in eager, since hardly anything in it comes twice: "
         f"{STATS.stretches_s[NEW]:.0f} s of {sum(STATS.stretches_s.values()):.0f} s did not"
@@ -126,37 +131,69 @@ def say_so() -> None:
 
 def may_choose(trace: Trace, options: settings.Settings) -> bool:
     """Whether recording has to pay in a block of these options."""
-    return not must_record(trace, options) and _may_choose()
+    return not must_record(trace, options) and _may_choose(trace)
 
 
-def _may_choose() -> bool:
-    """Whether the host's time says something, as it does little beside a GPU."""
-    return not torch.cuda.is_initialized()
+def _may_choose(trace: Trace) -> bool:
+    """Whether the host's time says something, as it does little beside a GPU, and may decide: the
+    ranks of a program must not choose differently."""
+    return not (trace.policy.spans_ranks or torch.cuda.is_initialized())
 
 
 def at_break(trace: Trace) -> None:
-    """Begin a stretch of the program. Of one that was all hits nothing is noted."""
-    state, past = trace.state, trace.policy.past
+    """End a region of the program and begin the next."""
+    state, policy = trace.state, trace.policy
     is_pending = state is not trace.root
-    is_whole = is_pending and not trace.behind and trace.begun is trace.root
-    if not is_whole:
-        stretch = None if is_pending or trace.behind else past.stretch()
-    else:
-        known = state.stretch
-        if past.has_begun() or known is None or known[0] is not past:
-            catch_up(trace)
-            known = state.stretch = past, past.stretch()
-        stretch = known[1]
+    is_recorded, has_recorded = not policy.cold, is_pending or bool(trace.behind)
+    region = None if policy.cold and has_recorded else region_of(trace)
+    if region == EMPTY and has_recorded:
+        region = None  # calls that don't count, such as `fully_shard`'s own
     trace.behind.clear()
     trace.noted = trace.begun = state
+    trace.began_pending = False
     must = must_record(trace)
-    trace.policy.at_break(
-        stretch, is_recorded=is_whole, may_choose=not must and _may_choose(), must_record=must
+    policy.at_break(
+        region,
+        is_recorded=is_recorded and bool(region),
+        may_choose=not must and _may_choose(trace),
+        must_record=must,
     )
     if STATS.repeats_little() and not must:
         say_so()
-    if trace.policy.cold and is_pending:
+    if policy.cold and is_pending:
         flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory
+
+
+def region_of(trace: Trace) -> int | None:
+    """The hash of all calls of the region under way, whether they were recorded or not; `EMPTY` if
+    there were none. None if it began while other calls were pending, since its time is then theirs
+    too, or if it has more flushes than are kept."""
+    past, hits_since = trace.policy.past, [*trace.behind, (trace.noted, trace.state)]
+    if trace.began_pending or trace.begun is not trace.root or len(hits_since) > MOST_BEHIND:
+        return None
+    is_first, hashed = not past.has_begun(), past.stretch()
+    is_new = False
+    for noted, state in hits_since:
+        if noted is state:
+            continue
+        if state.hashed is None or state.hashed[0] is not past or state.hashed[1] is not noted:
+            is_new, state.hashed = True, (past, noted, *hash_between(noted, state))
+        _, _, more, power = state.hashed
+        if power != 1:
+            hashed = (hashed * power + more + (power if is_first else 0)) & ALL_BITS
+            is_first = False
+    if is_new:
+        catch_up(trace)
+    return hashed
+
+
+def hash_between(noted: State, state: State) -> tuple[int, int]:
+    """What the calls between two states add to the hash of a region (see `Past.note`), and what
+    they multiply it by."""
+    more, power = 0, 1
+    for call in _calls_between(noted, state):
+        more, power = (more + (call & MASK)) * FACTOR & ALL_BITS, power * FACTOR & ALL_BITS
+    return more, power
 
 
 def at_read(trace: Trace) -> None:
@@ -180,7 +217,7 @@ def pass_read(trace: Trace) -> None:
 
 
 def _begin_round(trace: Trace) -> None:
-    if not (must_record(trace) or trace.policy.begin_round(may_choose=_may_choose())):
+    if not (must_record(trace) or trace.policy.begin_round(may_choose=_may_choose(trace))):
         flush(trace, "recording doesn't pay", quiet=True)
         trace.policy.cold = ASLEEP
         asleep.add(get_ident())

@@ -65,7 +65,7 @@ def function_of(
         return lambda leaves, scalars: plan.observed(
             leaves, scalars, lambda i: _shown(plan.steps[i], ranges)
         )
-    return plan.function
+    return plan.function if plan.is_checked else plan.observed
 
 
 def note_range(trace: Trace, request: Request) -> None:

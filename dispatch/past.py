@@ -155,9 +155,22 @@ def number_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     the call is about 0-dim tensors of the CPU alone, which may run at once."""
     parts: list[Any] = [op]
     facts = facts_of(op)
+    args = without_index(op, args)
     sizes = [_put(parts, facts, i, argument) for i, argument in enumerate(args)]
     sizes += [_put(parts, facts, name, argument) for name, argument in kwargs.items()]
     return 0 if max(sizes, default=-1) == 0 else hash(tuple(parts)) & MASK or 2
+
+
+def without_index(op: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of `select` and `slice` as they are with any index: `X[i]`, `X[a:b]`."""
+    if op is SELECT and len(args) > 2:
+        return args[:2]
+    if op is SLICE and len(args) > 3 and args[2] is not None and args[3] is not None:
+        return (*args[:2], args[3] - args[2], *args[4:])
+    return args
+
+
+SELECT, SLICE = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
 
 
 def _put(parts: list[Any], facts: OpFacts, label: int | str, argument: Any) -> int:

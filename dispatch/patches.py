@@ -36,7 +36,8 @@ class Patches:
         self._lock = threading.Lock()
         self._n_users = self._n_times = 0
         self._stay = False
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[int, Any]] = []  # numbers of patches, and what stood there
+        self._buried: set[int] = set()  # those that others have put theirs on
         self._made: list[tuple[Any, Any]] = [(_ABSENT, None)] * len(self._patches)
 
     def put(self) -> None:
@@ -62,6 +63,8 @@ class Patches:
                     self._put(len(self._patches) - 1)
 
     def _put(self, i: int) -> None:
+        if i in self._buried:
+            return
         owner, name, replaced = self._patches[i]
         own = vars(owner).get(name, _ABSENT)
         before, made = self._made[i]
@@ -70,11 +73,14 @@ class Patches:
             made = replaced(found)
             self._made[i] = (own, made)
             torch_private.script_as(made, found)
-        self._before.append((owner, name, own))
+        self._before.append((i, own))
         setattr(owner, name, made)
 
     def take_back(self) -> None:
-        """One user less; after the last of the first time all is as it was, inherited or own."""
+        """One user less; after the last of the first time all is as it was, inherited or own.
+
+        Where somebody has put a patch on top, it stays, and ours below it.
+        """
         if self._stay:
             return
         with self._lock:
@@ -82,8 +88,11 @@ class Patches:
             if self._n_users:
                 return
             while self._before:
-                owner, name, own = self._before.pop()
-                if own is _ABSENT:
+                i, own = self._before.pop()
+                owner, name, _ = self._patches[i]
+                if vars(owner).get(name, _ABSENT) is not self._made[i][1]:
+                    self._buried.add(i)
+                elif own is _ABSENT:
                     delattr(owner, name)
                 else:
                     setattr(owner, name, own)

@@ -19,7 +19,7 @@ import torch
 
 from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.in_flight import gives_less
-from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
+from lazy_tensor.dispatch.interpret import MISJUDGED, OWN_STRIDES, is_of, laid_out, restrided
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.bindings import callable_of
@@ -55,7 +55,7 @@ class Plan:
     `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that values made by the plan
     take at a time, those inside a kernel left out. `communicates`: other ranks wait for it.
     `n_there` and `n_under_way` are the ops in kernels that are there, and that are being built, as
-    of the last `told()`.
+    of the last `told()`. `is_checked`: its calls were seen to give what was recorded.
     """
 
     function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
@@ -73,6 +73,7 @@ class Plan:
     _told: tuple[Any, ...] = ()
     n_there: int = 0
     n_under_way: int = 0
+    is_checked: bool = True
 
     FIRST_LINE = 4
 
@@ -102,22 +103,41 @@ class Plan:
         self,
         leaves: list[torch.Tensor],
         scalars: list[complex],
-        around: Callable[[int], AbstractContextManager[Any]],
+        around: Callable[[int], AbstractContextManager[Any]] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """What `function` gives, step `i` run within `around(i)`."""
-        head, *lines = self.source.splitlines()
-        first = self.FIRST_LINE - 2
-        for i in range(len(self.steps)):
-            lines[first + i] = f" with around({i}): {lines[first + i].lstrip()}"
-        names = {**self.names, "around": around}
-        exec(compile("\n".join([head, *lines]), self.filename, "exec"), names)
+        """What `function` gives, step `i` run within `around(i)`.
+
+        What single calls give is checked, as by `interpret`, unless `is_checked` says that it was.
+        """
+        lines = self.source.splitlines()
+        names = {**self.names, "around": around, "check": self._check, "wrong": set()}
+        for i, step in enumerate(self.steps):
+            place = self.FIRST_LINE - 1 + i
+            line = lines[place].lstrip()
+            if not self.is_checked and step.fusion is None and step.sets:
+                values = "".join(f"v{slot}, " for slot in step.sets)
+                check = f"{values}= check({i}, wrong, {values})"
+                line = line.replace(step.code, f"{step.code}; {check}", 1)
+            lines[place] = f" with around({i}): {line}" if around is not None else f" {line}"
+        exec(compile("\n".join(lines), self.filename, "exec"), names)
         results: tuple[torch.Tensor, ...] = names["plan"](leaves, scalars)
         return results
 
-    def number_at(self, line: int) -> int | None:
-        """The number of the step on a line of `function`."""
-        number = line - self.FIRST_LINE
-        return number if 0 <= number < len(self.steps) else None
+    def _check(
+        self, number: int, wrong: set[int], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """What step `number` gave, laid out as was recorded; `wrong` gets what can't be."""
+        (node,), slots = self.steps[number].nodes, self.steps[number].sets
+        specs = [spec for spec in node.specs if spec is not None]
+        found = []
+        is_given_right = wrong.isdisjoint(node.reads)
+        for slot, tensor, spec in zip(slots, tensors, specs, strict=True):
+            if not is_of(tensor, spec):
+                wrong.add(slot)
+                if is_given_right:
+                    MISJUDGED.add(node.facts.op)
+            found.append(laid_out(tensor, node, spec))
+        return tuple(found)
 
 
 class Planner:

@@ -62,7 +62,8 @@ class Policy:
     __slots__ = ("_awaited", "_before_pause", "_cold", "_has_worked", "_is_chosen",
                  "_is_let_alone", "_is_loop", "_last_site", "_n_adopted", "_n_known", "_n_new",
                  "_n_reads", "_n_unknown", "_place", "_site", "_sites", "_stretch", "address",
-                 "grown_s", "left_s", "past", "pays", "with_kernels")  # fmt: skip
+                 "grown_s", "left_s", "past", "pays", "spans_ranks",
+                 "with_kernels")  # fmt: skip
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
@@ -83,6 +84,9 @@ class Policy:
         self._is_loop = False  # it came twice in a row
         self.past.clear()
         self.pays = Pays()
+        # All ranks must record the same ops. Calls are the same on all ranks, times are not: so
+        # only calls decide.
+        self.spans_ranks = False
         self._awaited: Waiting | None = None
         self.with_kernels = 0.0  # ops in kernels that are there less those in others, lately
         self._is_let_alone = False  # the block that runs: of its calls only some come here
@@ -140,11 +144,12 @@ class Policy:
     def note_kernels(self, plan: Waiting) -> None:
         """Account for a run of `plan`: as long as more ops are in kernels that are being built than
         in those there are, ops run unrecorded, as fast as in eager, where a plan that runs op by op
-        costs the recording besides. A plan that communicates does so while it computes, which ops
-        that run at once don't."""
+        costs the recording besides. Not of a program on several ranks, each of which has its
+        kernels at a time of its own."""
+        self.spans_ranks |= plan.communicates
         gained = plan.n_there - plan.n_under_way
         self.with_kernels = KEPT_OF_KERNELS * self.with_kernels + gained
-        if plan.n_under_way and self.with_kernels < 0 and not plan.communicates:
+        if plan.n_under_way and self.with_kernels < 0 and not self.spans_ranks:
             self._awaited = plan
             self.cold = AWAITS_OPS
 

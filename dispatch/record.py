@@ -18,6 +18,7 @@ from lazy_tensor.dispatch import (
     grow,
     hits,
     host,
+    moving,
     noting,
     overlap,
     run_now,
@@ -94,6 +95,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                     trace.busy = False
                     return func(*args, **kwargs) if kwargs else func(*args)
                 return miss(owner, trace, func, args, kwargs or {}, None)
+            place, number = trace.state, None
             key: Any
             if len(args) == 2 and not kwargs:
                 first, second = args
@@ -106,11 +108,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 else:
                     second = key_part(trace.leaf_slots, tensor_class, second)
                 key = (func._op, first, second)
-                state = trace.state.get(key)
-                if state is None and trace.state.generic and type(args[1]) is float:
-                    state = trace.state.generic.get((func._op, first, float))
-                    if state is not None:
-                        trace.scalars.append(args[1])
+                state = place.get(key)
+                if state is None and place.generic and type(args[1]) is float:
+                    state = place.generic.get((func._op, first, float))
+                    number = args[1]
             else:
                 key = [func._op]
                 for argument in args:
@@ -123,20 +124,28 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                         key.append(name)
                         key.append(key_part(trace.leaf_slots, tensor_class, argument))
                 key = tuple(key)
-                state = trace.state.get(key)
+                state = place.get(key)
             if state is None:
                 return miss(owner, trace, func, args, kwargs or {}, key)
             if hits.learn is not None:
                 hits.learn(trace, func, state)
             kind = state.kind
             if kind == ONE:
-                trace.state = state
                 out: Any = make_wrapper(tensor_class, *state.meta)
                 no_memory(out)
                 out._value = value = Value()
                 value.slot = state.slot
+                if trace.state is not place:
+                    # a signal's handler, or a finalizer, has called ops since
+                    return record(owner, func, types, args, kwargs)
+                # from here on Python looks for no signal until all is done
+                if number is not None:
+                    trace.scalars[place.n_scalars :] = (number,)
+                trace.state = state
                 trace.values.append(value)
                 return out
+            if number is not None:
+                trace.scalars[place.n_scalars :] = (number,)
             if kind == SELF:
                 trace.state = state
                 return args[0]
@@ -164,11 +173,12 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
 
     def step(trace: Trace, state: State, func: Any, args: tuple[Any, ...]) -> Any:
         """Take the step to `state`, whatever its kind; flush if it closes a segment."""
-        if (
-            state.kind & KIND_MASK != ALIAS
-        ):  # an alias is no step: any number of them leaves the trace as it is
+        made: list[Value] = []
+        result = outputs(trace, state, args, viewed(func, args), made)
+        # an alias is no step: any number of them leaves the trace as it is
+        if state.kind & KIND_MASK != ALIAS:
             trace.state = state
-        result = outputs(trace, state, args, viewed(func, args))
+            trace.values += made
         if state.closes:
             noting.arrived(trace)
             close_segment(trace)
@@ -179,11 +189,16 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         return args[0] if args and facts_of(func).is_view else None
 
     def outputs(
-        trace: Trace, state: State, args: tuple[Any, ...], like: torch.Tensor | None
+        trace: Trace,
+        state: State,
+        args: tuple[Any, ...],
+        like: torch.Tensor | None,
+        made: list[Value],
     ) -> Any:
+        """What the call gives; its new values go into `made`."""
         kind = state.kind & KIND_MASK
         if kind == ONE:
-            return fresh(trace, state.meta, state.slot, like, state.rebase, state.layout)
+            return fresh(trace, state.meta, state.slot, like, state.rebase, made, state.layout)
         if kind == SELF:
             return args[0]
         if kind == ALIAS:
@@ -194,11 +209,11 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             return None
         if kind == MARKED:
             meta, marks = state.meta
-            return mark(fresh(trace, meta, state.slot, like, state.rebase), *marks)
+            return mark(fresh(trace, meta, state.slot, like, state.rebase, made), *marks)
         container, metas = state.meta
         layouts = state.layout or (None,) * len(metas)
         return container(
-            None if slot is None else fresh(trace, meta, slot, like, state.rebase, layout)
+            None if slot is None else fresh(trace, meta, slot, like, state.rebase, made, layout)
             for meta, slot, layout in zip(metas, state.slot, layouts, strict=True)
         )
 
@@ -208,11 +223,12 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         slot: Any,
         like: torch.Tensor | None,
         rebase: tuple[int, int] | None,
+        made: list[Value],
         layout: host.Layout | None = None,
     ) -> Any:
         value = Value()
         value.slot = slot
-        trace.values.append(value)
+        made.append(value)
         if layout is not None:
             return host.new_sharded(value, layout, like)
         if rebase is not None:
@@ -233,7 +249,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         key, numbers = generic_key(slots, tensor_class, func, args, kwargs)
         state = generic.get(key)
         if state is not None:
-            trace.scalars += numbers
+            trace.scalars[trace.state.n_scalars :] = numbers
         return state
 
     def known(
@@ -267,6 +283,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         try:
             return missed(owner, trace, *call)
         finally:
+            del trace.scalars[trace.state.n_scalars :]  # of a call that was not recorded after all
             if trace.passing:
                 admit.leave(trace)
             if not is_part:
@@ -308,9 +325,14 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 request.began_s = perf_counter()  # it ran what was pending
         if trace.policy.cold:
             return run_now.run_cold(trace, request)
+        if request.facts.is_view and not request.tensors:
+            return special.view_of_number(request)
         rule = rule_of(func)
         if settings.current().debug and rule is not Rule.ZEROS:
             return run_now.run(trace, request, "debug")
+        moved = moving.view(trace, request)
+        if moved is not None:
+            return moved
         if rule is not Rule.RECORD:
             handled, result = special.HANDLERS[rule](trace, request)
             if handled:

@@ -35,6 +35,29 @@ class Rule(Enum):
     IF_NO_DROPOUT = "run now if it drops out, else record"
 
 
+READS_VALUES = "it reads values"
+SHAPE_BY_VALUES = "values decide the shape of its result"
+DRAWS = "it draws random numbers"
+MISJUDGED_SHAPE = "torch's meta function for it gives another shape or layout than its kernel"
+
+NOW_BECAUSE: dict[OpOverload, str] = {
+    **dict.fromkeys(  # which their tags don't say
+        (
+            aten._pack_padded_sequence.default, aten.mkldnn_rnn_layer.default,
+            aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
+        ),
+        SHAPE_BY_VALUES,
+    ),
+    **dict.fromkeys(
+        (aten.multilabel_margin_loss_forward.default, aten.max_unpool2d.default), MISJUDGED_SHAPE
+    ),
+    aten.as_strided_scatter.default: "its kernel looks at the size of the memory",
+    **dict.fromkeys((aten.pin_memory.default, aten._pin_memory.default), "it reserves memory"),
+    # some torch would take them apart
+    **dict.fromkeys(torch_private.RANGE_OPS, "it marks a range for profilers"),
+}  # fmt: skip
+"""Ops that run at once though their schemas don't say so, and why."""
+
 RULES: dict[OpOverload, Rule] = {
     aten.detach.default: Rule.ALIAS,
     aten.alias.default: Rule.ALIAS,
@@ -43,19 +66,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.index.Tensor: Rule.INDEX,
     aten._unsafe_index.Tensor: Rule.INDEX,
     aten.native_dropout.default: Rule.DROPOUT,
-    # Their shape depends on values, which their tags don't say.
-    aten._pack_padded_sequence.default: Rule.NOW,
-    aten.mkldnn_rnn_layer.default: Rule.NOW,
-    aten._embedding_bag.default: Rule.NOW,
-    aten._embedding_bag_forward_only.default: Rule.NOW,
-    # Their meta functions give another shape, or layout, than their kernels.
-    aten.multilabel_margin_loss_forward.default: Rule.NOW,
-    aten.max_unpool2d.default: Rule.NOW,
-    aten.as_strided_scatter.default: Rule.NOW,  # its kernel looks at the size of the memory
-    # They only reserve or describe memory.
-    aten.pin_memory.default: Rule.NOW,
-    aten._pin_memory.default: Rule.NOW,
-    **dict.fromkeys(torch_private.RANGE_OPS, Rule.NOW),  # some torch would take them apart
+    **dict.fromkeys(NOW_BECAUSE, Rule.NOW),
 }
 for _packet, _overloads in {
     "bernoulli": ("p",), "rand_like": ("default", "generator"),
@@ -113,6 +124,31 @@ def rule_from_schema(facts: OpFacts) -> Rule:
     return Rule.NOW if runs_now else Rule.RECORD
 
 
+RAISES_BY_VALUES = frozenset({"aten::_assert_async", "aten::_linalg_check_errors"})
+
+
+@cache
+def why_now(op: OpOverload) -> str:
+    """Why an op whose rule is `NOW` is run, not recorded."""
+    facts = facts_of(op)
+    known = NOW_BECAUSE.get(op)
+    if known is not None:
+        return known
+    if torch.Tag.dynamic_output_shape in op.tags:
+        return SHAPE_BY_VALUES
+    reasons = {
+        "it communicates with other ranks": op.namespace in ("c10d", "_c10d_functional"),
+        "a custom op may do what its schema doesn't say": op.namespace not in ("aten", "prims"),
+        "it raises by what it reads": op._schema.name in RAISES_BY_VALUES,
+        READS_VALUES: facts.is_data_dependent,
+        DRAWS: facts.is_random,
+        "it changes a tensor's shape or memory in place": facts.changes_metadata,
+        "it writes into out=": facts.is_out,
+        "it returns nothing: it is called for what else it does": facts.returns_nothing,
+    }
+    return next((text for text, holds in reasons.items() if holds), "its result is no tensor")
+
+
 @cache
 def is_question(op: Any) -> bool:
     """Whether the op only asks a tensor for its size, layout or device: classes that answer
@@ -138,10 +174,12 @@ def reads_values(op: OpOverload) -> bool:
 
 
 def run_at_once(op: OpOverload) -> None:
-    """Make `Rule.NOW` the rule for `op`."""
+    """Make `Rule.NOW` the rule for `op`, whose meta function was found to be wrong."""
     RULES[op] = Rule.NOW
+    NOW_BECAUSE[op] = MISJUDGED_SHAPE
     rule_of.cache_clear()
     reads_values.cache_clear()
+    why_now.cache_clear()
 
 
 @cache

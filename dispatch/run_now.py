@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_private
+from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_private, watch
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush
@@ -27,12 +27,13 @@ from lazy_tensor.dispatch.meta import (
     outcome_of,
 )
 from lazy_tensor.dispatch.request import Request
-from lazy_tensor.dispatch.rules import Rule, needs_care, rule_of
+from lazy_tensor.dispatch.rules import READS_VALUES, Rule, needs_care, rule_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
 from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.dispatch.wording import call_name, op_name
 from lazy_tensor.kernels.logs import FALLBACKS
 
 PLAIN_RESULT = frozenset({
@@ -42,13 +43,8 @@ PLAIN_RESULT = frozenset({
 """Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
 
 
-EXPECTED = frozenset({
-    "all arguments are computed 0-dim CPU tensors",
-    "runs now by rule",
-    "debug",
-    LEARNED,
-})  # fmt: skip
-"""Reasons that are no fallback: the op needs values by what it is, or is best run at once."""
+EXPECTED = frozenset({"all arguments are computed 0-dim CPU tensors", "debug", LEARNED})
+"""Reasons that are no fallback, as `rules.why_now` gives others: the op is best run at once."""
 
 
 COMPILES_AFTER_OPS = 20_000
@@ -58,12 +54,14 @@ CHECKS_EVERY_OPS = 256
 _n_cold = 0
 
 
-def run(trace: Trace, request: Request, reason: str) -> Any:
-    """The call's result, computed now. `reason` is counted and shown."""
+def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -> Any:
+    """The call's result, computed now. `reason` is counted and shown; `by_rule` it is no fallback:
+    the op is one that never is recorded."""
     STATS.fallbacks[request.op, reason] += 1
-    if reason not in EXPECTED and "fallback" in settings.current().forbid:
+    is_fallback = not by_rule and reason not in EXPECTED
+    if is_fallback and "fallback" in settings.current().forbid:
         raise RuntimeError(
-            f"{request.op} at {user_line()} can't be recorded ({reason}), and forbid has "
+            f"{op_name(request.op)} at {user_line()} can't be recorded ({reason}), and forbid has "
             "'fallback'; move it out of the block"
         )
     if trace.tape is not None:
@@ -73,7 +71,7 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
     if noting.is_break(request):
         noting.at_read(trace)
     if sees_pending(trace, request.tensors):
-        flush(trace, str(request.op))
+        flush(trace, call_name(request.op))
     trace.ran = request.op, trace.state
     start = perf_counter()
     if not all(is_plain(tensor) for tensor in request.tensors):
@@ -82,8 +80,8 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
         result = _careful(request, request.args, request.kwargs)
         if reason not in PLAIN_RESULT and not request.facts.is_view:
             result = _returned(result, {}, True)
-    if reason not in EXPECTED:
-        call, times_s = f"{request.op} at {user_line()} ({reason})", STATS.ran_at_once_s
+    if is_fallback:
+        call, times_s = f"{op_name(request.op)} at {user_line()} ({reason})", STATS.ran_at_once_s
         times_s[call] = times_s.get(call, 0.0) + perf_counter() - start
         FALLBACKS.info("%s ran at once", call)
     if request.op in torch_private.RANGE_OPS:
@@ -92,13 +90,13 @@ def run(trace: Trace, request: Request, reason: str) -> Any:
 
 
 ITEM = torch.ops.aten._local_scalar_dense.default
-_ITEM_NAME = str(ITEM)  # 1 us
+_ITEM_NAME = call_name(ITEM)
 
 
 def item(trace: Trace, tensor: torch.Tensor) -> Any:
     """The value of a lazy tensor of one element while ops are recorded, as `run` gives it: what
     many programs do many times a step."""
-    STATS.fallbacks[ITEM, "runs now by rule"] += 1
+    STATS.fallbacks[ITEM, READS_VALUES] += 1
     if noting.ends_stretch(tensor):
         noting.at_read(trace)
     if sees_pending(trace, [tensor]):
@@ -115,6 +113,8 @@ def _careful(request: Request, args: Any, kwargs: Any) -> Any:
         result = request.op(*args, **kwargs)
     if request.facts.writes_list:
         torch_private.count_writes(request.args[0])
+    if request.facts.writes:
+        watch.note_writes(request.written())
     if request.learns is not None:
         learn(request.learns, _told_by(request, result))
     return result
@@ -138,7 +138,7 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
     if trace.tape is not None:
         trace.tape.ran_at_once(request, "a higher-order op")
     if sees_pending(trace, request.tensors):
-        flush(trace, str(request.op))
+        flush(trace, call_name(request.op))
     args, kwargs = pytree.tree_map_only(torch.Tensor, _data, (request.args, request.kwargs))
     return _returned(request.op(*args, **kwargs), {}, True)
 
@@ -154,7 +154,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
     elif is_break:
         noting.at_read(trace)
     if sees_pending(trace, request.tensors):
-        flush(trace, str(request.op), quiet=True)
+        flush(trace, call_name(request.op), quiet=True)
     trace.ran = request.op, trace.state
     if trace.policy.is_paused:
         # tensors and modes of torch's own are at work, and see the call on plain tensors
@@ -181,7 +181,7 @@ def _count_cold() -> None:
         begin_hits()
 
 
-def compute(value: Value, cause: str = "a value is read") -> None:
+def compute(value: Value, cause: str) -> None:
     """Run what `value` waits for, pending writes too, whichever thread recorded it."""
     slot, trace = value.slot, local.trace
     if slot is None:

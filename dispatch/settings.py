@@ -7,24 +7,20 @@ The only module that reads the environment.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from lazy_tensor.dispatch import options as accepted
+from lazy_tensor.dispatch.options import NAMES, Compile, FlushPolicy, Record
 from lazy_tensor.kernels import logs
-from lazy_tensor.kernels.backend import backend_of
-
-_CHOICES = {
-    "compile": ("background", "blocking", "off"),
-    "flush_policy": ("auto", "at_once", "at_materialization"),
-    "record": ("auto", "always"),
-}
-_FORBIDDABLE = ("flush", "compile", "fallback", "redistribute")
+from lazy_tensor.kernels.backend import available_backends, backend_of
 
 
 def _default_cache_dir() -> str:
@@ -34,10 +30,10 @@ def _default_cache_dir() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option, validated. See the README's table for what each does."""
+    """Every option, validated. `options.MEANINGS` says what each does."""
 
     backend: str = "auto"
-    compile: Literal["background", "blocking", "off"] = "background"
+    compile: Compile = "background"
     cache_dir: str = dataclasses.field(default_factory=_default_cache_dir)
     segment_cache_size: int = 1024
     schema_cache_size: int = 16384
@@ -46,8 +42,8 @@ class Settings:
     max_segment_ops: int = 16384
     max_pending_bytes: int = 1 << 36
     remat_interval: int = 0
-    flush_policy: str = "auto"
-    record: Literal["auto", "always"] = "auto"
+    flush_policy: FlushPolicy = "auto"
+    record: Record = "auto"
     compile_threshold: int = 2
     verify_every: int = 0
     forbid: frozenset[str] = frozenset()
@@ -71,64 +67,13 @@ class Settings:
         object.__setattr__(self, "plans_by", plans_by)
         must = self.compile == "blocking" or self.record == "always" or self.remat_interval > 0
         object.__setattr__(self, "records_all", must)
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                options = ", ".join(repr(choice) for choice in allowed)
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {options}")
-        for name in (
-            "segment_cache_size",
-            "schema_cache_size",
-            "sharding_cache_size",
-            "bucket_bytes",
-            "max_segment_ops",
-            "max_pending_bytes",
-            "compile_threshold",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 1")
-        for name in ("remat_interval", "verify_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 0 (0 is off)")
-        for what in self.forbid:
-            if what not in _FORBIDDABLE:
-                options = ", ".join(repr(choice) for choice in _FORBIDDABLE)
-                raise ValueError(f"forbid={what!r} is not one of {options}")
 
 
-_TYPES = {f.name: str(f.type) for f in dataclasses.fields(Settings) if f.init}
-NAMES = tuple(_TYPES)
-
-
-def _as_set(value: str | Iterable[str]) -> frozenset[str]:
-    if isinstance(value, str):
-        return frozenset(part.strip() for part in value.split(",") if part.strip())
-    return frozenset(value)
-
-
-def _as_bool(value: object) -> bool:
-    if isinstance(value, str):
-        if value.lower() not in ("0", "1", "true", "false", "on", "off", "yes", "no", ""):
-            raise ValueError(f"{value!r} is not a boolean; use 0 or 1")
-        return value.lower() in ("1", "true", "on", "yes")
-    return bool(value)
-
-
-def _as_int(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(f"{value!r} is not a whole number")
-    return int(value)
-
-
-_CONVERT: dict[str, Callable[[Any], Any]] = {
-    "int": _as_int, "bool": _as_bool, "frozenset[str]": _as_set
-}  # fmt: skip
-
-
-def updated(settings: Settings, options: dict[str, Any], caller: str) -> Settings:
+def updated(settings: Settings, options: Mapping[str, Any], caller: str) -> Settings:
     """`settings` with `options` over it.
 
     TypeError for an unknown name, naming the nearest; ValueError or TypeError for a bad value,
-    naming the option.
+    naming the option and what it accepts.
     """
     if not options:
         return settings
@@ -146,43 +91,76 @@ def updated(settings: Settings, options: dict[str, Any], caller: str) -> Setting
 def _updated(settings: Settings, options: tuple[tuple[str, Any], ...], caller: str) -> Settings:
     values: dict[str, Any] = {}
     for name, value in options:
-        if name not in _TYPES:
-            near = difflib.get_close_matches(name, NAMES, 1, 0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(NAMES)}"
-            raise TypeError(f"{caller}: unknown option {name!r}{hint}")
-        try:
-            values[name] = _CONVERT.get(_TYPES[name], str)(value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{caller}: {name}={value!r}: {error}") from None
-    if values.get("backend", "auto") != "auto":
-        _check_backend(values["backend"], caller)
+        if name not in NAMES:
+            raise accepted.unknown(name, caller)
+        values[name] = _checked(name, value, f"{caller}: {name}")
     return dataclasses.replace(settings, **values)
 
 
-def _check_backend(name: str, caller: str) -> None:
+def _checked(name: str, value: Any, label: str) -> Any:
+    """`value` as `Settings` holds it; an error that begins with `label` if it can't be that."""
+    return _backend(value, label) if name == "backend" else accepted.checked(name, value, label)
+
+
+def _backend(name: Any, label: str) -> str:
     """ValueError if there is no such backend, RuntimeError if it can run on no device here."""
+    if name == "auto":
+        return "auto"
     try:
         backend = backend_of(name)
-    except ValueError as error:
-        raise ValueError(f"{caller}: {error}") from None
+    except ValueError:
+        known = ("auto", *available_backends())
+        raise accepted.one_of("backend", name, known, label) from None
     reasons = [backend.unavailable(device_type) for device_type in ("cpu", "cuda")]
     if None not in reasons:
         on_cpu, on_cuda = reasons
         told = on_cpu if on_cpu == on_cuda else f"on cpu: {on_cpu}; on cuda: {on_cuda}"
         raise RuntimeError(
-            f"{caller}: backend {name!r} asked for, but {told}; "
-            "backend='auto' takes one that can run"
+            f"{label} {name!r} asked for, but {told}; backend='auto' takes one that can run"
         )
+    return str(name)
 
 
-def from_environment() -> Settings:
-    """The defaults with `LAZY_TENSOR_<NAME>` over them."""
-    found = {
-        name: os.environ[variable]
-        for name in NAMES
-        if (variable := f"LAZY_TENSOR_{name.upper()}") in os.environ
-    }
-    return updated(Settings(), found, "environment (LAZY_TENSOR_*)")
+PREFIX = "LAZY_TENSOR_"
+OTHER_VARIABLES = ("HITS", "LOGS", "START_S")
+"""Variables that are no options: see `records_in_python`, `kernels.logs`, `benches/bench_start.py`.
+"""
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """The defaults with `LAZY_TENSOR_<NAME>` over them. What can't be used is told and ignored."""
+    found: dict[str, Any] = {}
+    for variable, value in environment.items():
+        name = variable.removeprefix(PREFIX).lower()
+        if name == variable.lower() or not value:
+            continue
+        if name in NAMES:
+            try:
+                found[name] = _checked(name, value, variable)
+            except (TypeError, ValueError, RuntimeError) as error:
+                _complain(f"{error}; it is ignored")
+        elif name.upper() not in OTHER_VARIABLES:
+            _complain(_of_unknown(variable, name))
+    if (hits := environment.get(f"{PREFIX}HITS")) not in (None, "", "python"):
+        _complain(f"{PREFIX}HITS={hits!r} is not 'python', the one value it takes; it is ignored")
+    return dataclasses.replace(Settings(), **found)
+
+
+def _of_unknown(variable: str, name: str) -> str:
+    known = [*NAMES, *map(str.lower, OTHER_VARIABLES)]
+    near = accepted.nearest(name, known)
+    listed = ", ".join(word.upper() for word in known)
+    hint = f"did you mean {PREFIX}{near.upper()}?" if near else f"after {PREFIX} come {listed}"
+    return f"{variable} is no variable of lazy_tensor's and is ignored; {hint}"
+
+
+def _complain(message: str) -> None:
+    """Warn of a variable in the environment. Where warnings are errors, say it on stderr: the
+    package must not be imported by half."""
+    try:
+        warnings.warn_explicit(message, UserWarning, filename="environment", lineno=0)
+    except UserWarning:
+        print(f"lazy_tensor: {message}", file=sys.stderr)
 
 
 def records_in_python() -> bool:
@@ -190,7 +168,11 @@ def records_in_python() -> bool:
     return os.environ.get("LAZY_TENSOR_HITS") == "python"
 
 
-logs.show(os.environ.get("LAZY_TENSOR_LOGS", ""))
+if unknown_logs := logs.show(os.environ.get(f"{PREFIX}LOGS", "")):
+    _complain(
+        f"{PREFIX}LOGS: {', '.join(map(repr, unknown_logs))} not known; "
+        f"known are {', '.join((*logs.NAMES, 'all'))}"
+    )
 _current = from_environment()
 _listeners: list[Callable[[Settings], None]] = []
 
@@ -206,6 +188,11 @@ def current() -> Settings:
     """The settings in force in this thread: those of its innermost block that has options of its
     own, else the process's."""
     return _here.block or _current
+
+
+def of_process() -> Settings:
+    """The settings in force where no block has options of its own."""
+    return _current
 
 
 def put(settings: Settings) -> Settings:
@@ -225,7 +212,7 @@ def put_here(settings: Settings | None) -> Settings | None:
     return previous
 
 
-def change(options: dict[str, Any], caller: str) -> None:
+def change(options: Mapping[str, Any], caller: str) -> None:
     """Put `options` over the process's settings, and over those of a block that this thread is in.
 
     Raises as `updated` does, nothing changed then.

@@ -18,17 +18,21 @@ from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.routes import ROUTES
-from lazy_tensor.dispatch.rules import Rule, rule_from_schema
+from lazy_tensor.dispatch.rules import DRAWS, Rule, rule_from_schema, why_now
 from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.trace import ALIAS, SLOW, State, Trace
 
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
 aten = torch.ops.aten
+DTYPE_OF_NUMBER = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+}  # fmt: skip
+"""What the dispatcher makes of a Python number that stands where a tensor is wanted."""
 
 
-def _now(trace: Trace, request: Request) -> Handled:
-    return True, run_now.run(trace, request, "runs now by rule")
+def _now(trace: Trace, request: Request, reason: str | None = None) -> Handled:
+    return True, run_now.run(trace, request, reason or why_now(request.op), by_rule=True)
 
 
 def _same(trace: Trace, request: Request) -> Handled:
@@ -39,8 +43,10 @@ def _decompose(trace: Trace, request: Request) -> Handled:
     """Ops that autograd would have taken apart, seen whole under `torch.inference_mode()`."""
     if any(torch_private.has_own_kernel(request.op, t.device) for t in request.tensors):
         return HANDLERS[rule_from_schema(request.facts)](trace, request)
-    if request.facts.is_out or not all(is_recordable(t) for t in request.tensors):
+    if request.facts.is_out:
         return _now(trace, request)
+    if not all(is_recordable(t) for t in request.tensors):
+        return _now(trace, request, "an argument is a tensor that traces don't hold")
     trace.busy = False
     with request.owner if request.in_mode else nullcontext():
         route = ROUTES.get(request.op)
@@ -49,7 +55,7 @@ def _decompose(trace: Trace, request: Request) -> Handled:
         else:
             result = torch_private.decompose(request.op, request.args, request.kwargs)
     if result is NotImplemented:
-        return _now(trace, request)
+        return _now(trace, request, "torch doesn't say which ops it is made of")
     return True, result
 
 
@@ -97,7 +103,7 @@ def _draw_into(trace: Trace, request: Request) -> Handled:
     """In-place random ops: on what is pending, draw into memory of its own and record a copy."""
     target = request.args[0]
     if trace.tape is None and not run_now.sees_pending(trace, [target]):
-        return _now(trace, request)
+        return _now(trace, request, DRAWS)
     numbers = drawn(trace, Draw(request, like=target))
     return True, record_again(request, aten.copy_.default, target, host.concrete(numbers))
 
@@ -117,7 +123,8 @@ def _dropout(trace: Trace, request: Request) -> Handled:
 
 def _index(trace: Trace, request: Request) -> Handled:
     masks = (t for t in request.tensors[1:] if t.dtype in (torch.bool, torch.uint8))
-    return _now(trace, request) if any(True for _ in masks) else RECORD_IT
+    reason = "an index is a mask, whose values say how many elements there are"
+    return _now(trace, request, reason) if any(True for _ in masks) else RECORD_IT
 
 
 def _wait(trace: Trace, request: Request) -> Handled:
@@ -127,7 +134,19 @@ def _wait(trace: Trace, request: Request) -> Handled:
 
 
 def _if_no_dropout(trace: Trace, request: Request) -> Handled:
-    return _now(trace, request) if request.argument("dropout_p", 0.0) else RECORD_IT
+    drops_out = request.argument("dropout_p", 0.0)
+    return _now(trace, request, DRAWS) if drops_out else RECORD_IT
+
+
+def view_of_number(request: Request) -> Any:
+    """Record a view of a Python number as the same view of a 0-dim tensor.
+
+    Autograd's formulas have such views: the gradient of `z * (1 + 2j)` conjugates the number.
+    """
+    number, *others = request.args
+    dtype = DTYPE_OF_NUMBER[type(number)]
+    tensor = record_again(request, aten.scalar_tensor.default, number, dtype=dtype)
+    return record_again(request, request.op, tensor, *others, **request.kwargs)
 
 
 def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:

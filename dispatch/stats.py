@@ -63,6 +63,13 @@ SAYS_SO_AFTER_S = 10.0
 """Seconds without a repetition after which the program is told so."""
 
 
+COUNTED = (
+    "ops", "flushes", "segments", "plans_built", "plans_reused", "plans_failed", "schema_misses",
+    "replayed", "unrecorded_blocks", "went_cold",
+)  # fmt: skip
+"""The names in `Stats.counts`: `stats()` has them all from the start."""
+
+
 @dataclass(slots=True)
 class Stats:
     """All counters of the process, in one place. Kernel counters live in `kernels.compile`."""

@@ -17,6 +17,7 @@ from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only
 from lazy_tensor.dispatch.trace import Trace, local
 from lazy_tensor.dispatch.where import user_line
+from lazy_tensor.dispatch.wording import op_name
 
 
 class Draw:
@@ -171,7 +172,7 @@ class Tape:
         """Note that an op was run, not recorded. What only marks a place for profilers may be left
         out of a replay."""
         if request.op.namespace != "profiler":
-            self.stop(f"{request.op} at {user_line()} runs at once ({reason})")
+            self.stop(f"{op_name(request.op)} at {user_line()} runs at once ({reason})")
 
     def _is_untouched(self, generator: torch.Generator) -> bool:
         with kernels_only():

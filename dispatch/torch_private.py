@@ -1,6 +1,7 @@
 """The private torch names that `dispatch` and `lazy_tensor` need, each behind a name of ours.
 
-Tested on torch 2.13; a torch that lacks one of these fails on import. Nothing else in these folders
+Tested on torch 2.13; with a torch that lacks one of these, `dispatch.torch_names` has them, nothing
+is recorded and this isn't imported. Nothing else in these folders
 touches `torch._C`, or a name of torch that begins with an underscore (an `OpOverload`'s `_op` and
 `_schema` excepted), but `lazy_tensor.torch_ways`, which names what is replaced.
 """
@@ -100,6 +101,11 @@ def new_wrapper(
             made = make_wrapper(tensor_class, *meta)
     no_memory(made)
     return made
+
+
+def is_dispatched(tensor: torch.Tensor) -> bool:
+    """Whether ops on the tensor come to its class."""
+    return bool(torch._C._dispatch_keys(tensor).has(DispatchKey.Python))
 
 
 def _key_sets() -> tuple[Any, ...]:
@@ -575,6 +581,12 @@ pop_mode: Callable[[None], TorchDispatchMode] = torch._C._pop_torch_dispatch_sta
 """Take back the mode that was pushed last."""
 
 
+def is_innermost_mode(mode: TorchDispatchMode) -> bool:
+    """Whether `mode` sees the ops of this thread first."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    return n_modes > 0 and torch._C._get_dispatch_stack_at(n_modes - 1) is mode
+
+
 def let_engine_have_threads(allowed: bool) -> bool:
     """Whether backward may run on threads of autograd's from now on; returns whether it might."""
     before: bool = torch._C._is_multithreading_enabled()
@@ -667,6 +679,9 @@ ENVIRONMENT_SETTERS = tuple(
         "_set_nnpack_enabled",
         "set_flush_denormal",
         "set_num_threads",
+        # until a GPU has shown that more is safe: what was recorded under a stream runs under it
+        "_cuda_setStream",
+        "_accelerator_setStream",
     )
     if hasattr(torch._C, name)
 )
@@ -685,9 +700,12 @@ def around_environment_changes(before: Callable[[], None], after: Callable[[], N
         for module in (torch._C, torch):
             if getattr(module, name, None) is own:
                 setattr(module, name, made)
-    block: Any = torch.inference_mode
-    block.__enter__ = _surrounded(block.__enter__, before, after)
-    block.__exit__ = _surrounded(block.__exit__, before, after, always=True)
+    blocks: list[Any] = [torch.inference_mode]
+    if hasattr(torch.cuda.Stream, "__enter__"):  # `with stream:`, which C++ enters
+        blocks.append(torch.cuda.Stream)
+    for block in blocks:
+        block.__enter__ = _surrounded(block.__enter__, before, after)
+        block.__exit__ = _surrounded(block.__exit__, before, after, always=True)
 
 
 def _surrounded(

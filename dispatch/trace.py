@@ -6,7 +6,7 @@ In: transitions from `record`. Out: the current state, leaves, scalars and value
 
 from __future__ import annotations
 
-import sys
+import os
 import threading
 import time
 import weakref
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.liveness import live_values as live_values
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.kernels.cache import Cache
@@ -122,12 +123,12 @@ class State(dict[tuple[Any, ...], "State"]):
     maps keys in which numbers are replaced by their types, for places that have seen several;
     `seen` has the last child under each such key, for places that may have. `counts_writes` says
     whether a kernel that runs here counts for autograd what it writes (see `versions_kept`). `call`
-    is the number of the call in the past, `stretch` that of all since a break that lead here.
+    is the number of the call in the past, `hashed` that of several calls up to here.
     """
 
-    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind", "layout",
-                 "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent", "plans",
-                 "rebase", "remembered", "seen", "slot", "step", "stretch")  # fmt: skip
+    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "hashed", "key", "kind",
+                 "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent",
+                 "plans", "rebase", "remembered", "seen", "slot", "step")  # fmt: skip
 
     kind: int
     meta: Any
@@ -153,7 +154,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.closes = False
         self.call: int | None = None
         self.remembered: int | None = None  # flushes at new states, at the last flush here
-        self.stretch: tuple[object, int] | None = None  # whose past, and the number in it
+        self.hashed: tuple[object, State, int, int] | None = None  # see `noting.hash_between`
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
     def steps(self) -> list[Node | Leaf]:
@@ -171,9 +172,10 @@ class State(dict[tuple[Any, ...], "State"]):
 @dataclass(slots=True)
 class Pending:
     """A trace's content, taken out of it for a flush. `plain` are its leaves that are no lazy
-    tensors'."""
+    tensors'; up to `noted` its calls are in the past."""
 
     state: State
+    noted: State
     values: list[Value]
     leaf_values: list[Value]
     leaves: list[torch.Tensor]
@@ -193,12 +195,18 @@ class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     # not for size: `hits` finds what it needs by their offsets
-    __slots__ = ("_as_of", "_n_finals", "_rooted", "_roots", "_told_by", "begun", "behind",
-                 "busy", "call", "claimed", "copies", "environment", "finals", "first_new",
-                 "holds", "is_outdated", "kept", "leaf_offsets", "leaf_slots", "leaf_values",
-                 "leaves", "lock", "noted", "passing", "policy", "ran", "root", "roots",
-                 "scalars", "slots", "snapshot_slots", "state", "storages", "tape", "twin",
-                 "values", "varying")  # fmt: skip
+    __slots__ = ("_as_of", "_n_finals", "_n_forgotten", "_rooted", "_roots", "_told_by",
+                 "began_pending", "begun", "behind", "busy", "call", "claimed", "copies",
+                 "environment", "finals", "first_new", "holds", "is_outdated", "kept",
+                 "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
+                 "passing", "policy", "ran", "root", "roots", "scalars", "slots",
+                 "snapshot_slots", "state", "storages", "tape", "twin", "values",
+                 "varying")  # fmt: skip
+
+    state: State
+    root: State
+    begun: State
+    values: list[Value]
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -207,6 +215,7 @@ class Trace:
         self.policy = Policy()
         self.call: int | None = None  # the one under way, as a number (see `dispatch.noting`)
         self.behind: deque[tuple[State, State]] = deque(maxlen=MOST_BEHIND)  # hits not noted
+        self.began_pending = False  # the region under way began while calls were pending
         self.claimed = False
         self.is_outdated = False
         self.busy = False
@@ -215,12 +224,19 @@ class Trace:
         self.lock = threading.RLock()  # held while the trace is flushed
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
         self._n_finals = 0  # new ones so far
+        self._n_forgotten = _n_forgotten  # see `forget_all`
         self._as_of = -1  # changes when `_told_by` was empty
         self._told_by: dict[Any, tuple[object, ...]] = {}  # environments, by what tells them
         self.reset()
 
-    def reset(self) -> None:
-        """Start an empty trace at the root for the environment (default dtype, flags) in force."""
+    def reset(self, pending: Pending | None = None) -> bool:
+        """Start an empty trace at the root for the environment (default dtype, flags) in force.
+
+        Not if the trace holds anything else than `pending`, if that is given: False then.
+        """
+        if self._n_forgotten != _n_forgotten:
+            self._n_forgotten = _n_forgotten
+            self._drop_trie()
         if self._as_of != _n_changes or len(self._told_by) > MOST_TOLD:
             self._as_of = _n_changes
             self._told_by.clear()
@@ -228,39 +244,63 @@ class Trace:
         environment = self._told_by.get(told_by)
         if environment is None:
             environment = self._told_by[told_by] = _environment(*told_by)
-        self.environment = environment
         root = self.roots.get(environment)
         if root is None:
             root = self.roots[environment] = State(None, (), None)
+        # All that is new is made before any of it takes its place. So no signal's handler, and no
+        # finalizer that the garbage collector runs, finds a trace that is half empty.
+        values: list[Value] = []
+        leaf_values: list[Value] = []
+        leaves: list[torch.Tensor] = []
+        leaf_slots: dict[int, Slot] = {}
+        leaf_offsets: dict[int, int] = {}
+        snapshot_slots: dict[int, Slot] = {}
+        passing: list[Value | int] = []
+        copies: dict[Any, Copy] = {}
+        kept: list[torch.Tensor] = []
+        storages: dict[int, int] = {}
+        scalars: list[complex] = []
+        roots: dict[int, int] = {}
+        if pending is not None and (
+            self.values is not pending.values or self.state is not pending.state
+        ):
+            return False
+        if pending is not None and self.begun is not self.root:
+            self.began_pending |= self.begun is not pending.state
+        self.environment = environment
         self.root = self.state = root
         self.noted = self.begun = root  # up to here calls are in the past, and the last break was
         self.is_outdated = False
-        self.values: list[Value] = []
-        self.leaf_values: list[Value] = []
-        self.leaves: list[torch.Tensor] = []
-        self.leaf_slots: dict[int, Slot] = {}
-        self.leaf_offsets: dict[int, int] = {}
-        self.snapshot_slots: dict[int, Slot] = {}
-        self.passing: list[Value | int] = []  # in the trace for one call, plain ones by their id()
-        self.copies: dict[Any, Copy] = {}  # of memory that others may write
-        self.kept: list[torch.Tensor] = []  # plain tensors whose id() stands in a dict above
-        self.storages: dict[int, int] = {}
-        self.scalars: list[complex] = []
+        self.leaf_values = leaf_values
+        self.leaves = leaves
+        self.leaf_slots = leaf_slots
+        self.leaf_offsets = leaf_offsets
+        self.snapshot_slots = snapshot_slots
+        self.passing = passing  # in the trace for one call, plain ones by their id()
+        self.copies = copies  # of memory that others may write
+        self.kept = kept  # plain tensors whose id() stands in a dict above
+        self.storages = storages
+        self.scalars = scalars
         self.twin: tuple[State, State] | None = None
         self.first_new: State | None = None  # made since the trace was empty
         self.ran: tuple[Any, State] | None = None  # the op that ran at once, last, and when
         self._rooted: State | None = None  # up to here `_roots` is filled in
-        self._roots: dict[int, int] = {}
+        self._roots = roots
+        self.values = values  # last: see `has`
+        if pending is not None and pending.noted is not pending.state:
+            self.behind.append((pending.noted, pending.state))
+        return True
 
-    def take(self) -> Pending:
-        """All that is pending, leaving the trace empty."""
-        taken = Pending(
-            self.state, self.values, self.leaf_values, self.leaves, self.leaf_slots, self.scalars
-        )
-        if self.noted is not self.state:
-            self.behind.append((self.noted, self.state))
-        self.reset()
-        return taken
+    def pending(self) -> Pending:
+        """All that is pending. A flush takes it on, and then empties the trace by `reset`."""
+        return Pending(
+            self.state, self.noted, self.values, self.leaf_values, self.leaves, self.leaf_slots,
+            self.scalars,
+        )  # fmt: skip
+
+    def has(self, pending: Pending) -> bool:
+        """Whether the trace isn't yet empty of it."""
+        return self.values is pending.values
 
     def last_op(self) -> Any:
         """What was called last: an op that ran at once, or the recorded op's builtin."""
@@ -318,6 +358,10 @@ class Trace:
 
     def forget(self) -> None:
         """Drop the trie (`cache_clear`); what is pending must have been flushed."""
+        self._drop_trie()
+        self.reset()
+
+    def _drop_trie(self) -> None:
         for state in self.finals.values():
             state.plans = state.remembered = None  # the log may hold the state
         self.roots.clear()
@@ -325,7 +369,6 @@ class Trace:
         self.finals.clear()
         self.policy.reset()
         self.behind.clear()
-        self.reset()
 
     def slot_at(self, index: int) -> Slot:
         slots = self.slots
@@ -350,6 +393,8 @@ class Trace:
         self._n_finals += state.remembered is None
         state.remembered = self._n_finals
         self.finals.put(id(state), state)
+        if len(_all) > MOST_SPARE:
+            _drop_spare()
 
 
 MOST_TOLD = 64
@@ -370,7 +415,7 @@ def _prune(_: int, state: State) -> None:
     """Cut `state`'s path from the trie, up to where another path needs it."""
     state.plans = state.remembered = None
     current: State = state
-    while current.parent is not None and not (len(current) or current.generic or current.plans):
+    while current.parent is not None and not (_goes_on(current) or current.plans):
         parent = current.parent
         for owner in (parent, current.origin):
             if owner is None:
@@ -380,6 +425,15 @@ def _prune(_: int, state: State) -> None:
                     del children[current.key]
             owner.seen = owner.edges = None  # they may hold children long gone
         current = parent
+
+
+def _goes_on(state: State) -> bool:
+    """Whether calls follow `state`. Aliases, which are no steps, don't keep a path."""
+    return bool(state.generic) or not all(map(_is_alias, state.values()))
+
+
+def _is_alias(state: State) -> bool:
+    return getattr(state, "kind", ONE) & KIND_MASK == ALIAS
 
 
 _apart: Counter[str] = Counter()
@@ -437,6 +491,8 @@ def is_apart(name: str) -> bool:
     return bool(_apart[name])
 
 
+_n_forgotten = 0
+"""How often all tries were dropped, in any thread."""
 _n_changes = 0
 """Changes, in any thread, of what environments are made of."""
 
@@ -491,6 +547,30 @@ def _adopt() -> tuple[Trace, list[Trace]]:
 local = _Local()
 
 
+MOST_SPARE = 4
+"""Traces of threads that have ended whose tries are kept, for threads that begin."""
+
+
+def _drop_spare() -> None:
+    """Leave the tries of ended threads, but for a few, to the garbage collector."""
+    with _lock:
+        spare = [one for one in _all if not one[0].is_alive() and one[1].state is one[1].root]
+        for one in spare[MOST_SPARE:]:
+            _all.remove(one)
+
+
+def _after_fork_in_child() -> None:
+    """Renew the locks, and let go of what other threads, which the child lacks, were about."""
+    global _lock
+    _lock = threading.RLock()
+    for _, trace in _all:
+        trace.lock = threading.RLock()
+        trace.claimed = False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def all_traces() -> list[Trace]:
     with _lock:
         return [trace for _, trace in _all]
@@ -503,6 +583,15 @@ def alone() -> Iterator[bool]:
     with _lock:
         others = [trace for thread, trace in _all if thread is not own and thread.is_alive()]
         yield not any(trace.slots for trace in others)
+
+
+def forget_all() -> None:
+    """Drop the tries of all threads: this one's now, which holds nothing, the others' when they
+    are flushed next."""
+    global _n_forgotten
+    with _lock:
+        _n_forgotten += 1
+    restart_empty_traces()
 
 
 def restart_empty_traces() -> None:
@@ -581,16 +670,3 @@ def begin(trace: Trace) -> None:
         trace.busy = False
         time.sleep(0)
         trace.busy = True
-
-
-def _calibrate() -> int:
-    values = [Value()]
-    return next(sys.getrefcount(value) for value in values)
-
-
-_UNOWNED = _calibrate()
-
-
-def live_values(values: list[Value]) -> list[Value]:
-    """Those of `values` that somebody besides the list holds."""
-    return [value for value in values if sys.getrefcount(value) > _UNOWNED]

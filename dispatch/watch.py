@@ -22,25 +22,34 @@ class Watch:
     """What a value's `watch` is. `kept` was derived from the value, under the name `key`; it is
     dropped once the value is written. `repeats` is for the owner of `kept`."""
 
-    __slots__ = ("__weakref__", "_is_valid", "_state", "_version", "kept", "key", "repeats")
+    __slots__ = (
+        "__weakref__", "_is_valid", "_n_writes", "_state", "_version", "kept", "key", "repeats",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.key: Any = None
         self.kept: Any = None
         self.repeats = False
         self._is_valid = False
+        self._n_writes = 0
         self._state: State | None = None  # in the value's trace, None before its first
         self._version: tuple[int, int] | None = None
 
-    def start(self, trace: Trace, value: Value, key: Any, kept: Any) -> None:
-        """Note that `kept` was derived from `value` just now."""
+    def start(self, trace: Trace, value: Value, n_writes: int, key: Any, kept: Any) -> None:
+        """Note that `kept` was derived from `value` just now, after so many writes."""
         self.key, self.kept, self._is_valid, self._state = key, kept, True, trace.state
+        self._n_writes = n_writes
         self._stamp(value)
 
-    def is_current(self, trace: Trace, value: Value) -> bool:
-        """Whether nothing has written `value` since."""
+    def is_current(self, trace: Trace, value: Value, n_writes: int | None = None) -> bool:
+        """Whether nothing has written `value` since.
+
+        `n_writes` are those that autograd has counted, of a caller that has the tensor: it counts
+        also what runs at once, which no trace and no memory's own version tells of.
+        """
         if self._is_valid and (
-            (self._version is not None and self._version != _version_of(value))
+            n_writes not in (None, self._n_writes)
+            or (self._version is not None and self._version != _version_of(value))
             or _is_written_since(trace, self._state, value)
         ):
             self.stop()
@@ -125,13 +134,16 @@ _known: Cache[int, tuple[State, dict[int, int], dict[int, int]]] = Cache("writes
 
 
 def note_writes(tensors: Iterable[torch.Tensor | None]) -> None:
-    """Drop what was derived from tensors that were written by what no trace holds."""
+    """Drop what was derived from the memory of tensors that were written by what no trace holds."""
     if not _by_storage:
         return
     for tensor in tensors:
         value = getattr(tensor, "_value", None)
+        data = tensor if value is None else value.data
         if value is not None and value.watch is not None:
             value.watch.stop()
+        if data is not None and (watch := _by_storage.get(storage_id(data))) is not None:
+            watch.stop()  # a view of it was written, or another tensor on the same memory
 
 
 def after_flush(values: list[Value], *, failed: bool) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 @cache
 def _is_users(module: str) -> bool:
     if module.startswith("lazy_tensor."):
-        return module.startswith("lazy_tensor.cli")
+        return module.startswith(("lazy_tensor.cli", "lazy_tensor.examples"))
     return not (module.startswith("torch.") or module in ("torch", "lazy_tensor", "contextlib"))
 
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor.cli.gpt import GPT, GPTConfig, Rotary
+from lazy_tensor.examples.gpt import GPT, GPTConfig, Rotary
 from lazy_tensor.sharding import (
     ColwiseParallel,
     RowwiseParallel,
@@ -92,7 +93,8 @@ def batch(step: int, mesh: Any) -> Tensor:
     draw = torch.Generator().manual_seed(step)
     starts = torch.randint(0, len(text) - CONFIG.context - 1, (BATCH,), generator=draw)
     rows = torch.stack([text[i : i + CONFIG.context + 1] for i in starts.tolist()])
-    return rows.chunk(mesh["data"].size())[mesh["data"].get_local_rank()]
+    part: Tensor = rows.chunk(mesh["data"].size())[mesh["data"].get_local_rank()]
+    return part
 
 
 def main() -> None:
@@ -115,8 +117,8 @@ def main() -> None:
     first = 0
     if (options.checkpoint / ".metadata").exists():
         states, optimizer_states = get_state_dict(model, optimizer)
-        known = {"model": states, "optimizer": optimizer_states, "step": 0}
-        dcp.load(known, checkpoint_id=options.checkpoint)
+        known: dict[str, Any] = {"model": states, "optimizer": optimizer_states, "step": 0}
+        load(known, checkpoint_id=options.checkpoint)
         set_state_dict(
             model,
             optimizer,
@@ -141,7 +143,7 @@ def main() -> None:
         if (step + 1) % options.every == 0:
             states, optimizer_states = get_state_dict(model, optimizer)
             saved = {"model": states, "optimizer": optimizer_states, "step": step + 1}
-            dcp.save(saved, checkpoint_id=options.checkpoint)
+            save(saved, checkpoint_id=options.checkpoint)
     dist.destroy_process_group()
 
 

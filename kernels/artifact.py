@@ -176,7 +176,7 @@ def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
     """What `load(path, name)` makes of a shared library that lies in memory."""
     # dlopen needs a file, and a path it has never seen; once it is mapped, the file may go
     name = f"lazy_tensor_kernel_{next(_serial)}"
-    path = os.path.join(_library_dir(), f"{os.getpid()}_{name}.so")
+    path = os.path.join(own_folder(), f"{os.getpid()}_{name}.so")
     with open(path, "xb") as file:
         file.write(library)
     try:
@@ -186,7 +186,7 @@ def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
 
 
 @cache
-def _library_dir() -> str:
+def own_folder() -> str:
     """A directory that only this user can read or write, removed at exit."""
     directory = tempfile.mkdtemp(prefix="lazy_tensor_")
     owner = os.getpid()

@@ -19,6 +19,7 @@ from weakref import WeakSet
 import torch
 
 from lazy_tensor.kernels import fork
+from lazy_tensor.kernels.artifact import own_folder
 from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import (
     Backend,
@@ -93,9 +94,9 @@ class Compiler:
         self._creating = threading.Lock()
         self._families = Families(maxsize)
         self._fusions: WeakSet[Fusion] = WeakSet()
-        self._workers = Workers(n_workers, self._build_dir())
+        self._workers = Workers(n_workers, self._build_dir)
         # one, as each holds a context on the device
-        self._device_workers = Workers(1, self._build_dir())
+        self._device_workers = Workers(1, self._build_dir)
         self._to_load = Jobs(self._load, n_threads=1)
         self._to_build = Jobs(self._obtain, self._workers.size, self._build_ahead)
         self._is_forked = False
@@ -448,10 +449,14 @@ class Compiler:
         return artifact
 
     def _build_dir(self) -> str | None:
-        """Where workers keep what all builds share; None leaves that to the backend."""
-        if self.disk is None or self.disk.is_off:
+        """Where workers keep what all builds share; None leaves that to the backend.
+
+        Compilers load what they find there: it is this user's alone.
+        """
+        if self.disk is None:
             return None
-        found = str(self.disk.directory / "build")
+        folder = self.disk.work_folder("build")
+        found = str(folder) if folder is not None else own_folder()
         # Inductor gives paths to the C++ compiler without quotes
         return None if any(map(str.isspace, found)) else found
 

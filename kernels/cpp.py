@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -31,15 +32,12 @@ class Source:
         self.libraries = libraries
 
     def key(self) -> str:
-        """A name for what it is compiled to, which no other text, torch or Python has."""
-        parts = (
-            *(path.read_text() for path in (self.path, *sorted(self.path.parent.glob("*.h")))),
-            *FLAGS,
-            torch.__version__,
-            sys.version,
-            platform.machine(),
-        )
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        """A name for what it is compiled to, which no other text, torch, Python or compiler has."""
+        return self._key_but_for_the_compiler() + _digest(compiler_identity())[:16]
+
+    def _key_but_for_the_compiler(self) -> str:
+        texts = [path.read_text() for path in (self.path, *sorted(self.path.parent.glob("*.h")))]
+        return _digest(*texts, *FLAGS, *built_for())[:48]
 
     def command(self) -> list[str]:
         """What compiles it, but for where to. RuntimeError if nothing here does."""
@@ -54,9 +52,15 @@ class Source:
         ]  # fmt: skip
 
     def built(self) -> bytes | None:
-        """What was compiled with the package, if that was for this torch and this Python."""
-        path = BUILT / f"{self.key()}.so"
-        return path.read_bytes() if path.exists() else None
+        """What was compiled with the package, if that was for this torch and this Python.
+
+        It was compiled by the compiler that is here. Where none is here, any may have been used.
+        """
+        name = f"{self.key()}.so"
+        if not compiler_identity():
+            name = f"{self._key_but_for_the_compiler()}*.so"
+        path = next(iter(sorted(BUILT.glob(name))), None)
+        return None if path is None else path.read_bytes()
 
 
 HITS = Source(
@@ -66,13 +70,50 @@ HITS = Source(
 POOL = Source(Path(__file__).with_name("pool.cpp"), ("c10",))
 
 
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def built_for() -> tuple[str, ...]:
+    """The torch and the Python that compiled code fits, and no others: torch's commit, as nightly
+    and local builds share a version; Python's binary interface, which its suffix for extension
+    modules names."""
+    return (
+        torch.__version__,
+        str(torch.version.git_version),
+        sys.version,
+        EXTENSION_SUFFIXES[0],
+        platform.machine(),
+    )
+
+
+def compiler_identity() -> str:
+    """The compiler's file, its size and when it was changed; "" without a compiler.
+
+    ccache tells compilers apart so too. To ask for a version line takes a process: 16 ms at every
+    start.
+    """
+    path = found_compiler()
+    if path is None:
+        return ""
+    path = os.path.realpath(path)
+    status = os.stat(path)
+    return f"{path} {status.st_size} {status.st_mtime_ns}"
+
+
+def found_compiler() -> str | None:
+    """The compiler that the environment variable CXX names, or the one installed."""
+    names = filter(None, (os.environ.get("CXX"), "g++", "clang++"))
+    return next(filter(None, map(shutil.which, names)), None)
+
+
 def _compiler() -> str:
     if sys.platform != "linux":
         raise RuntimeError("it is for Linux only")
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
-    raise RuntimeError("there is no C++ compiler")
+    path = found_compiler()
+    if path is None:
+        raise RuntimeError("there is no C++ compiler")
+    return path
 
 
 def build(directory: Path) -> None:

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,9 +31,10 @@ def key_of(*parts: str) -> str:
 class Disk:
     """Artifacts under `directory`, the least recently used dropped beyond `max_bytes`.
 
-    Any number of processes may share the directory. It is created for its owner alone; one that
-    another user owns or may write to is not used, as a kernel is code. Whatever goes wrong costs
-    one warning and the cache, never the program.
+    Any number of processes may share the directory. It is created for its owner alone. One that
+    another user owns or may write to is not used, as a kernel is code; nor is one in which a folder
+    or a file is another user's, or a link. Whatever goes wrong costs one warning and the cache,
+    never the program.
     """
 
     def __init__(self, directory: Path, max_bytes: int = 2 << 30) -> None:
@@ -46,9 +48,7 @@ class Disk:
         except OSError as error:
             self._turn_off(f"it can't be created: {error}")
             return
-        reason = _unsafe(directory)
-        if reason is not None:
-            self._turn_off(reason)
+        self._is_trusted(directory, may_be_a_link=True)
 
     @property
     def is_off(self) -> bool:
@@ -58,10 +58,9 @@ class Disk:
         """What was `put` under `key`; None if nothing was, or if the file is damaged."""
         path = self._path(key)
         try:
-            if self.is_off or _unsafe(path) is not None:
+            if not (self._is_trusted(path.parent) and self._is_trusted(path)):
                 return None
-            content = path.read_bytes()
-            artifact = _checked(content)
+            artifact = _checked(_content(path))
             if artifact is not None:
                 os.utime(path)
         except OSError:
@@ -76,10 +75,41 @@ class Disk:
         path = self._path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            _write_whole(path, content)
-            self._trim(len(content))
+            if self._is_trusted(path.parent):
+                _write_whole(path, content)
+                self._trim(len(content))
         except OSError as error:
             self._turn_off(f"writing to it failed: {error}")
+
+    def work_folder(self, name: str) -> Path | None:
+        """A folder of this user alone for a compiler's own files; None where there can't be one.
+
+        Compilers make what is in it for their group too, so only owners are looked at there.
+        """
+        folder = self.directory / name
+        if self.is_off:
+            return None
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            reason = next(_foreign_below(folder), None)
+            if folder.is_symlink():
+                reason = f"{folder} is a link; delete it"
+            if reason is None:
+                folder.chmod(0o700)
+        except OSError as error:
+            reason = f"{folder} can't be used: {error}"
+        if reason is not None:
+            self._turn_off(reason)
+        return None if self.is_off else folder
+
+    def _is_trusted(self, path: Path, *, may_be_a_link: bool = False) -> bool:
+        """Whether only this user can have written what lies at `path`; if not, turn off."""
+        if self.is_off:
+            return False
+        reason = _unsafe(path, may_be_a_link)
+        if reason is not None:
+            self._turn_off(reason)
+        return reason is None
 
     def folder_of(self, key: str) -> Path:
         """Where the file of `key` lies."""
@@ -106,19 +136,62 @@ class Disk:
             self._off_reason = reason
         warnings.warn(
             f"cache_dir={str(self.directory)!r} is not used, kernels are compiled anew in every "
-            f"process: {reason}",
+            f"process: {reason}; or set cache_dir (LAZY_TENSOR_CACHE_DIR) to another folder, of "
+            "your own",
             stacklevel=3,
         )
 
 
-def _unsafe(path: Path) -> str | None:
+def _unsafe(path: Path, may_be_a_link: bool) -> str | None:
     """Why what lies at `path` must not be trusted; None if only this user can have written it."""
-    status = path.stat()
-    if status.st_uid != os.getuid():
-        return f"{path} belongs to user {status.st_uid}, not to {os.getuid()}"
+    foreign = _foreign(path)
+    if foreign is not None:
+        return foreign
+    if path.is_symlink():
+        if not may_be_a_link:
+            return f"{path} is a link; delete it"
+        path = path.resolve(strict=True)
+    return _foreign(path) or _writable(path.stat(), path)
+
+
+def _foreign(path: Path) -> str | None:
+    """Whose the file, folder or link at `path` is, if it isn't this user's."""
+    owner = path.lstat().st_uid
+    if owner == os.getuid():
+        return None
+    return f"{path} belongs to user {owner}, not to {os.getuid()}; delete it if you can"
+
+
+def _foreign_below(folder: Path) -> Iterator[str]:
+    """What is another user's, of a folder and all in it; what goes meanwhile is left out."""
+    found = (
+        os.path.join(place, name) for place, *names in os.walk(folder) for name in chain(*names)
+    )
+    for path in chain([folder], map(Path, found)):
+        with suppress(FileNotFoundError):
+            reason = _foreign(path)
+            if reason is not None:
+                yield reason
+
+
+def _writable(status: os.stat_result, path: Path) -> str | None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path} can be written by other users; chmod go-w it"
     return None
+
+
+def _content(path: Path) -> bytes:
+    """What a file of this user's holds; OSError for anything else.
+
+    The file that was opened is looked at, as another may have taken the place of the one that was
+    looked at by name; a pipe must not be waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise OSError(f"{path} isn't a file of this user's")
+        return file.read()
 
 
 def _checked(content: bytes) -> bytes | None:

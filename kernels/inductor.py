@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import platform
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +20,7 @@ import torch
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.artifact import Outputs, holds_for, kernel_of, packed, unpacked
 from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.cpp import built_for, compiler_identity, found_compiler
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 from lazy_tensor.kernels.torch_inductor import Compiled, Unit
 
@@ -34,7 +32,8 @@ class InductorBackend:
 
     def unavailable(self, device_type: str) -> str | None:
         if device_type == "cpu":
-            return None if _compiler() else "no C++ compiler was found (set CXX, or install g++)"
+            no_compiler = "no C++ compiler was found (set CXX, or install g++)"
+            return None if found_compiler() else no_compiler
         if device_type == "cuda":
             found = importlib.util.find_spec("triton")
             return None if found else "triton, which it needs on CUDA, is not installed"
@@ -115,28 +114,22 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _compiler() -> str | None:
-    return next(
-        filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None
-    )
-
-
 SOURCES = ("artifact", "generic", "index_checks", "lower", "scalar_rules", "torch_inductor")
 """The modules that decide what an artifact is."""
 
 
 @cache
 def _fingerprint() -> str:
-    """What an artifact depends on: our lowering, torch, Python's binary interface, the CPU."""
+    """What an artifact depends on: our lowering, torch, Python's binary interface, the compiler,
+    the CPU."""
     sources = hashlib.sha256()
     for module in SOURCES:
         sources.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     parts = (
         sources.hexdigest()[:16],
-        torch.__version__,
-        sys.implementation.cache_tag,
+        *built_for(),
         platform.system(),
-        platform.machine(),
+        compiler_identity(),
         torch.backends.cpu.get_cpu_capability(),
         _cpu_flags(),
     )

@@ -135,12 +135,23 @@ class Jobs:
         return taken
 
     def _finish(self, fusions: Sequence[Fusion]) -> None:
-        if self._prepare is not None and len(fusions) > 1:
-            self._prepare(fusions)
-        for fusion in fusions:
-            try:
-                self._work(fusion)
-            finally:
-                with self._changed:
-                    self._active.remove(fusion)
-                    self._changed.notify_all()
+        left = list(fusions)
+        try:
+            if self._prepare is not None and len(left) > 1:
+                self._prepare(fusions)
+            while left:
+                self._work(left[0])
+                self._release(left.pop(0))
+        except Exception as error:  # not foreseen: nobody may wait for ever
+            for fusion in left:
+                fusion.fail(f"{type(error).__name__}: {error}")
+        finally:
+            for fusion in left:
+                if fusion.status in ("queued", "compiling"):
+                    fusion.run_op_by_op("its build was interrupted")
+                self._release(fusion)
+
+    def _release(self, fusion: Fusion) -> None:
+        with self._changed:
+            self._active.remove(fusion)
+            self._changed.notify_all()

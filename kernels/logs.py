@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 
 NAMES = ("compiles", "fallbacks", "flushes", "misses")
 COMPILES, FALLBACKS, FLUSHES, MISSES = (logging.getLogger(f"lazy_tensor.{name}") for name in NAMES)
 
 
-def show(names: str) -> None:
-    """Write what these loggers say to stderr; names stand between commas."""
+def show(names: str) -> list[str]:
+    """Write what these loggers say to stderr; names stand between commas. Return unknown ones."""
     asked = set(names.replace(" ", "").split(",")) - {""}
-    unknown = asked - {"all", *NAMES}
-    if unknown:
-        warnings.warn(
-            f"LAZY_TENSOR_LOGS: {', '.join(sorted(unknown))} unknown; known are "
-            f"{', '.join(NAMES)} and all",
-            stacklevel=2,
-        )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
     for name in NAMES:
@@ -33,3 +25,4 @@ def show(names: str) -> None:
             logger.setLevel(logging.INFO)
             logger.addHandler(handler)
             logger.propagate = False
+    return sorted(asked - {"all", *NAMES})

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import torch
@@ -23,6 +23,7 @@ import torch
 from lazy_tensor.kernels.backend import Backend, BuildsTogether, Declined
 from lazy_tensor.kernels.segment import Segment
 
+_TOP_PACKAGE, _, _ = __name__.partition(".")
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -95,10 +96,14 @@ for the slowest of them: beside two busy processes a program on two cores does 0
 steps where they have 3, 0.85 where they have 10, and 0.95 where they have 19, which leaves them a
 hundredth of a core."""
 
+# The whole package comes from where this process has it: on the path there may be another version.
 _BEGIN = f"""
-import os, sys
+import importlib.util, os, sys
 os.nice(int(sys.argv.pop(1)))
 sys.path[:] = sys.argv.pop(1).split({os.pathsep!r})
+spec = importlib.util.spec_from_file_location({_TOP_PACKAGE!r}, sys.argv.pop(1))
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[spec.name])
 from {_PACKAGE}.worker import main
 main(*sys.argv[1:])
 """
@@ -116,7 +121,9 @@ class _Worker:
     """One child process, which does one thing at a time."""
 
     def __init__(self, build_dir: str | None, niceness: int) -> None:
-        arguments = [str(niceness), os.pathsep.join(_path())]
+        init_file = sys.modules[_TOP_PACKAGE].__file__
+        assert init_file is not None, "it has an __init__.py"
+        arguments = [str(niceness), os.pathsep.join(_path()), init_file]
         if build_dir is not None:
             arguments.append(build_dir)
         self._process = subprocess.Popen(
@@ -183,13 +190,15 @@ class _Worker:
 class Workers:
     """Up to `size` worker processes, started when first needed, ended with this process.
 
-    `build_dir`, if set, is where backends keep their working files. Processes are started with
-    `niceness`.
+    `build_dir` says where backends keep their working files, None if they may choose. It is asked
+    when a process is started, which is with `niceness`.
     """
 
-    def __init__(self, size: int | None = None, build_dir: str | None = None) -> None:
+    def __init__(
+        self, size: int | None = None, build_dir: Callable[[], str | None] | None = None
+    ) -> None:
         self.size = size or max(1, (os.cpu_count() or 1) - 1)
-        self.build_dir = build_dir
+        self._build_dir = build_dir or (lambda: None)
         self.niceness = BEHIND
         self._reset()
         atexit.register(self.close)
@@ -226,7 +235,12 @@ class Workers:
                 raise BuildError("the compile service is closed")
             if self._idle:
                 return self._idle.pop()
-            worker = _Worker(self.build_dir, self.niceness)
+            try:
+                worker = _Worker(self._build_dir(), self.niceness)
+            except OSError as error:  # no memory, or no process, is left for one
+                raise BuildError(
+                    f"a process to build kernels in can't be started: {error}"
+                ) from None
             self._all.append(worker)
             return worker
 

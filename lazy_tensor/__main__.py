@@ -1,6 +1,11 @@
-"""`python -m lazy_tensor`: see `cli/main.py`."""
+"""`python -m lazy_tensor`: see `cli/main.py`, or `cli/checks.py` where recording is off."""
 
-from lazy_tensor.cli.main import main
+from lazy_tensor.dispatch import assumptions
+
+if assumptions.failed():
+    from lazy_tensor.cli.checks import main
+else:
+    from lazy_tensor.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -16,6 +16,7 @@ from lazy_tensor.dispatch.meta import is_dense
 from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Leaf, Node, State
+from lazy_tensor.dispatch.wording import op_name
 
 Tensors = Sequence[torch.Tensor]
 Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], object], Tensors]]
@@ -167,7 +168,7 @@ def _refusal(steps: list[Node | Leaf], device_type: str) -> str:
         if others:
             return f"a tensor is on {others.pop()}"
         if isinstance(step, Node) and step.facts.communicates:
-            return f"{step.facts.op} communicates"
+            return f"{op_name(step.facts.op)} communicates"
     return ""
 
 

@@ -22,6 +22,7 @@ from lazy_tensor.dispatch.torch_private import (
     without_weak_references,
 )
 from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detached
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -102,22 +103,15 @@ def wrap(x: Any) -> Any:
         prepare()
     if isinstance(x, torch.nn.Module):
         flush_here("wrap()", quiet=True)  # what is pending holds the tensors that change now
-        with without_weak_references(x):
-            for tensor in _tensors_of(x):
-                if not isinstance(tensor, LazyTensor) and _can_be_lazy(tensor):
-                    _swap_in_place(tensor, _lazy_twin, "wrap")
+        _convert_module(x, _can_be_lazy, _lazy_twin, "wrap")
         return x
-    if isinstance(x, LazyTensor):
-        return x
-    if _is_sharded(x):
-        return _lazy_twin(x)
     if isinstance(x, torch.Tensor):
         if not _can_be_lazy(x):
             return x
-        if not is_resizable(x):
+        if not (_is_sharded(x) or is_resizable(x)):
             memory.expose(x)  # an array, a file or another process has its memory too
         return _lazy_twin(x)
-    raise TypeError(f"wrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
+    raise _wrong_type("wrap()", x)
 
 
 def unwrap(x: Any) -> Any:
@@ -126,16 +120,16 @@ def unwrap(x: Any) -> Any:
     Runs what is pending. Objects stay the same objects, and memory is shared, not copied.
     """
     if isinstance(x, torch.nn.Module):
-        with without_weak_references(x):
-            for tensor in _tensors_of(x):
-                if isinstance(tensor, LazyTensor):
-                    _swap_in_place(tensor, _plain_twin, "unwrap")
+        _convert_module(x, is_lazy, _plain_twin, "unwrap")
         return x
-    if isinstance(x, LazyTensor):
-        return _plain_twin(x)
     if isinstance(x, torch.Tensor):
-        return x
-    raise TypeError(f"unwrap(): x is a {type(x).__name__}; it takes a torch.Tensor or an nn.Module")
+        return _plain_twin(x) if isinstance(x, LazyTensor) else x
+    raise _wrong_type("unwrap()", x)
+
+
+def _wrong_type(caller: str, x: object) -> TypeError:
+    given = with_article(type(x).__name__)
+    return TypeError(f"{caller}: x is {given}; it takes a torch.Tensor or an nn.Module")
 
 
 def make_met_plain() -> None:
@@ -148,7 +142,7 @@ def make_met_plain() -> None:
         return
     for tensor in hits.native.met(not Policy.has_wrapped):
         if not Policy.has_wrapped and type(tensor) is LazyTensor and _may_become_plain(tensor):
-            _swap_in_place(tensor, _plain_twin, "lazy_mode")
+            _swap_in_place(tensor, _plain_twin(tensor), "lazy_mode")
 
 
 def _may_become_plain(tensor: LazyTensor) -> bool:
@@ -163,6 +157,30 @@ def _may_become_plain(tensor: LazyTensor) -> bool:
     )
 
 
+def _convert_module(
+    module: torch.nn.Module,
+    changes: Callable[[Any], bool],
+    make_twin: Callable[[Any], torch.Tensor],
+    caller: str,
+) -> None:
+    """Convert the module's parameters and buffers in place, and their gradients.
+
+    `changes` says of each tensor whether it is converted. A gradient may be of the other kind than
+    its parameter: plain beside a lazy one where nothing was recorded, or sparse.
+    """
+    with without_weak_references(module):
+        for tensor in _tensors_of(module):
+            grad = tensor.grad if tensor.is_leaf else None
+            if changes(tensor):
+                tensor.grad = None  # a gradient that stays would be held to the twin's class
+                try:
+                    _swap_in_place(tensor, make_twin(tensor), caller)
+                finally:
+                    tensor.grad = grad
+            if grad is not None and changes(grad):
+                tensor.grad = make_twin(grad)
+
+
 def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
     """The module's distinct parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
@@ -170,7 +188,10 @@ def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _can_be_lazy(tensor: torch.Tensor) -> bool:
-    """Whether traces hold such tensors: not sparse, quantized, nested, "meta" or uninitialized."""
+    """Whether `wrap` makes it lazy: not what is lazy already, or what traces don't hold (sparse,
+    quantized, nested, "meta" or uninitialized tensors)."""
+    if isinstance(tensor, LazyTensor):
+        return False
     if _is_sharded(tensor):
         return True
     return not torch.nn.parameter.is_lazy(tensor) and is_recordable(tensor)
@@ -203,22 +224,15 @@ def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     return twin.requires_grad_(original.requires_grad) if original.is_leaf else twin
 
 
-def _swap_in_place(
-    tensor: torch.Tensor, make_twin: Callable[[Any], torch.Tensor], caller: str
-) -> None:
-    """Let the object `tensor` become its twin, and its gradient too; attributes stay."""
-    grad, tensor.grad = tensor.grad, None
-    twin = make_twin(tensor)
+def _swap_in_place(tensor: torch.Tensor, twin: torch.Tensor, caller: str) -> None:
+    """Let the object `tensor` become its twin; its attributes stay. It has no gradient."""
     kept = {k: v for k, v in tensor.__dict__.items() if k not in ("_value", "_layout", "_is_param")}
     try:
         torch.utils.swap_tensors(tensor, twin)
     except RuntimeError as error:
-        tensor.grad = grad
         raise RuntimeError(
             f"{caller}(): a tensor of shape {tuple(tensor.shape)} is held by an autograd graph or "
             f"a weak reference, so it can't change in place; {caller} before the forward pass, or "
             f"delete the loss first ({error})"
         ) from None
     tensor.__dict__.update(kept)
-    if grad is not None:
-        tensor.grad = make_twin(grad)

@@ -10,12 +10,13 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from types import FrameType, MethodType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from lazy_tensor import convert, ways
 from lazy_tensor.dispatch import hits, noting, routes, run_now, settings, torch_private
 from lazy_tensor.dispatch.flush import begin_hits, close_segment
+from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
 from lazy_tensor.dispatch.trace import local, restart_own_trace
@@ -46,8 +47,10 @@ class RecordingMode(TorchDispatchMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        torch_private.pop_mode(None)
-        torch_private.let_engine_have_threads(self._had_threads.pop())
+        if torch_private.is_innermost_mode(self):
+            torch_private.pop_mode(None)
+        if self._had_threads:
+            torch_private.let_engine_have_threads(self._had_threads.pop())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -71,13 +74,35 @@ class _SleepingMode(RecordingMode):
         return func(*args, **(kwargs or {}))
 
 
+def _leave_mode() -> None:
+    """Leave the mode that this thread has entered. `here` holds it until then: torch's stack alone
+    does not, before torch 2.13."""
+    here.mode.__exit__(None, None, None)
+    here.mode = None
+    ways.IN_MODE.take_back()
+    ways.WITH_LAZY.take_back()
+
+
 hits.use(LazyTensor, RecordingMode, close_segment, run_now.share_with_parts)
 convert.before_wrapping.append(begin_hits)
 routes.install(LazyTensor, RecordingMode)
 
 
-class lazy_mode:
+class _BlocksWithoutParentheses(type):
+    """Makes `with lazy_mode:` mean `with lazy_mode():`."""
+
+    def __enter__(cls) -> lazy_mode:
+        block = _BareBlock()
+        _bare.blocks.append(block)
+        return block.__enter__()
+
+    def __exit__(cls, *exception: Any) -> None:
+        _bare.blocks.pop().__exit__(*exception)
+
+
+class lazy_mode(metaclass=_BlocksWithoutParentheses):
     """Record instead of run: `with lazy_mode():` around any PyTorch program, or `@lazy_mode()`.
+    Without options the parentheses may be left out.
 
     Every aten op inside, autograd's and the optimizer's too, is recorded and gives a `LazyTensor`.
     Leaving the block runs what is pending. Re-entrant. `options` are those of `configure`, for this
@@ -92,18 +117,38 @@ class lazy_mode:
 
     _listens_always = False
 
-    def __init__(self, **options: Any) -> None:
-        if options:
-            settings.updated(settings.current(), options, "lazy_mode()")
-        self._options = options
-        # None for a block that rests
-        self._entered: list[tuple[RecordingMode | None, int, settings.Settings | None] | None] = []
-        self._function: Any = None  # the decorated one
+    _options: Options
+    _entered: list[tuple[RecordingMode | None, int, settings.Settings | None] | None]
+    """What each exit has to undo; None for a block that rests."""
+    _function: Any  # the decorated one
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(  # type: ignore[misc]
+            cls, function: Callable[P, R], /, **options: Unpack[Options]
+        ) -> Callable[P, R]: ...
+        @overload
+        def __new__(cls, **options: Unpack[Options]) -> lazy_mode: ...
+        def __new__(cls, *args: Any, **options: Any) -> Any: ...
+
+    else:
+
+        def __init__(self, function: Any = None, /, **options: Unpack[Options]) -> None:
+            if options:
+                settings.updated(settings.current(), options, "lazy_mode()")
+            self._options = options
+            self._entered = []
+            self._function = None
+            if function is not None:
+                _decorate(self, function)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        options = self._options
+
         @functools.wraps(function)
         def in_mode(*args: P.args, **kwargs: P.kwargs) -> R:
-            mode = lazy_mode(**self._options)
+            mode = lazy_mode(**options)
             mode._function = function
             with mode:
                 return function(*args, **kwargs)
@@ -111,6 +156,9 @@ class lazy_mode:
         return in_mode
 
     def __enter__(self) -> lazy_mode:
+        if here.mode is not None and not here.depth:
+            noting.listen(local.trace)
+            _leave_mode()  # an interrupt in the last block's begin or end has left it entered
         if self._rests(sys._getframe(1)):
             STATS.counts["unrecorded_blocks"] += 1
             self._entered.append(None)
@@ -130,15 +178,20 @@ class lazy_mode:
                 ways.IN_MODE.put()
                 here.mode = mode = RecordingMode()
                 mode.__enter__()
-        before = None
-        if self._options:
-            before = settings.put_here(after)
-            restart_own_trace()
-            if depth and after.record == "always":
-                local.trace.policy.try_again_at_once()
-        # within a block that is let alone one may record all the same
-        here.depth = depth + (depth > 0 or mode is not None)
-        self._entered.append((mode, depth, before))
+        before = settings.put_here(after) if self._options else None
+        try:
+            if self._options:
+                restart_own_trace()
+                if depth and after.record == "always":
+                    local.trace.policy.try_again_at_once()
+            # within a block that is let alone one may record all the same
+            here.depth = depth + (depth > 0 or mode is not None)
+            self._entered += [(mode, depth, before)]  # no call, as in `__exit__`
+        except BaseException:  # an interrupt, after which `with` calls no `__exit__`
+            here.depth = depth
+            if self._options:
+                settings.put_here(before)
+            raise
         return self
 
     def _place(self, caller: FrameType, options: settings.Settings) -> tuple[Any, ...]:
@@ -169,19 +222,17 @@ class lazy_mode:
         return False
 
     def __exit__(self, *exception: Any) -> None:
-        entered = self._entered.pop()
+        entered = self._entered[-1]
+        del self._entered[-1]  # and no `pop`: after a call an interrupt may come
         if entered is None:
             flush_here("exit", quiet=True)
             return
         mode, here.depth, before = entered
-        if here.depth == 0:
-            noting.listen(local.trace)
-        if mode is not None:
-            mode.__exit__(*exception)
-            here.mode = None
-            ways.IN_MODE.take_back()
-            ways.WITH_LAZY.take_back()
         try:
+            if here.depth == 0:
+                noting.listen(local.trace)
+            if mode is not None:
+                _leave_mode()
             if here.depth == 0:
                 noting.at_break(local.trace)  # it may warn, which may raise
         finally:
@@ -198,6 +249,55 @@ class lazy_mode:
             if self._options:
                 settings.put_here(before)
                 restart_own_trace()
+
+
+class _BareBlock(lazy_mode):
+    """The block of a `with lazy_mode:`, which the metaclass enters for the user."""
+
+    def _place(self, caller: FrameType, options: settings.Settings) -> tuple[Any, ...]:
+        assert caller.f_back is not None, "the metaclass is called by the user's code"
+        return super()._place(caller.f_back, options)
+
+
+class _Bare(threading.local):
+    """The blocks of this thread without parentheses, innermost last."""
+
+    def __init__(self) -> None:
+        self.blocks: list[_BareBlock] = []
+
+
+_bare = _Bare()
+
+
+def _decorate(block: lazy_mode, function: Any) -> None:
+    """Turn a block that was given a function into the function that runs in it.
+
+    A `__new__` that returns the function would cost every block 0.2 us.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"lazy_mode(): function={function!r} can't be called; options have names, as in "
+            'lazy_mode(compile="off")'
+        )
+    in_mode = block(function)
+    block.__class__ = _Decorated  # type: ignore[assignment]
+    functools.update_wrapper(cast(Any, block), in_mode)
+
+
+class _Decorated:
+    """A function that runs in `lazy_mode`: what `@lazy_mode`, without parentheses, makes of it."""
+
+    __wrapped__: Callable[..., Any]
+    __qualname__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # pickled by its name, as functions are
 
 
 class listening_mode(lazy_mode):

@@ -739,7 +739,7 @@ def _package(value: Any) -> str:
         name: Any = value.__globals__.get("__name__")
     else:
         name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-    if name and name.startswith("lazy_tensor.cli"):
+    if name and name.startswith("lazy_tensor.examples"):
         return str(name)  # its models are programs like any other
     if name in (None, "builtins"):  # what `exec` makes may have no module either
         is_users = isinstance(value, types.FunctionType) or getattr(value, "__flags__", 0) & _HEAP

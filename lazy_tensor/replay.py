@@ -20,12 +20,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 
 from lazy_tensor.captured import Captured
 from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.cache import Cache
@@ -148,6 +149,16 @@ class _Signature:
         self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
 
 
+OWN_OPTIONS = ("warmup", "verify_every", "cuda_graphs")
+
+
+class ReplayOptions(Options, total=False):
+    """The options of `replay`; its `verify_every` counts calls, not kernel runs."""
+
+    warmup: int
+    cuda_graphs: bool
+
+
 class Replay(Generic[P, R]):
     """A function as `replay` gives it.
 
@@ -167,8 +178,11 @@ class Replay(Generic[P, R]):
         if not callable(function):
             raise TypeError(f"replay(): function={function!r} can't be called")
         for name, value in (("warmup", warmup), ("verify_every", verify_every)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"replay(): {name}={value!r} is not a whole number")
             if value < 0:
                 raise ValueError(f"replay(): {name}={value!r} must be at least 0")
+        check_names(options, "replay()", OWN_OPTIONS)
         settings.updated(settings.current(), options, "replay()")
         self._function = function
         self._in_mode = lazy_mode(**options)(function)
@@ -405,17 +419,20 @@ def _remedy(obstacle: str) -> str:
 
 
 _REMEDIES = {
-    "_local_scalar_dense": "move .item(), float() or `if tensor` out of the function; optimizers "
-    "with a tensor as lr: fused=True or capturable=True",
+    **dict.fromkeys(
+        ("it reads values", "reads a tensor's values"),
+        "move .item(), float() or `if tensor` out of the function; optimizers with a tensor as "
+        "lr: fused=True or capturable=True",
+    ),
     "where the call before gave it": "a number that changes must come in as a tensor; so must an "
     "optimizer's betas, and the rate of an optimizer that isn't torch's own",
 }
 
 
 @overload
-def replay(function: Callable[P, R], **options: Any) -> Replay[P, R]: ...
+def replay(function: Callable[P, R], **options: Unpack[ReplayOptions]) -> Replay[P, R]: ...
 @overload
-def replay(**options: Any) -> Callable[[Callable[P, R]], Replay[P, R]]: ...
+def replay(**options: Unpack[ReplayOptions]) -> Callable[[Callable[P, R]], Replay[P, R]]: ...
 def replay(function: Any = None, **options: Any) -> Any:
     """A steady loop's body, run as its plan once its recording has settled.
 

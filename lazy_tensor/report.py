@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import _CacheInfo as CacheInfo
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack, cast
 
 from lazy_tensor.dispatch import flush, observe, settings
-from lazy_tensor.dispatch.stats import STATS, FlushRecord
+from lazy_tensor.dispatch.options import Options
+from lazy_tensor.dispatch.stats import COUNTED, STATS, FlushRecord
 from lazy_tensor.dispatch.trace import all_traces, claimed, local, restart_empty_traces
+from lazy_tensor.dispatch.wording import op_name
 from lazy_tensor.kernels import cache
 from lazy_tensor.kernels.compile import Build
 from lazy_tensor.kernels.pool import POOL
@@ -25,14 +28,15 @@ from lazy_tensor.reports.page import framed, page_of
 from lazy_tensor.reports.text import lines_of
 
 
-def configure(**options: Any) -> None:
-    """Change process-wide settings: see the README's table. Runs what is pending first.
+def configure(**options: Unpack[Options]) -> None:
+    """Change process-wide settings, after a flush; the documentation lists the options.
 
     TypeError for an unknown name, naming the nearest; ValueError for a value out of its range.
     """
-    settings.updated(settings.current(), options, "configure()")  # before anything runs
+    given = cast(dict[str, Any], options)
+    settings.updated(settings.current(), given, "configure()")  # before anything runs
     flush.flush(local.trace, "configure()", quiet=True)
-    settings.change(options, "configure()")
+    settings.change(given, "configure()")
     if settings.current().record == "always":
         local.trace.policy.try_again_at_once()
     restart_empty_traces()
@@ -43,8 +47,8 @@ def cache_info() -> dict[str, CacheInfo]:
 
     Sizes are entries; of "memory", which plans reuse on the CPU, bytes.
     """
-    flush.compiler()
-    return {**cache.cache_info(), "memory": POOL.info()}
+    kernels = flush.compiler().cache.info()
+    return {**cache.cache_info(), "kernel": kernels, "memory": POOL.info()}
 
 
 def cache_clear() -> None:
@@ -61,11 +65,9 @@ def cache_clear() -> None:
     POOL.clear()
 
 
-ALWAYS = ("ops", "flushes", "segments", "plans_built", "plans_reused", "schema_misses")
-
-
 def stats() -> dict[str, Any]:
-    """Counters since the start or `reset_stats()`.
+    """Counters since the start or `reset_stats()`, with the same keys at any time. Counts by cause,
+    reason or op are a `Counter` each: what has not happened reads 0.
 
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
@@ -76,18 +78,22 @@ def stats() -> dict[str, Any]:
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.
     """
-    counts: dict[str, Any] = dict.fromkeys(ALWAYS, 0)
+    counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     counts.update(STATS.counts)
     counts.update(flush.compiler().counters.snapshot())
-    counts["flush_causes"] = dict(STATS.causes)
-    counts["fallbacks"] = {f"{op}: {why}": n for (op, why), n in STATS.fallbacks.items()}
+    fallbacks: Counter[str] = Counter()
+    for (op, why), n in STATS.fallbacks.items():
+        fallbacks[f"{op_name(op)}: {why}"] += n
+    counts["flush_causes"] = Counter(STATS.causes)
+    counts["fallbacks"] = fallbacks
     counts["flush_s"] = STATS.flush_s
     counts["stretches_s"] = dict(STATS.stretches_s)
-    counts["sharding_misses"] = {str(op): n for op, n in STATS.sharding_misses.items()}
-    counts["redistributions"] = {
+    counts["sharding_misses"] = Counter({str(op): n for op, n in STATS.sharding_misses.items()})
+    redistributions = {
         f"{op} at {where}: {before} to {after}": n
         for (op, before, after, where), n in STATS.redistributions.items()
     }
+    counts["redistributions"] = Counter(redistributions)
     return counts
 
 

@@ -93,7 +93,7 @@ class Settled:
             take.constants.values(),
         )
         plan = plan_of(
-            Pending(outline.state, [], [], [], {}, self._scalars),
+            Pending(outline.state, outline.state, [], [], [], {}, self._scalars),
             outline.live,
             at_once=lambda: True,
         )
@@ -322,7 +322,11 @@ class Settled:
                 results = function(leaves, scalars)
             except BaseException as error:
                 raised = type(error).__name__
-                self._fail(error, lasting, tensors)
+                computed = rescue(error, self._plan)
+                if computed is None and leaves and function is self._plan.function:
+                    results = function(leaves, scalars)  # an interrupt came before it had begun
+                    computed = dict(zip(self._slots, (*results, *drawn), strict=True))
+                self._fail(error, computed or {}, lasting, tensors)
                 raise
             finally:
                 self._note(start, raised)
@@ -406,9 +410,14 @@ class Settled:
             found.append(tensor)
         return pytree.tree_unflatten(found, self.outline.structure)
 
-    def _fail(self, error: BaseException, lasting: Tensors, tensors: Tensors) -> None:
-        """Keep what could be computed, as after a flush; a value that is gone keeps `error`."""
-        computed = rescue(error, self._plan)
+    def _fail(
+        self,
+        error: BaseException,
+        computed: dict[int, torch.Tensor],
+        lasting: Tensors,
+        tensors: Tensors,
+    ) -> None:
+        """Keep what was computed, as after a flush; a value that is gone keeps `error`."""
         failure = without_frames(error)
         self._leave(computed, lasting, tensors)
         for tensor in lasting:

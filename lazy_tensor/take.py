@@ -22,6 +22,7 @@ from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
 from lazy_tensor.dispatch.tape import Draw, Tape
 from lazy_tensor.dispatch.trace import Leaf, Node, State, Trace, live_values, local
+from lazy_tensor.dispatch.wording import op_name, with_article
 from lazy_tensor.kernels.segment import Ref, ScalarRef
 from lazy_tensor.reach import Holding, Picture, Unreachable, is_atom, is_same
 from lazy_tensor.tensor import LazyTensor
@@ -108,9 +109,7 @@ class Outline:
 
     def _other_number(self, i: int, now: complex, before: complex) -> str:
         nodes = [step for step in self.state.steps() if isinstance(step, Node)]
-        where = next(
-            (f"{n.facts.op} at {n.where}" for n in nodes if ScalarRef(i) in _flat(n)), "an op"
-        )
+        where = next((_named(n) for n in nodes if ScalarRef(i) in _flat(n)), "an op")
         return f"{where} gets {now!r} where the call before gave it {before!r}"
 
 
@@ -161,19 +160,18 @@ def _first_difference(before: Outline, now: Outline) -> str | None:
             specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
             return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
         if one.facts.op is not other.facts.op:
-            return (
-                f"it calls {other.facts.op} at {other.where} where the call before called "
-                f"{one.facts.op}"
-            )
+            called = op_name(one.facts.op)
+            return f"it calls {_named(other)} where the call before called {called}"
         for a, b in zip(_flat(one), _flat(other), strict=False):
             shown = _shown(b, now), _shown(a, before)
             if shown[0] != shown[1]:
-                return (
-                    f"{other.facts.op} at {other.where} gets {shown[0]} where the call before gave "
-                    f"it {shown[1]}"
-                )
-        return f"{other.facts.op} at {other.where} gives something else than before"
+                return f"{_named(other)} gets {shown[0]} where the call before gave it {shown[1]}"
+        return f"{_named(other)} gives something else than before"
     return f"it has {len(new)} steps where the call before had {len(old)}"
+
+
+def _named(node: Node) -> str:
+    return f"{op_name(node.facts.op)} at {node.where}"
 
 
 def _shown(argument: Any, outline: Outline) -> str:
@@ -471,7 +469,7 @@ class _Reading:
             return Source("constant", (leaf.dtype, leaf.size(), leaf.stride(), repr(values)))
         slot = next(s for s, i in self.leaf_at.items() if self.trace.leaves[i] is leaf)
         users = [n for n in self._nodes() if slot in n.reads]
-        used = f", first used by {users[0].facts.op} at {users[0].where}" if users else ""
+        used = f", first used by {_named(users[0])}" if users else ""
         raise Obstacle(
             f"a tensor of shape {tuple(leaf.shape)}{used} is neither an argument nor anywhere that "
             "replay looks: made from data inside, or handed over by an object that keeps it to "
@@ -483,7 +481,7 @@ class _Reading:
 
     def _made_by(self, slot: int) -> str:
         node = next(n for n in self._nodes() if slot in n.outs)
-        return f"what {node.facts.op} gives at {node.where}"
+        return f"what {op_name(node.facts.op)} gives at {node.where}"
 
     def _slot_of(self, tensor: torch.Tensor) -> int | None:
         """The slot of a pending result, -1 - i for draw i; None for any other tensor."""
@@ -553,7 +551,8 @@ class _Reading:
         if not isinstance(leaf, torch.Tensor):
             if is_atom(leaf) or self.after.has(leaf):
                 return Returned("constant", leaf)
-            raise Obstacle(f"it returns a {type(leaf).__name__}; return tensors in lists or dicts")
+            given = with_article(type(leaf).__name__)
+            raise Obstacle(f"it returns {given}; return tensors in lists or dicts")
         for i, tensor in enumerate(self.tensors):
             if leaf is tensor:
                 return Returned("argument", i)

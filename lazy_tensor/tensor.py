@@ -63,7 +63,7 @@ class LazyTensor(host.ValueTensor):
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
             )
-        return memory.lend(read_outside(self)).numpy(force=force)
+        return memory.lend(read_outside(self, ".numpy()")).numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -77,25 +77,35 @@ class LazyTensor(host.ValueTensor):
 
     # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`.
     def __float__(self) -> float:
-        return float(read(self))
+        return float(read(self, "float()"))
 
     def __int__(self) -> int:
-        return int(read(self))
+        return int(read(self, "int()"))
 
     def __bool__(self) -> bool:
-        return bool(read(self))
+        return bool(read(self, "bool()"))
 
     def __complex__(self) -> complex:
-        return complex(read(self))
+        return complex(read(self, "complex()"))
 
     def __index__(self) -> int:
-        return int(operator.index(read(self)))
+        return int(operator.index(read(self, "a tensor as an index")))
+
+    def item(self) -> torch.types.Number:
+        """The value as a Python number.
+
+        Outside a mode the value is read without an op: torch imports its DTensor, which takes most
+        of a second, when the first op is dispatched to a tensor subclass.
+        """
+        if torch_private.is_mode_entered():
+            return super().item()
+        return read(self, ".item()").item()
 
     def tolist(self) -> Any:
-        return read_outside(self).tolist()
+        return read_outside(self, ".tolist()").tolist()
 
     def data_ptr(self) -> int:
-        return computed(self).data_ptr()
+        return computed(self, ".data_ptr()").data_ptr()
 
     def const_data_ptr(self) -> Any:
         return computed(self).const_data_ptr()  # type: ignore[attr-defined]
@@ -116,7 +126,7 @@ class LazyTensor(host.ValueTensor):
                 f"Can't call {method}() on Variable that requires grad. Use "
                 f"var.detach().{method}() instead."
             )
-        data = computed(self)
+        data = computed(self, f".{method}()")
         plain = [computed(a) if isinstance(a, LazyTensor) else a for a in args]
         with torch_private.no_modes():
             getattr(data, method)(*plain)
@@ -124,24 +134,24 @@ class LazyTensor(host.ValueTensor):
         return self
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        return exposed(self).untyped_storage()
+        return exposed(self, ".untyped_storage()").untyped_storage()
 
     def _typed_storage(self) -> Any:
         return exposed(self)._typed_storage()
 
     def storage(self) -> Any:
-        return exposed(self).storage()
+        return exposed(self, ".storage()").storage()
 
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return memory.lend(computed(self)).__dlpack__(**options)
+        return memory.lend(computed(self, "DLPack")).__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return computed(self).__dlpack_device__()
 
     def share_memory_(self) -> LazyTensor:
-        exposed(self).share_memory_()
+        exposed(self, ".share_memory_()").share_memory_()
         return self
 
     def is_shared(self) -> bool:
@@ -202,7 +212,7 @@ class LazyTensor(host.ValueTensor):
     def _copied(self, memo: dict[int, Any]) -> LazyTensor:
         """A copy of the value; what shares memory in `self`'s tree shares it in the copy's."""
         with torch_private.no_modes():
-            new = host.concrete(copy.deepcopy(computed(self).detach(), memo))
+            new = host.concrete(copy.deepcopy(computed(self, "copy.deepcopy()").detach(), memo))
         assert isinstance(new, LazyTensor)
         return new
 
@@ -214,7 +224,7 @@ class LazyTensor(host.ValueTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the plain tensor or parameter it stands for."""
         with torch_private.no_modes():
-            plain = exposed(self).detach()  # tensors that share memory are saved as such
+            plain = exposed(self, SAVED).detach()  # tensors that share memory are saved as such
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
@@ -247,28 +257,35 @@ class _ToPlain(torch.autograd.Function):
         return grad
 
 
-def computed(tensor: LazyTensor) -> torch.Tensor:
-    """The plain tensor behind `tensor`, its pending ops run. It shares `tensor`'s memory."""
+READ = "a value is read"
+SAVED = "pickle, or torch.save()"
+
+
+def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
+    """The plain tensor behind `tensor`, its pending ops run. It shares `tensor`'s memory. `cause`
+    is the user's call that needs it."""
     value = tensor._value
-    stop_tape("a tensor is read")
+    if local.trace.tape is not None:
+        stop_tape(cause if cause == READ else f"{cause} reads a tensor's values")
     if value.failure is None:
-        run_now.compute(value)
+        run_now.compute(value, cause)
     if value.failure is not None:
         raise without_frames(value.failure)
     assert value.data is not None
     return value.data
 
 
-def read(tensor: LazyTensor) -> torch.Tensor:
+def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
     """Like `computed`, for who reads values by an op in eager: a stretch of the program ends."""
     if noting.ends_stretch(tensor):
         noting.at_read(local.trace)
-    return computed(tensor)
+    return computed(tensor, cause)
 
 
-def read_outside(tensor: LazyTensor) -> torch.Tensor:
+def read_outside(tensor: LazyTensor, cause: str) -> torch.Tensor:
     """The same for who reads them by no op: in `lazy_mode` it can't be seen of plain tensors."""
-    return computed(tensor) if torch_private.is_mode_entered() else read(tensor)
+    is_entered = torch_private.is_mode_entered()
+    return computed(tensor, cause) if is_entered else read(tensor, cause)
 
 
 def plain_alias(tensor: LazyTensor) -> torch.Tensor:
@@ -296,19 +313,19 @@ def shared(tensor: LazyTensor) -> torch.Tensor:
     return data
 
 
-def exposed(tensor: LazyTensor) -> torch.Tensor:
+def exposed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
     """Like `computed`, for callers that hand the memory itself out.
 
     What reads the tensor from now on runs at once: a write through that memory would not be seen.
     """
-    data = computed(tensor)
+    data = computed(tensor, cause)
     memory.expose(data)
     return data
 
 
 def plain_copy(tensor: LazyTensor) -> torch.Tensor:
     """The value as a plain tensor of its own, copied only when either side is written."""
-    return torch_private.snapshot(computed(tensor))
+    return torch_private.snapshot(computed(tensor, "materialize()"))
 
 
 def _text(tensor: LazyTensor) -> str:
@@ -318,7 +335,7 @@ def _text(tensor: LazyTensor) -> str:
         if data is None:
             return f"<LazyTensor of shape {tuple(tensor.shape)}, {tensor.dtype}, pending>"
     else:
-        data = computed(tensor)
+        data = computed(tensor, "print()")
     text = shown(data)
     if tensor.grad_fn is not None:
         name = type(tensor.grad_fn).__name__

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.export
+from torch import _VF
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental import proxy_tensor
@@ -40,13 +41,13 @@ STORAGE = _existing(*of(
     "_write_file", "byteswap", "clone", "copy_", "cpu", "cuda", "data_ptr", "fill_", "pin_memory",
     "resize_", "share_memory_", "to", "tolist", "type",
 ))  # fmt: skip
-TYPED_STORAGE = of(
+TYPED_STORAGE = _existing(*of(
     torch.TypedStorage, "__getitem__", "__setitem__", "_getitem", "_setitem", "copy_", "fill_",
     "tolist",
-)  # fmt: skip
-READS_INTEGERS = of(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
+))  # fmt: skip
+READS_INTEGERS = _existing(*of(_VF, "lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Composite ops that read the integers in the second place, in C++, before any mode is asked."""
-PAD_PACKED = of(torch._VF, "_pad_packed_sequence")
+PAD_PACKED = _existing(*of(_VF, "_pad_packed_sequence"))
 """The same, and it writes the memory of what it makes."""
 READS_ARGUMENTS = _existing(
     *of(

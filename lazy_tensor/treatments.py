@@ -23,6 +23,7 @@ from lazy_tensor.dispatch.run_now import sees_pending
 from lazy_tensor.dispatch.tape import stop_tape
 from lazy_tensor.dispatch.torch_private import no_modes
 from lazy_tensor.dispatch.trace import Trace, local
+from lazy_tensor.dispatch.wording import method_name
 from lazy_tensor.held import made_plain, make_attributes_plain
 from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, shared
 from lazy_tensor.torch_ways import compiled_from
@@ -51,11 +52,11 @@ def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
 
 
 def flushing(
-    name: str, own: Any, *, whose: str = "Tensor.", before: Callable[[Any], object] | None = None
+    name: str, own: Any, *, whose: str = "", before: Callable[[Any], object] | None = None
 ) -> Any:
     """A method of plain tensors, or storages, that reads memory: what is pending goes first, then
     `before`."""
-    cause = f"{whose}{name}"
+    cause = f"{whose}{method_name(name)}"
 
     @functools.wraps(own)
     def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +88,7 @@ def converting(name: str, own: Any) -> Any:
         if noting.asleep and get_ident() in noting.asleep:
             _pass_read(self)
         elif is_active() and torch_private.are_modes_put_aside():
-            _flush_if_pending([self], f"Tensor.{name}")
+            _flush_if_pending([self], method_name(name))
         return own(self)
 
     return flush_first

@@ -50,14 +50,15 @@ def shared(parameter: Any, how: Any, gather: Callable[[], Any]) -> Any:
     if watch is None:
         watch = value.watch = Watch()
     key = (note_phase(), how)
-    is_repeat = watch.key == key and watch.is_current(trace, value)
+    n_writes = 0 if parameter.is_inference() else parameter._version
+    is_repeat = watch.key == key and watch.is_current(trace, value, n_writes)
     if is_repeat and watch.kept is None:
         watch.repeats = True
         return gather()
     if not is_repeat:
         made = gather()
         kept = (made._value, made._layout) if watch.repeats else None
-        watch.start(trace, value, key, kept)
+        watch.start(trace, value, n_writes, key, kept)
         if kept is None:
             return made
     return torch.clone(host.new_sharded(*watch.kept))

@@ -179,6 +179,9 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
         local = local_of(self)
         return local.requires_grad_(self.requires_grad) if not local.requires_grad else local
 
+    def item(self) -> Any:
+        return torch.Tensor.item(self)  # by an op, as torch's rules say what it reads
+
     def __float__(self) -> float:
         return float(self.item())
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,13 @@ from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
 from tests.counting import Counting
 from tests.models import summary as model_summary
+
+# `torch.manual_seed` formats a traceback for each kind of device that isn't there, to tell later
+# where it was called: a third of the time of PyTorch's databases, which seed before each program.
+devices: list[Any] = [torch.cuda, torch.xpu, torch.mtia]
+for device in devices:
+    if not device.is_available():
+        device.manual_seed_all = lambda seed: None
 
 # Until it is imported some ops run once before they are recorded: counts would depend on the order
 # of tests. `tests/dispatch/test_start.py` has processes without it.
@@ -78,13 +87,16 @@ def op_by_op(request, monkeypatch):
     lazy_tensor.configure(backend="aten", compile="off", warn=not as_programs)
     lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
-    known_rules = dict(rules.RULES)
+    tables: tuple[dict[Any, Any], ...] = (rules.RULES, rules.NOW_BECAUSE)
+    known = [dict(table) for table in tables]
     yield
     lazy_tensor.flush()
-    if known_rules != rules.RULES:  # an op whose meta function was wrong runs at once from then on
-        rules.RULES.clear()
-        rules.RULES.update(known_rules)
-        rules.rule_of.cache_clear()
+    if known[0] != rules.RULES:  # an op whose meta function was wrong runs at once from then on
+        for table, before_test in zip(tables, known, strict=True):
+            table.clear()
+            table.update(before_test)
+        for answer in (rules.rule_of, rules.reads_values, rules.why_now):
+            answer.cache_clear()
     settings.put(before)
 
 
@@ -96,6 +108,24 @@ def counting(monkeypatch):
     backend.register_backend("counting", registered)
     lazy_tensor.configure(backend="counting", compile="blocking")
     return registered
+
+
+@pytest.fixture(scope="session")
+def newcomer(tmp_path_factory):
+    """One who did in a clean environment what the README says of installing: see `tests.newcomer`.
+
+    The blocks of shell commands that are left out: those of `make`, which makes environments of its
+    own from the network, and nvFuser's, which takes 7 GB.
+    """
+    from tests import newcomer
+
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "newcomer"
+    readme = (newcomer.ROOT / "README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", readme, flags=re.DOTALL)
+    left_out = re.compile("^make |nvfuser", flags=re.MULTILINE)
+    commands = [block for block in blocks if not left_out.search(block)]
+    return newcomer.newcomer_in(home, "".join(commands))
 
 
 def pytest_addoption(parser):

@@ -68,6 +68,42 @@ class Computed {
   bool any_plain() const { return any_plain_; }
 
   // Take one more argument; false if Python must see the call.
+  bool put(const IValue& value, bool is_written) {
+    const size_t n_before = stands_for_.size();
+    if (!put(value)) return false;
+    for (size_t i = n_before; is_written && i < stands_for_.size(); ++i) {
+      if (has_python(stands_for_[i].second)) written_.push_back(stands_for_[i].first);
+    }
+    return true;
+  }
+
+  // Run it: the stack holds what it gives, tensors as lazy ones if it `wraps`, and arguments that
+  // come back as themselves.
+  void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps) {
+    std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
+    {
+      const WithoutGil released;
+      run_below(op, keys, stack);
+    }
+    // autograd counted the write of the lazy tensor; who watches its memory asks that
+    for (const at::Tensor& data : written_) {
+      if (!data.is_inference()) data.unsafeGetTensorImpl()->bump_version();
+    }
+    const size_t n_results = op.schema().returns().size();
+    for (auto result = stack->end() - static_cast<long>(n_results); result != stack->end(); ++result) {
+      if (result->isTensor()) {
+        *result = returned(result->toTensor(), wraps);
+      } else if (result->isTensorList()) {
+        std::vector<at::Tensor> items;
+        for (const IValue& item : result->toListRef()) {
+          items.push_back(returned(item.toTensor(), wraps));
+        }
+        *result = std::move(items);
+      }
+    }
+  }
+
+ private:
   bool put(const IValue& value) {
     if (value.isTensor()) {
       at::Tensor data;
@@ -95,29 +131,6 @@ class Computed {
     return true;
   }
 
-  // Run it: the stack holds what it gives, tensors as lazy ones if it `wraps`, and arguments that
-  // come back as themselves.
-  void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps) {
-    std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
-    {
-      const WithoutGil released;
-      run_below(op, keys, stack);
-    }
-    const size_t n_results = op.schema().returns().size();
-    for (auto result = stack->end() - static_cast<long>(n_results); result != stack->end(); ++result) {
-      if (result->isTensor()) {
-        *result = returned(result->toTensor(), wraps);
-      } else if (result->isTensorList()) {
-        std::vector<at::Tensor> items;
-        for (const IValue& item : result->toListRef()) {
-          items.push_back(returned(item.toTensor(), wraps));
-        }
-        *result = std::move(items);
-      }
-    }
-  }
-
- private:
   // What stands for a tensor in the call.
   bool find(const at::Tensor& tensor, at::Tensor& data) {
     data = tensor;
@@ -160,6 +173,7 @@ class Computed {
 
   std::vector<IValue> arguments_;
   std::vector<std::pair<at::Tensor, at::Tensor>> stands_for_;  // data, and the argument
+  std::vector<at::Tensor> written_;  // the data of lazy tensors that the call writes
   bool any_lazy_ = false, any_plain_ = false;
 };
 

@@ -120,7 +120,7 @@ class Kernel : public c10::OperatorKernel {
     if (is_break(info_, arguments_on(stack))) {
       if (*cold_here == 1) return false;
       in_past(past_here).at_break();
-    } else if (!info_.reads && !info_.is_alias && info_.is_counted) {
+    } else if (!info_.reads && !info_.is_alias && info_.is_counted && frames.empty()) {
       const uint64_t call = number(stack);
       if (call != 0 && in_past(past_here).note(call) && *cold_here == 1) {
         *cold_here = 0;
@@ -189,7 +189,9 @@ class Kernel : public c10::OperatorKernel {
     const size_t n = info_.schema.arguments().size();
     Computed call;
     for (size_t i = 0; i < n; ++i) {
-      if (!call.put(torch::jit::peek(*stack, i, n))) return false;
+      const auto* alias = info_.schema.arguments()[i].alias_info();
+      const bool is_written = alias != nullptr && alias->isWrite();
+      if (!call.put(torch::jit::peek(*stack, i, n), is_written)) return false;
     }
     if (!call.any_lazy() || (info_.is_view && call.any_plain())) return false;
     if (info_.is_copy && !torch::jit::peek(*stack, 0, n).toTensor().sizes().equals(

@@ -122,8 +122,10 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
   if (frame.info == nullptr || frame.info->function.get() != function) return;
   OpInfo& info = *frame.info;
   info.is_recorded = true;
-  const Ref number(sure(PyLong_FromUnsignedLongLong(frame.number)));
-  of_state.call.set(state, number.get());  // Python, which may have made the state, has others
+  if (frames.size() == 1 && info.is_counted) {  // it is a call of the program
+    const Ref number(sure(PyLong_FromUnsignedLongLong(frame.number)));
+    of_state.call.set(state, number.get());  // Python, which may have made the state, has others
+  }
   learn_leaves(trace, parent);
   Call call(info, trace, frame.in_mode);
   if (!call.read(frame.arguments.data(), false)) return;

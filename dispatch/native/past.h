@@ -184,8 +184,18 @@ bool is_break(const OpInfo& info, const IValue* arguments) {
 // What of a call is part of the past (see `past.number_of`).
 class CallNumber {
  public:
+  static constexpr size_t INDEX = 2;  // the argument of `select`, and of `slice`, where it begins
   CallNumber(const OpInfo& info, const IValue* arguments) : hash_(reinterpret_cast<uint64_t>(&info)) {
-    for (size_t i = 0; i < info.schema.arguments().size(); ++i) put(arguments[i], info.is_number[i]);
+    const size_t n = info.schema.arguments().size();
+    for (size_t i = 0; i < n; ++i) {
+      if (info.is_select && i == INDEX) continue;
+      if (info.is_slice && i == INDEX && arguments[i].isInt() && arguments[i + 1].isInt()) {
+        mix(static_cast<uint64_t>(arguments[i + 1].toInt() - arguments[i].toInt()));
+        ++i;
+        continue;
+      }
+      put(arguments[i], info.is_number[i]);
+    }
   }
   // 0 of a call on 0-dim tensors of the CPU alone, which may run at once.
   uint64_t get() const { return most_dims_ == 0 ? 0 : hash_ | 2; }

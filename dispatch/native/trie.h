@@ -24,6 +24,8 @@ struct OpInfo {
     is_note = space == "profiler";
     is_counted = !is_note && space != "lazy_tensor";
     is_copy = schema.name() == "aten::copy_";
+    is_select = schema.name() == "aten::select" && schema.overload_name() == "int";
+    is_slice = schema.name() == "aten::slice" && schema.overload_name() == "Tensor";
     const std::string name = schema.name().substr(space->size() + 2);
     begins_state = name == "clone" || name == "_to_copy" || name.rfind("new_", 0) == 0 ||
                    (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
@@ -34,6 +36,7 @@ struct OpInfo {
   size_t n_positional = 0;
   bool is_view = false;       // what it gives shares its argument's memory
   bool is_copy = false;       // it copies to its first argument
+  bool is_select = false, is_slice = false;  // it takes a part of its argument, by an index
   bool begins_state = false;  // what it gives is often written later: copies, blanks
   bool is_note = false;       // a mark in a profile, which no value has to do with
   bool is_counted = true;     // it is part of the past (see `noting.begin`)

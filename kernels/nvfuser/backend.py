@@ -20,6 +20,7 @@ import torch
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.artifact import Outputs, View, hold
 from lazy_tensor.kernels.backend import Busy, Kernel
+from lazy_tensor.kernels.cpp import built_for
 from lazy_tensor.kernels.inductor import default_dtype
 from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, loaded
@@ -275,4 +276,4 @@ def _fingerprint() -> str:
     sources = hashlib.sha256()
     for module in SOURCES:
         sources.update((Path(__file__).parent / f"{module}.py").read_bytes())
-    return " ".join((sources.hexdigest()[:16], torch.__version__, library.installed()))
+    return " ".join((sources.hexdigest()[:16], *built_for(), library.installed()))

@@ -60,8 +60,7 @@ def _clear(_: argparse.Namespace) -> int:
 
 def _warm(args: argparse.Namespace) -> int:
     before = len(list(disk.entries(_folder())))
-    with_kernels = {"compile": "blocking", "compile_threshold": 1}
-    lazy_tensor.configure(**with_kernels)
+    lazy_tensor.configure(compile="blocking", compile_threshold=1)
     obtain_extensions()
     status = run_script(args, lazy_tensor.lazy_mode)
     print(f"{len(list(disk.entries(_folder()))) - before} artifacts more in {_folder()}")

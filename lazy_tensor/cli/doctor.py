@@ -1,4 +1,4 @@
-"""`python -m lazy_tensor doctor`: what is installed, what can run, which settings hold."""
+"""`python -m lazy_tensor doctor`: what is installed, built, able to run and set."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,8 +17,11 @@ import torch
 from torch._inductor import config as inductor_config
 
 import lazy_tensor
+from lazy_tensor.cli.checks import checks
 from lazy_tensor.dispatch import settings
-from lazy_tensor.kernels import available_backends
+from lazy_tensor.dispatch.flush import compiler
+from lazy_tensor.dispatch.options import NAMES
+from lazy_tensor.kernels import available_backends, cpp
 from lazy_tensor.kernels.nvfuser import library as nvfuser
 
 Line = tuple[str, str]
@@ -33,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
         ("versions", versions()),
         ("devices", devices()),
         ("backends", backends()),
+        ("C++ of the package", parts_in_cpp()),
         ("settings", settings_in_force()),
         ("caches", caches()),
+        ("checks", checks()),
     ):
         print(title)
         for name, text in lines:
@@ -82,15 +87,55 @@ def backends() -> Iterator[Line]:
             yield f"{name} on {device_type}", "available" if reason is None else reason
 
 
+def parts_in_cpp() -> Iterator[Line]:
+    """Whether the recorder of known ops, and the memory pool, are built; else why, or when."""
+    if settings.records_in_python():
+        yield "recorder", "off, as LAZY_TENSOR_HITS=python says: ops are recorded in Python"
+    else:
+        missing = "until then ops are recorded in Python, at three times the cost"
+        yield "recorder", built(cpp.HITS, missing)
+    yield "memory pool", built(cpp.POOL, "until then memory of plans is not kept for reuse")
+
+
+def built(source: cpp.Source, without: str) -> str:
+    """Where the compiled file lies, or what has to be done to have one."""
+    if source.built() is not None:
+        return "built, with the package"
+    disk = compiler().disk
+    if disk is not None and disk.get(source.key()) is not None:
+        return f"built, in {disk.directory}"
+    problem = problem_of_building(source)
+    if problem is not None:
+        return f"not built: {problem}; {without}"
+    if settings.current().compile == "off":
+        return f'not built, and compile="off" builds none; {without}'
+    return (
+        "not built yet: a program that works for a second builds it in the background, "
+        f"`python -m lazy_tensor cache warm SCRIPT` at once; {without}"
+    )
+
+
+def problem_of_building(source: cpp.Source) -> str | None:
+    """Why the package's C++ can't be compiled here, and what to do; None if it can."""
+    try:
+        source.command()
+    except RuntimeError as error:
+        return f"{error} (install g++, or name one in the variable CXX)"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        return f"there is no {header} (install Python's headers: python3-dev, python3-devel)"
+    return None
+
+
 def settings_in_force() -> Iterator[Line]:
     """Each option and where it comes from; in this process nobody has called `configure`."""
     current, defaults = settings.current(), settings.Settings()
-    for field in fields(current):
-        value = getattr(current, field.name)
-        is_default = value == getattr(defaults, field.name)
-        source = "default" if is_default else f"LAZY_TENSOR_{field.name.upper()}"
+    for name in NAMES:
+        value = getattr(current, name)
+        is_default = value == getattr(defaults, name)
+        source = "default" if is_default else f"LAZY_TENSOR_{name.upper()}"
         shown = ", ".join(sorted(value)) or "nothing" if isinstance(value, frozenset) else value
-        yield field.name, f"{shown}  ({source})"
+        yield name, f"{shown}  ({source})"
 
 
 def caches() -> Iterator[Line]:

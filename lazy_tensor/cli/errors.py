@@ -4,6 +4,7 @@ from __future__ import annotations
 
 BAD_REQUEST = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+NOBODY_READS = 141  # 128 + SIGPIPE, likewise
 
 
 class CommandError(Exception):

@@ -1,8 +1,14 @@
-"""`python -m lazy_tensor explain SCRIPT`: run a program lazily, then report on its last flushes."""
+"""`python -m lazy_tensor explain SCRIPT`: run a program lazily, then report on its last flushes.
+
+What stands after the script is the script's own, `--out` too: scripts have such options. If the
+script wrote no such file, a line on stderr says where the report's `--out` belongs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,7 +19,12 @@ from lazy_tensor.cli.script import add_script, run_script
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", type=Path, metavar="FILE.html", help="write the report as a page as well")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="write the report as a page as well; stands before the script",
+    )
     add("--as-is", action="store_true", help="don't put the program into lazy_mode: it does itself")
     add_script(parser)
 
@@ -21,8 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out is not None and args.out.suffix != ".html":
         raise CommandError(f"--out {args.out} must end in .html")
-    status = run_script(args, nullcontext if args.as_is else lazy_tensor.lazy_mode)
+    theirs = None if args.out is not None else out_among(args.arguments)
+    before = _written_s(theirs)
+    try:
+        status = run_script(args, nullcontext if args.as_is else lazy_tensor.lazy_mode)
+    finally:
+        if theirs is not None and _written_s(theirs) == before:
+            print(where_it_belongs(theirs, args), file=sys.stderr)
     report = lazy_tensor.explain()
+    if args.out is not None:
+        report.save(args.out)  # first: who reads what is printed may end
     try:
         import rich
     except ModuleNotFoundError:
@@ -30,6 +49,30 @@ def run(args: argparse.Namespace) -> int:
     else:
         rich.print(report)
     if args.out is not None:
-        report.save(args.out)
         print(f"wrote {args.out}")
     return status
+
+
+def out_among(arguments: list[str]) -> str | None:
+    """The file that an `--out` among the script's arguments names; None if there is none."""
+    for i, argument in enumerate(arguments):
+        name, _, file = argument.partition("=")
+        if name == "--out":
+            return file or next(iter(arguments[i + 1 :]), "FILE.html")
+    return None
+
+
+def where_it_belongs(file: str, args: argparse.Namespace) -> str:
+    """What to write for the report to go to `file`."""
+    rest = [word for word in args.arguments if word not in ("--out", f"--out={file}", file)]
+    command = shlex.join(["--out", file, args.script, *rest])
+    return (
+        f"lazy_tensor explain: --out {file} stands after {args.script} and was given to it, which "
+        f"wrote no such file; to have the report there: python -m lazy_tensor explain {command}"
+    )
+
+
+def _written_s(file: str | None) -> float | None:
+    """When a file was written last; None if there is none."""
+    path = Path(file or "")
+    return path.stat().st_mtime if path.is_file() else None

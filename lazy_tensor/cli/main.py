@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from lazy_tensor.cli import bench, cache, demo, doctor, explain
-from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, CommandError
+from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, NOBODY_READS, CommandError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 on success, 2 and a line on stderr for a request that can't be met, 130 after Ctrl-C."""
+    """0 on success, 2 and a line on stderr for a request that can't be met, 130 after Ctrl-C, 141
+    if who reads stdout has ended (`| head`)."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can be seen to
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout):
+            raise  # a pipe of the user's program
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return NOBODY_READS
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Whether nobody reads the pipe that `stream` writes to."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     try:
         status: int = args.run(args)
@@ -29,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in (
-        ("demo", demo, "train a small GPT eagerly and lazily, side by side"),
+        ("demo", demo, "run three programs eagerly, lazily and with torch.compile"),
         ("doctor", doctor, "show versions, devices, backends, settings and caches"),
         ("explain", explain, "run a program lazily and report on what was flushed, and why"),
         ("cache", cache, "list, clear or warm the kernels on disk"),

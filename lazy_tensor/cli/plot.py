@@ -1,25 +1,26 @@
-"""The demo's picture: losses and step times of all sides. In: histories. Out: an image file."""
+"""The demo's picture: step times over time, and the patterns. In: results. Out: an image file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lazy_tensor.cli.errors import CommandError
-from lazy_tensor.cli.race import History
+from lazy_tensor.cli.scenes import SCENES
 
-# The first side is drawn broad and pale, so that one that lies on it bit for bit still shows both.
-STYLES: tuple[dict[str, Any], ...] = (
-    {"color": "tab:blue", "linewidth": 5.0, "alpha": 0.35},
-    {"color": "tab:red", "linewidth": 1.3},
-    {"color": "tab:green", "linewidth": 1.3, "linestyle": "--"},
-)
+if TYPE_CHECKING:
+    from lazy_tensor.cli.demo import Results
+    from lazy_tensor.cli.turn import Turn
+
+COLORS = {"eager": "0.45", "lazy": "tab:red", "replay": "tab:orange", "torch.compile": "tab:blue"}
+SMOOTHED = 9
+"""Steps of which the median is drawn."""
 
 
 def check_path(path: Path) -> None:
@@ -34,40 +35,61 @@ def check_path(path: Path) -> None:
         raise CommandError(f"--out {path}: can't be written")
 
 
-def save(histories: Mapping[str, History], path: Path, title: str) -> None:
-    """Draw losses over steps on the left, milliseconds a step on the right; overwrite `path`."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    draw_losses(left, histories)
-    draw_times(right, histories)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+def save(results: Results, path: Path) -> None:
+    """Step times of each scene above, the last image of each side below; overwrite `path`."""
+    done = {
+        name: {side: turn for side, turn in turns.items() if turn.ends_s}
+        for name, turns in results.items()
+    }
+    done = {name: turns for name, turns in done.items() if turns}
+    images = [
+        (side, turn)
+        for name, turns in done.items()
+        for side, turn in turns.items()
+        if SCENES[name].is_picture and turn.last is not None
+    ]
+    figure = Figure(figsize=(13, 8.6 if images else 4.2), layout="constrained")
+    above, *below = figure.subfigures(1 + bool(images), 1, squeeze=False)[:, 0]
+    curves = above.subplots(1, len(done), squeeze=False)[0]
+    for axes, (name, turns) in zip(curves, done.items(), strict=True):
+        draw_times(axes, turns, SCENES[name].title)
+    if images:
+        panels = below[0].subplots(1, len(images), squeeze=False)[0]
+        for axes, (side, turn) in zip(panels, images, strict=True):
+            draw_pattern(axes, side, turn)
+    figure.savefig(path, dpi=110)
 
 
-def draw_losses(axes: Axes, histories: Mapping[str, History]) -> None:
-    for (name, history), style in zip(histories.items(), STYLES, strict=False):
-        axes.plot(range(1, len(history.losses) + 1), history.losses, label=name, **style)
-    axes.set(title="Loss", ylabel="nats a byte")
-    finish(axes)
-
-
-def draw_times(axes: Axes, histories: Mapping[str, History]) -> None:
-    for (name, history), style in zip(histories.items(), STYLES, strict=False):
-        times_ms = [seconds * 1e3 for seconds in history.seconds]
-        label = f"{name}, median of last half {history.warm().median_s * 1e3:.1f} ms"
-        axes.plot(range(1, len(times_ms) + 1), times_ms, label=label, **style)
+def draw_times(axes: Axes, turns: dict[str, Turn], title: str) -> None:
+    """Milliseconds a step over the seconds since the begin, both as they were."""
+    for side, turn in turns.items():
+        times_ms = smoothed(np.array(turn.times_s) * 1e3)
+        ends_s = np.array([0.0, *turn.ends_s])
+        label = f"{side}: {turn.settled_s() * 1e3:.3g} ms"
+        axes.step(ends_s, [times_ms[0], *times_ms], color=COLORS[side], label=label, linewidth=1.6)
     # Logarithmic: a first step that compiles is many times longer than the rest.
-    axes.set(title="Step time", ylabel="ms", yscale="log")
-    lowest, highest = axes.get_ylim()
-    axes.set_ylim(lowest / 2, highest * 2)
+    axes.set(title=title, xlabel="seconds since the start", ylabel="ms a step", yscale="log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.5, high * 1.5)
+    axes.set_xlim(0)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    finish(axes)
-
-
-def finish(axes: Axes) -> None:
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend()
+    axes.legend(title="settled step")
     axes.grid(alpha=0.3)
+
+
+def smoothed(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
+    """Running medians; the first steps stay as they are."""
+    half = SMOOTHED // 2
+    return [
+        float(time) if i < half else float(np.median(times[i - half : i + half + 1]))
+        for i, time in enumerate(times)
+    ]
+
+
+def draw_pattern(axes: Axes, side: str, turn: Turn) -> None:
+    assert turn.last is not None
+    axes.imshow(turn.last, cmap="magma")
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(f"{side}: {len(turn.ends_s):,} steps in {turn.ends_s[-1]:.0f} s")

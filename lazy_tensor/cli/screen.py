@@ -1,21 +1,33 @@
-"""What the demo shows: progress bar and table by `rich`, the image by `plot.py`.
+"""What the demo shows: a table by `rich`, the image by `plot.py`.
 
-Imported late, because both libraries come with the `demo` extra only.
+On a terminal the table grows while the demo runs; elsewhere a line stands for each turn, and the
+table comes last. Imported late, because both libraries come with the `demo` extra only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 
 from lazy_tensor.cli import plot
-from lazy_tensor.cli.race import History
-from lazy_tensor.cli.summary import Row
+from lazy_tensor.cli.scenes import SCENES
+from lazy_tensor.cli.turn import Turn, difference
+
+if TYPE_CHECKING:
+    from lazy_tensor.cli.demo import Results
+
+
+LEGEND = (
+    "settled: the median of the last fifth of a side's steps; by 5 s: steps done by then; "
+    "difference: the largest from eager's values"
+)
 
 
 class Screen:
@@ -24,66 +36,98 @@ class Screen:
     def __init__(self, out: Path) -> None:
         plot.check_path(out)
         self._console = Console(highlight=False)
+        self._live: Live | None = None
+        self._results: Results = {}
+        self._running = ("", "")
 
-    def headline(self, text: str) -> None:
-        self._console.print(text, style="bold", soft_wrap=True)
-
-    def waiting(self, text: str) -> AbstractContextManager[object]:
-        return self._console.status(text)
-
-    def step_bar(self, n_steps: int, tokens_per_step: int) -> StepBar:
-        return StepBar(self._console, n_steps, tokens_per_step)
-
-    def table(self, sides: Sequence[str], rows: Sequence[Row], counters: Sequence[Row]) -> None:
-        """`rows` have a cell for each side; `counters` are the lazy side's, below them."""
-        table = Table("", *sides, caption="warm: the last half of the run")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*row)
-        table.add_section()
-        before_lazy = [""] * list(sides).index("lazy")
-        for label, value in counters:
-            table.add_row(label, *before_lazy, value)
-        self._console.print(table)
-
-    def save_plot(self, histories: Mapping[str, History], out: Path, title: str) -> None:
-        plot.save(histories, out, title)
-        self._console.print(f"losses and step times: {out}", soft_wrap=True)
-
-
-class StepBar:
-    """A progress bar over the steps; a line of losses stays behind every tenth of the way."""
-
-    def __init__(self, console: Console, n_steps: int, tokens_per_step: int) -> None:
-        self._n_steps = n_steps
-        self._tokens_per_step = tokens_per_step
-        self._progress = Progress(
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            transient=True,
+    @contextmanager
+    def live(self, results: Results) -> Iterator[None]:
+        """Show what `results` hold while the block runs."""
+        self._results = results
+        self._console.print(
+            "Each side in turn, alone in a process of one thread, from empty caches.",
+            soft_wrap=True,
         )
-        self._task = self._progress.add_task("", total=n_steps)
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, get_renderable=self._tables, transient=True) as self._live:
+            yield
 
-    def __enter__(self) -> StepBar:
-        self._progress.start()
-        return self
+    def begin(self, scene: str, side: str) -> None:
+        self._running = scene, side
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
+    def update(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
 
-    def advance(self, histories: Mapping[str, History]) -> None:
-        """Show the step that every side has just done."""
-        state = "; ".join(self._state(name, history) for name, history in histories.items())
-        self._progress.update(self._task, advance=1, description=state)
-        n_done = len(next(iter(histories.values())).losses)
-        if n_done % max(1, self._n_steps // 10) == 0:
-            step = f"step {n_done:>{len(str(self._n_steps))}}"
-            self._progress.console.print(f"{step}: {state}", soft_wrap=True)
+    def done(self, scene: str, side: str) -> None:
+        self._running = ("", "")
+        if self._live is None:
+            turn = self._results[scene][side]
+            said = turn.error or (
+                f"{len(turn.ends_s):,} steps in {turn.ends_s[-1]:.1f} s; first "
+                f"{duration(turn.times_s[0])}, settled {duration(turn.settled_s())}"
+            )
+            self._console.print(f"{scene}, {side}: {said}", soft_wrap=True)
 
-    def _state(self, name: str, history: History) -> str:
-        speed = self._tokens_per_step / history.seconds[-1]
-        return f"{name} {history.losses[-1]:.4f}, {speed:,.0f} tok/s"
+    def end(self, results: Results, out: Path) -> None:
+        """The last word: the table, why it got faster, the image."""
+        if not any(turn.ends_s for turns in results.values() for turn in turns.values()):
+            return
+        self._console.print(self._tables())
+        self._console.print(LEGEND)
+        for scene, turns in results.items():
+            for side, turn in turns.items():
+                if turn.why:
+                    self._console.print(f"Why {scene} is faster, by {side}: {turn.why}.")
+                if turn.error and self._live is not None:
+                    self._console.print(f"{scene}, {side}: {turn.error}")
+        plot.save(results, out)
+        self._console.print(f"Step times and patterns: {out}", soft_wrap=True)
+
+    def _tables(self) -> Group:
+        return Group(*(self._table(name) for name in self._results))
+
+    def _table(self, scene: str) -> Table:
+        marks = SCENES[scene].marks_s
+        table = Table(box=SIMPLE_HEAD, title=SCENES[scene].title, title_justify="left")
+        table.add_column("", min_width=15, no_wrap=True)
+        for title in ("first step", "settled", "× eager"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for mark in marks:
+            table.add_column(f"by {mark:g} s", justify="right", no_wrap=True)
+        table.add_column("difference", justify="right", no_wrap=True)
+        for side in self._results[scene]:
+            table.add_row(*self._cells(scene, side))
+        return table
+
+    def _cells(self, scene: str, side: str) -> list[str]:
+        turns = self._results[scene]
+        turn, eager = turns[side], turns.get("eager")
+        label = side + (" …" if self._running == (scene, side) else "")
+        if turn.error or not turn.ends_s:
+            return [label, "failed" if turn.error else ""]
+        is_compared = turn is not eager and eager is not None and bool(eager.ends_s)
+        return [
+            label,
+            duration(turn.times_s[0]),
+            duration(turn.settled_s()),
+            f"{turn.settled_s() / eager.settled_s():.2f}" if eager and is_compared else "",
+            *(
+                f"{turn.steps_by(mark):,}" if turn.ends_s[-1] >= mark else ""
+                for mark in SCENES[scene].marks_s
+            ),
+            equality(eager, turn) if eager and is_compared else "",
+        ]
+
+
+def equality(eager: Turn, turn: Turn) -> str:
+    largest = difference(eager, turn)
+    if largest is None:
+        return ""
+    return "none" if largest == 0 else f"{largest:.0e}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lazy_tensor.dispatch.misses import latest_difference
 from lazy_tensor.reports.flushes import Flush, code_at
 
 MOST = 3
@@ -89,13 +90,15 @@ def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     if len(new) < AGAIN:
         return
     spent_s = sum(flush.grown_s + (flush.plan_s if "new" in flush.how else 0.0) for flush in new)
-    last = new[-1].miss
-    remedy = next((text for mark, text in REMEDIES.items() if mark in last), "")
-    yield Advice(
-        spent_s / total_s,
+    text = (
         f"{len(new)} of {len(flushes)} flushes were of a program not seen before, and had to be "
-        f"recorded and planned anew: {last}" + (f"; {remedy}" if remedy else ""),
+        "recorded and planned anew"
     )
+    difference = latest_difference(flush.miss for flush in new)
+    if difference is not None:
+        remedies = [remedy for mark, remedy in REMEDIES.items() if mark in difference]
+        text = "; ".join((f"{text}: {difference}", *remedies[:1]))
+    yield Advice(spent_s / total_s, text)
 
 
 def _recording(flushes: Sequence[Flush], total_s: float, replays: bool) -> Iterator[Advice]:

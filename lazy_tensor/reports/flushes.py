@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from lazy_tensor.dispatch.misses import reason_of_miss
 from lazy_tensor.dispatch.trace import Leaf, Node
+from lazy_tensor.dispatch.wording import title_of
 from lazy_tensor.kernels.segment import TensorSpec, n_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Step:
     @property
     def title(self) -> str:
         """Its ops' names, counted where there are many."""
-        names = [op.name.split(".")[1] if "." in op.name else op.name for op in self.ops]
+        bases = [op.name.split(".")[1] if "." in op.name else op.name for op in self.ops]
+        names = list(map(title_of, bases))
         if len(names) <= MOST_NAMED:
             return ", ".join(names)
         counts = Counter(names).most_common(MOST_NAMED)

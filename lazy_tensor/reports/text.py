@@ -93,9 +93,8 @@ def _of_flushes(alike: Sequence[Flush]) -> Iterator[tuple[str, str]]:
         parts.append(f"raised {last.raised}")
     style = "red" if last.raised else "cyan"
     yield style, f"{last.where}: {last.cause}: {last.n_ops} ops {last.how}, {', '.join(parts)}"
-    for flush in alike:
-        if flush.miss:
-            yield "yellow", f"    new: {flush.miss}"
+    for miss, n in Counter(flush.miss for flush in alike if flush.miss).items():
+        yield "yellow", f"    new: {miss}" + (f" ({n}×)" if n > 1 else "")
     for step in last.steps:
         if step.is_segment:
             yield "", f"    {_segment(step)}"

@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
-from lazy_tensor.cli import race
+from lazy_tensor.cli import demo
 from lazy_tensor.cli.main import main
+from lazy_tensor.cli.scenes import SCENES
 
-TINY = ["demo", "--model", "tiny", "--batch", "2"]
+SHORT = ["demo", "--scene", "monte_carlo", "--seconds", "0.1"]
+COMMAND = [sys.executable, "-u", "-m", "lazy_tensor"]
 
 
 @pytest.fixture
@@ -20,97 +22,96 @@ def out(tmp_path):
     return tmp_path / "out.png"
 
 
-@pytest.mark.parametrize("how", [[], ["--wrap"], ["--dropout", "0.1"]])
-def test_losses_are_bit_equal_op_by_op(how, out, capsys):
-    arguments = [*TINY, "--steps", "3", "--compile", "off", "--no-memory", "--out", str(out), *how]
-    assert main(arguments) == 0
-    table = capsys.readouterr().out
-    assert "bit-equal" in table
-    assert "median warm step" in table
-    assert out.stat().st_size > 0
+@pytest.mark.parametrize("scene", SCENES)
+def test_sides_of_a_scene_agree(scene, out, capfd):
+    sides = ["eager", "lazy", "replay"]
+    assert (
+        main(["demo", "--scene", scene, "--seconds", "0.5", "--out", str(out), "--sides", *sides])
+        == 0
+    )
+    shown = capfd.readouterr()
+    rows = {row.split()[0]: row.split() for row in shown.out.splitlines() if row.split()}
+    for side in sides[1:]:
+        assert rows[side][-1] == "none", shown.out  # op by op: kernels take longer than this
+    assert shown.err == ""
+    assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_table_has_memory_and_counters(out, capsys):
-    assert main([*TINY, "--steps", "4", "--compile", "blocking", "--out", str(out)]) == 0
-    table = {
-        cells[1].strip(): cells[2:]
-        for line in capsys.readouterr().out.splitlines()
-        if len(cells := line.split("│")) > 2
-    }
-    assert "MiB" in table["peak memory"][1]
-    assert int(table["segments run"][1].replace(",", "")) > 0
+def test_no_compile_leaves_it_out(out, capfd):
+    arguments = ["demo", "--scene", "gray_scott", "--seconds", "0.1", "--no-compile"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    shown = capfd.readouterr().out
+    assert "lazy: " in shown
+    assert "torch.compile" not in shown
 
 
-def test_interrupt_between_rounds_still_shows_the_steps_done(out, capsys, monkeypatch):
-    run_round = race.Race.run_round
+def test_table_grows_on_a_terminal(out):
+    done = subprocess.run(
+        [*COMMAND, *SHORT, "--out", str(out)], env={**os.environ, "FORCE_COLOR": "1"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "lazy …" in done.stdout
+    assert "\x1b[2K" in done.stdout  # lines drawn anew
+    assert "steps in" not in done.stdout
 
-    def run_two(self, *batch):
-        if self.n_rounds == 2:
-            raise KeyboardInterrupt
-        run_round(self, *batch)
 
-    monkeypatch.setattr(race.Race, "run_round", run_two)
-    assert main([*TINY, "--steps", "9", "--compile", "off", "--out", str(out)]) == 130
-    assert "losses against eager" in capsys.readouterr().out
+def test_ctrl_c_ends_with_the_table_so_far(out):
+    arguments = ["demo", "--scene", "gpt", "--seconds", "3", "--out", str(out)]
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("gpt, eager: "):
+            assert process.poll() is None, "ended before its first turn did"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+        shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "settled" in shown
+    assert errors == ""
     assert out.exists()
 
 
-def test_interrupt_before_the_first_round_ends_quietly(out, capsys, monkeypatch):
-    def interrupted(self, *batch):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(race.Race, "run_round", interrupted)
-    assert main([*TINY, "--out", str(out)]) == 130
-    assert capsys.readouterr().err == ""
-
-
-def test_ctrl_c_ends_a_running_process_with_the_table(out):
-    command = [sys.executable, "-u", "-m", "lazy_tensor", *TINY, "--steps", "400"]
-    with subprocess.Popen(
-        [*command, "--compile", "off", "--out", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        while not process.stdout.readline().startswith("step "):
-            assert process.poll() is None, "ended before its first line"
-        process.send_signal(signal.SIGINT)
-        shown, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "median warm step" in shown
-    assert "Traceback" not in errors
+def test_side_that_fails_leaves_the_others(out, capfd, monkeypatch):
+    monkeypatch.setattr(demo, "sides_of", lambda scene, args: ["eager", "nobody"])
+    assert main([*SHORT, "--out", str(out)]) == 0
+    shown = capfd.readouterr().out
+    assert "monte_carlo, nobody: KeyError: 'nobody'" in shown
+    assert "failed" in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text", "nowhere.txt"], "can't read nowhere.txt: No such file or directory"),
-        (["--text", "."], "can't read .: Is a directory"),
-        (["--backend", "nope"], "backend 'nope' is not one of auto, "),
-        (["--device", "nope"], "--device nope can't be used: "),
         (["--out", "nowhere/out.png"], "--out nowhere/out.png: can't be written"),
+        (["--out", "out.txt"], "--out out.txt: the name must end in one of "),
+        (["--sides", "torch.compile", "--no-compile"], "--no-compile leaves no side to run"),
     ],
 )
 def test_impossible_request_gets_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main([*TINY, *arguments]) == 2
+    assert main([*SHORT, *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"lazy_tensor demo: {message}")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--dropout", "1"], ["--model", "huge"]])
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--scene", "no"], ["--sides", "no"]])
 def test_bad_value_is_refused_by_the_parser(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main([*TINY, *arguments])
+        main([*SHORT, *arguments])
     assert arguments[1] in capsys.readouterr().err
 
 
 def test_missing_extra_is_named(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "lazy_tensor.cli.screen", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert main(TINY) == 2
+    assert main(SHORT) == 2
     assert "pip install 'lazy-tensor[demo]'" in capsys.readouterr().err
+
+
+def test_installed_package_without_examples_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "EXAMPLES", tmp_path / "examples")
+    assert main(SHORT) == 2
+    assert "part of a checkout" in capsys.readouterr().err

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import torch
 
 from lazy_tensor.cli import doctor
 from lazy_tensor.cli.main import main
-from lazy_tensor.dispatch.settings import NAMES
-from lazy_tensor.kernels import available_backends
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.options import NAMES
+from lazy_tensor.kernels import available_backends, cpp
 
 
 def test_doctor_shows_versions_backends_and_every_setting(capsys):
@@ -21,6 +23,41 @@ def test_doctor_shows_versions_backends_and_every_setting(capsys):
     words = shown.split()
     assert set(NAMES) <= set(words)
     assert set(available_backends("cpu")) <= set(words)
+
+
+def test_doctor_shows_options_and_nothing_else_as_settings():
+    assert [name for name, _ in doctor.settings_in_force()] == list(NAMES)
+
+
+def built_state(monkeypatch, *, built=None, on_disk=None, problem=None):
+    disk = SimpleNamespace(directory="/kernels", get=lambda key: on_disk)
+    monkeypatch.setattr(cpp.Source, "built", lambda self: built)
+    monkeypatch.setattr(doctor, "compiler", lambda: SimpleNamespace(disk=disk))
+    if problem:
+        monkeypatch.setattr(cpp, "_compiler", lambda: (_ for _ in ()).throw(RuntimeError(problem)))
+    return dict(doctor.parts_in_cpp())["recorder"]
+
+
+def test_doctor_says_whether_the_recorder_is_built_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(settings, "records_in_python", lambda: False)
+    assert built_state(monkeypatch, built=b"it") == "built, with the package"
+    assert built_state(monkeypatch, on_disk=b"it") == "built, in /kernels"
+    told = built_state(monkeypatch)
+    assert "not built" in told
+    assert "cache warm" in told or 'compile="off"' in told
+    told = built_state(monkeypatch, problem="there is no C++ compiler")
+    assert told.startswith("not built: there is no C++ compiler (install g++, or name one")
+    assert "ops are recorded in Python" in told
+    monkeypatch.setattr(settings, "records_in_python", lambda: True)
+    assert built_state(monkeypatch).startswith("off, as LAZY_TENSOR_HITS=python says")
+
+
+def test_doctor_says_that_headers_are_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpp, "_compiler", lambda: "g++")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    told = doctor.problem_of_building(cpp.HITS)
+    assert told is not None
+    assert "install Python's headers" in told
 
 
 def test_reason_of_an_unavailable_backend_is_shown(monkeypatch):

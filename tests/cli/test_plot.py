@@ -1,18 +1,28 @@
-"""The image of losses and step times."""
+"""The demo's image."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from lazy_tensor.cli import plot
 from lazy_tensor.cli.errors import CommandError
-from lazy_tensor.cli.race import History
+from lazy_tensor.cli.turn import Turn
+
+PATTERN = np.zeros((8, 8), dtype=np.float32)
 
 
-def test_image_is_written(tmp_path):
-    history = History(losses=[5.0, 4.0, 3.0], seconds=[2.0, 0.1, 0.1])
-    plot.save({"eager": history, "lazy": history}, tmp_path / "out.png", "title")
+@pytest.mark.parametrize("scenes", [["gray_scott"], ["gpt"], ["gray_scott", "monte_carlo", "gpt"]])
+def test_image_is_written(tmp_path, scenes):
+    turn = Turn(ends_s=[2.0, 2.1, 2.2], last=PATTERN)
+    plot.save({scene: {"eager": turn, "lazy": turn} for scene in scenes}, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_image_of_a_run_cut_short(tmp_path):
+    turns = {"eager": Turn(ends_s=[2.0]), "lazy": Turn()}
+    plot.save({"gray_scott": turns, "gpt": {"eager": Turn()}}, tmp_path / "out.png")
+    assert (tmp_path / "out.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -26,4 +36,4 @@ def test_bad_path_is_a_command_error(tmp_path, name, message):
 
 def test_checking_a_path_leaves_nothing_behind(tmp_path):
     plot.check_path(tmp_path / "out.png")
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 
@@ -52,8 +54,70 @@ def test_a_program_is_explained(program, tmp_path):
     page = tmp_path / "report.html"
     status, told = command("explain", "--out", page, program, "-v", cache_dir=tmp_path / "cache")
     assert (status, "total 172 -v" in told) == (0, True), told
-    assert f"{program}:9: aten._local_scalar_dense.default" in told
+    assert f"{program}:9: .item(): " in told
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_out_after_the_program_is_told_where_it_belongs(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    told = "to have the report there: python -m lazy_tensor explain --out r.html program.py -v"
+    for arguments in (["-v", "--out", "r.html"], ["--out=r.html", "-v"]):
+        assert main(["explain", "program.py", *arguments]) == 0
+        shown = capsys.readouterr()
+        assert f"total 172 {' '.join(arguments)}" in shown.out  # it gets all that is its own
+        assert told in shown.err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_out_is_told_of_where_the_program_fails_by_it(tmp_path, capsys):
+    script = tmp_path / "strict.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert main(["explain", str(script), "--out", "r.html"]) == 2
+    assert f"explain --out r.html {script}" in capsys.readouterr().err
+
+
+def test_out_of_the_program_itself_is_let_be(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "writes.py").write_text(
+        "import pathlib, sys\npathlib.Path(sys.argv[2]).write_text('mine')\n"
+    )
+    assert main(["explain", "writes.py", "--out", "r.html"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["explain", "--out", "report.html", "writes.py", "--out", "r.html"]) == 0
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "r.html").read_text() == "mine"
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["cache", "list"]], ids=str)
+def test_commands_end_quietly_when_nobody_reads(arguments, monkeypatch, capfd):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(arguments) == 141
+        print("the flush at exit says nothing either", file=stdout)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_page_is_written_when_nobody_reads(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program.write_text("import torch\ntorch.ones(2).sum().item()\n")
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with contextlib.suppress(SystemExit):  # which rich raises
+            main(["explain", "--out", "r.html", "program.py"])
+    assert (tmp_path / "r.html").exists()
+
+
+def test_a_closed_pipe_of_the_program_is_no_quiet_end(tmp_path, capfd):
+    (tmp_path / "pipes.py").write_text(
+        "import os\nr, w = os.pipe()\nos.close(r)\nos.write(w, b'x')\n"
+    )
+    with pytest.raises(BrokenPipeError):
+        main(["explain", str(tmp_path / "pipes.py")])
 
 
 def test_the_program_decides_the_status(program, tmp_path):
@@ -70,6 +134,7 @@ def test_what_can_not_be_run_is_said(program, capsys):
     assert "there is no bench_no-such-bench.py; there are" in told
 
 
+@pytest.mark.slow
 def test_the_cache_is_warmed_listed_and_cleared(program, tmp_path):
     folder = tmp_path / "cache"
     status, told = command("cache", "warm", program, cache_dir=folder)

@@ -39,7 +39,8 @@ def taken_apart_and_run(call):
     """What `call` records, run with its foreach ops taken apart; the ops that were run."""
     with lazy_mode(backend="aten"):
         call()
-        pending = local.trace.take()
+        pending = local.trace.pending()
+        local.trace.reset()
     graph = taken_apart(graph_of(pending.state.steps(), ()))
     interpret(graph, pending.leaves, pending.scalars)
     return [node.facts.op for node in graph.nodes]

@@ -46,3 +46,16 @@ def test_what_is_wanted_again_stays(owner):
         assert (owner().own(), owner().inherited()) == (4, 2)
         made.take_back()
     assert (owner().own(), owner().inherited()) == (4, 2)
+
+
+def test_a_patch_that_others_put_on_top_stays(owner):
+    """As of a library that wraps `DistributedDataParallel.__init__` inside a block."""
+    made = patches(owner)
+    made.put()
+    below = owner.own
+    owner.own = lambda self: below(self) + 1
+    made.take_back()
+    assert owner().own() == 5
+    assert "inherited" not in vars(owner)
+    made.put()
+    assert (owner().own(), owner().inherited()) == (5, 2)

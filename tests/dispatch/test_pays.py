@@ -11,6 +11,7 @@ import torch
 
 import lazy_tensor
 from lazy_tensor.dispatch import pays, policy
+from lazy_tensor.dispatch.options import Record
 from lazy_tensor.dispatch.pays import COLD_TRIALS, EMPTY, TRIALS, TRIES_AGAIN, Pays, Times
 from lazy_tensor.dispatch.sites import LISTENS
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, NEW, STATS
@@ -120,7 +121,7 @@ def test_what_is_pending_runs_before_anything_is_left_to_eager(
 
 @pytest.mark.parametrize("record", ["auto", "always"])
 def test_a_loop_that_recording_slows_down_is_let_alone(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, record: str
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, record: Record
 ) -> None:
     lazy_tensor.cache_clear()
     monkeypatch.setattr(policy, "START_S", 100.0)

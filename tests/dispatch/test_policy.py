@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
 from lazy_tensor.dispatch import flush, hits, noting, past, pays, policy, settings, stats
+from lazy_tensor.dispatch.misses import FIRST_TIME
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.policy import AWAITS_OPS, Policy
 from lazy_tensor.dispatch.sites import LISTENS
@@ -342,6 +344,25 @@ def test_a_program_that_is_not_recorded_is_told_once(scarce: None, says_so: None
     assert "configure(warn=False)" in str(one.message)
 
 
+@pytest.mark.parametrize(
+    ("before", "end"),
+    [(FIRST_TIME, "s did not. "), ("size of dim 0 went 3 -> 4", "did not; what was new lately: s")],
+)
+def test_the_warning_names_a_difference_or_leaves_it_out(
+    monkeypatch: pytest.MonkeyPatch, says_so: None, before: str, end: str
+) -> None:
+    told: list[Any] = [before, FIRST_TIME]
+    monkeypatch.setattr(noting, "reason_of_miss", lambda new, _: told[new])
+    for i in range(2):
+        record: Any = SimpleNamespace(first_new=i, state=None)
+        STATS.log.append(record)
+    with pytest.warns(UserWarning, match="hardly anything") as warned:
+        noting.say_so()
+    STATS.log.clear()
+    assert end in str(warned[0].message)
+    assert FIRST_TIME not in str(warned[0].message)
+
+
 def test_a_warning_that_is_an_error_leaves_nothing_half_done(scarce: None, says_so: None) -> None:
     x = torch.zeros(3)
 
@@ -393,6 +414,7 @@ def test_a_program_that_begins_to_repeat_itself_is_recorded(scarce: None) -> Non
 
 
 def test_programs_that_never_repeat_are_listened_to_less_and_less(scarce: None) -> None:
+    lazy_tensor.configure(warn=False)  # a slow machine takes the ten seconds after which it is said
     sizes = itertools.count(8)
     seen = [is_seen(torch.randn(next(sizes))) for _ in range(20 * LISTENS)]
     assert 0 < sum(seen) <= 5 * LISTENS
@@ -412,8 +434,6 @@ class Built:
 def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
     it, plan = Policy(), Built(n_there=3, n_under_way=8)
     it.note_kernels(Built(n_there=4, n_under_way=3))
-    it.note_kernels(Built(n_there=0, n_under_way=3, communicates=True))
-    it.with_kernels = 0.0
     assert not it.cold
     it.note_kernels(plan)
     assert it.cold
@@ -425,6 +445,13 @@ def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
     plan.n_under_way = 0
     it.at_break()
     assert it.begin_block(None)
+    assert not it.cold
+
+
+def test_ranks_record_alike_whenever_each_has_its_kernels() -> None:
+    it = Policy()
+    it.note_kernels(Built(n_there=0, n_under_way=3, communicates=True))
+    it.note_kernels(Built(n_there=0, n_under_way=3))
     assert not it.cold
 
 

@@ -62,7 +62,7 @@ def recorded(step):
     with lazy_mode():
         held = step()
         live = tuple(t._value.slot.index for t in held)
-        return graph_of(local.trace.take().state.steps(), live)
+        return graph_of(local.trace.pending().state.steps(), live)
 
 
 def gradient_of(function, *inputs):

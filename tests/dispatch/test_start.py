@@ -115,3 +115,16 @@ with lazy_mode():
 print(torch.equal(z, module((x + 1).sin() * 2)))
 """
     assert run_python("-c", program).splitlines() == ["True"]
+
+
+def test_a_value_that_is_read_after_a_block_has_torch_import_no_dtensor():
+    program = f"""
+import sys
+import torch
+import lazy_tensor
+with lazy_tensor.lazy_mode():
+    y = torch.ones(4).sum() * 2
+print(y.item())
+{HEAVY}
+"""
+    assert run_python("-c", program).splitlines() == ["8.0", "[]"]

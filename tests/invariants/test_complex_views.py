@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.invariants.compare import WAYS, assert_agrees, lazily
+from lazy_tensor import lazy_mode, replay, stats
+from tests.invariants.compare import WAYS, assert_agrees, assert_same, lazily
 
 START = torch.tensor([1 + 2j, 3 - 4j, -5 + 6j])
 
@@ -114,3 +115,40 @@ def test_a_conjugate_is_not_viewed_as_real_numbers(flushed, way):
         return str(raised.value)
 
     assert lazily(way, program, START.clone()) == program(START)
+
+
+@each_way
+@pytest.mark.parametrize("number", [1 + 2j, 0.1 - 0.3j], ids=str)
+@pytest.mark.parametrize("shape", [(2,), ()], ids=["vector", "scalar"])
+def test_the_gradient_of_a_product_with_a_complex_number(number, shape, way):
+    """Its formula conjugates the number: a view whose only argument is a Python number."""
+
+    def program(z):
+        (z * number).abs().sum().backward()
+        return z.grad
+
+    assert_agrees(way, program, torch.full(shape, 0.7 - 1.3j).requires_grad_())
+
+
+@pytest.mark.parametrize("options", [{"record": "always"}, {"debug": True}, {}], ids=str)
+def test_a_view_of_a_python_number(options):
+    conj = torch.ops.aten._conj.default
+    for _ in range(3):
+        with lazy_mode(**options):
+            got = conj(1 + 2j)
+        assert_same(got, conj(1 + 2j))
+
+
+def test_a_complex_number_in_a_replayed_step():
+    z = torch.full((2,), 0.7 - 1.3j).requires_grad_()
+    expected = z.detach().clone().requires_grad_()
+
+    def step(z):
+        z.grad = None
+        (z * (1 + 2j)).abs().sum().backward()
+        return z.grad + 0
+
+    replayed = replay(step)
+    for _ in range(4):
+        assert_same(replayed(z), step(expected))
+    assert stats()["replayed"] >= 1

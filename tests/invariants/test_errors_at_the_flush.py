@@ -219,3 +219,22 @@ for program in programs:
 def test_integer_division_by_zero_in_a_fused_program_raises_and_does_not_kill(tmp_path):
     code = DIVISION.format(cache_dir=str(tmp_path))
     assert run_python("-c", code).split("\n") == ["ZeroDivisionError"] * 4 + [""]
+
+
+def test_a_line_is_said_to_be_where_the_call_was_first_seen():
+    """Hits note no lines: the same call made from another line is known by its first one."""
+    table, good, bad = torch.rand(5), torch.tensor([0, 4]), torch.tensor([0, 9])
+
+    def gathered_here(i):
+        return table[i] * 2
+
+    def gathered_there(i):
+        return table[i] * 2
+
+    for _ in range(3):
+        with lazy_mode():
+            gathered_here(good)
+    with pytest.raises(IndexError) as raised, lazy_mode():
+        gathered_there(bad)
+    line = gathered_here.__code__.co_firstlineno + 1
+    assert f"first recorded at {__file__}:{line}: return table[i] * 2" in raised.value.__notes__[0]

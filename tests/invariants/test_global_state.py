@@ -6,6 +6,7 @@ from torch import nn
 
 from lazy_tensor import flush, is_pending, lazy_mode, materialize, wrap
 from tests.invariants.compare import WAYS, assert_agrees, assert_same
+from tests.processes import run_python
 
 each_way = pytest.mark.parametrize("way", WAYS)
 bfloat16 = torch.bfloat16
@@ -254,3 +255,33 @@ def test_the_default_device_is_kept(way):
         return y.device.type, x + torch.ones(4)
 
     assert_agrees(way, program, torch.rand(4, 4))
+
+
+STREAMS = """
+import torch
+
+entered = []
+torch._C._cuda_setStream = lambda **stream: entered.append(stream)
+torch.cuda.Stream.__enter__ = lambda self: entered.append("enters")
+torch.cuda.Stream.__exit__ = lambda self, *exception: entered.append("leaves")
+import lazy_tensor
+
+with lazy_tensor.lazy_mode(record="always"):
+    x = torch.ones(3) * 2
+    assert lazy_tensor.is_pending(x)
+    torch._C._cuda_setStream(stream_id=7, device_index=0, device_type=1)
+    assert not lazy_tensor.is_pending(x)
+    y = x + 1
+    torch.cuda.Stream.__enter__(None)
+    assert not lazy_tensor.is_pending(y)
+    z = y * 2
+    assert lazy_tensor.is_pending(z)
+    torch.cuda.Stream.__exit__(None)
+    assert not lazy_tensor.is_pending(z)
+print(len(entered))
+"""
+
+
+def test_what_is_recorded_under_a_stream_runs_under_it():
+    """`torch.cuda.stream` and `with stream:` end in these calls, which nothing stands behind."""
+    assert run_python("-c", STREAMS).split() == ["3"]

@@ -1,13 +1,21 @@
 """No effect is lost or done twice: exceptions and Ctrl-C between record and flush."""
 
+import itertools
+import linecache
 import signal
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 from lazy_tensor import flush, lazy_mode, materialize, wrap
 from lazy_tensor.dispatch.trace import local
+from lazy_tensor.kernels import aten
 from lazy_tensor.treatments import is_active
+from tests.processes import run_python
 
 ERRORS = [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit]
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
@@ -168,3 +176,128 @@ def test_an_effect_is_not_repeated_by_later_flushes():
     for _ in range(3):
         flush()
     assert x.tolist() == [1.0] * 3
+
+
+NO_CALL = ("entered", "try:", "return self")
+"""In lines of a block's begin and end that no signal comes before: none calls anything there."""
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at line `n` of the functions that begin and end a block, after a
+    call: where signals come."""
+
+    def __init__(self, n: int) -> None:
+        self.left, self.has_raised = n, False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        name = frame.f_code.co_name
+        if event == "call":
+            is_block = frame.f_globals.get("__name__") == "lazy_tensor.mode"
+            return self if is_block and name in ("__enter__", "__exit__") else None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not any(part in line for part in NO_CALL):
+            self.left -= 1
+            if self.left == 0:
+                self.has_raised = True
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def test_a_mode_that_an_interrupt_left_entered_is_left_by_the_next_block():
+    x = torch.ones(3)
+    for n in itertools.count(1):
+        interrupts = Interrupts(n)
+        with suppress(KeyboardInterrupt):
+            sys.settrace(interrupts)
+            try:
+                with lazy_mode():
+                    x * 2
+            finally:
+                sys.settrace(None)
+        with lazy_mode():
+            y = x * 3
+        assert materialize(y).tolist() == [3.0] * 3
+        assert type(x + 1) is torch.Tensor
+        assert not is_active()
+        if not interrupts.has_raised:
+            break
+    assert n > 20
+
+
+def test_an_interrupt_while_a_segment_is_prepared_loses_no_write(monkeypatch):
+    """The code of a segment has been made, and nothing of it has run."""
+
+    has_come = True
+
+    def interrupted(*arguments):
+        nonlocal has_come
+        exec(*arguments)
+        if not has_come:
+            has_come = True
+            signal.raise_signal(signal.SIGINT)
+
+    x = torch.zeros(7, 3)
+    monkeypatch.setattr(aten, "exec", interrupted, raising=False)
+    for _ in range(6):
+        has_come = False
+        with suppress(KeyboardInterrupt), lazy_mode(backend="inductor", compile="background"):
+            x.add_(1)
+            x.mul_(2)
+            (x * 2).sin().sum().item()
+    monkeypatch.undo()
+    assert x.tolist() == [[2.0**7 - 2] * 3] * 7
+
+
+INTERRUPTED = """
+import random, signal, sys
+import torch
+import lazy_tensor
+
+lazy_tensor.configure(record="always", backend=sys.argv[1], warn=False)
+random.seed(0)
+
+
+def interrupt(signum, frame):
+    raise KeyboardInterrupt
+
+
+def timer(seconds):
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+signal.signal(signal.SIGALRM, interrupt)
+x, w = torch.zeros(64), lazy_tensor.wrap(torch.zeros(64))
+begun = ended = 0.0
+n_interrupts = 0
+while n_interrupts < 400:
+    try:
+        timer(random.uniform(5e-5, 3e-3))
+        with lazy_tensor.lazy_mode():
+            for _ in range(12):
+                begun = ended + 1
+                x.add_(1.0)
+                ended = begun
+                y = (x * 2).sin()
+                w.add_(0.5)
+            y.sum().item()
+        timer(0)
+    except KeyboardInterrupt:
+        n_interrupts += 1
+    while True:
+        try:
+            timer(0)
+            found = x.tolist()
+            break
+        except KeyboardInterrupt:
+            pass
+    assert found in ([begun] * 64, [ended] * 64), (found[:4], begun, ended)
+    begun = ended = found[0]
+    assert w.tolist() == [w[0].item()] * 64
+print("none lost")
+"""
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_no_write_is_lost_or_done_twice_when_interrupted_at_any_time(backend):
+    assert run_python("-c", INTERRUPTED, backend) == "none lost\n"

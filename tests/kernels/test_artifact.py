@@ -45,7 +45,7 @@ def test_loading_leaves_no_file_behind(record, compiler, tmp_path, monkeypatch):
     segment = record(lambda a: a.exp() + 1, [torch.ones(3)]).segment
     fusion = compiler.fusion_of(segment, InductorBackend(), mode="blocking")
     content = compiler.disk.get(compiler._artifact_key(fusion))
-    monkeypatch.setattr(artifact, "_library_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(artifact, "own_folder", lambda: str(tmp_path))
     kernels = [unpacked(content, ()) for _ in range(3)]
     assert os.listdir(tmp_path) == []
     assert all(torch.equal(k([torch.zeros(3)], [])[0], torch.full((3,), 2.0)) for k in kernels)

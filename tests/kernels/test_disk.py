@@ -73,7 +73,8 @@ def test_directory_of_another_user_is_refused(tmp_path, monkeypatch):
 def test_artifact_that_others_can_write_is_not_read(disk):
     disk.put(KEY, b"kernel")
     files(disk)[0].chmod(0o666)
-    assert disk.get(KEY) is None
+    with pytest.warns(UserWarning, match="chmod go-w"):
+        assert disk.get(KEY) is None
 
 
 def test_full_disk_costs_one_warning_and_no_half_file(disk, monkeypatch):

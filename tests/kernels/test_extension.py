@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from lazy_tensor.kernels import cpp, extension
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
+from lazy_tensor.kernels.inductor import InductorBackend, _fingerprint
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 
@@ -184,6 +186,62 @@ def test_what_was_compiled_with_the_package_is_used_by_all(
         Extension(source, (), found.append).ask_disk(disk)
         Extension(source, (), found.append).ask_for(disk, wait=True)
         assert [answer_of(library) for library in found] == [42, 42]
+
+
+@pytest.fixture
+def own_compiler(tmp_path, monkeypatch):
+    """A compiler of which the test alone has the file."""
+    path = tmp_path / "own-g++"
+    path.write_text('#!/bin/sh\nexec g++ "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def another_torch(monkeypatch):
+    monkeypatch.setattr(torch.version, "git_version", "0" * 40)
+
+
+def another_python(monkeypatch):
+    monkeypatch.setattr(cpp, "EXTENSION_SUFFIXES", [".cpython-399-x86_64-linux-gnu.so"])
+
+
+def another_compiler(monkeypatch):
+    with open(os.environ["CXX"], "a") as file:
+        file.write("# of another version\n")
+
+
+@pytest.mark.parametrize("another", [another_torch, another_python, another_compiler])
+def test_another_torch_python_or_compiler_changes_the_keys(
+    another, source, own_compiler, monkeypatch
+):
+    def keys():
+        _fingerprint.cache_clear()
+        return cpp.Source(source, ()).key(), InductorBackend().fingerprint()
+
+    before = keys()
+    assert keys() == before
+    another(monkeypatch)
+    after = keys()
+    monkeypatch.undo()
+    _fingerprint.cache_clear()
+    assert after[0] != before[0]
+    assert after[1] != before[1]
+
+
+def test_what_another_compiler_made_is_not_used_but_where_there_is_none(
+    tmp_path, source, own_compiler, monkeypatch
+):
+    monkeypatch.setattr(cpp, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
+    cpp.build(cpp.BUILT)
+    built = cpp.HITS.built()
+    assert built is not None
+    another_compiler(monkeypatch)
+    assert cpp.HITS.built() is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    assert cpp.HITS.built() == built
 
 
 def test_of_another_source_nothing_is_left_where_the_package_is_compiled(

@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+import pytest
 import torch
 
 from lazy_tensor.kernels.counters import Counters
@@ -145,4 +147,29 @@ def test_what_is_added_at_once_is_taken_at_once(record, toy):
             jobs.add(fusion)
         assert jobs.wait(60)
     assert together == [first, others]
+    jobs.close()
+
+
+@pytest.mark.parametrize("error", [OSError("no process left"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("fails_at", ["prepare", "work"])
+def test_nobody_waits_for_ever_for_work_that_raised(error, fails_at, record, toy):
+    def fail(_: object) -> None:
+        raise error
+
+    jobs = Jobs(
+        fail if fails_at == "work" else lambda fusion: None,
+        n_threads=1,
+        prepare=fail if fails_at == "prepare" else lambda fusions: None,
+    )
+    waiting = fusions(record, toy, 3)
+    jobs._waiting += waiting  # no thread has begun: this one does the work
+    for fusion in waiting:
+        fusion.status = "compiling"
+    with (
+        pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext()
+    ):
+        jobs.finish(waiting[0])
+    assert jobs.wait(60)
+    expected = "failed" if isinstance(error, OSError) else "aten"
+    assert {fusion.status for fusion in waiting} == {expected}
     jobs.close()

@@ -35,7 +35,7 @@ BAD = Segment((SPEC,), (), (Call(aten.mul.Tensor, (Ref(0), Ref(7)), (), (SPEC,))
 
 @pytest.fixture
 def workers(cache_dir):
-    workers = Workers(1, str(cache_dir / "build"))
+    workers = Workers(1, lambda: str(cache_dir / "build"))
     yield workers
     workers.close()
 
@@ -176,6 +176,27 @@ def test_worker_does_not_take_modules_from_beside_the_program(tmp_path, name):
     assert done.stdout == "True\n", done.stderr
 
 
+def test_worker_has_the_package_of_its_parent(tmp_path):
+    """Not another version: in a checkout's root Python finds the checkout first, a worker last."""
+    (tmp_path / "lazy_tensor").mkdir()
+    (tmp_path / "lazy_tensor" / "__init__.py").write_text("raise ImportError('another version')")
+    tests = Path(__file__).parent
+    code = (
+        f"import sys, lazy_tensor; sys.path.append({str(tests)!r})\n"
+        "from test_workers import *\n"
+        "try:\n"
+        "    Workers(1).build(InductorBackend(), BAD)\n"
+        "except BuildError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tests.parents[1],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=120,
+        text=True,
+    )  # fmt: skip
+    assert "IndexError: list index out of range" in done.stdout, done
+
+
 def test_torch_constants_are_not_named_by_a_module_of_the_user(monkeypatch):
     users = types.ModuleType("a_module_that_no_worker_has")
     monkeypatch.setattr(users, "torch", torch, raising=False)
@@ -186,3 +207,14 @@ def test_torch_constants_are_not_named_by_a_module_of_the_user(monkeypatch):
     assert b"a_module_that_no_worker_has" not in pipe.getvalue()
     pipe.seek(0)
     assert receive(pipe) == constants
+
+
+def test_a_worker_that_can_not_be_started_is_a_build_error(workers, monkeypatch):
+    def no_process(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    with pytest.raises(BuildError, match="can't be started: .*Resource temporarily unavailable"):
+        workers.build(InductorBackend(), GOOD)
+    monkeypatch.undo()
+    assert workers.build(InductorBackend(), GOOD)

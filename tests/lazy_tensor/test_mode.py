@@ -1,9 +1,20 @@
+import dataclasses
+import inspect
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
 import pytest
 import torch
 from torch.nn.utils import rnn
 
-from lazy_tensor import LazyTensor, configure, is_pending, lazy_mode, materialize, stats
-from lazy_tensor.dispatch import settings
+from lazy_tensor import LazyTensor, configure, is_pending, lazy_mode, materialize, replay, stats
+from lazy_tensor.dispatch import options, settings
+from lazy_tensor.replay import OWN_OPTIONS, Replay, ReplayOptions
 
 
 def test_is_reentrant_and_only_the_outermost_exit_leaves():
@@ -25,6 +36,77 @@ def test_decorates_a_function():
     assert materialize(double(torch.ones(2))).tolist() == [2.0, 2.0]
 
 
+def test_decorates_a_function_without_parentheses():
+    @lazy_mode
+    def double(x: torch.Tensor) -> torch.Tensor:
+        "Twice."
+        assert is_pending(x * 2)
+        return x * 2
+
+    assert materialize(double(torch.ones(2))).tolist() == [2.0, 2.0]
+    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+    assert list(inspect.signature(double).parameters) == ["x"]
+    assert materialize(lazy_mode(double, compile="off")(torch.ones(1))).item() == 2.0
+
+
+class Model:
+    def __init__(self) -> None:
+        self.factor = 3
+
+    @lazy_mode
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        assert is_pending(x * 2)
+        return x * self.factor
+
+
+@lazy_mode
+def of_module(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def test_decorates_a_method_and_can_be_pickled_without_parentheses():
+    assert materialize(Model().scaled(torch.ones(2))).tolist() == [3.0, 3.0]
+    assert pickle.loads(pickle.dumps(of_module)) is of_module
+
+
+def test_a_block_needs_no_parentheses():
+    x = torch.ones(3)
+    with lazy_mode:
+        with lazy_mode:
+            y = x + 1
+        assert is_pending(y)
+        z = y + 1
+    assert not is_pending(z)
+    assert z.tolist() == [3.0] * 3
+    assert type(x + 1) is torch.Tensor
+    with pytest.raises(ValueError, match="mine"), lazy_mode:
+        raise ValueError("mine")
+    assert type(x + 1) is torch.Tensor
+
+
+def test_blocks_without_parentheses_have_places_of_their_own(monkeypatch):
+    places = set()
+    place_of = lazy_mode._place
+
+    def noted(block, caller, options):
+        places.add(place_of(block, caller, options))
+        return place_of(block, caller, options)
+
+    monkeypatch.setattr(lazy_mode, "_place", noted)
+    with lazy_mode:
+        pass
+    with lazy_mode:
+        pass
+    with lazy_mode():
+        pass
+    assert len(places) == 3
+
+
+def test_an_option_without_its_name_is_told():
+    with pytest.raises(TypeError, match="function='off' can't be called; options have names, as"):
+        lazy_mode("off")  # type: ignore[call-overload]
+
+
 def test_options_hold_for_the_block():
     before = settings.current()
     with lazy_mode(max_segment_ops=7):
@@ -34,7 +116,7 @@ def test_options_hold_for_the_block():
 
 def test_unknown_option_names_the_nearest():
     with pytest.raises(TypeError, match="unknown option 'backened'; did you mean 'backend'"):
-        lazy_mode(backened="aten")
+        lazy_mode(backened="aten")  # type: ignore[call-overload]
 
 
 def test_unknown_backend_names_those_there_are():
@@ -58,6 +140,70 @@ def test_bad_values_name_the_option_and_what_it_takes(options, message):
     assert settings.current() == before
 
 
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"compile": False}, "compile=False is not one of .*; did you mean 'off'"),
+        ({"compile": None}, "did you mean 'off'"),
+        ({"compile": True}, "did you mean 'background'"),
+        ({"compile": "blockng"}, "did you mean 'blocking'"),
+        ({"backend": None}, "backend=None is not one of .*; did you mean 'auto'"),
+        ({"backend": False}, "did you mean 'aten'"),
+        ({"backend": "Inductor"}, "did you mean 'inductor'"),
+        ({"record": True}, "record=True is not one of .*; did you mean 'always'"),
+        ({"record": False}, "to record nothing, don't enter lazy_mode"),
+        ({"flush_policy": None}, "did you mean 'auto'"),
+        ({"forbid": "flushes"}, "did you mean 'flush'"),
+        ({"forbid": True}, "not a set of any of 'flush', 'compile'"),
+        ({"cache_dir": None}, "cache_dir=None is not a folder's path"),
+        ({"cache_dir": ""}, "cache_dir='' is not a folder's path"),
+        ({"verify_every": False}, r"verify_every=False is not a whole number \(0 is off\)"),
+        ({"max_segment_ops": "many"}, "max_segment_ops='many' is not a whole number"),
+        ({"debug": "maybe"}, "debug='maybe' is not a boolean; use 0 or 1"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [configure, lazy_mode, replay], ids=lambda f: f.__name__)
+def test_bad_values_get_the_word_that_was_meant(function, options, hint):
+    arguments = (len,) if function is replay else ()
+    if function is replay and "verify_every" in options:
+        hint = hint.removesuffix(r" \(0 is off\)")
+    before = settings.current()
+    with pytest.raises((TypeError, ValueError), match=hint) as raised:
+        function(*arguments, **options)
+    assert str(raised.value).startswith(f"{function.__name__}(): ")
+    assert settings.current() == before
+
+
+def test_replay_names_its_own_options_too():
+    with pytest.raises(TypeError, match="'cuda_graph'; did you mean 'cuda_graphs'"):
+        replay(len, cuda_graph=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="'warm_up'; did you mean 'warmup'"):
+        replay(len, warm_up=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="'backened'; did you mean 'backend'"):
+        replay(len, backened="aten")  # type: ignore[call-overload]
+
+
+def test_typed_options_are_those_of_the_settings():
+    held, given = get_type_hints(settings.Settings), get_type_hints(options.Options)
+    assert [f.name for f in dataclasses.fields(settings.Settings) if f.init] == list(given)
+    wider = {"cache_dir": str | os.PathLike[str], "forbid": given["forbid"]}
+    assert given == {name: wider.get(name, held[name]) for name in given}
+    assert frozenset(get_args(get_args(get_args(given["forbid"])[1])[0])) == {
+        "flush", "compile", "fallback", "redistribute"
+    }  # fmt: skip
+    assert {*options.CHOICES, *options.AT_LEAST} <= set(given)
+    for function in (configure, lazy_mode.__init__):
+        assert inspect.signature(function).parameters["options"].annotation == "Unpack[Options]"
+
+
+def test_typed_options_of_replay_are_its_own_and_those_of_the_mode():
+    given = get_type_hints(ReplayOptions)
+    assert {*given} == {*OWN_OPTIONS, *options.NAMES}
+    own = get_type_hints(Replay.__init__)
+    assert {name: given[name] for name in OWN_OPTIONS} == {name: own[name] for name in OWN_OPTIONS}
+
+
 def test_options_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("LAZY_TENSOR_COMPILE", "off")
     monkeypatch.setenv("LAZY_TENSOR_FORBID", "flush,compile")
@@ -66,6 +212,65 @@ def test_options_come_from_the_environment(monkeypatch):
     assert found.compile == "off"
     assert found.forbid == {"flush", "compile"}
     assert found.debug
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("LAZY_TENSOR_COMPIEL", "off", "LAZY_TENSOR_COMPIEL .*mean LAZY_TENSOR_COMPILE?"),
+        ("LAZY_TENSOR_LOG", "all", "LAZY_TENSOR_LOG .*mean LAZY_TENSOR_LOGS?"),
+        ("LAZY_TENSOR_XYZZY", "1", "LAZY_TENSOR_XYZZY .*after LAZY_TENSOR_ come BACKEND, "),
+        ("LAZY_TENSOR_COMPILE", "0", "LAZY_TENSOR_COMPILE='0' is not one of .*mean 'off'"),
+        ("LAZY_TENSOR_MAX_SEGMENT_OPS", "1e3", "LAZY_TENSOR_MAX_SEGMENT_OPS='1e3' is not a whole"),
+        ("LAZY_TENSOR_DEBUG", "maybe", "LAZY_TENSOR_DEBUG='maybe' is not a boolean; use 0 or 1"),
+        ("LAZY_TENSOR_FORBID", "flush,all", "LAZY_TENSOR_FORBID='all' is not one of 'flush'"),
+        ("LAZY_TENSOR_BACKEND", "inducter", "LAZY_TENSOR_BACKEND='inducter' .*mean 'inductor'"),
+        ("LAZY_TENSOR_HITS", "pyhton", "LAZY_TENSOR_HITS='pyhton' is not 'python'"),
+    ],
+)
+def test_a_bad_variable_warns_by_its_name_and_is_ignored(variable, value, told):
+    with pytest.warns(UserWarning, match=f"{told}.*") as warned:
+        found = settings.from_environment({variable: value})
+    assert "ignored" in str(warned[0].message)
+    assert len(warned) == 1
+    assert found == settings.Settings()
+
+
+def test_an_empty_variable_is_none():
+    assert settings.from_environment({"LAZY_TENSOR_COMPILE": ""}) == settings.Settings()
+
+
+def test_every_variable_of_the_repository_is_known():
+    root = Path(__file__).parents[2]
+    files = [
+        path
+        for folder in ("benches", "dispatch", "docs", "kernels", "lazy_tensor", "sharding", ".ci")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".py", ".md", "") and path.is_file()
+    ]
+    files += [root / "Makefile", root / "README.md", *(root / "tests").rglob("conftest.py")]
+    named = {
+        name
+        for path in files
+        for name in re.findall(r"LAZY_TENSOR_([A-Z_]*[A-Z])\b", path.read_text())
+    }
+    assert "START_S" in named
+    assert named <= {*map(str.upper, options.NAMES), *settings.OTHER_VARIABLES}
+
+
+BAD = {"LAZY_TENSOR_COMPILE": "yes", "LAZY_TENSOR_NAME": "x", "LAZY_TENSOR_LOGS": "flushs"}
+
+
+@pytest.mark.parametrize("way", ["default", "error", "ignore"])
+def test_bad_variables_never_break_the_import(way):
+    program = "import lazy_tensor; print(lazy_tensor.stats()['ops'])"
+    done = subprocess.run(
+        [sys.executable, "-W", way, "-c", program], env={**os.environ, **BAD},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    for variable in BAD:
+        assert done.stderr.count(variable) == (way != "ignore"), done.stderr
 
 
 def test_forbidden_compile_computes_all_the_same():

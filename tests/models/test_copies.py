@@ -18,7 +18,7 @@ PRETRAINED = [name for name, entry in ZOO.items() if hasattr(entry.make(), "save
 
 
 @pytest.mark.parametrize(
-    ("model", "variant", "way"), cases(dict.fromkeys(PRETRAINED, ["save_pretrained"]), WAYS)
+    ("model", "variant", "way"), cases(dict.fromkeys(PRETRAINED, ["save_pretrained"]), WAYS, 3, 0)
 )
 def test_saved_and_loaded_models_are_bit_equal(model, variant, way, agree, tmp_path):
     entry = ZOO[model]
@@ -40,7 +40,7 @@ def test_saved_and_loaded_models_are_bit_equal(model, variant, way, agree, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("model", "variant", "way"), cases(dict.fromkeys(COPIED, ["deepcopy"]), WAYS)
+    ("model", "variant", "way"), cases(dict.fromkeys(COPIED, ["deepcopy"]), WAYS, 3, 1)
 )
 def test_copied_models_are_bit_equal(model, variant, way, agree):
     entry = ZOO[model]
@@ -58,7 +58,7 @@ def test_copied_models_are_bit_equal(model, variant, way, agree):
 
 
 @pytest.mark.parametrize(
-    ("model", "variant", "way"), cases(dict.fromkeys(ZOO, ["unwrap"]), ("wrap",))
+    ("model", "variant", "way"), cases(dict.fromkeys(ZOO, ["unwrap"]), ("wrap",), 3, 2)
 )
 def test_unwrapped_models_go_on_eagerly(model, variant, way, agree):
     entry = ZOO[model]

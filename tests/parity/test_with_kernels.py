@@ -65,10 +65,11 @@ def test_background_never_waits_for_the_compiler(cache_dir, monkeypatch):
 
 def test_nothing_is_built_in_the_background_for_a_program_that_may_end_soon(cache_dir, monkeypatch):
     def statuses():
-        options = {"backend": "inductor", "compile": "background", "cache_dir": cache_dir + "-new"}
-        with lazy_mode(**options):
+        folder = cache_dir + "-new"
+        with lazy_mode(backend="inductor", compile="background", cache_dir=folder, record="always"):
             for _ in range(4):
                 torch.rand(64).sin().add(1).sum().item()
+                flush.compiler()._to_load.wait(60)  # until it is known that disk has none
             return [fusion.status for fusion in flush.compiler().cache.values()]
 
     monkeypatch.setattr(STATS, "worked_s", 0.0)

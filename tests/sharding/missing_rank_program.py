@@ -14,13 +14,13 @@ import torch.distributed as dist
 from lazy_tensor.sharding import Replicate, Shard, distribute_tensor, init_device_mesh
 
 how = sys.argv[1]
-dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+dist.init_process_group("gloo", timeout=timedelta(seconds=5))
 mesh = init_device_mesh("cpu", (2,))
 tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
 if dist.get_rank() == 1:
     if how == "dies":
         os._exit(0)
-    time.sleep(25)
+    time.sleep(15)
     os._exit(0)
 start = time.monotonic()
 gathered = [(tensor * i).redistribute(placements=[Replicate()]) for i in range(4)]

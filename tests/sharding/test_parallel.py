@@ -438,6 +438,46 @@ def test_a_gather_is_not_shared_over_a_write(how, looks):
     run_on_ranks(2, body)
 
 
+AT_ONCE = {
+    "itself": lambda p: p.detach().mul_(2),
+    "data": lambda p: p.data.mul_(2),
+    "view": lambda p: p.detach().view(2, 2, 2).mul_(2),
+    "local": lambda p: p.to_local().detach().mul_(2),
+    "foreach": lambda p: torch._foreach_mul_([p.detach()], 2),
+    "out": lambda p: torch.mul(p.detach(), 2, out=p.detach()),
+}
+
+
+@pytest.mark.parametrize("write", AT_ONCE.values(), ids=AT_ONCE)
+@pytest.mark.parametrize("rank_at_once", [0, 1, None])
+def test_a_gather_is_not_shared_over_a_write_that_runs_at_once(write, rank_at_once):
+    """On one rank or on all: what is recorded is each rank's own choice, its collectives aren't."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        plain = torch.arange(8.0).view(4, 2)
+        parameter = nn.Parameter(distribute_tensor(plain, mesh, [Shard(0)]))
+
+        def gathered():
+            return parameter.redistribute(placements=[Replicate()])
+
+        for step in range(4):
+            with lazy_tensor.lazy_mode():
+                first = [gathered(), gathered()]
+                if rank_at_once in (None, dist.get_rank()):
+                    lazy_tensor.flush()
+                    local.trace.policy.cold = 1 << 40
+                write(parameter)
+                local.trace.policy.cold = 0
+                second = [gathered(), gathered()]
+            for t in first:
+                assert torch.equal(whole(t), plain * 2**step)
+            for t in second:
+                assert torch.equal(whole(t), plain * 2 ** (step + 1))
+
+    run_on_ranks(2, body)
+
+
 def test_a_gather_is_not_shared_over_a_write_that_no_trace_holds():
     def body():
         mesh = init_device_mesh("cpu", (2,))

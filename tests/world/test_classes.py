@@ -137,3 +137,11 @@ def test_gradients_pass_through_subclasses_made_inside_transforms(x):
     y = p * x
     torch.vmap(lambda z: z * y.as_subclass(Mine))(torch.ones(2, 3)).sum().backward()
     assert gradient(p) == [4.0] * 3
+
+
+@pytest.mark.parametrize("shapes", [((2, 1), (1, 3)), (2, (3, 1)), ((),), ()], ids=str)
+def test_broadcast_shapes_gives_a_size_in_a_block(shapes):
+    expected = torch.broadcast_shapes(*shapes)
+    with lazy_mode():
+        got = torch.broadcast_shapes(*shapes)
+    assert (type(got), got) == (type(expected), expected)

@@ -1,17 +1,22 @@
-"""A byte-level GPT in plain `torch.nn`, as its users write one: nothing here knows lazy tensors.
+"""A byte-level GPT in plain PyTorch, its training step and its data: nothing here is lazy.
 
 The block of today's language models: RMS norms, rotary positions, a gated MLP, no biases.
 """
 
 from __future__ import annotations
 
+import sysconfig
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 N_BYTES = 256
+MAX_BYTES = 8 << 20
+"""Most bytes of text to train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +137,51 @@ class GPT(nn.Module):
 def init_weights(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The body of a training loop: from tokens and targets to the loss before the update.
+
+    Tokens and targets are int64 of shape `(batch, context)`, the loss is in nats a byte.
+    """
+
+    def step(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        logits_BTV = model(tokens_BT)
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def library_text() -> Tensor:
+    """Sources of Python's standard library as uint8, at most `MAX_BYTES` of them."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "dist-packages", "test", "tests"}
+    files = sorted(f for f in root.rglob("*.py") if skipped.isdisjoint(f.relative_to(root).parts))
+    data = bytearray()
+    for file in files:
+        if len(data) >= MAX_BYTES:
+            break
+        data += file.read_bytes()
+    return torch.frombuffer(data[:MAX_BYTES], dtype=torch.uint8)
+
+
+def batches(
+    text: Tensor, batch: int, context: int, seed: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless `(tokens, targets)`, int64 of shape `(batch, context)`, targets one byte ahead.
+
+    Equal arguments give equal batches. PyTorch's global generator is not used.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(context + 1)
+    while True:
+        starts = torch.randint(len(text) - context, (batch, 1), generator=generator)
+        sample = text[starts + offsets].long()
+        yield sample[:, :-1].contiguous(), sample[:, 1:].contiguous()

@@ -2,6 +2,18 @@
 `torch.distributed.fsdp.fully_shard`. A program changes its imports and nothing else.
 """
 
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)  # by the folder at the root of a checkout
+
+from lazy_tensor.dispatch import assumptions as _assumptions
+
+if _assumptions.failed():
+    raise ImportError(
+        f"lazy_tensor.sharding records, and recording is off: {_assumptions.why_off()}; or import "
+        "torch.distributed.tensor, which has the same names"
+    )
+
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)  # by the folder at the root of a checkout
+
 from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import (
     Backend,

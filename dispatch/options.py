@@ -1,0 +1,201 @@
+"""Options as users give them: their names and types, what each accepts, what was meant instead.
+
+In: an option's name and a value. Out: the value as `Settings` holds it, or an error that says what
+is accepted. Called by `settings`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal, TypedDict, get_args
+
+Compile = Literal["background", "blocking", "off"]
+FlushPolicy = Literal["auto", "at_once", "at_materialization"]
+Record = Literal["auto", "always"]
+Forbidden = Literal["flush", "compile", "fallback", "redistribute"]
+
+
+class Options(TypedDict, total=False):
+    """The options of `configure`, `lazy_mode` and `replay`, for editors and type checkers.
+
+    `Settings` has the same names and the defaults; a test compares names and types. `MEANINGS` says
+    what each option does.
+    """
+
+    backend: str
+    compile: Compile
+    cache_dir: str | os.PathLike[str]
+    segment_cache_size: int
+    schema_cache_size: int
+    sharding_cache_size: int
+    bucket_bytes: int
+    max_segment_ops: int
+    max_pending_bytes: int
+    remat_interval: int
+    flush_policy: FlushPolicy
+    record: Record
+    compile_threshold: int
+    verify_every: int
+    forbid: str | Collection[Forbidden]
+    debug: bool
+    warn: bool
+
+
+NAMES = tuple(Options.__annotations__)
+MEANINGS = {
+    "backend": "What makes the kernels: `auto` uses the first backend that can run, `aten` runs op "
+    "by op and equals eager bit for bit.",
+    "compile": "When kernels are built: `background` runs op by op until a kernel is ready, "
+    "`blocking` waits for it, `off` builds none.",
+    "cache_dir": "The folder that keeps compiled kernels for later processes.",
+    "segment_cache_size": "How many compiled segments, and how many recorded traces, stay in "
+    "memory.",
+    "schema_cache_size": "For how many calls the shapes and dtypes of the results stay in memory.",
+    "sharding_cache_size": "How many decisions on calls of sharded tensors stay in memory.",
+    "bucket_bytes": "Small all-reduces that one call on sharded tensors needs are joined up to "
+    "this size.",
+    "max_segment_ops": "A trace is flushed when it has this many ops.",
+    "max_pending_bytes": "A trace is flushed when its results need this much memory.",
+    "remat_interval": "Backward computes cheap values again instead of keeping them, at most this "
+    "many saved values in a row.",
+    "flush_policy": "When the device gets the ops: `at_materialization` waits for a flush, "
+    "`at_once` hands over at each op that isn't fused, `auto` depends on the device.",
+    "record": "`auto` records what came before, unless eager is faster; `always` records each op "
+    "that can be recorded, from the first one on.",
+    "compile_threshold": "How often a segment runs before its kernel is built in the background.",
+    "verify_every": "One in this many runs of a kernel is repeated op by op and compared, and a "
+    "kernel that differs is dropped.",
+    "forbid": "Events that raise an error at your line instead of happening unasked.",
+    "debug": "Each op runs when it is recorded, so that an error has eager's traceback.",
+    "warn": "A warning appears once if recording is off, or if hardly anything repeats for ten "
+    "seconds.",
+}
+"""What each option does, in a sentence of Markdown: the table of `docs/options.md` has them."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "compile": get_args(Compile), "flush_policy": get_args(FlushPolicy), "record": get_args(Record)
+}  # fmt: skip
+AT_LEAST = {
+    "segment_cache_size": 1, "schema_cache_size": 1, "sharding_cache_size": 1, "bucket_bytes": 1,
+    "max_segment_ops": 1, "max_pending_bytes": 1, "compile_threshold": 1, "remat_interval": 0,
+    "verify_every": 0,
+}  # fmt: skip
+"""The options that are whole numbers, and the least that each may be. 0 turns an option off."""
+
+NO = ("false", "none", "no", "never", "0", "disable", "disabled")
+YES = ("true", "yes", "on", "1", "enable", "enabled")
+MEANT: dict[str, dict[str, str]] = {
+    "backend": {
+        **dict.fromkeys(("true", "none", "default"), "auto"),
+        **dict.fromkeys(("false", "off", "eager"), "aten"),
+        **dict.fromkeys(("c++", "cpp", "triton", "torch.compile"), "inductor"),
+    },
+    "compile": {
+        **dict.fromkeys(NO, "off"),
+        **dict.fromkeys((*YES, "auto", "default", "async"), "background"),
+        **dict.fromkeys(("wait", "sync"), "blocking"),
+    },
+    "flush_policy": {"none": "auto", "default": "auto", "immediately": "at_once"},
+    "record": {
+        **dict.fromkeys((*YES, "all"), "always"),
+        **dict.fromkeys(("none", "default"), "auto"),
+    },
+}
+"""Words that mean one of an option's choices, in lower case."""
+
+
+def nearest(word: str, known: Iterable[str], *, likeness: float = 0.4) -> str | None:
+    """The one of `known` that `word` is most like; None if it is like none."""
+    return next(iter(difflib.get_close_matches(word, list(known), 1, likeness)), None)
+
+
+def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
+    """The error for an option that doesn't exist; `others` are options of the caller alone."""
+    known = (*others, *NAMES)
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return TypeError(f"{caller}: unknown option {name!r}; {hint}")
+
+
+def check_names(options: Iterable[str], caller: str, others: tuple[str, ...] = ()) -> None:
+    """TypeError for the first name that is no option."""
+    for name in options:
+        if name not in NAMES:
+            raise unknown(name, caller, others)
+
+
+def checked(name: str, value: Any, label: str) -> Any:
+    """`value` as `Settings` holds it; not for `backend`, whose choices are registered.
+
+    TypeError or ValueError that begins with `label`.
+    """
+    if name in CHOICES:
+        return _choice(name, value, label)
+    if name in AT_LEAST:
+        return _number(name, value, label)
+    return _CHECKS[name](value, label)
+
+
+def one_of(name: str, value: object, choices: Iterable[str], label: str) -> ValueError:
+    """The error for a value that is none of an option's choices, with the one that was meant."""
+    choices = tuple(choices)
+    word = str(value).strip().lower()
+    meant = MEANT.get(name, {}).get(word) or nearest(word, choices, likeness=0.6)
+    listed = ", ".join(map(repr, choices))
+    hint = f"; did you mean {meant!r}?" if meant in choices else ""
+    if name == "record" and word in (*NO, "off"):
+        hint += "; to record nothing, don't enter lazy_mode"
+    return ValueError(f"{label}={value!r} is not one of {listed}{hint}")
+
+
+def _choice(name: str, value: Any, label: str) -> str:
+    if value not in CHOICES[name]:
+        raise one_of(name, value, CHOICES[name], label)
+    return str(value)
+
+
+def _number(name: str, value: Any, label: str) -> int:
+    least = AT_LEAST[name]
+    off = " (0 is off)" if least == 0 else ""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{label}={value!r} is not a whole number{off}")
+    try:
+        number = int(value)
+    except ValueError:
+        raise ValueError(f"{label}={value!r} is not a whole number{off}") from None
+    if number < least:
+        raise ValueError(f"{label}={value!r} must be at least {least}{off}")
+    return number
+
+
+def _folder(value: Any, label: str) -> str:
+    if isinstance(value, (str, os.PathLike)) and (path := str(os.fspath(value))):
+        return path
+    raise TypeError(f"{label}={value!r} is not a folder's path; leave it out for the default")
+
+
+def _words(value: Any, label: str) -> frozenset[str]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, Iterable):
+        known = ", ".join(map(repr, get_args(Forbidden)))
+        raise TypeError(f"{label}={value!r} is not a set of any of {known}; () forbids nothing")
+    for word in (words := frozenset(value)):
+        if word not in get_args(Forbidden):
+            raise one_of("forbid", word, get_args(Forbidden), label)
+    return words
+
+
+def _truth(value: Any, label: str) -> bool:
+    if not isinstance(value, str):
+        return bool(value)
+    if value.lower() not in ("0", "1", "true", "false", "on", "off", "yes", "no", ""):
+        raise ValueError(f"{label}={value!r} is not a boolean; use 0 or 1")
+    return value.lower() in ("1", "true", "on", "yes")
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "cache_dir": _folder, "forbid": _words, "debug": _truth, "warn": _truth
+}  # fmt: skip

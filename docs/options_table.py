@@ -1,0 +1,79 @@
+"""Writes the table of options into `docs/options.md`: `python docs/options_table.py`.
+
+In: names, types, meanings and defaults as the code has them. Out: the rows between two comments of
+the page. `tests/docs/test_options.py` compares the page with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import lazy_tensor.kernels.backend
+from lazy_tensor.dispatch.options import AT_LEAST, CHOICES, MEANINGS, NAMES, Forbidden
+from lazy_tensor.dispatch.settings import PREFIX, Settings
+
+PAGE = Path(__file__).with_name("options.md")
+BEGIN = "<!-- options: written by docs/options_table.py -->"
+END = "<!-- options: end -->"
+
+
+def page_with_table(page: str) -> str:
+    """The text of the page, with the table as the code has it now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table()}\n{END}{after}"
+
+
+def table() -> str:
+    head = ("option", "meaning", "default", "accepts", "environment")
+    rows = [
+        (f"`{name}`", MEANINGS[name], default(name), accepted(name), f"`{PREFIX}{name.upper()}`")
+        for name in NAMES
+    ]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
+
+
+def accepted(name: str) -> str:
+    """What values an option may have."""
+    if name == "backend":
+        return f"{_listed(('auto', *own_backends()))}, or a registered name"
+    if name in CHOICES:
+        return _listed(CHOICES[name])
+    if name in AT_LEAST:
+        what = "a number of bytes" if name.endswith("_bytes") else "a whole number"
+        off = "; 0 is off" if AT_LEAST[name] == 0 else ""
+        return f"{what}, at least {AT_LEAST[name]}{off}"
+    others = {"cache_dir": "a path", "forbid": f"any of {_listed(get_args(Forbidden))}"}
+    return others.get(name, "`True` or `False`")
+
+
+def own_backends() -> list[str]:
+    """The backends of this package, without those that the process has registered besides."""
+    known = lazy_tensor.kernels.backend._backends
+    return [name for name, it in known.items() if type(it).__module__.startswith("lazy_tensor.")]
+
+
+def default(name: str) -> str:
+    if name == "cache_dir":
+        return "`~/.cache/lazy_tensor`"
+    (found,) = [field.default for field in fields(Settings) if field.name == name]
+    return shown(found, is_size=name.endswith("_bytes"))
+
+
+def shown(value: Any, *, is_size: bool) -> str:
+    """A value as a reader wants it: sizes in MiB or GiB."""
+    if isinstance(value, frozenset):
+        return _listed(sorted(value)) or "none"
+    if is_size:
+        return f"{value >> 30} GiB" if value >= 1 << 30 else f"{value >> 20} MiB"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def _listed(words: Any) -> str:
+    return ", ".join(f'`"{word}"`' for word in words)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_table(PAGE.read_text()))

@@ -1,0 +1,29 @@
+"""What `doctor` says of `dispatch.assumptions`; all that the command line does where one fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from lazy_tensor.cli.errors import BAD_REQUEST
+from lazy_tensor.dispatch import assumptions
+
+
+def checks() -> Iterator[tuple[str, str]]:
+    """What is relied on, and whether it holds; then what to do where something doesn't."""
+    for check in assumptions.checks():
+        yield "failed" if check.problem else "holds", check.name
+        if check.problem:
+            yield "", f"{check.problem}; {check.remedy}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line where recording is off: `doctor` lists the checks, all else says why."""
+    (command, *_) = [*(sys.argv[1:] if argv is None else argv), ""]
+    if command == "doctor":
+        print("checks")
+        for name, text in checks():
+            print(f"  {name:<22}{text}")
+        return 0
+    print(f"lazy_tensor {command}: recording is off: {assumptions.why_off()}", file=sys.stderr)
+    return BAD_REQUEST

@@ -1,0 +1,53 @@
+"""Ops called in the middle of a hit: by a signal's handler, or by a finalizer."""
+
+from tests.processes import run_python
+
+PROGRAM = """
+import torch
+import lazy_tensor
+from lazy_tensor.dispatch import record
+
+lazy_tensor.configure(record="always", backend="aten")
+make_wrapper, others, depth = record.make_wrapper, [], 0
+
+
+def interrupted(*arguments):
+    # what runs between the look-up of a call and its step: other ops, and sometimes a flush
+    global depth
+    if depth == 0:
+        depth += 1
+        others.append(torch.full((2,), float(len(others))) * 2)
+        if len(others) % 4 == 0:
+            lazy_tensor.flush()
+        depth -= 1
+    return make_wrapper(*arguments)
+
+
+def program(x, n):
+    y = x * (1.0 + n * 1e-3)
+    z = y.sin() + 0.5
+    x.add_(0.25)
+    a, b = z.split([2, 3])
+    x.add_(z.sum(), alpha=1e-3)
+    return y.exp() * 0.5, a, b
+
+
+x, eager = torch.linspace(0, 1, 5), torch.linspace(0, 1, 5)
+for n in range(60):
+    if n == 10:
+        record.make_wrapper = interrupted
+    with lazy_tensor.lazy_mode():
+        made = program(x, n)
+    expected = program(eager, n)
+    assert torch.equal(x, eager), n
+    for got, right in zip(made, expected):
+        assert torch.equal(lazy_tensor.materialize(got), right), n
+values = [lazy_tensor.materialize(t).tolist() for t in others]
+assert values == [[2.0 * i] * 2 for i in range(len(others))]
+print(len(others), "hits interrupted")
+"""
+
+
+def test_a_hit_in_python_may_be_interrupted_by_other_ops():
+    shown = run_python("-c", PROGRAM, LAZY_TENSOR_HITS="python")
+    assert int(shown.split()[0]) > 100

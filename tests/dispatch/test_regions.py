@@ -1,0 +1,169 @@
+"""A region of a program has one hash, whether it is recorded or runs as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lazy_tensor
+from lazy_tensor import sharding
+from lazy_tensor.dispatch.pays import EMPTY, Times
+from lazy_tensor.dispatch.policy import Policy
+from lazy_tensor.dispatch.trace import local
+
+Step = Callable[[], object]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def hashes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], tuple[set[Any], set[Any]]]:
+    """The hashes of a step's regions when it is recorded, and when it isn't."""
+    found: list[Any] = []
+    records, at_break = True, Policy.at_break
+
+    def forced(self: Policy, region: int | None = EMPTY, **options: Any) -> None:
+        at_break(self, region, **options)
+        if region != EMPTY:
+            found.append(region)
+        self.cold = int(not records)
+
+    monkeypatch.setattr(Policy, "at_break", forced)
+
+    def both(step: Step) -> tuple[set[Any], set[Any]]:
+        nonlocal records
+        seen: dict[bool, set[Any]] = {True: set(), False: set()}
+        for records in (True, True, True, False, False, True):
+            found.clear()
+            with lazy_tensor.lazy_mode():
+                local.trace.policy.cold = int(not records)
+                step()
+            seen[records] = set(found)  # of the last time: the first one may differ
+        local.trace.policy.reset()
+        return seen[True], seen[False]
+
+    return both
+
+
+def one_hot_means() -> object:
+    x = torch.arange(12.0).view(6, 2)
+    members = F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3).float()
+    return members.T @ x / members.sum(0)[:, None]
+
+
+def attention_with_dropout() -> object:
+    q = torch.ones(2, 4, 8)
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    return F.dropout(F.scaled_dot_product_attention(q, q, q, attn_mask=mask), 0.5)
+
+
+def recurrent_training() -> object:
+    torch.manual_seed(0)
+    cell = nn.GRUCell(3, 5)
+    optimizer = torch.optim.Adam(cell.parameters())
+    state = torch.zeros(2, 5)
+    for _ in range(3):
+        state = cell(torch.ones(2, 3), state)
+    state.square().mean().backward()
+    optimizer.step()
+    return state
+
+
+def a_factorization_in_between() -> object:
+    matrix = torch.eye(3) * 2 + 1
+    return torch.linalg.cholesky(matrix * 3).sum() + torch.geqrf(matrix + 1)[0]
+
+
+def values_that_are_read() -> object:
+    x = torch.ones(4) * 2
+    return x / x.sum().item() + torch.nonzero(x > 1)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        one_hot_means,
+        attention_with_dropout,
+        recurrent_training,
+        a_factorization_in_between,
+        values_that_are_read,
+    ],
+)
+def test_recorded_or_not_a_region_has_one_hash(step: Step, hashes: Any) -> None:
+    recorded, unrecorded = hashes(step)
+    assert recorded == unrecorded
+    assert None not in recorded
+
+
+@pytest.mark.filterwarnings("ignore")  # some ops are deprecated
+@pytest.mark.parametrize("part", range(8))
+def test_a_region_of_any_op_has_one_hash(part: int, hashes: Any) -> None:
+    n_regions = 0
+    for op in op_db[part::8]:
+        if torch.float32 not in op.dtypes or op.name.startswith("jiterator"):
+            continue
+        sample = next(iter(op.sample_inputs("cpu", torch.float32)), None)
+        if sample is None:
+            continue
+        call = op.op, (sample.input, *sample.args), sample.kwargs
+        recorded, unrecorded = hashes(lambda call=call: call[0](*call[1], **call[2]))
+        assert recorded - {None} == unrecorded, op.name  # None: it has no call that counts
+        n_regions += len(unrecorded)
+    assert n_regions >= 40
+
+
+@pytest.mark.parametrize("program", ["chain", "mlp"])
+def test_a_sharded_region_has_one_hash(program: str, mesh: DeviceMesh, hashes: Any) -> None:
+    if program == "chain":
+        x = sharding.distribute_tensor(torch.ones(8, 4), mesh, [sharding.Shard(0)])
+
+        def step() -> object:
+            y = x + x
+            return (y * 2).sum(), y.t() @ x
+    else:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        plan: dict[str, Any] = {"0": sharding.ColwiseParallel(), "2": sharding.RowwiseParallel()}
+        sharding.parallelize_module(model, mesh, plan)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> object:
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            return None
+
+    recorded, unrecorded = hashes(step)
+    assert recorded == unrecorded
+    assert None not in recorded
+
+
+def test_a_sharded_program_is_recorded_whatever_it_takes(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that chose by their own times would issue their collectives at different places."""
+    monkeypatch.setattr(Times, "pays", property(lambda self: False))
+    x = sharding.distribute_tensor(torch.ones(8, 4), mesh, [sharding.Shard(0)])
+    plain = torch.ones(8, 4)
+    local.trace.policy.reset()
+    are_recorded = []
+    for _ in range(6):
+        with lazy_tensor.lazy_mode():
+            y = (x + x) * 2
+            z = (plain + plain) * 2
+            are_recorded.append(lazy_tensor.is_pending(y) and lazy_tensor.is_pending(z))
+    local.trace.policy.reset()
+    assert all(are_recorded[1:])  # until a first block it was no sharded program

@@ -1,0 +1,155 @@
+"""What is relied on is checked at import; where it fails, programs run as in eager, warned once."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazy_tensor
+from lazy_tensor import torch_ways, unrecorded
+from lazy_tensor.cli.main import main
+from lazy_tensor.dispatch import assumptions, torch_names, torch_private
+from lazy_tensor.dispatch.liveness import live_values
+
+PROGRAM = Path(__file__).with_name("unrecorded_program.py")
+OFF = "lazy_tensor: recording is off, and programs run as in eager: "
+
+
+def outcomes(what):
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), what], capture_output=True, text=True, check=False,
+        timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_outcome(outcome):
+    assert "failed" not in outcome, outcome["failed"]
+    assert outcome["same"], outcome
+    (warning,) = outcome["warnings"]
+    assert warning.startswith(OFF)
+    assert outcome["change"] in warning
+    assert "`python -m lazy_tensor doctor` lists the checks" in warning
+    assert "import torch.distributed.tensor" in outcome["sharding"]
+
+
+def test_a_step_is_eagers_with_one_warning_whatever_works_differently():
+    found = outcomes("changes")
+    assert len(found) == 13
+    for outcome in found:
+        check_outcome(outcome)
+
+
+def test_a_step_is_eagers_with_one_warning_whatever_name_torch_lacks():
+    found = outcomes("names")
+    assert len(found) == len(torch_names.NEEDED) + len(torch_names.OF_OBJECTS)
+    for outcome in found:
+        check_outcome(outcome)
+
+
+def names_in(module):
+    """The names of torch in a module's source that have a part with an underscore in front."""
+    tree = ast.parse(inspect.getsource(module))
+    meant = {"torch": "torch"}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            for alias in node.names:
+                meant[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                found.add(f"{node.module}.{alias.name}")
+
+    def dotted(node):
+        if isinstance(node, ast.Name):
+            return meant.get(node.id)
+        owner = dotted(node.value) if isinstance(node, ast.Attribute) else None
+        return owner and f"{owner}.{node.attr}"
+
+    found |= {name for node in ast.walk(tree) if (name := dotted(node))}
+    private = {name for name in found if any(part.startswith("_") for part in name.split("."))}
+    return {n for n in private if not any(other.startswith(f"{n}.") for other in private)}
+
+
+def test_every_private_name_that_is_used_is_checked():
+    used = names_in(torch_private) | names_in(torch_ways)
+    done_without = {"torch._C._distributed_c10d.Reducer"}  # where torch.distributed isn't
+    assert used - done_without - {"torch._ops.OpOverload"} == set(torch_names.NEEDED)
+
+
+@pytest.mark.parametrize("name", torch_names.OF_OBJECTS)
+def test_names_that_objects_are_asked_for_are_used(name):
+    assert f".{name.rpartition('.')[2]}" in inspect.getsource(torch_private)
+
+
+def test_all_checks_hold_here():
+    assert assumptions.failed() == ()
+    assert len(assumptions.checks()) == 11
+    assert assumptions.why_off() == ""
+
+
+def test_checks_hold_whatever_the_program_has_set():
+    """They run in a thread of their own: who imports the package may be in any mode."""
+    with torch.inference_mode(), torch.device("meta"), lazy_tensor.lazy_mode(record="always"):
+        assert all(not c.problem for c in assumptions.checks.__wrapped__())
+
+
+def test_a_value_without_an_owner_is_told_from_one_with():
+    owned = [object()]
+    values = [object(), owned[0]]
+    assert live_values(values) == owned
+
+
+def test_names_of_the_package_are_there_when_recording_is_off():
+    assert all(hasattr(unrecorded, name) for name in lazy_tensor.__all__)
+    assert set(unrecorded.stats()) == set(lazy_tensor.stats())
+
+
+def test_mistakes_raise_when_recording_is_off_too():
+    with pytest.raises(TypeError, match=r"lazy_mode\(\): unknown option"):
+        unrecorded.lazy_mode(backened="aten")
+    with pytest.raises(TypeError, match="it takes a torch.Tensor or an nn.Module"):
+        unrecorded.wrap(3)
+    with pytest.raises(TypeError, match=r"replay\(\): function=3"):
+        unrecorded.Replay(3)  # type: ignore[arg-type]
+
+
+def test_doctor_lists_the_checks(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"holds                 {check.name}" in shown for check in assumptions.checks())
+
+
+WITHOUT_CLONES = """
+import runpy, sys, torch
+del torch._lazy_clone
+sys.argv = ["lazy_tensor", {command!r}]
+runpy.run_module("lazy_tensor", run_name="__main__", alter_sys=True)
+"""
+
+
+def run_without_clones(command):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_CLONES.format(command=command)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_doctor_says_what_failed_when_recording_is_off():
+    done = run_without_clones("doctor")
+    assert done.returncode == 0
+    assert "failed                torch's private names exist" in done.stdout
+    assert "torch has no torch._lazy_clone; use torch 2.10 to 2.13" in done.stdout
+
+
+def test_other_commands_say_why_they_can_not_run_when_recording_is_off():
+    done = run_without_clones("demo")
+    assert done.returncode == 2
+    assert done.stderr.startswith("lazy_tensor demo: recording is off: torch has no torch._lazy")
