@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 
 def run_python(*arguments: object, **environment: str) -> str:
@@ -18,6 +20,15 @@ def run_python(*arguments: object, **environment: str) -> str:
 
 
 def run_on_processes(n: int, program: object, *arguments: object, **environment: str) -> str:
-    """The same of a program on `n` processes, which torch's launcher starts."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}")
-    return run_python(*launcher, program, *arguments, OMP_NUM_THREADS="1", **environment)
+    """The same of a program on `n` processes, which find each other as torch's launcher has it."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    common = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n),
+        "OMP_NUM_THREADS": "1", **environment,
+    }  # fmt: skip
+    ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
+    with ThreadPoolExecutor(n) as pool:
+        shown = pool.map(lambda rank: run_python(program, *arguments, **rank), ranks)
+        return "".join(shown)

@@ -1,8 +1,7 @@
-"""Run on each of two processes by `test_wrappers.py`: a model under torch's own data parallelism is
-trained eagerly, then lazily (`fully_shard`: by torch's, then ours); parameters and losses must be
-the same bits."""
+"""Run on each of two processes by `test_wrappers.py`: a model is trained eagerly and lazily under
+each kind of torch's own data parallelism (`fully_shard`: under torch's, then ours); parameters and
+losses must be the same bits."""
 
-import sys
 from contextlib import nullcontext
 
 import torch
@@ -88,13 +87,13 @@ def trained(wrap, mode, *, built_inside):
 def main():
     lazy_tensor.configure(backend="aten", compile="off", record="always")
     dist.init_process_group("gloo")
-    theirs, ours = WRAPPERS[sys.argv[1]]
-    expected = trained(theirs, nullcontext, built_inside=False)
-    for built_inside in (False, True):
-        found = trained(ours, lazy_tensor.lazy_mode, built_inside=built_inside)
-        for one, other in zip(found, expected, strict=True):
-            assert torch.equal(one, other), (built_inside, one, other)
-    print(f"rank {dist.get_rank()} done", flush=True)
+    for name, (theirs, ours) in WRAPPERS.items():
+        expected = trained(theirs, nullcontext, built_inside=False)
+        for built_inside in (False, True):
+            found = trained(ours, lazy_tensor.lazy_mode, built_inside=built_inside)
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other), (name, built_inside, one, other)
+        print(f"{name} is done", flush=True)
     dist.destroy_process_group()
 
 
