@@ -141,8 +141,15 @@ def adam(run: Run) -> Step:
     return both
 
 
-PROGRAMS: dict[str, Begin] = {
+def by_title(*programs: Begin) -> dict[str, Begin]:
+    return {begin.__doc__ or "": begin for begin in programs}
+
+
+ARRAYS: dict[str, Begin] = {
     SCENES["gray_scott"].title: SCENES["gray_scott"].begin,
     SCENES["monte_carlo"].title: SCENES["monte_carlo"].begin,
-    **{(begin.__doc__ or ""): begin for begin in (wave, gpt2, gru, mlp, cnn, adam)},
+    **by_title(wave),
 }
+TRAINING: dict[str, Begin] = by_title(gpt2, gru, mlp, cnn, adam)
+"""They have many kernels, which take minutes to build."""
+PROGRAMS = ARRAYS | TRAINING

@@ -51,6 +51,8 @@ class Layout:
 sharded_class: type[ShardedTensor] = ShardedTensor
 """The class whose calls go to `call_sharded` when no state knows them."""
 call_sharded: Callable[..., Any] | None = None
+call_at_once: Callable[..., Any] | None = None
+"""What its calls are offered to first while nothing is recorded."""
 who_is_missing: Callable[[], str] | None = None
 """What is said when a collective fails: which ranks did not fail with this one."""
 
@@ -72,10 +74,13 @@ def install(cls: type[ValueTensor]) -> None:
 
 
 def install_sharded(
-    cls: type[ShardedTensor], call: Callable[..., Any], missing: Callable[[], str]
+    cls: type[ShardedTensor],
+    call: Callable[..., Any],
+    at_once: Callable[..., Any],
+    missing: Callable[[], str],
 ) -> None:
-    global sharded_class, call_sharded, who_is_missing
-    sharded_class, call_sharded, who_is_missing = cls, call, missing
+    global sharded_class, call_sharded, call_at_once, who_is_missing
+    sharded_class, call_sharded, call_at_once, who_is_missing = cls, call, at_once, missing
 
 
 def new_tensor(

@@ -94,6 +94,10 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                     trace.ran = func, trace.state
                     trace.busy = False
                     return func(*args, **kwargs) if kwargs else func(*args)
+                if host.call_at_once is not None and host.sharded_class in types:
+                    known = host.call_at_once(trace, owner, func, args, kwargs or {})
+                    if known is not NotImplemented:
+                        return known
                 return miss(owner, trace, func, args, kwargs or {}, None)
             place, number = trace.state, None
             key: Any

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from time import perf_counter
 from typing import ClassVar, Literal
 
 import torch
@@ -42,7 +43,8 @@ class Fusion:
     kernel is for it) or 'failed'; `reason` says more, first of all which backends couldn't make its
     kernel before `backend` was asked. `on_disagreement` is told of a kernel whose results differ
     from replay's, and says what to add to the warning. `ahead` is an artifact that was built before
-    it was asked for, behind the digest of its source. `n_adopted` counts kernels that came.
+    it was asked for, behind the digest of its source. `spent_s` is what runs op by op took.
+    `n_adopted` counts kernels that came.
     """
 
     n_adopted: ClassVar[int] = 0
@@ -60,6 +62,7 @@ class Fusion:
         self.status: Status = "aten"
         self.reason = ""
         self.n_runs = 0
+        self.spent_s = 0.0
         self.member: Member | None = None
         self.ahead: tuple[str, bytes] | None = None
         self._passed = ""
@@ -93,7 +96,10 @@ class Fusion:
             self.n_runs += 1
             if at_threshold is not None and self.n_runs >= self.threshold and self.status == "aten":
                 at_threshold(self)
-            return aten(tensors, scalars)
+            began_s = perf_counter()
+            results = aten(tensors, scalars)
+            self.spent_s += perf_counter() - began_s
+            return results
 
         aten = self.aten
         self.run = run

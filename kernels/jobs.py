@@ -1,4 +1,4 @@
-"""Fusions waiting to be worked on by daemon threads, the most used first."""
+"""Fusions waiting to be worked on by daemon threads, those first in which most time goes."""
 
 from __future__ import annotations
 
@@ -125,10 +125,11 @@ class Jobs:
             is_busy = True
 
     def _take(self, first: Fusion | None = None) -> list[Fusion]:
-        """Begin on the most used that wait, or on `first` and these: on this thread's share."""
+        """Begin on those that wait in which most time has gone, or on `first` and these: on this
+        thread's share."""
         share = math.ceil(len(self._waiting) / self._n_threads)
         n = 1 if self._prepare is None else min(share, MOST_TOGETHER)
-        taken = heapq.nlargest(n, self._waiting, key=lambda f: (f is first, f.n_runs))
+        taken = heapq.nlargest(n, self._waiting, key=lambda f: (f is first, f.spent_s))
         for fusion in taken:
             self._waiting.remove(fusion)
         self._active += taken

@@ -18,6 +18,7 @@ from lazy_tensor.dispatch.keys import exact_key, generic_key
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, rule_of
+from lazy_tensor.dispatch.torch_private import count_writes
 from lazy_tensor.dispatch.trace import MANY, NOTHING, ONE, SELF, SLOW, Leaf, State, Trace, begin
 from lazy_tensor.sharding import compute
 from lazy_tensor.sharding.tensor import DTensor, local_of
@@ -39,6 +40,8 @@ def call(trace: Trace, request: Request) -> Any:
     try:
         with request.owner if request.in_mode else nullcontext():
             result = compute.run(request)
+        if request.facts.writes_list:
+            count_writes(request.args[0])
     finally:
         begin(trace)
         closes = trace.holds

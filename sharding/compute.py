@@ -26,7 +26,7 @@ from lazy_tensor.dispatch.tape import Draw, drawn
 from lazy_tensor.dispatch.trace import KIND_MASK, ONE, Node
 from lazy_tensor.dispatch.trace import local as here
 from lazy_tensor.dispatch.where import user_line
-from lazy_tensor.sharding import errors, torch_private
+from lazy_tensor.sharding import at_once, errors, torch_private
 from lazy_tensor.sharding.buckets import reduced_together
 from lazy_tensor.sharding.decisions import decide, learn_for_any_size, placements_at_any_size
 from lazy_tensor.sharding.layout import (
@@ -115,7 +115,16 @@ def run(request: Request) -> Any:
         return _random(op, args, kwargs, local_args, sharding.output_spec)
     local_op = torch_private.local_op(op, sharding)
     result = local_op(*local_args, **info.local_kwargs)
-    return _wrapped(op, args, kwargs, result, sharding.output_spec)
+    made = _wrapped(op, args, kwargs, result, sharding.output_spec)
+    moves = any(now.placements != then.placements for now, then in pairs)
+    has_numbers = all(
+        type(local) in NUMBERS
+        for given, local in zip(args, local_args, strict=True)
+        if type(given) in NUMBERS
+    )
+    if moves or not has_numbers:
+        return made
+    return _learnt(request, local_op, local_args, info.local_kwargs, made)
 
 
 def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
@@ -154,11 +163,18 @@ def _at_this_size(request: Request, placements: Any) -> Any:
     if specs is None:
         layout = _layout_like(request, placements, result)
         if layout is not None:
-            return laid_out(result, layout)
+            return _learnt(request, op, local, kwargs, laid_out(result, layout))
         specs = _specs_of_regular(request, placements, result)
         if specs is None:
             specs = _specs_at_this_size(request, placements)
-    return _wrapped(op, args, kwargs, result, specs)
+    return _learnt(request, op, local, kwargs, _wrapped(op, args, kwargs, result, specs))
+
+
+def _learnt(request: Request, op: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+    """`result`, which was `op` on these local arguments alone."""
+    if here.trace.policy.cold:
+        at_once.learn(request, op, args, kwargs, result)
+    return result
 
 
 def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout | None:

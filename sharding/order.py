@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lazy_tensor.dispatch.flush import DIRECT
 from lazy_tensor.dispatch.trace import Node, local, set_apart
-from lazy_tensor.sharding import decisions, layout, tensor
+from lazy_tensor.sharding import at_once, decisions, layout, tensor
 from lazy_tensor.tensor import flush_here
 
 _destroy = distributed_c10d.destroy_process_group
@@ -46,6 +46,7 @@ def _flushing(function: Any) -> Any:
                 layout.forget()
                 tensor.forget()
                 decisions.forget()
+                at_once.forget()
 
     return after_what_is_pending
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from lazy_tensor.dispatch import hits, host, rules
 from lazy_tensor.dispatch import torch_private as _dispatch_private
+from lazy_tensor.sharding import at_once as _at_once
 from lazy_tensor.sharding import calls as _calls
 from lazy_tensor.sharding import order as _order
 from lazy_tensor.sharding import ranks as _ranks
@@ -73,7 +74,7 @@ __all__ = [
 ]  # fmt: skip
 
 rules.RULES[_REDISTRIBUTE] = rules.Rule.RECORD
-host.install_sharded(DTensor, _calls.call, _ranks.who_is_missing)
+host.install_sharded(DTensor, _calls.call, _at_once.run, _ranks.who_is_missing)
 hits.use_sharded(DTensor)
 _dispatch_private.allow_foreach(DTensor)
 _order.keep()

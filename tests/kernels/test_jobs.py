@@ -1,4 +1,4 @@
-"""Work in the background: each fusion once, the most used first."""
+"""Work in the background: each fusion once, first what takes most time."""
 
 import threading
 import time
@@ -89,7 +89,7 @@ def test_what_is_being_worked_on_is_waited_for_at_the_end(record, toy):
     assert done == [fusion]
 
 
-def test_a_thread_takes_its_share_of_the_most_used_at_once(record, toy):
+def test_a_thread_takes_its_share_of_what_takes_most_time_at_once(record, toy):
     gate = threading.Event()
     done: list[Fusion] = []
     together: list[Sequence[Fusion]] = []
@@ -103,14 +103,14 @@ def test_a_thread_takes_its_share_of_the_most_used_at_once(record, toy):
     jobs.add(first)
     while not jobs._active:
         time.sleep(0.001)
-    for n_runs, fusion in enumerate(waiting):
-        fusion.n_runs = n_runs
+    for seconds, fusion in enumerate(waiting):
+        fusion.spent_s = seconds
         jobs.add(fusion)
     gate.set()
     assert jobs.wait(60)
-    by_use = [first, *reversed(waiting)]
-    assert done == by_use
-    assert together == [by_use[1 : MOST_TOGETHER + 1], by_use[MOST_TOGETHER + 1 :]]
+    by_time = [first, *reversed(waiting)]
+    assert done == by_time
+    assert together == [by_time[1 : MOST_TOGETHER + 1], by_time[MOST_TOGETHER + 1 :]]
     jobs.close()
 
 

@@ -12,6 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import lazy_tensor
+from lazy_tensor.dispatch.trace import local
 from lazy_tensor.sharding import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from tests.conformance.op_programs import samples_of
 from tests.conformance.spread import number_of, spread
@@ -112,8 +113,10 @@ def programs_of(op, n_dims, n_samples, most):
 
 
 def check(op, sample, expected, way, mesh):
-    """The op on tensors placed so, twice: the second time it is a hit."""
-    for _ in range(2):
+    """The op on tensors placed so, recorded twice: the second time it is a hit. Then unrecorded,
+    three times: torch's rules are asked, then the sizes, and then all is known."""
+    for is_recorded in (True, True, False, False, False):
+        local.trace.policy.cold = 0 if is_recorded else 1 << 40
         left = list(way)
         try:
             result = run(

@@ -1,0 +1,118 @@
+"""Sharded calls while nothing is recorded: known ones run as one local op, with torch's results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor as theirs
+from torch import nn, optim
+from torch.distributed.tensor import parallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lazy_tensor
+from lazy_tensor import sharding
+from lazy_tensor.dispatch.trace import local
+from lazy_tensor.sharding import Shard, calls
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "Adam": {"amsgrad": True}, "AdamW": {"fused": True}, "Adadelta": {}, "NAdam": {},
+    "RMSprop": {"momentum": 0.9}, "SGD": {"momentum": 0.9, "foreach": True},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def mesh() -> Iterator[Any]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield sharding.init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def unrecorded() -> None:
+    local.trace.policy.cold = 1 << 40
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The ops of calls that aren't known."""
+    found: list[Any] = []
+
+    def noted(request: Any, run: Any = calls.compute.run) -> Any:
+        found.append(request.op)
+        return run(request)
+
+    monkeypatch.setattr(calls.compute, "run", noted)
+    return found
+
+
+def step(x: Any, factor: float) -> Any:
+    y = (x + x) * factor
+    y.mul_(0.5).add_(x, alpha=factor)
+    first, second = torch._foreach_add([y, x], 1.0)
+    torch._foreach_mul_([first, second], factor)
+    return torch.cat([first, second], 0).t().detach().relu()
+
+
+def test_what_is_known_asks_nothing_more(mesh: Any, asked: list[Any]) -> None:
+    given = torch.rand(4, 6)
+    x = sharding.distribute_tensor(given, mesh, [Shard(1)])
+    plain = theirs.distribute_tensor(given, mesh, [Shard(1)])
+    for i in range(6):
+        unrecorded()
+        asked.clear()
+        result, expected = step(x, 1.5 + i), step(plain, 1.5 + i)
+        assert torch.equal(result.to_local(), expected.to_local())
+        assert result.placements == expected.placements
+        assert result.stride() == expected.stride()
+    assert asked == []
+
+
+def test_a_write_is_counted_and_seen_by_views_and_by_autograd(mesh: Any) -> None:
+    x = sharding.distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)])
+    w = sharding.distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]).requires_grad_()
+    for i in range(4):
+        unrecorded()
+        view = x.t()
+        before = x._version
+        product = (w * x).sum()
+        x.add_(1)
+        assert x._version == before + 1
+        torch._foreach_add_([x], 1.0)
+        assert x._version == before + 2
+        assert view.to_local()[0, 0].item() == 1 + 2 * (i + 1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_what_is_pending_is_not_run_at_once(mesh: Any) -> None:
+    x = sharding.distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    for _ in range(3):
+        unrecorded()
+        assert (x + x).to_local().tolist() == [2.0, 2.0]
+    with lazy_tensor.lazy_mode(record="always"):
+        y = x * 3
+        unrecorded()
+        assert (y + y).to_local().tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_unrecorded_is_torchs(name: str, mesh: Any) -> None:
+    def trained(module: Any, make_mesh_plan: Any) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        plan = {"0": make_mesh_plan.ColwiseParallel(), "2": make_mesh_plan.RowwiseParallel()}
+        make_mesh_plan.parallelize_module(model, mesh, plan)
+        optimizer = getattr(optim, name)(model.parameters(), lr=1e-2, **OPTIMIZERS[name])
+        x = torch.randn(4, 8)
+        for _ in range(6):
+            unrecorded()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return [lazy_tensor.materialize(p.detach().to_local()) for p in model.parameters()]
+
+    ours, expected = trained(sharding, sharding), trained(theirs, parallel)
+    assert all(map(torch.equal, ours, expected))
