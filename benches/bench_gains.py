@@ -14,7 +14,7 @@ from results_table import page, seconds_text
 from lazy_tensor.cli.scenes import SIDES
 from lazy_tensor.cli.turn import Turn, difference, run_turn
 
-SECONDS, TRAINING_S, EAGER_S = 30, 90, 8
+SECONDS, TRAINING_S, EAGER_S = 30, 60, 8
 LEAST_STEPS = 50
 """Some first steps take longer than all the seconds."""
 
