@@ -1,65 +1,69 @@
-"""What each form of laziness gains: eight programs, four sides, each in a process of its own.
+"""What each form of laziness gains: eight programs, three forms, each in a process of its own.
 
-One thread, empty caches, one process after another. Writes `results/gains.md`.
+One thread, empty caches. A form first runs until it has its kernels; then its steps and eager ones
+take turns, as the machine's speed changes from minute to minute. Writes `results/gains.md`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import statistics
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from gain import COMPARED, Gain, gained
 from gain_programs import ARRAYS, PROGRAMS
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page, seconds_text
 
 from lazy_tensor.cli.scenes import SIDES
-from lazy_tensor.cli.turn import Turn, difference, run_turn
 
-SECONDS, TRAINING_S, EAGER_S = 30, 60, 8
+SETTLES_S, TRAINING_SETTLES_S = 20.0, 40.0
 LEAST_STEPS = 50
 """Some first steps take longer than all the seconds."""
+ROUNDS = 15
 
 
 def bench_gains(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
     titles = list(PROGRAMS)[: 2 if quick else None]
-    turns: dict[str, dict[str, Turn]] = {title: {} for title in titles}
-    sides = [side for side in SIDES if not (quick and side == "torch.compile")]
+    sides = [side for side in SIDES if side != "eager" and not (quick and side == "torch.compile")]
+    gains: dict[str, dict[str, Gain]] = {title: {} for title in titles}
 
     def run() -> None:
         for title in titles:
             for side in sides:
-                seconds, least = (0.2, 1) if quick else (seconds_of(title, side), LEAST_STEPS)
-                turn = run_turn(PROGRAMS[title], side, seconds, least_steps=least)
-                turns[title][side] = turn
-                assert not turn.error, (title, side, turn.error)
+                settles_s = SETTLES_S if title in ARRAYS else TRAINING_SETTLES_S
+                how = (0.2, 1, 1) if quick else (settles_s, LEAST_STEPS, ROUNDS)
+                gains[title][side] = gained_apart(title, side, *how)
 
     benchmark.pedantic(run, rounds=1, iterations=1)
-    rows = [[title, *cells(of)] for title, of in turns.items()]
+    rows = []
+    for title, of in gains.items():
+        row = [title, seconds_text(statistics.median(gain.eager_s for gain in of.values()))]
+        for gain in of.values():
+            row += [f"{gain.ratio:.2f}", seconds_text(gain.first_s), f"{gain.gap:.0e}"]
+        rows.append(row)
     columns = ["program", "eager's step"]
-    for side in sides[1:]:
+    for side in sides:
         columns += [side, "its first step", "largest difference"]
     notes = [
-        "one thread, empty caches; one process after another: arrays "
-        f"{SECONDS} s, training {TRAINING_S} s, eager {EAGER_S} s, {LEAST_STEPS} steps at least",
-        "settled step over eager's, smaller is better: medians of the last fifth of the steps",
+        f"one thread, empty caches; a form runs for {SETTLES_S:.0f} s, where it trains "
+        f"{TRAINING_SETTLES_S:.0f} s, and {LEAST_STEPS} steps at least; then it and eager take "
+        f"{ROUNDS} turns each",
+        "its step over eager's, the median of the turns: smaller is better",
         "lazy: a block a step; replay, torch.compile: of the step's function, the optimizer in it",
+        f"largest difference: from eager's value in the first {COMPARED} steps",
     ]
     (results_dir / "gains.md").write_text(page("What it gains", columns, rows, notes))
 
 
-def seconds_of(title: str, side: str) -> int:
-    if side == "eager":
-        return EAGER_S
-    return SECONDS if title in ARRAYS else TRAINING_S
-
-
-def cells(turns: dict[str, Turn]) -> list[str]:
-    eager, *others = turns.values()
-    found = [seconds_text(eager.settled_s())]
-    for turn in others:
-        gap = difference(eager, turn)
-        found += [
-            f"{turn.settled_s() / eager.settled_s():.2f}",
-            seconds_text(turn.times_s[0]),
-            "" if gap is None else f"{gap:.0e}",
-        ]
-    return found
+def gained_apart(title: str, side: str, settles_s: float, least_steps: int, rounds: int) -> Gain:
+    """`gained` in a process of its own, with empty caches."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        TemporaryDirectory(prefix="lazy_tensor_gains") as caches,
+        ProcessPoolExecutor(1, mp_context=context) as pool,
+    ):
+        how = (title, side, settles_s, least_steps, rounds, caches)
+        return pool.submit(gained, *how).result()

@@ -104,7 +104,7 @@ def test_blocks_of_the_readme_run_as_a_program(newcomer, place, package):
     first, *others = (code for code, _ in python_of(README))  # the first takes nothing for granted
     if place == "checkout":  # its kernels come elsewhere
         assert "1501" in first
-        first = first.replace("1501", "21").replace("750", "10")
+        first = first.replace("1501", "31").replace("500", "10")
     line = "=" * 80
     parts = [first, PRELUDE, *others, "print(lazy_tensor.__file__)"]
     folder = getattr(newcomer, place)

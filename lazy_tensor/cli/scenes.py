@@ -92,15 +92,15 @@ SCENES: dict[str, Scene] = {
     "monte_carlo": Scene(
         "Monte Carlo, a price from 1,000,000 paths",
         ("eager", "lazy"),
-        3.0,
-        (3.0,),
+        2.0,
+        (2.0,),
         _monte_carlo,
     ),
     "gpt": Scene(
         "GPT, training, 2 layers, 32 wide",
         ("eager", "replay"),
-        4.0,
-        (4.0,),
+        3.0,
+        (3.0,),
         _gpt,
     ),
 }
