@@ -57,6 +57,17 @@ def end(trace: Trace) -> None:
     trace.call = None
 
 
+def run_at_once(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Account for a call that runs at once, as nothing is recorded."""
+    if trace.policy.cold > 1:
+        trace.policy.cold -= 1
+    if trace.call is None:
+        begin(trace, op, args, kwargs)
+        end(trace)
+    trace.ran = op, trace.state
+    trace.busy = False
+
+
 def arrived(trace: Trace) -> None:
     """Let the state that the trace is in stand for the call under way from now on."""
     if trace.call is None or trace.call == UNCOUNTED:

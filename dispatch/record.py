@@ -86,13 +86,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 )
                 if all_plain and not (needs_care(func) or reads_values(func)):
                     # nothing is pending and no argument lazy: run it, at the price of the mode
-                    if cold > 1:
-                        trace.policy.cold = cold - 1
-                    if trace.call is None:
-                        noting.begin(trace, func, args, kwargs or {})
-                        noting.end(trace)
-                    trace.ran = func, trace.state
-                    trace.busy = False
+                    noting.run_at_once(trace, func, args, kwargs or {})
                     return func(*args, **kwargs) if kwargs else func(*args)
                 if host.call_at_once is not None and host.sharded_class in types:
                     known = host.call_at_once(trace, owner, func, args, kwargs or {})

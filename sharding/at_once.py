@@ -40,12 +40,14 @@ GIVEN = object()
 PLACEMENTS = (Shard, Replicate, Partial)  # others hold masks, or parts in another order
 MOST_KNOWN = 4096
 _known: dict[tuple[Any, ...], Known] = {}  # an LRU's own time is a tenth of a call's
-on_clear(_known.clear)
 
 
 def forget() -> None:
     """Ask torch's rules anew."""
     _known.clear()
+
+
+on_clear(forget)
 
 
 def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,14 +65,7 @@ def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[s
             if fixed is None:
                 return NotImplemented  # it is pending, or has failed
         local.append(fixed)
-    if trace.policy.cold > 1:
-        trace.policy.cold -= 1
-    is_call = trace.call is None
-    if is_call:
-        noting.begin(trace, op, args, kwargs)
-        noting.end(trace)
-    trace.ran = op, trace.state
-    trace.busy = False
+    noting.run_at_once(trace, op, args, kwargs)
     with kernels_only(dispatches=True):
         result = known.op(*local, **kwargs)
     if known.facts.writes:

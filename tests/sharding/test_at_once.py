@@ -100,11 +100,11 @@ def test_what_is_pending_is_not_run_at_once(mesh: Any) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_unrecorded_is_torchs(name: str, mesh: Any) -> None:
-    def trained(module: Any, make_mesh_plan: Any) -> list[Any]:
+    def trained(api: Any) -> list[Any]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-        plan = {"0": make_mesh_plan.ColwiseParallel(), "2": make_mesh_plan.RowwiseParallel()}
-        make_mesh_plan.parallelize_module(model, mesh, plan)
+        plan = {"0": api.ColwiseParallel(), "2": api.RowwiseParallel()}
+        api.parallelize_module(model, mesh, plan)
         optimizer = getattr(optim, name)(model.parameters(), lr=1e-2, **OPTIMIZERS[name])
         x = torch.randn(4, 8)
         for _ in range(6):
@@ -114,5 +114,5 @@ def test_training_unrecorded_is_torchs(name: str, mesh: Any) -> None:
             optimizer.step()
         return [lazy_tensor.materialize(p.detach().to_local()) for p in model.parameters()]
 
-    ours, expected = trained(sharding, sharding), trained(theirs, parallel)
+    ours, expected = trained(sharding), trained(parallel)
     assert all(map(torch.equal, ours, expected))
