@@ -69,6 +69,17 @@ def _had_returned(place: TracebackType) -> bool:
     return dis.opname[code[offset]].startswith(("CALL", "PRECALL"))
 
 
+def _has_results(place: TracebackType) -> bool:
+    """Whether an interrupt came in a function that had run the segment, and counted it or measured
+    it (`Fusion.count_runs`, `Trial`)."""
+    inner = _called_at(place)
+    while inner is not None:
+        if "results" in inner.tb_frame.f_locals:
+            return True
+        inner = _called_at(inner)
+    return False
+
+
 def _was_preparing(place: TracebackType) -> bool:
     """Whether an interrupt came while a segment's code was made, or its kernel asked for: before
     the segment ran."""
@@ -138,16 +149,18 @@ def _rescue_from_plan(
     error: BaseException, plan: Plan, names: dict[str, Any], place: TracebackType
 ) -> Values | None:
     number = place.tb_lineno - plan.FIRST_LINE
-    if number < 0 and names["L"]:
-        return None  # it had not begun
+    if number < 0 and names.get("L", True):
+        return None  # it had not begun: its function was being made, or had just been called
     is_over = isinstance(error, Exception)
     if 0 <= number < len(plan.steps):
         step = plan.steps[number]
         if is_over:
             _note_step(error, step, _looked_up(_by_slot(names), names["S"]))
         elif any(node.writes for node in step.nodes):
-            is_over = _finished(step, names, place) or (
-                _had_returned(place) and not _was_preparing(place)
+            is_over = (
+                _finished(step, names, place)
+                or _has_results(place)
+                or (_had_returned(place) and not _was_preparing(place))
             )
     later = [
         _Later(step.reads, step.nodes, partial(exec, step.code, plan.names, names))

@@ -33,9 +33,9 @@ class Trial:
         turn = self._turn & 1
         self._turn += 1
         start = perf_counter()
-        outputs = self._candidates[turn](tensors, scalars)
+        results = self._candidates[turn](tensors, scalars)
         self._times_s[turn].append(perf_counter() - start)
         kernel_s, aten_s = self._times_s
         if min(len(kernel_s), len(aten_s)) > N_ROUNDS:
             self._decide(median(kernel_s[1:]), median(aten_s[1:]))
-        return outputs
+        return results

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from lazy_tensor import configure, lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.flush import flush
+from lazy_tensor.dispatch.flush import compiler, flush
 from lazy_tensor.dispatch.trace import local
+from lazy_tensor.kernels.trial import Trial
 
 
 class Injected(BaseException):
@@ -129,6 +130,20 @@ def known() -> None:
     """The plan is there from the line before."""
 
 
+def counted() -> None:
+    """Segments run op by op, and are counted until their kernels are asked for."""
+    for fusion in list(compiler()._fusions):
+        fusion.status = "aten"
+        fusion.count_runs()
+
+
+def measured() -> None:
+    """A kernel runs, or its ops, in turns, and the time is taken."""
+    for fusion in list(compiler()._fusions):
+        if not isinstance(fusion.run, Trial):
+            fusion.run = Trial(fusion.run, fusion.aten, lambda *_: None)
+
+
 class Tier(NamedTuple):
     """How the flush runs: what comes before each one, the options, and the distance of the lines at
     which it is ended (all of them with `--full`)."""
@@ -143,8 +158,9 @@ TIERS = {
     "planned at first sight": Tier(first_sight, {"compile": "blocking"}, 23),
     "planned": Tier(planned, {}, 23),
     "known plan": Tier(known, {}),
-    "op by op": Tier(known, {"backend": "inductor", "compile": "background"}),
+    "op by op": Tier(counted, {"backend": "inductor", "compile": "background"}),
     "kernels": Tier(known, {"backend": "inductor", "compile": "blocking"}),
+    "kernels beside op by op": Tier(measured, {"backend": "inductor", "compile": "blocking"}),
 }
 
 
