@@ -39,7 +39,8 @@ THIRDPARTY_STAMP := $(THIRDPARTY_VENV)/.installed-$(shell { cat pyproject.toml t
 	echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 THIRDPARTY_ARGS ?=
 
-.PHONY: help demo test test-all test-versions nvfuser conformance models fuzz thirdparty bench docs lint fmt venv clean
+.PHONY: help demo test test-all test-versions nvfuser nvfuser-environment conformance models fuzz thirdparty bench docs \
+	lint fmt venv clean
 
 help:
 	@echo 'make demo   run three programs eagerly, lazily and with torch.compile, in a minute and a half'
@@ -89,6 +90,8 @@ test-version-%:
 nvfuser: $(NVFUSER_STAMP)
 	$(NVFUSER_VENV)/bin/pytest $(ALL_ARGS) -m 'not slow' $(NVFUSER_TESTS)
 	$(NVFUSER_VENV)/bin/python tests/device/stand_in.py $(NVFUSER_VENV)/bin/pytest $(ALL_ARGS) tests/device
+
+nvfuser-environment: $(NVFUSER_STAMP)
 
 $(NVFUSER_STAMP):
 	test -x $(NVFUSER_VENV)/bin/python || '$(NVFUSER_PYTHON)' -m venv $(NVFUSER_VENV)

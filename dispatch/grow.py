@@ -74,7 +74,7 @@ def grow(
     if reason is None and request.facts.writes and overlaps(trace, request):
         reason = "what is written overlaps"
     if reason is not None:
-        trace.policy.pay(perf_counter() - request.began_s)
+        trace.policy.add_growth(perf_counter() - request.began_s)
         return reason
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
@@ -105,7 +105,7 @@ def grow(
             parent.seen[generic_key] = state
         moving.note(trace, parent, request, state)
     trace.note_new(state)
-    trace.policy.pay(perf_counter() - request.began_s)
+    trace.policy.add_growth(perf_counter() - request.began_s)
     return state
 
 
@@ -239,7 +239,7 @@ def _fill(
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
     state.closes = trace.tape is None and (
-        closes_segment(node, state.n_ops) or trace.policy.past.ends_loop()
+        closes_segment(node, state.n_ops) or trace.policy.past.ends_turn()
     )
     is_slow = (
         state.rebase

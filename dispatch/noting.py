@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from lazy_tensor.dispatch import hits, host, settings
 from lazy_tensor.dispatch.flush import flush, must_record
 from lazy_tensor.dispatch.misses import latest_difference, reason_of_miss
-from lazy_tensor.dispatch.past import FACTOR, MASK, number_of
+from lazy_tensor.dispatch.past import ALL_BITS, FACTOR, number_of
 from lazy_tensor.dispatch.pays import EMPTY
 from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
@@ -30,8 +30,6 @@ NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
 `fully_shard`'s own ops, which are others while nothing is recorded."""
 UNCOUNTED = -1
 """The number of a call that is no part of the past."""
-
-ALL_BITS = (1 << 64) - 1
 
 asleep: set[int] = set()
 """Threads whose ops don't come here: who reads a value calls `pass_read`."""
@@ -182,7 +180,7 @@ def region_of(trace: Trace) -> int | None:
     past, hits_since = trace.policy.past, [*trace.behind, (trace.noted, trace.state)]
     if trace.began_pending or trace.begun is not trace.root or len(hits_since) > MOST_BEHIND:
         return None
-    is_first, hashed = not past.has_begun(), past.stretch()
+    hashed = past.region()
     is_new = False
     for noted, state in hits_since:
         if noted is state:
@@ -190,9 +188,7 @@ def region_of(trace: Trace) -> int | None:
         if state.hashed is None or state.hashed[0] is not past or state.hashed[1] is not noted:
             is_new, state.hashed = True, (past, noted, *hash_between(noted, state))
         _, _, more, power = state.hashed
-        if power != 1:
-            hashed = (hashed * power + more + (power if is_first else 0)) & ALL_BITS
-            is_first = False
+        hashed = (hashed * power + more) & ALL_BITS
     if is_new:
         catch_up(trace)
     return hashed
@@ -203,7 +199,7 @@ def hash_between(noted: State, state: State) -> tuple[int, int]:
     they multiply it by."""
     more, power = 0, 1
     for call in _calls_between(noted, state):
-        more, power = (more + (call & MASK)) * FACTOR & ALL_BITS, power * FACTOR & ALL_BITS
+        more, power = (more + call) * FACTOR & ALL_BITS, power * FACTOR & ALL_BITS
     return more, power
 
 

@@ -1,12 +1,13 @@
-"""The calls that a program made lately, and whether those of now were made in this order before.
+"""Which sequences of calls a program has made before, each from its last sync point on.
 
-In: each call that is not a hit, as a number, and where values are read or a block ends: a *break*.
-Out: whether the present is known. `native/past.h` does the same below Python, where calls run
-unrecorded.
+In: each call that is not a hit, as a number; where values are read or a block ends: a *sync point*.
+Out: whether the calls since the last one came in this order before. `native/past.h` does the same
+below Python, where calls run unrecorded.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,139 +16,86 @@ import torch
 from lazy_tensor.dispatch.request import FIXED
 from lazy_tensor.dispatch.schema import OpFacts, facts_of
 
-N_KEPT = 1 << 16
-"""Calls that are kept: as many as an epoch over twenty lengths of a large model takes."""
-CONTEXT = 8
-"""Calls in a row by which a place in the past is found again: each of the first behind a break, and
-a quarter of the others, as their hash has it."""
-MOST_APART = 16
-"""Calls after which the next is such a place whatever its hash: a loop of few calls may have no
-other."""
-WAYS = 4
-"""Places whose contexts share a slot: one that takes the slot of a stretch's first call makes the
-stretch unknown."""
-LOOP_FROM = 4096
-"""Known calls without a break after which they are a loop of its own: layers that are alike, and
-the optimizer's steps for them, are over by then."""
-LOOP_AT_LEAST = 256
-"""Calls between two flushes of such a loop."""
-MASK = (1 << 64) - 2
+N_KEPT = 1 << 17
+"""Sequences that are kept, one for each call: an epoch over twenty lengths of a large model has as
+many as 65,000."""
+FIRST = 8
+"""The first calls of a loop's turn, by which it is seen to come again."""
+LOOPS_FROM = 4096
+"""Calls without a sync point after which a program is a loop: layers that are alike, and the
+optimizer's steps for them, are over by then."""
+TURN_AT_LEAST = 256
+"""Calls of a loop's turn: each ends in a flush."""
+ALL_BITS = (1 << 64) - 1
 FACTOR = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio, as in Knuth's multiplicative hashing."""
 
 
 class Past:
-    """A ring of calls, and the place in it from which on the present goes the same way.
+    """The hash of the calls since the last sync point, and the set of all such hashes so far.
 
-    `note` follows that place as long as it can, and else looks for the latest place that the last
-    calls led to before. Only calls behind the same break are looked for: a program that goes one
-    way or another at a break is found by the first call of either.
+    Where there is no sync point for long, a loop is told by its first calls: when these come again
+    a turn ends before them, as it would at a sync point.
     """
 
-    __slots__ = ("_begun", "_calls", "_context", "_matched", "_n", "_next", "_period", "_placed",
-                 "_places", "_stretch")  # fmt: skip
+    __slots__ = ("_ends_turn", "_first", "_hash", "_is_known", "_least", "_n", "_recent",
+                 "_recent_hash", "_seen")  # fmt: skip
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self._calls = [0] * N_KEPT
-        self._places: dict[int, int] = {}  # by a part of the context and a way, the call behind it
-        self._n = self._begun = 0  # calls so far, and at the last break
-        self._placed = 0  # calls up to the last place
-        self._next: int | None = None  # the place that comes next if the program goes on as before
-        self._matched = 0  # calls in a row that were as before
-        self._context = 0
-        self._period = 0  # calls of a loop without a break
-        self._stretch = 0  # all calls since the last break in one number
+        self._seen: dict[int, None] = {}  # the latest last
+        self._is_known = False
+        self.at_sync_point()
 
-    def note(self, call: int) -> bool:
-        """Add a call; whether a loop that has no break has just come round."""
-        call = call & MASK | (self._n == self._begun)
-        if self._next is not None and self._kept(self._next) == call:
-            self._next += 1
-            self._matched += 1
-        else:
-            self._next, self._matched = None, 0
-        out = self._calls[(self._n - CONTEXT) % N_KEPT] if self._n - self._begun >= CONTEXT else 0
-        self._context = ((self._context + call) * FACTOR - out * FACTOR_OUT) & (MASK | 1)
-        self._stretch = (self._stretch + call) * FACTOR & (MASK | 1)
-        self._calls[self._n % N_KEPT] = call
-        self._n += 1
-        if (
-            self._n - self._begun <= CONTEXT
-            or self._context >> 62 == 0
-            or self._n - self._placed >= MOST_APART
-        ):
-            slot = self._slot_of(self._context >> 32 & (N_KEPT // 2 - WAYS))
-            place = self._places.get(slot, 0)
-            if self._next is None and self._leads_here(place):
-                self._next = place
-                self._matched = self._n_alike(place, self._n - self._begun)
-            self._places[slot] = self._placed = self._n
-        return self._is_round()
-
-    def _kept(self, place: int) -> int | None:
-        return self._calls[place % N_KEPT] if place > self._n - N_KEPT else None
-
-    def _n_alike(self, place: int, most: int) -> int:
-        """How many calls before `place` are those before now, `most` at most."""
-        n = 0
-        while n < most and self._kept(place - 1 - n) == self._kept(self._n - 1 - n):
-            n += 1
-        return n
-
-    def _leads_here(self, place: int) -> bool:
-        needed = min(self._n - self._begun, CONTEXT)
-        return place != 0 and self._n_alike(place, needed) == needed
-
-    def _slot_of(self, first: int) -> int:
-        """Of places whose contexts share a slot, that of the one that led here before, else of the
-        oldest."""
-        ways = range(first, first + WAYS)
-        for slot in ways:
-            if self._leads_here(self._places.get(slot, 0)):
-                return slot
-        return min(ways, key=lambda slot: self._places.get(slot, 0))
-
-    def _is_round(self) -> bool:
-        n_before = self._n - self._begun
-        if self._next is None or self._matched < LOOP_FROM or n_before < self._matched:
-            return False
-        distance = self._n - self._next
-        if self._matched < distance:
-            return False
-        self._period = -(-LOOP_AT_LEAST // distance) * distance
-        return True
-
-    def is_known(self) -> bool:
-        """Whether the last call came where it came before."""
-        return self._next is not None
-
-    def has_begun(self) -> bool:
-        """Whether there were calls since the last break."""
-        return self._n > self._begun
-
-    def all_known(self) -> bool:
-        """Whether all calls since the last break, if any, came in this order before."""
-        return 0 < self._n - self._begun <= self._matched
-
-    def stretch(self) -> int:
-        """What all calls since the last break are, in this order."""
-        return self._stretch
-
-    def ends_loop(self) -> bool:
-        """Whether a loop without a break ends a turn, or several, with the last call."""
-        return bool(self._period) and (self._n - self._begun) % self._period == 0
-
-    def at_break(self) -> bool:
-        """Begin anew behind a break; whether all calls since the last one, if any, are known."""
-        known = self.all_known()
-        self._begun = self._n
-        self._context = self._period = self._stretch = 0
+    def at_sync_point(self) -> bool:
+        """Begin anew; whether all calls since the last sync point, if any, are known."""
+        known = self._is_known
+        self._n = self._hash = self._first = self._recent_hash = 0
+        self._least = LOOPS_FROM
+        self._recent: deque[int] = deque(maxlen=FIRST)
+        self._is_known = self._ends_turn = False
         return known
 
+    def note(self, call: int) -> bool:
+        """Add a call; whether a loop's turn that was known has come round."""
+        was_known = self._is_known
+        out = self._recent[0] if self._n >= FIRST else 0
+        self._recent.append(call)
+        self._recent_hash = ((self._recent_hash + call) * FACTOR - out * FACTOR_OUT) & ALL_BITS
+        self._hash = (self._hash + call) * FACTOR & ALL_BITS
+        self._n += 1
+        if self._n == FIRST:
+            self._first = self._recent_hash
+        self._ends_turn = self._n >= self._least and self._recent_hash == self._first
+        if self._ends_turn:
+            self._n, self._hash, self._least = FIRST, self._first, TURN_AT_LEAST
+        self._is_known = self._hash in self._seen
+        self._seen.pop(self._hash, None)
+        self._seen[self._hash] = None
+        if len(self._seen) > N_KEPT:
+            del self._seen[next(iter(self._seen))]
+        return self._ends_turn and was_known
 
-FACTOR_OUT = pow(FACTOR, CONTEXT + 1, 1 << 64)
+    def is_known(self) -> bool:
+        """Whether all calls up to the last one came in this order before."""
+        return self._is_known
+
+    def has_begun(self) -> bool:
+        """Whether there were calls since the last sync point."""
+        return self._n > 0
+
+    def region(self) -> int:
+        """The hash of all calls since the last sync point, in this order."""
+        return self._hash
+
+    def ends_turn(self) -> bool:
+        """Whether the last call was the last of a loop's `FIRST` that came again."""
+        return self._ends_turn
+
+
+FACTOR_OUT = pow(FACTOR, FIRST + 1, 1 << 64)
 
 
 def number_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -158,7 +106,7 @@ def number_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     args = without_index(op, args)
     sizes = [_put(parts, facts, i, argument) for i, argument in enumerate(args)]
     sizes += [_put(parts, facts, name, argument) for name, argument in kwargs.items()]
-    return 0 if max(sizes, default=-1) == 0 else hash(tuple(parts)) & MASK or 2
+    return 0 if max(sizes, default=-1) == 0 else hash(tuple(parts)) & ALL_BITS or 1
 
 
 def without_index(op: Any, args: Sequence[Any]) -> Sequence[Any]:

@@ -15,10 +15,8 @@ from lazy_tensor.dispatch.sites import ROUND, RUNS_OF_A_ROUND, Site
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED, STATS
 from lazy_tensor.kernels.fusion import Fusion
 
-START_S = 0.02
-"""What a process may spend on recording before anything has been seen twice."""
-MOST_OF_A_STATE_S = 2e-4
-"""What takes longer takes so once in a process: the first call of an op, or of a function here."""
+FIRST_CALLS = 256
+"""Calls that a thread records before any has come twice, so that a first try in a shell is lazy."""
 AWAITS_OPS = 1 << 12
 """Ops that run unrecorded before it is looked again whether kernels are there."""
 OUTSIDE = "no block"
@@ -62,7 +60,7 @@ class Policy:
     __slots__ = ("_awaited", "_before_pause", "_cold", "_has_worked", "_is_chosen",
                  "_is_let_alone", "_is_loop", "_last_site", "_n_adopted", "_n_known", "_n_new",
                  "_n_reads", "_n_unknown", "_place", "_site", "_sites", "_stretch", "address",
-                 "grown_s", "left_s", "past", "pays", "spans_ranks",
+                 "calls_left", "grown_s", "past", "pays", "spans_ranks",
                  "with_kernels")  # fmt: skip
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
@@ -77,7 +75,7 @@ class Policy:
         self.reset()
 
     def reset(self) -> None:
-        self.left_s = START_S
+        self.calls_left = FIRST_CALLS
         self.cold = 0
         self.grown_s = 0.0  # since the last flush
         self._stretch: int | None = EMPTY  # that ended last
@@ -127,19 +125,19 @@ class Policy:
         elif not paused and self._before_pause is not None:
             self.cold, self._before_pause = self._before_pause, None
 
-    def pay(self, seconds: float) -> None:
-        """Account for states made in this time."""
-        self.left_s -= min(seconds, MOST_OF_A_STATE_S)
+    def add_growth(self, seconds: float) -> None:
+        """Account for a call that is recorded for the first time, which took so long."""
+        self.calls_left -= 1
         self.grown_s += seconds
 
     def may_grow(self) -> bool:
         """Whether the call under way may become a new state."""
-        return self.left_s >= 0 or self.past.is_known()
+        return self.calls_left > 0 or self.past.is_known()
 
     def may_plan(self, ends_stretch: bool) -> bool:
         """Whether a plan may be built at the first flush of what was recorded, which the last break
         ends or not: of a loop, not of each of the lengths of a data set."""
-        return self._is_loop and (ends_stretch or self.past.all_known())
+        return self._is_loop and (ends_stretch or self.past.is_known())
 
     def note_kernels(self, plan: Waiting) -> None:
         """Account for a run of `plan`: as long as more ops are in kernels that are being built than
@@ -168,7 +166,7 @@ class Policy:
         recorded, new or not.
         """
         is_empty = not self.past.has_begun()
-        known = self.past.at_break()
+        known = self.past.at_sync_point()
         if stretch != EMPTY:
             self._is_loop = stretch is not None and stretch == self._stretch
             self._stretch = stretch
@@ -193,7 +191,7 @@ class Policy:
             self._look_for_kernels(self._awaited)
         elif is_left:
             self.cold = 1
-        elif self.cold and (known or self.left_s >= 0):
+        elif self.cold and (known or self.calls_left > 0):
             self.cold = 0
 
     def _outcome(self) -> str:

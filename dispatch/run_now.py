@@ -150,7 +150,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
     if trace.policy.cold > 1:
         trace.policy.cold -= 1
         if is_break:
-            trace.policy.past.at_break()
+            trace.policy.past.at_sync_point()
     elif is_break:
         noting.at_read(trace)
     if sees_pending(trace, request.tensors):

@@ -131,7 +131,7 @@ class Tape:
         self._trace = trace
         known = (*_default_generators(), *generators)
         self._states = {generator_id(g): (g, g.get_state()) for g in known}
-        self._left_s = trace.policy.left_s
+        self._calls_left = trace.policy.calls_left
         trace.policy.cold = 0
         trace.tape = self
         torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
@@ -149,8 +149,8 @@ class Tape:
             return
         self._trace.tape = None
         torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
-        # how long a tape takes to grow says nothing about the program
-        self._trace.policy.left_s = self._left_s
+        # what a tape records says nothing about the program
+        self._trace.policy.calls_left = self._calls_left
         generators = [generator for generator, _ in self._states.values()]
         if self.obstacle is None and not all(map(self._is_untouched, generators)):
             self.obstacle = "the state of a random generator is set inside"

@@ -83,7 +83,7 @@ def op_by_op(request, monkeypatch):
     """
     as_programs = request.config.getoption("--as-programs")
     if not as_programs:
-        monkeypatch.setattr(policy, "START_S", 100.0)
+        monkeypatch.setattr(policy, "FIRST_CALLS", 1 << 60)
         monkeypatch.setattr(pays, "TRIALS", 1 << 30)
     trace.local.trace.policy.reset()
     if request.path.parent.name not in CORE:

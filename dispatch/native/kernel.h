@@ -119,7 +119,7 @@ class Kernel : public c10::OperatorKernel {
     if (*cold_here == ASLEEP) return true;
     if (is_break(info_, arguments_on(stack))) {
       if (*cold_here == 1) return false;
-      in_past(past_here).at_break();
+      in_past(past_here).at_sync_point();
     } else if (!info_.reads && !info_.is_alias && info_.is_counted && frames.empty()) {
       const uint64_t call = number(stack);
       if (call != 0 && in_past(past_here).note(call) && *cold_here == 1) {

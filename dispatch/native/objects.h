@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <deque>

@@ -1,5 +1,5 @@
-// The calls that a program made lately, and whether those of now came in this order before: what
-// `past.py` does, as a Python object with the same methods, for calls that run unrecorded here.
+// Which sequences of calls a program has made before: what `past.py` does, as a Python object with the
+// same methods, for calls that run unrecorded here.
 
 #pragma once
 
@@ -10,101 +10,70 @@ namespace hits {
 class Past {
  public:
   // Values are explained in past.py, which has them, too.
-  static constexpr uint64_t N_KEPT = 1 << 16, LOOP_FROM = 4096, LOOP_AT_LEAST = 256;
-  static constexpr uint64_t CONTEXT = 8, MOST_APART = 16, WAYS = 4, NONE = ~uint64_t{0};
+  static constexpr uint64_t N_KEPT = 1 << 17, FIRST = 8;
+  static constexpr uint64_t LOOPS_FROM = 4096, TURN_AT_LEAST = 256;
   static constexpr uint64_t FACTOR = 0x9E3779B97F4A7C15u;
 
-  Past() : calls_(N_KEPT), places_(N_KEPT / 2) {}
+  Past() : seen_(N_KEPT) {}
 
   // Forget all. Its memory stays: the thread that it belongs to may be adding a call.
   void clear() {
-    std::fill(places_.begin(), places_.end(), 0);
-    n_ = begun_ = placed_ = matched_ = context_ = period_ = stretch_ = 0;
-    next_ = NONE;
+    std::fill(seen_.begin(), seen_.end(), 0);
+    at_sync_point();
   }
 
-  // Add a call; whether a loop that has no break has just come round.
-  bool note(uint64_t call) {
-    call = (call & ~uint64_t{1}) | (n_ == begun_);
-    if (next_ != NONE && is_kept(next_) && kept(next_) == call) {
-      ++next_;
-      ++matched_;
-    } else {
-      next_ = NONE;
-      matched_ = 0;
-    }
-    context_ = (context_ + call) * FACTOR;
-    if (n_ - begun_ >= CONTEXT) context_ -= kept(n_ - CONTEXT) * FACTOR_OUT;
-    stretch_ = (stretch_ + call) * FACTOR;
-    calls_[n_++ % N_KEPT] = call;
-    if (n_ - begun_ <= CONTEXT || context_ >> 62 == 0 || n_ - placed_ >= MOST_APART) {
-      uint64_t& place = place_of(&places_[context_ >> 32 & (N_KEPT / 2 - WAYS)]);
-      if (next_ == NONE && leads_here(place)) {
-        next_ = place;
-        matched_ = n_alike(place, n_ - begun_);
-      }
-      place = placed_ = n_;
-    }
-    return is_round();
-  }
-
-  // Begin anew behind a break; whether all calls since the last one, if any, are known.
-  bool at_break() {
-    const bool known = all_known();
-    begun_ = n_;
-    context_ = period_ = stretch_ = 0;
+  // Begin anew; whether all calls since the last sync point, if any, are known.
+  bool at_sync_point() {
+    const bool known = is_known();
+    n_ = hash_ = first_ = recent_hash_ = 0;
+    least_ = LOOPS_FROM;
+    is_known_ = ends_turn_ = false;
     return known;
   }
 
-  bool all_known() const { return n_ > begun_ && n_ - begun_ <= matched_; }
-  bool is_known() const { return next_ != NONE; }
-  uint64_t stretch() const { return stretch_; }
-  bool has_begun() const { return n_ > begun_; }
-  bool ends_loop() const { return period_ != 0 && (n_ - begun_) % period_ == 0; }
+  // Add a call; whether a loop's turn that was known has come round.
+  bool note(uint64_t call) {
+    const bool was_known = is_known_;
+    recent_hash_ = (recent_hash_ + call) * FACTOR;
+    const uint64_t out = std::exchange(recent_[n_all_++ % FIRST], call);
+    if (n_ >= FIRST) recent_hash_ -= out * FACTOR_OUT;
+    hash_ = (hash_ + call) * FACTOR;
+    ++n_;
+    if (n_ == FIRST) first_ = recent_hash_;
+    ends_turn_ = n_ >= least_ && recent_hash_ == first_;
+    if (ends_turn_) {
+      n_ = FIRST;
+      hash_ = first_;
+      least_ = TURN_AT_LEAST;
+    }
+    is_known_ = was_seen(hash_);
+    return ends_turn_ && was_known;
+  }
+
+  bool is_known() const { return is_known_; }
+  bool has_begun() const { return n_ > 0; }
+  bool ends_turn() const { return ends_turn_; }
+  uint64_t region() const { return hash_; }
 
  private:
   static constexpr uint64_t FACTOR_2 = FACTOR * FACTOR, FACTOR_4 = FACTOR_2 * FACTOR_2;
-  static constexpr uint64_t FACTOR_OUT = FACTOR_4 * FACTOR_4 * FACTOR;  // to the power of CONTEXT + 1
+  static constexpr uint64_t FACTOR_OUT = FACTOR_4 * FACTOR_4 * FACTOR;  // to the power of FIRST + 1
+  static constexpr uint64_t WAYS = 4;  // hashes whose upper bits are the same, the latest first
 
-  bool is_kept(uint64_t place) const { return place + N_KEPT > n_; }
-  uint64_t kept(uint64_t place) const { return calls_[place % N_KEPT]; }
-
-  // How many calls before `place` are those before now, `most` at most.
-  uint64_t n_alike(uint64_t place, uint64_t most) const {
-    uint64_t n = 0;
-    while (n < most && n < place && is_kept(place - 1 - n) &&
-           kept(place - 1 - n) == kept(n_ - 1 - n)) {
-      ++n;
-    }
-    return n;
+  // Whether the hash is kept; it is from now on.
+  bool was_seen(uint64_t hash) {
+    uint64_t* const ways = &seen_[hash >> 32 & (N_KEPT - WAYS)];
+    uint64_t* found = std::find(ways, ways + WAYS, hash);
+    const bool seen = found != ways + WAYS;
+    if (!seen) *(found = ways + WAYS - 1) = hash;
+    std::rotate(ways, found, found + 1);
+    return seen;
   }
 
-  bool leads_here(uint64_t place) const {
-    const uint64_t needed = std::min(n_ - begun_, CONTEXT);
-    return place != 0 && is_kept(place) && n_alike(place, needed) == needed;
-  }
-
-  // Of places whose contexts share a slot, the one that led here before, else the oldest.
-  uint64_t& place_of(uint64_t* ways) const {
-    uint64_t* oldest = ways;
-    for (uint64_t i = 0; i < WAYS; ++i) {
-      if (leads_here(ways[i])) return ways[i];
-      if (ways[i] < *oldest) oldest = &ways[i];
-    }
-    return *oldest;
-  }
-
-  bool is_round() {
-    if (next_ == NONE || matched_ < LOOP_FROM || n_ - begun_ < matched_) return false;
-    const uint64_t distance = n_ - next_;
-    if (matched_ < distance) return false;
-    period_ = (LOOP_AT_LEAST + distance - 1) / distance * distance;
-    return true;
-  }
-
-  std::vector<uint64_t> calls_, places_;
-  uint64_t n_ = 0, begun_ = 0, placed_ = 0, next_ = NONE, matched_ = 0, context_ = 0, period_ = 0,
-           stretch_ = 0;
+  std::vector<uint64_t> seen_;
+  std::array<uint64_t, FIRST> recent_{};
+  uint64_t n_ = 0, n_all_ = 0, hash_ = 0, first_ = 0, recent_hash_ = 0, least_ = LOOPS_FROM;
+  bool is_known_ = false, ends_turn_ = false;
 };
 
 struct PastObject {
@@ -140,19 +109,18 @@ PyObject* ask_past(PyObject* self, PyObject*) {
   return PyBool_FromLong((in_past(self).*member)());
 }
 
-PyObject* past_stretch(PyObject* self, PyObject*) {
-  return PyLong_FromUnsignedLongLong(in_past(self).stretch());
+PyObject* past_region(PyObject* self, PyObject*) {
+  return PyLong_FromUnsignedLongLong(in_past(self).region());
 }
 
 PyMethodDef past_methods[] = {
     {"clear", past_clear, METH_NOARGS, nullptr},
     {"note", past_note, METH_O, nullptr},
-    {"at_break", ask_past<&Past::at_break>, METH_NOARGS, nullptr},
-    {"stretch", past_stretch, METH_NOARGS, nullptr},
-    {"all_known", ask_past<&Past::all_known>, METH_NOARGS, nullptr},
+    {"at_sync_point", ask_past<&Past::at_sync_point>, METH_NOARGS, nullptr},
+    {"region", past_region, METH_NOARGS, nullptr},
     {"is_known", ask_past<&Past::is_known>, METH_NOARGS, nullptr},
     {"has_begun", ask_past<&Past::has_begun>, METH_NOARGS, nullptr},
-    {"ends_loop", ask_past<&Past::ends_loop>, METH_NOARGS, nullptr},
+    {"ends_turn", ask_past<&Past::ends_turn>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyTypeObject past_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
@@ -198,7 +166,7 @@ class CallNumber {
     }
   }
   // 0 of a call on 0-dim tensors of the CPU alone, which may run at once.
-  uint64_t get() const { return most_dims_ == 0 ? 0 : hash_ | 2; }
+  uint64_t get() const { return most_dims_ == 0 ? 0 : hash_ | 1; }
 
  private:
   void mix(uint64_t word) {

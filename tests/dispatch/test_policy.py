@@ -33,7 +33,7 @@ N_OPS = 100
 @pytest.fixture
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is recorded but what was seen before."""
-    monkeypatch.setattr(policy, "START_S", -1.0)
+    monkeypatch.setattr(policy, "FIRST_CALLS", 0)
     lazy_tensor.cache_clear()
     local.trace.policy.reset()
 
@@ -55,7 +55,7 @@ def pasts() -> Iterator[Any]:
 def test_python_and_cpp_know_the_same() -> None:
     """Programs of random stretches, some of which come again."""
     chance = random.Random(0)
-    stretches = [[chance.randrange(40) * 2 + 2 for _ in range(n)] for n in (1, 3, 9, 30, 200)]
+    stretches = [[chance.randrange(40) for _ in range(n)] for n in (1, 3, 9, 30, 200)]
     calls = [
         call
         for _ in range(400)
@@ -64,7 +64,7 @@ def test_python_and_cpp_know_the_same() -> None:
     told = []
     for it in pasts():
         told.append([
-            it.at_break() if call is None else (it.note(call), it.is_known(), it.ends_loop())
+            it.at_sync_point() if call is None else (it.note(call), it.is_known(), it.ends_turn())
             for call in calls
         ])  # fmt: skip
         it.clear()
@@ -76,14 +76,14 @@ def test_python_and_cpp_know_the_same() -> None:
 
 def test_a_stretch_is_known_when_it_comes_again() -> None:
     for it in pasts():
-        first, other = range(2, 60, 2), range(100, 160, 2)
+        first, other = range(30), range(100, 130)
         known = []
         for stretch in (first, other, first, other, other, first):
             for call in stretch:
                 it.note(call)
-            known.append(it.at_break())
+            known.append(it.at_sync_point())
         assert known == [False, False, True, True, True, True]
-        assert not it.at_break()  # an empty one says nothing
+        assert not it.at_sync_point()  # an empty one says nothing
 
 
 def test_calls_are_known_from_the_first_behind_a_break() -> None:
@@ -91,7 +91,7 @@ def test_calls_are_known_from_the_first_behind_a_break() -> None:
         for stretch in ((2, 4, 6), (8, 10, 12)):
             for call in stretch:
                 it.note(call)
-            it.at_break()
+            it.at_sync_point()
         seen = []
         for call in (8, 10, 20, 6):
             it.note(call)
@@ -99,47 +99,34 @@ def test_calls_are_known_from_the_first_behind_a_break() -> None:
         assert seen == [True, True, False, False]
 
 
-def test_a_loop_without_a_break_comes_round_where_it_began_to_repeat() -> None:
+def test_a_loop_without_a_break_comes_round_where_its_first_calls_come_again() -> None:
     for it in pasts():
-        turn = [2 * i + 2 for i in range(100)]
-        for i in itertools.count():
-            if it.note(turn[i % 100]):
-                break
-        assert past.LOOP_FROM <= i < past.LOOP_FROM + 200
-        ends = []
-        for j in range(i + 1, i + 1000):
-            it.note(turn[j % 100])
-            if it.ends_loop():
-                ends.append(j)
-        assert {b - a for a, b in itertools.pairwise(ends)} == {300}  # LOOP_AT_LEAST, rounded up
+        for n_calls, n_turn in ((100, 300), (7, 252), (1, 248)):
+            it.at_sync_point()
+            rounds, ends = [], []
+            for i in range(past.LOOPS_FROM + 2000):
+                if it.note(1000 * n_calls + i % n_calls):
+                    rounds.append(i)
+                if it.ends_turn():
+                    ends.append(i)
+            assert past.LOOPS_FROM <= ends[0] + 1 < past.LOOPS_FROM + n_calls
+            assert {b - a for a, b in itertools.pairwise(ends)} == {n_turn}
+            assert rounds == ends[1:]  # the turn before had begun the same way
 
 
-def test_a_loop_of_few_calls_is_found_whatever_their_hashes() -> None:
-    chance = random.Random(0)
-    for it in pasts():
-        for n_calls in range(1, 20):
-            for _ in range(20):
-                turn = [chance.getrandbits(62) << 1 for _ in range(n_calls)]
-                it.at_break()
-                for i in range(past.MOST_APART * (n_calls + 3)):
-                    it.note(turn[i % n_calls])
-                assert it.is_known()
-
-
-def test_places_that_share_a_slot_are_told_apart() -> None:
-    """The first call of each of twenty lengths, in any order: of 60 programs 23 lost one."""
+def test_regions_are_told_apart_whatever_their_hashes() -> None:
+    """Those of twenty lengths, in any order."""
     for seed in range(10):
         chance = random.Random(seed)
-        stretches = [[chance.getrandbits(62) << 1 for _ in range(201)] for _ in range(20)]
+        regions = [[chance.getrandbits(62) for _ in range(201)] for _ in range(20)]
         for it in pasts():
             for i in range(4):
-                chance.shuffle(stretches)
-                for stretch in stretches:
-                    it.note(stretch[0])
-                    assert it.is_known() is (i > 0)
-                    for call in stretch[1:]:
+                chance.shuffle(regions)
+                for region in regions:
+                    for call in region:
                         it.note(call)
-                    it.at_break()
+                        assert it.is_known() is (i > 0)
+                    it.at_sync_point()
 
 
 def test_what_is_long_past_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +134,10 @@ def test_what_is_long_past_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
     for it in pasts():
         for call in (2, 4, 6):
             it.note(call)
-        it.at_break()
-        for _ in range(past.N_KEPT + 10):
-            it.note(chance.getrandbits(62) << 1)
-        it.at_break()
+        it.at_sync_point()
+        for _ in range(2 * past.N_KEPT):
+            it.note(chance.getrandbits(62))
+        it.at_sync_point()
         it.note(2)
         assert not it.is_known()
 

@@ -128,7 +128,7 @@ def test_tiny_cpu_arithmetic_runs_at_once():
 
 def test_a_program_that_never_repeats_goes_cold_and_stays_right():
     x = torch.randn(6000)
-    local.trace.policy.left_s = 0.0  # other programs may have earned more than this one spends
+    local.trace.policy.calls_left = 0  # other programs may have earned more than this one spends
     with lazy_mode():
         for n in range(1, 6000):
             y = x[:n] * 2

@@ -197,16 +197,6 @@ def test_deeper_models_compile_no_more_kernels(counting):
     assert n_kernels(12) == n
 
 
-def test_the_first_step_of_a_deep_model_is_recorded_whole():
-    model, x = stack_of(24), torch.randn(1, 8, 16)
-    local.trace.policy.left_s = 0.0
-    with lazy_mode(remat_interval=1):
-        loss = model(x).sum()
-        loss.backward()
-        assert local.trace.state.n_ops > 24 * 20
-    assert not local.trace.policy.cold
-
-
 def test_running_statistics_are_updated_once(monkeypatch):
     monkeypatch.setattr(remat, "LEAST_BYTES", 1)
 

@@ -145,7 +145,7 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
 
 def in_policy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold the policy in one of its states."""
-    monkeypatch.setattr(policy, "START_S", 0.02)
+    monkeypatch.setattr(policy, "FIRST_CALLS", 256)
     configure(warn=False)  # that what is held so repeats itself too little
     if name == "always":
         configure(record="always")

@@ -10,13 +10,8 @@ from tests.models.zoo import ZOO
 TOLERANCE = 5e-4
 """AdamW divides each gradient by its own size: one that is zero but for rounding (a key's bias in
 attention) moves its parameter by up to the learning rate, in a direction that rounding decides."""
-# A model takes a minute or two: sixty kernels, each compiled while the test waits.
-SAMPLE = {"resnet": "wrap"}
 MODELS = ("resnet", "unet", "vit", "llama", "gpt2", "mamba", "mixtral", "bert", "t5", "whisper")
-CASES = [
-    pytest.param(model, way, marks=[] if SAMPLE.get(model) == way else [pytest.mark.full])
-    for model, way in zip(MODELS, ["wrap", "mode"] * (len(MODELS) // 2), strict=True)
-]
+CASES = zip(MODELS, ["wrap", "mode"] * (len(MODELS) // 2), strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +19,8 @@ def cache_dir(tmp_path_factory):
     return str(tmp_path_factory.mktemp("kernels"))
 
 
+# A model takes a minute or two: sixty kernels, each compiled while the test waits.
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "way"), CASES)
 def test_training_with_kernels_is_close(model, way, agree, cache_dir):
     entry = ZOO[model]

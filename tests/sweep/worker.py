@@ -100,7 +100,7 @@ def prepare() -> None:
     """Record everything, below Python where that can be, and run op by op."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    policy.START_S = 100.0
+    policy.FIRST_CALLS = 1 << 60
     trace.local.trace.policy.reset()
     if os.environ.get("LAZY_TENSOR_HITS") != "python":
         hits.start(compiler().disk)

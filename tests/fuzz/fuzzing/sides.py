@@ -5,7 +5,6 @@ In: a `Program`. Out: None if lazy execution can't be told from eager, else the 
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -110,7 +109,7 @@ def difference(program: Program, side: Side) -> str | None:
             names = side.names()
             if side.keeps_recording:
                 local.trace.policy.reset()
-            local.trace.policy.left_s = math.inf if side.keeps_recording else -1.0
+            local.trace.policy.calls_left = 1 << 60 if side.keeps_recording else 0
             try:
                 with side.around():
                     got = run(program, names, side.around_line)
