@@ -4,8 +4,9 @@ Eigenvalues and singular values: where nobody needs a gradient, torch asks LAPAC
 alone; for subclasses and under modes for the vectors too, which takes longer. Products of many
 matrices and one (`matmul` of batches): torch multiplies one by one, for subclasses and under modes
 all at once. Both round otherwise. `matrix_rank` writes no `out` for subclasses and under modes;
-`ctc_loss` and `tensor_split` reach, in C++, for memory that a lazy tensor doesn't have. In: the
-classes whose ops are recorded. Out: these ops, and what is made of them, as in eager.
+`ctc_loss` and `tensor_split` reach, in C++, for memory that a lazy tensor doesn't have. `one_hot`
+compares all classes for subclasses, and reads values of plain tensors. In: the classes whose ops
+are recorded. Out: these ops, and what is made of them, as in eager.
 """
 
 from __future__ import annotations
@@ -94,6 +95,16 @@ def _split(tensor: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: 
     return split(tensor, places, dim)
 
 
+def _has_classes(classes: torch.Tensor, num_classes: int = -1) -> bool:
+    """Whether nothing need be read: `scatter_` raises for a class that is out of bounds."""
+    return num_classes > 0 and classes.dtype == torch.int64 and classes.numel() > 0
+
+
+def _one_hot(classes: torch.Tensor, num_classes: int) -> torch.Tensor:
+    zeros = classes.new_zeros((*classes.shape, num_classes))
+    return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
 OF_PRODUCTS: dict[OpOverload, Route] = dict.fromkeys(
     (aten.matmul.default, aten.matmul.out), Route(_multiplies_one_by_one, _product)
 )
@@ -107,6 +118,7 @@ ROUTES: dict[OpOverload, Route] = {
     },
     aten.ctc_loss.IntList: Route(_takes_mean, _mean_ctc_loss),
     aten.tensor_split.tensor_indices_or_sections: Route(_is_at_places, _split),
+    aten.one_hot.default: Route(_has_classes, _one_hot),
     **OF_PRODUCTS,
 }
 """The composite ops: what each is in eager."""

@@ -65,6 +65,12 @@ def one_hot_means() -> object:
     return members.T @ x / members.sum(0)[:, None]
 
 
+def nearest_centres() -> object:
+    x = torch.arange(12.0).view(6, 2)
+    nearest = torch.cdist(x, x[:3]).argmin(1)  # lazy if it is recorded
+    return F.one_hot(nearest, 3).float().T @ x
+
+
 def attention_with_dropout() -> object:
     q = torch.ones(2, 4, 8)
     mask = torch.ones(4, 4, dtype=torch.bool)
@@ -97,6 +103,7 @@ def values_that_are_read() -> object:
     "step",
     [
         one_hot_means,
+        nearest_centres,
         attention_with_dropout,
         recurrent_training,
         a_factorization_in_between,
