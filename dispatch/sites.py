@@ -14,7 +14,7 @@ LISTENS, LETS_ALONE = 64, 960
 """Stretches in a row that are listened to, all of them unknown, before as many blocks are let
 alone, then twice as many, up to so many: to see an op and let it pass costs a quarter of a small
 one."""
-RESTS, RESTS_FROM = 7, 32
+RESTS, RESTS_FROM = 31, 32
 """Blocks that are let alone without being timed, after each one that is, once so many were: to time
 one costs what some ops do."""
 ROUND, RUNS_OF_A_ROUND = 16, 4
