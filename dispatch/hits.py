@@ -144,4 +144,5 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         rule in (Rule.RECORD, Rule.DECOMPOSE),
         reads_values(op),
         tuple(numbers),
+        rule is Rule.DRAW_INTO,
     )

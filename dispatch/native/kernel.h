@@ -53,7 +53,9 @@ void tell_what_ran(PyObject* trace) {
 class Kernel : public c10::OperatorKernel {
  public:
   explicit Kernel(const c10::OperatorHandle& op)
-      : info_(op.schema()), is_matmul_(op.operator_name() == c10::OperatorName("aten::matmul", "")) {}
+      : info_(op.schema()), is_matmul_(op.operator_name() == c10::OperatorName("aten::matmul", "")) {
+    if (info_.is_copy) of_copy_ = this;
+  }
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) return;
@@ -76,7 +78,23 @@ class Kernel : public c10::OperatorKernel {
     to_python(op, stack);
   }
 
+  // What is known of `copy_`; null if Python wants to see all its calls.
+  static const OpInfo* copy_info() {
+    return of_copy_ != nullptr && of_copy_->is_described() ? &of_copy_->info_ : nullptr;
+  }
+
+  // The key of a copy to the tensor in a slot, from the one that came in last.
+  static Words copy_words(const OpInfo& copy, PyObject* slot, PyObject* state) {
+    Words words;
+    words.push_back(reinterpret_cast<uint64_t>(&copy));
+    put(words, Tag::TENSOR, index_of(slot));
+    put(words, Tag::TENSOR, PyLong_AsLongLong(of_state.n_slots.in(state)) - 1);
+    put_static(words, IValue(false));
+    return words;
+  }
+
  private:
+  static inline Kernel* of_copy_ = nullptr;
   OpInfo info_;
   const bool is_matmul_;
 
@@ -102,6 +120,7 @@ class Kernel : public c10::OperatorKernel {
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(8)); ++i) {
         info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(8), i))] = true;
       }
+      info_.draws_into = item(9) == Py_True;
       info_.is_described = true;
     }
     return info_.function.get() != nullptr;
@@ -155,13 +174,14 @@ class Kernel : public c10::OperatorKernel {
         run_tiny(op, keys, stack, trace, in_mode)) {
       return true;
     }
-    if (!info_.is_recorded) return false;
+    if (!info_.is_recorded && !info_.draws_into) return false;
     of_trace.busy.set(trace, Py_True);
     struct Done {
       PyObject* trace;
       ~Done() { of_trace.busy.set(trace, Py_False); }
     } done{trace};
     if (of_trace.claimed.in(trace) == Py_True) return false;
+    if (info_.draws_into) return alone && draw_into(op, keys, stack, trace);
     const Ref before = Ref::to(of_trace.state.in(trace));
     Call call(info_, trace, in_mode);
     if (!call.read(arguments, info_.lets_in) || !(in_mode || call.any_lazy())) return false;
@@ -176,6 +196,59 @@ class Kernel : public c10::OperatorKernel {
       step = edges->generic.find(call.without_numbers(arguments, numbers));
     }
     return step != nullptr && take(trace, info_, *step, numbers, stack);
+  }
+
+  // A random op on what is pending: its numbers are drawn now, in program order, into memory of
+  // their own, and what is recorded is a copy, as `special._draw_into` has it. False where no such
+  // copy is known.
+  bool draw_into(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
+                 PyObject* trace) const {
+    const size_t n = info_.schema.arguments().size();
+    Stack draw(stack->end() - static_cast<long>(n), stack->end());
+    for (size_t i = 1; i < n; ++i) {
+      if (draw[i].isTensor()) return false;
+    }
+    const at::Tensor target = draw[0].toTensor();
+    const OpInfo* copy = copy_info();
+    if (copy == nullptr || target.is_conj() || target.is_neg() ||
+        !target.is_non_overlapping_and_dense()) {
+      return false;
+    }
+    Ref object;
+    const Ref value = value_of(target, object);
+    if (value.get() == nullptr || layout_of(target, object).get() != nullptr) return false;
+    const Ref slot = slot_in(value.get());
+    if (slot.get() == Py_None || of_slot.trace.in(slot.get()) != trace) return false;
+    const auto step = [&]() -> const Step* {
+      Edges* leaves = edges_of(of_trace.state.in(trace));
+      if (leaves == nullptr) return nullptr;
+      Words words;
+      put_leaf(words, target.sizes(), target.strides(), false, target.scalar_type(),
+               target.device(), -1);
+      const Step* leaf = leaves->exact.find(words);
+      Edges* copies = leaf == nullptr ? nullptr : edges_of(leaf->state.get());
+      if (copies == nullptr) return nullptr;
+      const Step* found = copies->exact.find(copy_words(*copy, slot.get(), leaf->state.get()));
+      return found != nullptr && found->kind == SELF ? found : nullptr;
+    };
+    if (step() == nullptr) return false;
+    const at::Tensor numbers = [&target] {
+      const c10::impl::ExcludeDispatchKeyGuard guard(
+          ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+      return at::empty_strided(target.sizes(), target.strides(), target.options());
+    }();
+    Ref data = object_of(numbers), held = new_value();
+    reinterpret_cast<Value*>(held.get())->data = Ref::to(data.get()).release();
+    const Step* known = step();  // finalizers, which may call anything, may have run
+    if (known == nullptr) return false;
+    draw[0] = numbers;
+    run_below(op, keys, &draw);
+    Newcomer newcomer{&numbers, std::move(data), std::move(held), 0};
+    const bool is_in = enter(trace, newcomer);
+    TORCH_INTERNAL_ASSERT(is_in, "the leaf was there before the draw");
+    torch::jit::drop(*stack, n);
+    torch::jit::push(*stack, target, numbers, false);
+    return take(trace, *copy, *known, {}, stack);
   }
 
   // While the trace is cold: run the call on the data of its lazy tensors, as `run_now.run_cold`.

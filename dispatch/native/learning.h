@@ -119,14 +119,28 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
   if (parent == nullptr || parent == Py_None) parent = of_state.parent.in(state);
   if (frames.empty()) return;
   Frame& frame = frames.back();
-  if (frame.info == nullptr || frame.info->function.get() != function) return;
+  if (frame.info == nullptr) return;
   OpInfo& info = *frame.info;
+  const OpInfo* copy = info.draws_into ? Kernel::copy_info() : nullptr;
+  const bool is_draw = copy != nullptr && copy->function.get() == function;
+  if (info.function.get() != function && !is_draw) return;
   info.is_recorded = true;
   if (frames.size() == 1 && info.is_counted) {  // it is a call of the program
     const Ref number(sure(PyLong_FromUnsignedLongLong(frame.number)));
     of_state.call.set(state, number.get());  // Python, which may have made the state, has others
   }
   learn_leaves(trace, parent);
+  if (is_draw) {
+    Ref object;
+    const Ref slot = slot_in(value_of(frame.arguments[0].toTensor(), object).get());
+    auto step = step_to(state);
+    const Words words = Kernel::copy_words(*copy, slot.get(), parent);
+    Edges* edges = make_edges(parent);
+    if (step != nullptr && edges->exact.find(words) == nullptr) {
+      edges->exact.add(words, std::move(step));
+    }
+    return;
+  }
   Call call(info, trace, frame.in_mode);
   if (!call.read(frame.arguments.data(), false)) return;
   auto step = step_to(state);

@@ -49,6 +49,7 @@ struct OpInfo {
   bool reads = false;         // it gives what only a tensor's values say
   bool lets_in = false;       // its tensors may enter a trace without being looked at in Python
   bool writes_list = false;   // it writes the tensors of its first argument, which nobody counts
+  bool draws_into = false;    // it writes random numbers to its first argument
   Ref function;               // the OpOverload; null if Python wants to see all its calls
 };
 

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -101,6 +102,34 @@ def test_wrapped_tensors_need_no_mode(in_python):
     assert in_python == []
     expected = ((lazy_tensor.unwrap(x) @ plain).relu() * 2.5).sum(0)
     assert torch.equal(lazy_tensor.materialize(made), expected)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_draws_into_what_is_pending_stay_below_python(in_python, wraps):
+    """Dropout draws its mask so. Which numbers are drawn is eager's business to the last bit."""
+    plain = torch.randn(8, 4)
+    x = lazy_tensor.wrap(plain.clone()) if wraps else plain
+
+    def step(x, p=0.3):
+        torch.manual_seed(1)
+        y = nn.functional.dropout(x * 2, p)
+        return y + torch.empty_like(y).t().normal_(0.0, p).t(), torch.get_rng_state()
+
+    def lazily(p=0.3):
+        with nullcontext() if wraps else lazy_mode(record="always"):
+            made, state = step(x, p)
+            lazy_tensor.flush()
+        return lazy_tensor.materialize(made), state
+
+    for p in (0.3, 0.6, 0.3, 0.6, 0.3, 0.6):
+        lazily(p)
+    in_python.clear()
+    found = [lazily(), lazily(0.6)]
+    assert in_python == []
+    for (mine, state), p in zip(found, (0.3, 0.6), strict=True):
+        expected, state_then = step(plain, p)
+        assert torch.equal(mine, expected)
+        assert torch.equal(state, state_then)
 
 
 def test_numbers_that_change_are_hits(in_python):
