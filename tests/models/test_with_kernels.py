@@ -11,7 +11,7 @@ TOLERANCE = 5e-4
 """AdamW divides each gradient by its own size: one that is zero but for rounding (a key's bias in
 attention) moves its parameter by up to the learning rate, in a direction that rounding decides."""
 MODELS = ("resnet", "unet", "vit", "llama", "gpt2", "mamba", "mixtral", "bert", "t5", "whisper")
-CASES = zip(MODELS, ["wrap", "mode"] * (len(MODELS) // 2), strict=True)
+CASES = list(zip(MODELS, ["wrap", "mode"] * (len(MODELS) // 2), strict=True))
 
 
 @pytest.fixture(scope="module")
