@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 LEGEND = (
-    "settled: the median of the last fifth of a side's steps; by 5 s: steps done by then; "
-    "difference: the largest from eager's values"
+    "first: the first step; settled: the median of the last fifth; by 5 s: steps done by then; "
+    "differs: by how much at most from eager's values"
 )
 
 
@@ -91,13 +91,19 @@ class Screen:
 
     def _table(self, scene: str) -> Table:
         marks = SCENES[scene].marks_s
-        table = Table(box=SIMPLE_HEAD, title=SCENES[scene].title, title_justify="left")
-        table.add_column("", min_width=15, no_wrap=True)
-        for title in ("first step", "settled", "× eager"):
+        table = Table(
+            box=SIMPLE_HEAD,
+            title=SCENES[scene].title,
+            title_justify="left",
+            pad_edge=False,  # all of it fits into 80 columns
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("", min_width=13, no_wrap=True)
+        for title in ("first", "settled", "× eager"):
             table.add_column(title, justify="right", no_wrap=True)
         for mark in marks:
             table.add_column(f"by {mark:g} s", justify="right", no_wrap=True)
-        table.add_column("difference", justify="right", no_wrap=True)
+        table.add_column("differs", justify="right", no_wrap=True)
         for side in self._results[scene]:
             table.add_row(*self._cells(scene, side))
         return table

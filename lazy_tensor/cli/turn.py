@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -92,9 +93,9 @@ def run_turn(
         process = context.Process(
             target=_work, args=(begin, side, seconds, least_steps, caches, theirs)
         )
-        process.start()
-        theirs.close()
         try:
+            process.start()
+            theirs.close()
             for message in _received(ours):
                 if isinstance(message, Turn):
                     turn = message
@@ -104,8 +105,9 @@ def run_turn(
             else:
                 turn.error = "its process ended early"
         finally:
-            process.terminate()  # it has nothing more to say
-            process.join()
+            if process.pid is not None:
+                process.terminate()  # it has nothing more to say
+                process.join()
     return turn
 
 
@@ -128,11 +130,12 @@ def _work(
     try:
         _run_steps(begin(SIDES[side]), seconds, least_steps, turn, pipe)
         turn.why = _why() if side in ("lazy", "replay") else ""
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)  # all processes get Ctrl-C: the one that shows the table answers it
     except Exception as error:  # the table says so, and the other sides have their turns
         turn.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    pipe.send(turn)
+    with suppress(BrokenPipeError):
+        pipe.send(turn)
 
 
 def _run_steps(step: Step, seconds: float, least_steps: int, turn: Turn, pipe: Connection) -> None:
