@@ -15,7 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page
 
 SECONDS = float(os.environ.get("LAZY_CHOICE_S", "10"))
-TRIED = ("heat", "sharded_adds")
+TRIED = ("heat",)
 """What a quick run has."""
 
 
