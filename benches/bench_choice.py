@@ -1,7 +1,7 @@
 """What the default costs beside the better of eager and recording all, for programs of many kinds.
 
-Writes `results/choice.md`. `LAZY_CHOICE_S` sets the seconds a side, 10 by default: half an
-hour and more in all, in which the machine must be left alone.
+Writes `results/choice.md`. `LAZY_CHOICE_S` sets the seconds a side, 10 by default: about an hour
+in all, in which the machine must be left alone.
 """
 
 from __future__ import annotations

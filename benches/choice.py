@@ -48,7 +48,7 @@ class Chosen:
 
 
 class _Player:
-    """A process that does a program's steps when it is told to."""
+    """A process that runs a program's steps on command."""
 
     def __init__(self, name: str, way: str, record: str, within: ExitStack) -> None:
         caches = within.enter_context(tempfile.TemporaryDirectory())

@@ -79,23 +79,30 @@ def heat(side: Side) -> Step:
     return step
 
 
+def _training(optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]) -> Step:
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def lstm(side: Side) -> Step:
     """an LSTM cell unrolled ten times, SGD"""
     cell = side.wrap(nn.LSTMCell(24, 48))
     optimizer = torch.optim.SGD(cell.parameters(), lr=1e-2)
     x = torch.randn(10, 8, 24)
 
-    def step() -> object:
-        optimizer.zero_grad()
+    def loss() -> torch.Tensor:
         h = c = torch.zeros(8, 48)
         for part in x:
             h, c = cell(part, (h, c))
-        loss = h.square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return h.square().mean()
 
-    return step
+    return _training(optimizer, loss)
 
 
 def dropout(side: Side) -> Step:
@@ -108,14 +115,7 @@ def dropout(side: Side) -> Step:
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(64, 512)
 
-    def step() -> object:
-        optimizer.zero_grad()
-        loss = F.smooth_l1_loss(model(x).tanh(), x)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return _training(optimizer, lambda: F.smooth_l1_loss(model(x).tanh(), x))
 
 
 def cnn(side: Side) -> Step:
@@ -129,15 +129,13 @@ def cnn(side: Side) -> Step:
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     images, labels = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+    train = _training(optimizer, lambda: F.cross_entropy(model(images), labels))
     n_steps = 0
 
     def step() -> object:
         nonlocal n_steps
         n_steps += 1
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
+        loss: Any = train()
         return loss.item() if n_steps % 10 == 0 else None
 
     return step
@@ -239,14 +237,7 @@ def tensor_parallel(side: Side) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(8, 32)
 
-    def step() -> object:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return _training(optimizer, lambda: model(x).square().mean())
 
 
 def _of_start(make: Callable[[Any], Step], side: Side) -> Step:
@@ -266,7 +257,7 @@ PROGRAMS: dict[str, tuple[str, Begin]] = {
 
 
 def ways_of(name: str) -> tuple[str, ...]:
-    """Where laziness may begin: what is sharded is lazy by itself, and not wrapped."""
+    """Where laziness may begin. `wrap` takes no sharded tensors."""
     return WAYS[:2] if name in {begin.__name__ for begin in SHARDED} else WAYS
 
 

@@ -34,8 +34,7 @@ FACTOR = 0x9E3779B97F4A7C15
 class Past:
     """The hash of the calls since the last sync point, and the set of all such hashes so far.
 
-    Where there is no sync point for long, a loop is told by its first calls: when these come again
-    a turn ends before them, as it would at a sync point.
+    A loop may have no sync points. Then a turn of it ends where its first calls come again.
     """
 
     __slots__ = ("_ends_turn", "_first", "_hash", "_is_known", "_least", "_n", "_recent",
