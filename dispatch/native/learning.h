@@ -132,7 +132,9 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
   learn_leaves(trace, parent);
   if (is_draw) {
     Ref object;
-    const Ref slot = slot_in(value_of(frame.arguments[0].toTensor(), object).get());
+    const Ref value = value_of(frame.arguments[0].toTensor(), object);
+    if (value.get() == nullptr) return;  // a plain tensor whose memory something pending writes
+    const Ref slot = slot_in(value.get());
     auto step = step_to(state);
     const Words words = Kernel::copy_words(*copy, slot.get(), parent);
     Edges* edges = make_edges(parent);

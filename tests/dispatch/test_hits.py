@@ -132,6 +132,23 @@ def test_draws_into_what_is_pending_stay_below_python(in_python, wraps):
         assert torch.equal(state, state_then)
 
 
+def test_draws_into_a_plain_tensor_that_is_written():
+    plain = torch.zeros(8)
+
+    def step():
+        torch.manual_seed(1)
+        plain.mul_(2)
+        return plain.uniform_().add_(1).clone()
+
+    expected = step()
+    for _ in range(3):
+        with lazy_mode(record="always"):
+            made = step()
+            assert lazy_tensor.is_lazy(made)
+        assert torch.equal(lazy_tensor.materialize(made), expected)
+        assert torch.equal(plain, expected)
+
+
 def test_numbers_that_change_are_hits(in_python):
     x = torch.randn(4)
     results = []
