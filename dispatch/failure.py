@@ -16,7 +16,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -28,8 +28,8 @@ from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan import Plan, Step
 from lazy_tensor.dispatch.trace import Node
-from lazy_tensor.kernels.aten import call_at, compile_aten, source_of
-from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.artifact import SOURCE, WRAPPER
+from lazy_tensor.kernels.aten import call_at, source_of
 from lazy_tensor.kernels.segment import Ref, ScalarRef
 
 Values = dict[int, torch.Tensor]
@@ -56,44 +56,51 @@ def rescue(error: BaseException, ran: Plan | Graph) -> Values | None:
     return None
 
 
-def _had_returned(place: TracebackType) -> bool:
-    """Whether an interrupt came when the call at `place`, or the last one that it led to, was over.
+def _had_run(place: TracebackType) -> bool:
+    """Whether an interrupt came when what is called at `place` had run.
 
-    Python looks for signals after a call in C, or where a function of its own begins.
+    Python looks for signals after a call in C, or where a function of its own begins. A function
+    that runs a segment keeps what it gives in `results`. One of Inductor's, which calls kernels one
+    after the other, is finished here.
     """
-    while (inner := _called_at(place)) is not None:
+    while True:
+        frame, instruction, after = place.tb_frame, *_instructions(place)
+        if "results" in frame.f_locals:
+            return True
+        if frame.f_code.co_filename == WRAPPER:
+            return _finish_wrapper(place)
+        stores_results = after.argrepr.startswith("results")
+        if "results" in frame.f_code.co_varnames and not stores_results:
+            return False  # it prepared
+        inner = _called_at(place)
+        if inner is None:
+            return instruction.opname.startswith(CALLS)
         place = inner
-    code, offset = place.tb_frame.f_code.co_code, place.tb_lasti
-    while offset > 0 and dis.opname[code[offset]] == "CACHE":
-        offset -= 2
-    return dis.opname[code[offset]].startswith(("CALL", "PRECALL"))
 
 
-def _has_results(place: TracebackType) -> bool:
-    """Whether an interrupt came in a function that had run the segment, and counted it or measured
-    it (`Fusion.count_runs`, `Trial`)."""
-    inner = _called_at(place)
-    while inner is not None:
-        if "results" in inner.tb_frame.f_locals:
-            return True
-        inner = _called_at(inner)
-    return False
+CALLS = ("CALL", "PRECALL")
+"""What the names of instructions that call begin with."""
 
 
-def _was_preparing(place: TracebackType) -> bool:
-    """Whether an interrupt came while a segment's code was made, or its kernel asked for: before
-    the segment ran."""
-    inner = _called_at(place)
-    while inner is not None:
-        if inner.tb_frame.f_code in BEFORE_IT_RUNS:
-            return True
-        inner = _called_at(inner)
-    return False
+def _instructions(place: TracebackType) -> tuple[dis.Instruction, dis.Instruction]:
+    """The instruction at which a frame was interrupted, or called; and what follows it."""
+    instructions = list(dis.get_instructions(place.tb_frame.f_code))
+    n = sum(one.offset <= place.tb_lasti for one in instructions)
+    after = next(one for one in instructions[n:] if not one.opname.startswith(CALLS))
+    return instructions[n - 1], after
 
 
-BEFORE_IT_RUNS = frozenset({
-    compile_aten.__code__, cached_property.__get__.__code__, Compiler._request.__code__,
-})  # fmt: skip
+def _finish_wrapper(place: TracebackType) -> bool:
+    """Run what an interrupt left of a wrapper of Inductor's, but for what it gives."""
+    frame, instruction, after = place.tb_frame, *_instructions(place)
+    number, names = place.tb_lineno, dict(frame.f_locals)
+    if instruction.opname == "RESUME" or after.opname == "POP_TOP":
+        number += 1  # it had not begun, or the call that is all of this line is over
+    for line in frame.f_globals[SOURCE].splitlines()[number - 1 :]:
+        if line.lstrip().startswith("return"):
+            break
+        exec(line.strip(), frame.f_globals, names)
+    return True
 
 
 def _called_at(place: TracebackType) -> TracebackType | None:
@@ -157,11 +164,7 @@ def _rescue_from_plan(
         if is_over:
             _note_step(error, step, _looked_up(_by_slot(names), names["S"]))
         elif any(node.writes for node in step.nodes):
-            is_over = (
-                _finished(step, names, place)
-                or _has_results(place)
-                or (_had_returned(place) and not _was_preparing(place))
-            )
+            is_over = _finished(step, names, place) or _had_run(place)
     later = [
         _Later(step.reads, step.nodes, partial(exec, step.code, plan.names, names))
         for step in plan.steps[max(number, 0) :]
@@ -190,7 +193,7 @@ def _finished(step: Step, names: dict[str, Any], place: TracebackType | None) ->
     if position < 0:
         exec(taken.strip(), constants, values)
         position = 0
-    elif position < n_calls and not segment.calls[position].outputs and _had_returned(place):
+    elif position < n_calls and not segment.calls[position].outputs and _had_run(place):
         position += 1  # it wrote; one that makes values has lost them, and is called again
     for call in calls[position:]:
         exec(call.strip(), constants, values)
@@ -211,7 +214,7 @@ def _rescue_from_graph(
         if is_over:
             _note_call(error, node, _looked_up(values, scalars))
         else:
-            is_over = names["done"] is node or _had_run(place)
+            is_over = names["done"] is node or _node_had_run(place)
     first = next((i for i, other in enumerate(graph.nodes) if other is node), 0)
     later = [
         _Later(n.reads, (n,), partial(run_node, n, values, scalars, graph.spec))
@@ -222,12 +225,13 @@ def _rescue_from_graph(
     return dict(values)
 
 
-def _had_run(place: TracebackType) -> bool:
+def _node_had_run(place: TracebackType) -> bool:
     """Whether an interrupt in `interpret` came when the node's op had run."""
     call = _called_at(place)
-    if call is not None and "result" in call.tb_frame.f_locals:
-        return True
-    return (call is None or _called_at(call) is None) and _had_returned(place)
+    if call is None:
+        return False
+    is_in_op = "results" not in call.tb_frame.f_locals and _called_at(call) is not None
+    return not is_in_op and _had_run(call)
 
 
 def _carry_on(

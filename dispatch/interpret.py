@@ -38,15 +38,15 @@ def run_node(
 ) -> Node:
     """Run one call on `values`, by slot, and add what it gives; `promised` is what was recorded.
 
-    Gives the node back. After an exception `failure` looks whether `result` was there.
+    Gives the node back. After an exception `failure` looks whether `results` were there.
     """
     args = [_real(a, values, scalars) for a in node.args]
     kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
-    result = node.facts.op._op(*args, **kwargs)
-    results = (result,) if node.is_single else result
+    results = node.facts.op._op(*args, **kwargs)
+    made = (results,) if node.is_single else results
     for i, slot in enumerate(node.outs):
         if slot is not None:
-            tensor, spec = results[i], promised[slot]
+            tensor, spec = made[i], promised[slot]
             if not is_of(tensor, spec) and all(is_of(values[r], promised[r]) for r in node.reads):
                 MISJUDGED.add(node.facts.op)  # and not one whose result it was given
             values[slot] = laid_out(tensor, node, spec)

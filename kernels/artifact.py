@@ -101,6 +101,11 @@ def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int
     return all(eval(condition, names) for condition in conditions)
 
 
+WRAPPER, SOURCE = "<inductor wrapper>", "_source"
+"""The file that a wrapper of Inductor's is compiled as; and the name of its source, one statement a
+line, in its module."""
+
+
 def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
     """The kernel that `artifact` holds, for run-time scalars of the given Python types."""
     header, start = _header(artifact)
@@ -111,7 +116,8 @@ def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
         kernels.update(zip([(i, name) for name in wanted], found, strict=True))
         start += n_bytes
     names: dict[str, Any] = {"_kernels": [kernels[i, name] for i, name in header["kernels"]]}
-    exec(compile(header["source"], "<inductor wrapper>", "exec"), names)
+    names[SOURCE] = header["source"]
+    exec(compile(header["source"], WRAPPER, "exec"), names)
     outputs = tuple(o if isinstance(o, int) else View(*o) for o in header["outputs"])
     return kernel_of(names["call"], Outputs(outputs, header["has_check"]), scalars)
 

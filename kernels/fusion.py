@@ -45,6 +45,9 @@ class Fusion:
     from replay's, and says what to add to the warning. `ahead` is an artifact that was built before
     it was asked for, behind the digest of its source. `spent_s` is what runs op by op took.
     `n_adopted` counts kernels that came.
+
+    Whatever runs the segment keeps what that gives in a variable `results` at once, and has no
+    other use for the name: by it an interrupt is told to have come before or after (see `failure`).
     """
 
     n_adopted: ClassVar[int] = 0
@@ -141,7 +144,8 @@ class Fusion:
     def _first_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
         # generates the replay function only for a fusion that does run op by op
         self.run = self.aten
-        return self.run(tensors, scalars)
+        results = self.run(tensors, scalars)
+        return results  # noqa: RET504
 
     def _measure(self, kernel: Kernel) -> None:
         def decide(kernel_s: float, aten_s: float) -> None:
@@ -162,10 +166,11 @@ class Fusion:
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
             nonlocal left
+            results = best(tensors, scalars)
             left -= 1
             if left == 0:
                 self._measure(kernel)
-            return best(tensors, scalars)
+            return results
 
         return run
 
@@ -179,17 +184,19 @@ class Fusion:
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
             try:
-                return kernel(tensors, scalars)
+                results = kernel(tensors, scalars)
+                return results  # noqa: RET504
             except Busy:
-                return self.aten(tensors, scalars)
+                failure = None
             except Exception as error:
                 if self.segment.written:
                     raise  # the kernel may have written already: replay would write twice
                 failure = error
-            outputs = self.aten(tensors, scalars)
-            # it may be short of memory this once: no reason to keep others from the kernel
-            self._dropped(f"it raised {failure!r}, op-by-op execution does not")
-            return outputs
+            results = self.aten(tensors, scalars)
+            if failure is not None:
+                # it may be short of memory this once: no reason to keep others from the kernel
+                self._dropped(f"it raised {failure!r}, op-by-op execution does not")
+            return results
 
         return run
 
@@ -206,7 +213,8 @@ class Fusion:
     def _warn_and_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
         self.run = self.aten
         self._warn(f"can't be compiled by {self.backend.name!r} and runs op by op: {self.reason}")
-        return self.run(tensors, scalars)
+        results = self.run(tensors, scalars)
+        return results  # noqa: RET504
 
     def __repr__(self) -> str:
         ops = [str(call.op) for call in self.segment.calls]

@@ -47,16 +47,17 @@ class Verified:
     def __call__(self, tensors: Tensors, scalars: Sequence[float]) -> Tensors:
         self._left -= 1
         if self._left > 0:
-            return self._kernel(tensors, scalars)
+            results = self._kernel(tensors, scalars)
+            return results  # noqa: RET504
         self._left = self._every
         self._counters.add("verified")
         segment = self._segment
         given, mine = _apart(tensors, segment), _apart(tensors, segment)
+        results = self._kernel(tensors, scalars)
         expected = self._aten(mine, scalars)
-        actual = self._kernel(tensors, scalars)
-        reason = _disagreement(segment, given, (tensors, actual), (mine, expected))
+        reason = _disagreement(segment, given, (tensors, results), (mine, expected))
         if reason is None:
-            return actual
+            return results
         for i in segment.written:
             tensors[i].copy_(mine[i])
         self._disagreed(reason, given, scalars)

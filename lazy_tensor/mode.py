@@ -229,9 +229,17 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             return
         mode, here.depth, before = entered
         try:
+            self._leave(mode, before)
+        except BaseException:  # an interrupt, which may come where a function begins: once more
+            self._leave(mode, before)
+            raise
+
+    def _leave(self, mode: RecordingMode | None, before: settings.Settings | None) -> None:
+        """Do all that is left to do at the end of the block."""
+        try:
             if here.depth == 0:
                 noting.listen(local.trace)
-            if mode is not None:
+            if mode is not None and here.mode is mode:
                 _leave_mode()
             if here.depth == 0:
                 noting.at_break(local.trace)  # it may warn, which may raise

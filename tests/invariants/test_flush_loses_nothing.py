@@ -1,17 +1,19 @@
-"""An exception at any line of a flush: each value is right afterwards, or failed by that exception.
+"""An exception anywhere in a flush: each value is right afterwards, or failed by that exception.
 
-The exception comes at each line that a flush runs in this package, one after the other: as Ctrl-C
-does, or a warning under `-W error`, or a disk that is full.
+It comes at each line that a flush runs in this package, one after the other, as a warning under
+`-W error` does, or a disk that is full; and wherever Python looks for signals, as Ctrl-C does.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import linecache
+import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import torch
 from lazy_tensor import configure, lazy_mode, materialize, wrap
 from lazy_tensor.dispatch.flush import compiler, flush
 from lazy_tensor.dispatch.trace import local
+from lazy_tensor.kernels.artifact import WRAPPER
 from lazy_tensor.kernels.trial import Trial
 
 
@@ -79,6 +82,22 @@ class RaisesAt:
         return self
 
 
+class RaisesAfter(RaisesAt):
+    """Raises where a signal's handler does: the `n`th time that a call in C is over, or a function
+    begins."""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        is_ours = frame.f_globals.get("__name__", "").startswith("lazy_tensor.")
+        made = frame.f_code.co_filename in (WRAPPER, "<kernel>") or is_generated(frame)
+        is_generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)  # one that is closed, too
+        if (is_ours or made) and event in ("call", "c_return") and not is_generator:
+            self.n_lines += 1
+            if self.n_lines == self.n:
+                self.where = f"{event} {frame.f_code.co_filename}:{frame.f_lineno}"
+                sys.setprofile(None)
+                raise self.error
+
+
 class Program:
     """Ops on plain and lazy tensors, in place, on views and not; nothing of it is flushed."""
 
@@ -102,18 +121,23 @@ class Program:
         self.made = [a, b, c, d, self.lazy]
 
 
-def flushed(n: int, error: type[BaseException]) -> tuple[Program, RaisesAt]:
+def flushed(
+    n: int, error: type[BaseException], kind: type[RaisesAt] = RaisesAt
+) -> tuple[Program, RaisesAt]:
     """The program, run and flushed with an exception at the flush's line `n`."""
-    program, raises = Program(is_lazy=True), RaisesAt(n, error)
+    program, raises = Program(is_lazy=True), kind(n, error)
+    put = sys.setprofile if kind is RaisesAfter else sys.settrace
+    signal.signal(signal.SIGUSR1, cast(Any, raises))  # its frame is one of a handler
     with lazy_mode():
         program.run()
-        sys.settrace(raises)
+        put(raises)
         try:
             flush(local.trace, "test")
         except (Injected, InjectedError, UserWarning):
             pass  # of what can't be planned is warned, and warnings are errors here
         finally:
-            sys.settrace(None)
+            put(None)
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     return program, raises
 
 
@@ -182,20 +206,24 @@ def lost(program: Program, expected: Program, error: type[BaseException]) -> tup
     return wrong, n_failed
 
 
-@pytest.mark.parametrize("error", [Injected, InjectedError])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(RaisesAt, Injected), (RaisesAt, InjectedError), (RaisesAfter, Injected)],
+    ids=["at a line", "an error at a line", "after a call"],
+)
 @pytest.mark.parametrize("tier", TIERS)
-def test_an_exception_at_any_line_of_a_flush_loses_no_value(tier, error, pytestconfig):
+def test_an_exception_anywhere_in_a_flush_loses_no_value(tier, kind, error, pytestconfig):
     prepare, options, every = TIERS[tier]
     every = 1 if pytestconfig.getoption("--full") else every
     configure(record="always", **options)
     expected = Program(is_lazy=False)
     expected.run()
     for _ in range(3):
-        flushed(0, error)
+        flushed(0, error, kind)
     n_failed, losses = 0, []
     for n in itertools.count(1, every):
         prepare()
-        program, raises = flushed(n, error)
+        program, raises = flushed(n, error, kind)
         if not raises.where:
             break
         wrong, failed = lost(program, expected, error)

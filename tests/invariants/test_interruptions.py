@@ -225,6 +225,44 @@ def test_a_mode_that_an_interrupt_left_entered_is_left_by_the_next_block():
     assert n > 20
 
 
+class InterruptsACall:
+    """Raises KeyboardInterrupt where the `n`th function that a block's end calls begins: signals
+    come there, too."""
+
+    def __init__(self, n: int) -> None:
+        self.left, self.has_raised = n, False
+        self.end: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if self.end is None and frame.f_code is lazy_mode.__exit__.__code__:
+            self.end = frame
+        elif self.end is not None:
+            self.left -= 1
+            if self.left == 0:
+                self.has_raised = True
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [{}, {"record": "always"}], ids=["plain", "with options"])
+def test_an_interrupt_where_a_function_of_a_blocks_end_begins_loses_no_write(options):
+    x = torch.zeros(3)
+    for n in itertools.count(1):
+        interrupts = InterruptsACall(n)
+        with suppress(KeyboardInterrupt):
+            try:
+                with lazy_mode(**options):
+                    x.add_(1)
+                    sys.settrace(interrupts)
+            finally:
+                sys.settrace(None)
+        assert x.tolist() == [float(n)] * 3
+        assert not is_active()
+        if not interrupts.has_raised:
+            break
+    assert n > 20
+
+
 def test_an_interrupt_while_a_segment_is_prepared_loses_no_write(monkeypatch):
     """The code of a segment has been made, and nothing of it has run."""
 

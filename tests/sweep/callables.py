@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.autograd.functional
@@ -113,11 +114,12 @@ def names() -> list[str]:
 
 def core(every: int = 24) -> list[str]:
     """Those that reach tensors without an op, or that have patterns of their own; and one in so
-    many others."""
-    found = names()
-    chosen = {name for name in found if name in OF_ONE or _is_a_way(name)}
-    chosen.update([name for name in found if name not in chosen][::every])
-    return [name for name in found if name in chosen]
+    many others, alike in every environment, whatever names an import has added there."""
+    return [
+        name
+        for name in names()
+        if name in OF_ONE or _is_a_way(name) or crc32(name.encode()) % every == 0
+    ]
 
 
 def _is_a_way(name: str) -> bool:
