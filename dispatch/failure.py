@@ -86,8 +86,8 @@ def _instructions(place: TracebackType) -> tuple[dis.Instruction, dis.Instructio
     """The instruction at which a frame was interrupted, or called; and what follows it."""
     instructions = list(dis.get_instructions(place.tb_frame.f_code))
     n = sum(one.offset <= place.tb_lasti for one in instructions)
-    after = next(one for one in instructions[n:] if not one.opname.startswith(CALLS))
-    return instructions[n - 1], after
+    at = instructions[n - 1]
+    return at, next((one for one in instructions[n:] if not one.opname.startswith(CALLS)), at)
 
 
 def _finish_wrapper(place: TracebackType) -> bool:

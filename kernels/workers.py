@@ -95,17 +95,21 @@ BEHIND = 10
 for the slowest of them: beside two busy processes a program on two cores does 0.4 to 0.5 of its
 steps where they have 3, 0.85 where they have 10, and 0.95 where they have 19, which leaves them a
 hundredth of a core."""
+HEAD_START_S = 10.0
+"""For so long a worker is as nice as the program: importing torch's compiler and building a first
+kernel takes 5 to 10 seconds of a core, and would take a minute at the tenth of one that is left
+beside a program on all cores."""
 
 # The whole package comes from where this process has it: on the path there may be another version.
 _BEGIN = f"""
 import importlib.util, os, sys
-os.nice(int(sys.argv.pop(1)))
+niceness, head_start_s = int(sys.argv.pop(1)), float(sys.argv.pop(1))
 sys.path[:] = sys.argv.pop(1).split({os.pathsep!r})
 spec = importlib.util.spec_from_file_location({_TOP_PACKAGE!r}, sys.argv.pop(1))
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[spec.name])
 from {_PACKAGE}.worker import main
-main(*sys.argv[1:])
+main(niceness, head_start_s, *sys.argv[1:])
 """
 
 
@@ -120,10 +124,11 @@ def _path() -> list[str]:
 class _Worker:
     """One child process, which does one thing at a time."""
 
-    def __init__(self, build_dir: str | None, niceness: int) -> None:
+    def __init__(self, build_dir: str | None, niceness: int, head_start_s: float) -> None:
         init_file = sys.modules[_TOP_PACKAGE].__file__
         assert init_file is not None, "it has an __init__.py"
-        arguments = [str(niceness), os.pathsep.join(_path()), init_file]
+        priority = str(niceness), str(head_start_s)
+        arguments = [*priority, os.pathsep.join(_path()), init_file]
         if build_dir is not None:
             arguments.append(build_dir)
         self._process = subprocess.Popen(
@@ -191,7 +196,7 @@ class Workers:
     """Up to `size` worker processes, started when first needed, ended with this process.
 
     `build_dir` says where backends keep their working files, None if they may choose. It is asked
-    when a process is started, which is with `niceness`.
+    when a process is started, which has `niceness` after `head_start_s`.
     """
 
     def __init__(
@@ -199,7 +204,7 @@ class Workers:
     ) -> None:
         self.size = size or max(1, (os.cpu_count() or 1) - 1)
         self._build_dir = build_dir or (lambda: None)
-        self.niceness = BEHIND
+        self.niceness, self.head_start_s = BEHIND, HEAD_START_S
         self._reset()
         atexit.register(self.close)
 
@@ -236,7 +241,7 @@ class Workers:
             if self._idle:
                 return self._idle.pop()
             try:
-                worker = _Worker(self._build_dir(), self.niceness)
+                worker = _Worker(self._build_dir(), self.niceness, self.head_start_s)
             except OSError as error:  # no memory, or no process, is left for one
                 raise BuildError(
                     f"a process to build kernels in can't be started: {error}"

@@ -150,13 +150,22 @@ except BuildError:
 
 @pytest.mark.parametrize("niceness", [0, BEHIND])
 def test_worker_runs_behind_a_program_that_does_not_wait(workers, niceness):
-    workers.niceness = niceness
+    workers.niceness, workers.head_start_s = niceness, 0.1
     with pytest.raises(BuildError):
         workers.build(InductorBackend(), BAD)
     pid = process_of(workers).pid
-    expected = min(os.getpriority(os.PRIO_PROCESS, 0) + niceness, 19)
-    assert os.getpriority(os.PRIO_PROCESS, pid) == expected
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + niceness, 19)
     assert os.getsid(pid) == os.getsid(0)  # sessions are scheduled as equals, nice or not
+
+
+def test_worker_has_a_head_start(workers):
+    workers.head_start_s = 600.0
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    assert workers.niceness == BEHIND
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process_of(workers).pid) == own
 
 
 @pytest.mark.parametrize("name", ["nt", "cProfile"])
