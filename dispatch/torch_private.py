@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -185,6 +186,9 @@ def mark(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
 
 lazy_clone: Callable[[torch.Tensor], torch.Tensor] = torch._lazy_clone
 """A copy that shares memory until either side is written (copy-on-write, 0.4 us)."""
+CLONES = threading.Lock()
+"""Held while memory becomes copy-on-write: two threads that do it to one memory at once get an
+error, though both only read it."""
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
 
@@ -228,7 +232,8 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     the same order, so that ops on it give what they give for the tensor."""
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         if is_resizable(tensor) and not is_shared_by_processes(tensor):
-            return lazy_clone(tensor)
+            with CLONES:
+                return lazy_clone(tensor)
         size = [
             n if step else min(n, 1) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
         ]
@@ -356,6 +361,10 @@ def has_fakes() -> bool:
 
 FAKES = threading.RLock()
 """Held while fake tensors are made and asked: they know of one thread only."""
+for _lock in CLONES, FAKES:  # a forked child has no other thread that would let go of it
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 

@@ -1,6 +1,7 @@
 """Threads that were told to go on see all that was written before, with and without a mode."""
 
 import dataclasses
+import os
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor import lazy_mode, wrap
-from lazy_tensor.dispatch import settings
+from lazy_tensor import lazy_mode, materialize, wrap
+from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.tape import Tape
 from lazy_tensor.dispatch.trace import all_traces, local
 
@@ -175,6 +176,40 @@ def test_caches_are_cleared_while_another_thread_records():
     end.set()
     thread.join()
     assert not failures
+
+
+def test_two_threads_take_one_plain_tensor_at_once(y, monkeypatch):
+    """The memory becomes copy-on-write, which torch can't do twice at once."""
+    inside, met = threading.Barrier(2), []
+
+    def meeting(tensor):
+        try:
+            inside.wait(timeout=0.5)
+        except threading.BrokenBarrierError:
+            return clone(tensor)
+        met.append(tensor)
+        return clone(tensor)
+
+    clone = torch_private.lazy_clone
+    monkeypatch.setattr(torch_private, "lazy_clone", meeting)
+    wrapped = wrap(y)
+    with ThreadPoolExecutor(2) as pool:
+        copies = [pool.submit(materialize, wrapped) for _ in range(2)]
+    assert [copy.result().tolist() for copy in copies] == [[0.0] * 3] * 2
+    assert not met
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_child_waits_for_no_thread_of_its_parent(y):
+    with torch_private.CLONES:
+        letting_go = threading.Timer(0.2, torch_private.CLONES.release)
+        letting_go.start()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(materialize(wrap(y)).tolist() != [0.0] * 3))
+        letting_go.join()
+        torch_private.CLONES.acquire()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_seed_set_in_another_thread_stops_no_tape():
