@@ -180,7 +180,7 @@ def test_caches_are_cleared_while_another_thread_records():
 
 def test_two_threads_take_one_plain_tensor_at_once(y, monkeypatch):
     """The memory becomes copy-on-write, which torch can't do twice at once."""
-    inside, met = threading.Barrier(2), []
+    inside, met = threading.Barrier(2), list[torch.Tensor]()
 
     def meeting(tensor):
         try:
