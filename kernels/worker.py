@@ -10,11 +10,11 @@ import contextlib
 import importlib
 import os
 import queue
+import signal
 import sys
 import threading
 import time
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -26,12 +26,10 @@ from lazy_tensor.kernels.workers import receive, send
 
 def main(niceness: int, head_start_s: float, build_dir: str | None = None) -> None:
     """Serve until the parent closes its end of the pipe; work in `build_dir`, and with `niceness`
-    after `head_start_s`."""
+    after so many seconds of a processor."""
     if niceness:
-        be_nice = partial(os.setpriority, os.PRIO_PROCESS, os.getpid(), os.nice(0) + niceness)
-        head_start = threading.Timer(head_start_s, be_nice)  # for the thread that builds, on Linux
-        head_start.daemon = True
-        head_start.start()
+        signal.signal(signal.SIGPROF, lambda *_: os.nice(niceness))
+        signal.setitimer(signal.ITIMER_PROF, head_start_s)
     if build_dir is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = build_dir
         _drop_stale(Path(build_dir))

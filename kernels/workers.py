@@ -96,9 +96,9 @@ for the slowest of them: beside two busy processes a program on two cores does 0
 steps where they have 3, 0.85 where they have 10, and 0.95 where they have 19, which leaves them a
 hundredth of a core."""
 HEAD_START_S = 10.0
-"""For so long a worker is as nice as the program: importing torch's compiler and building a first
-kernel takes 5 to 10 seconds of a core, and would take a minute at the tenth of one that is left
-beside a program on all cores."""
+"""Seconds of a processor for which a worker is as nice as the program. Importing torch's compiler and
+building a first kernel takes 5 to 8: beside a program of two threads on two cores 8 s, where steps
+take five to ten times as long, instead of 12 to 19, where they take twice as long."""
 
 # The whole package comes from where this process has it: on the path there may be another version.
 _BEGIN = f"""
@@ -196,7 +196,8 @@ class Workers:
     """Up to `size` worker processes, started when first needed, ended with this process.
 
     `build_dir` says where backends keep their working files, None if they may choose. It is asked
-    when a process is started, which has `niceness` after `head_start_s`.
+    when a process is started, which has `niceness` after `head_start_s`
+    of a processor.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ except BuildError:
 
 @pytest.mark.parametrize("niceness", [0, BEHIND])
 def test_worker_runs_behind_a_program_that_does_not_wait(workers, niceness):
-    workers.niceness, workers.head_start_s = niceness, 0.1
+    workers.niceness, workers.head_start_s = niceness, 0.01
     with pytest.raises(BuildError):
         workers.build(InductorBackend(), BAD)
     pid = process_of(workers).pid
