@@ -96,8 +96,8 @@ for the slowest of them: beside two busy processes a program on two cores does 0
 steps where they have 3, 0.85 where they have 10, and 0.95 where they have 19, which leaves them a
 hundredth of a core."""
 HEAD_START_S = 10.0
-"""Seconds of a processor for which a worker is as nice as the program. Importing torch's compiler and
-building a first kernel takes 5 to 8: beside a program of two threads on two cores 8 s, where steps
+"""Seconds of a processor for which a worker is as nice as the program. To import torch's compiler
+and build a first kernel takes 5 to 8: beside a program of two threads on two cores 8 s, where steps
 take five to ten times as long, instead of 12 to 19, where they take twice as long."""
 
 # The whole package comes from where this process has it: on the path there may be another version.
