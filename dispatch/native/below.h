@@ -14,6 +14,8 @@ const DispatchKeySet ABOVE_PYTHON = (PYTHON_AND_ABOVE - DispatchKeySet(DispatchK
                                         .remove(DispatchKey::ZeroTensor)
                                         .remove(DispatchKey::Conjugate)
                                         .remove(DispatchKey::Negative);
+const DispatchKeySet PYTHON_TOO =
+    ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
 
 class WithoutGil {
  public:
@@ -26,8 +28,7 @@ class WithoutGil {
 
 // The call as if nobody listened.
 void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard guard(
-      ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+  const c10::impl::ExcludeDispatchKeyGuard guard(PYTHON_TOO);
   op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
 }
 

@@ -198,9 +198,9 @@ class Kernel : public c10::OperatorKernel {
     return step != nullptr && take(trace, info_, *step, numbers, stack);
   }
 
-  // A random op on what is pending: its numbers are drawn now, in program order, into memory of
-  // their own, and what is recorded is a copy, as `special._draw_into` has it. False where no such
-  // copy is known.
+  // A random op on what is pending. Its numbers are drawn now, in program order, into memory of
+  // their own, and a copy of them is recorded: see `special._draw_into`. False where no such copy
+  // is known.
   bool draw_into(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                  PyObject* trace) const {
     const size_t n = info_.schema.arguments().size();
@@ -233,8 +233,7 @@ class Kernel : public c10::OperatorKernel {
     };
     if (step() == nullptr) return false;
     const at::Tensor numbers = [&target] {
-      const c10::impl::ExcludeDispatchKeyGuard guard(
-          ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+      const c10::impl::ExcludeDispatchKeyGuard guard(PYTHON_TOO);
       return at::empty_strided(target.sizes(), target.strides(), target.options());
     }();
     Ref data = object_of(numbers), held = new_value();
