@@ -181,7 +181,7 @@ def _outcome(
         return outcome
     of_numbers = _typed if facts.checks_numbers else type
     described = request.mapped(_anything, of_numbers)
-    key: tuple[Any, ...] = (request.op._op, described, tuple(metas), trace.environment)
+    key: tuple[Any, ...] = (request.op._op, described, tuple(metas), *trace.environment[:2])
     if facts.numbers_decide:
         key += (tuple(map(type, request.args)),)  # 4 == 4.0, but the results' dtypes differ
     known = known_outcome(key)

@@ -450,16 +450,17 @@ _apart_here = _ApartHere()
 
 
 def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) -> tuple[object, ...]:
-    """What the meaning of recorded calls depends on besides their arguments."""
+    """What the meaning of recorded calls depends on besides their arguments: first what the
+    metadata of their results does."""
     return (
-        *torch_private.environment(),
+        torch_private.environment(),
+        _in_force(),
         now.debug,
         "redistribute" in now.forbid,
         now.bucket_bytes,
         now.backend,  # which calls close a segment
         now.flush_policy,
         has_tape,
-        _in_force(),
     )
 
 

@@ -44,6 +44,20 @@ print(lazy_tensor.stats()["ops"] > 100)
     assert run_python("-c", program).splitlines() == ["[]", "True", "True", "[]"]
 
 
+def test_replay_does_not_wait_for_torchs_compiler():
+    program = f"""
+import sys
+import torch
+import lazy_tensor
+def step(x):
+    return (x.roll(1, 0) + x.softmax(-1)).flip(0).cumsum(0)
+x, replayed = torch.rand(4, 4), lazy_tensor.replay(step)
+print(all(torch.equal(replayed(x), step(x)) for _ in range(6)), replayed.n_replayed > 0)
+{HEAVY}
+"""
+    assert run_python("-c", program).splitlines() == ["True True", "[]"]
+
+
 def test_an_op_that_ran_once_to_tell_what_it_gives_is_recorded():
     program = """
 import torch
