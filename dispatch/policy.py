@@ -131,8 +131,9 @@ class Policy:
         self.grown_s += seconds
 
     def may_grow(self) -> bool:
-        """Whether the call under way may become a new state."""
-        return self.calls_left > 0 or self.past.is_known()
+        """Whether the call under way may become a new state: not behind one that is new. One that
+        doesn't count, such as `detach`, may come before all that do."""
+        return self.calls_left > 0 or self.past.is_known() or not self.past.has_begun()
 
     def may_plan(self, ends_stretch: bool) -> bool:
         """Whether a plan may be built at the first flush of what was recorded, which the last break

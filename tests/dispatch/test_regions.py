@@ -15,6 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
+from lazy_tensor.dispatch import policy
 from lazy_tensor.dispatch.pays import EMPTY, Times
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.trace import local
@@ -180,3 +181,18 @@ def test_a_sharded_program_is_recorded_whatever_it_takes(
             are_recorded.append(lazy_tensor.is_pending(y) and lazy_tensor.is_pending(z))
     local.trace.policy.reset()
     assert all(are_recorded[1:])  # until a first block it was no sharded program
+
+
+def test_a_region_that_begins_with_a_call_that_does_not_count_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, sharding: Any, mesh: DeviceMesh
+) -> None:
+    """`detach` of a sharded tensor is a state of the trie, and no call that the past has."""
+    monkeypatch.setattr(policy, "FIRST_CALLS", 0)
+    local.trace.policy.reset()
+    x = sharding.distribute_tensor(torch.randn(8, 4), mesh, [sharding.Shard(0)])
+    were_recorded = []
+    for _ in range(4):
+        with lazy_tensor.lazy_mode():
+            x.detach() * 2 + 1
+            were_recorded.append(local.trace.state is not local.trace.root)
+    assert were_recorded[-1]
