@@ -189,10 +189,10 @@ def test_a_region_that_begins_with_a_call_that_does_not_count_is_recorded(
     """`detach` of a sharded tensor is a state of the trie, and no call that the past has."""
     monkeypatch.setattr(policy, "FIRST_CALLS", 0)
     local.trace.policy.reset()
-    x = sharding.distribute_tensor(torch.randn(8, 4), mesh, [sharding.Shard(0)])
-    were_recorded = []
+    model = sharding.parallelize_module(nn.Linear(4, 8), mesh, sharding.ColwiseParallel())
+    x, were_recorded = torch.randn(2, 4), []
     for _ in range(4):
         with lazy_tensor.lazy_mode():
-            x.detach() * 2 + 1
+            model(x).sum().backward()
             were_recorded.append(local.trace.state is not local.trace.root)
     assert were_recorded[-1]
