@@ -5,11 +5,9 @@ Each case is a process of its own with empty caches. Writes `results/first_kerne
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from apart import apart
 from first_kernel import FirstKernel, first_kernel
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page, seconds_text
@@ -28,7 +26,7 @@ def bench_first_kernel(benchmark: BenchmarkFixture, quick: bool, results_dir: Pa
 
     def run() -> None:
         for case in cases:
-            found[case] = apart(*CASES[case], 0.5 if quick else LIMIT_S)
+            found[case] = apart(first_kernel, *CASES[case], 0.5 if quick else LIMIT_S)
 
     benchmark.pedantic(run, rounds=1, iterations=1)
     rows = [
@@ -41,13 +39,3 @@ def bench_first_kernel(benchmark: BenchmarkFixture, quick: bool, results_dir: Pa
         "first kernel: seconds after the first step",
     ]
     (results_dir / "first_kernel.md").write_text(page("The first kernel", columns, rows, notes))
-
-
-def apart(n_threads: int, is_busy: bool, limit_s: float) -> FirstKernel:
-    """`first_kernel` in a process of its own, with empty caches."""
-    context = multiprocessing.get_context("spawn")
-    with (
-        TemporaryDirectory(prefix="lazy_tensor_first_kernel") as caches,
-        ProcessPoolExecutor(1, mp_context=context) as pool,
-    ):
-        return pool.submit(first_kernel, n_threads, is_busy, limit_s, caches).result()

@@ -6,12 +6,10 @@ take turns, as the machine's speed changes from minute to minute. Writes `result
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from apart import apart
 from gain import COMPARED, Gain, gained
 from gain_programs import ARRAYS, PROGRAMS
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -34,7 +32,7 @@ def bench_gains(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> 
         for title in titles:
             for side in sides:
                 how = (0.2, 1, 1) if quick else (settles_s(title, side), LEAST_STEPS, ROUNDS)
-                gains[title][side] = gained_apart(title, side, *how)
+                gains[title][side] = apart(gained, title, side, *how)
 
     benchmark.pedantic(run, rounds=1, iterations=1)
     rows = []
@@ -62,14 +60,3 @@ def settles_s(title: str, side: str) -> float:
     if title in ARRAYS:
         return SETTLES_S
     return LAZY_TRAINING_S if side == "lazy" else TRAINING_SETTLES_S
-
-
-def gained_apart(title: str, side: str, settles_s: float, least_steps: int, rounds: int) -> Gain:
-    """`gained` in a process of its own, with empty caches."""
-    context = multiprocessing.get_context("spawn")
-    with (
-        TemporaryDirectory(prefix="lazy_tensor_gains") as caches,
-        ProcessPoolExecutor(1, mp_context=context) as pool,
-    ):
-        how = (title, side, settles_s, least_steps, rounds, caches)
-        return pool.submit(gained, *how).result()

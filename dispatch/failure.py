@@ -57,7 +57,7 @@ def rescue(error: BaseException, ran: Plan | Graph) -> Values | None:
 
 
 def _had_run(place: TracebackType) -> bool:
-    """Whether an interrupt came when what is called at `place` had run.
+    """Whether the call at `place` had run before an interrupt came.
 
     Python looks for signals after a call in C, or where a function of its own begins. A function
     that runs a segment keeps what it gives in `results`. One of Inductor's, which calls kernels one

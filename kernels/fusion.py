@@ -46,8 +46,8 @@ class Fusion:
     it was asked for, behind the digest of its source. `spent_s` is what runs op by op took.
     `n_adopted` counts kernels that came.
 
-    Whatever runs the segment keeps what that gives in a variable `results` at once, and has no
-    other use for the name: by it an interrupt is told to have come before or after (see `failure`).
+    A function that runs the segment puts its outputs into a variable `results` at once, and uses
+    the name for nothing else. `failure` looks whether an interrupt came before or after that.
     """
 
     n_adopted: ClassVar[int] = 0

@@ -198,9 +198,8 @@ class Kernel : public c10::OperatorKernel {
     return step != nullptr && take(trace, info_, *step, numbers, stack);
   }
 
-  // A random op on what is pending. Its numbers are drawn now, in program order, into memory of
-  // their own, and a copy of them is recorded: see `special._draw_into`. False where no such copy
-  // is known.
+  // Run an in-place random op on a pending tensor: draw now, in program order, into new memory, and
+  // take the step that copies it (see `special._draw_into`). False where no such step is known.
   bool draw_into(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                  PyObject* trace) const {
     const size_t n = info_.schema.arguments().size();
