@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.meta import Meta, is_dense, meta_of
+from lazy_tensor.dispatch.meta import is_dense, meta_of
 from lazy_tensor.dispatch.schema import OpFacts
 from lazy_tensor.dispatch.trace import Copy, Slot, Trace
 from lazy_tensor.kernels.pool import POOL
@@ -22,17 +22,28 @@ MOST_BYTES = 256 << 20
 """That a trace's copies may take; an op that wants more runs at once, where its memory lies."""
 
 
-def serve(trace: Trace, facts: OpFacts) -> bool:
+def serve_op(facts: OpFacts) -> bool:
     """Whether the op may read copies: its results are as large as what it reads, so that eager
-    takes as long for it. Others, which pick parts or sum up, run where the memory lies, and so does
-    all that a replay is to repeat."""
-    return torch.Tag.pointwise in facts.op.tags and not facts.is_view and trace.tape is None
+    takes as long for it. Others, which pick parts or sum up, run where the memory lies."""
+    return torch.Tag.pointwise in facts.op.tags and not facts.is_view
+
+
+def serve(trace: Trace, facts: OpFacts) -> bool:
+    """Whether the op may read copies now: not while a replay is to repeat it."""
+    return serve_op(facts) and trace.tape is None
 
 
 def known(trace: Trace, tensor: torch.Tensor) -> Slot | None:
-    """The slot of the tensor's copy, if the trace has one that still agrees."""
-    found = trace.copies.get(_key(tensor))
-    return found.slot if found is not None and _agree(tensor, found.data) else None
+    """The slot of the tensor's latest copy, if the trace has one and it still agrees."""
+    for copy in reversed(trace.copies.get(torch_private.storage_id(tensor), ())):
+        if (
+            copy.offset == tensor.storage_offset()
+            and copy.data.dtype == tensor.dtype
+            and copy.data.shape == tensor.shape
+            and copy.data.stride() == tensor.stride()
+        ):
+            return copy.slot if _agree(tensor, copy.data) else None
+    return None
 
 
 def can_serve(trace: Trace, tensor: torch.Tensor) -> bool:
@@ -43,7 +54,7 @@ def can_serve(trace: Trace, tensor: torch.Tensor) -> bool:
 def can_take(trace: Trace, tensor: torch.Tensor) -> bool:
     """Whether the trace can take a copy of the tensor, or another one."""
     size, stride, _, dtype, device = meta_of(tensor)
-    taken = sum(copy.data.nbytes for copy in trace.copies.values())
+    taken = sum(copy.data.nbytes for copies in trace.copies.values() for copy in copies)
     return (
         device.type == "cpu"
         and torch_private.storage_id(tensor) not in trace.storages  # a pending op may write it
@@ -61,15 +72,8 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def keep(trace: Trace, tensor: torch.Tensor, data: torch.Tensor, slot: Slot) -> None:
     """Note that `slot` is that of `data`, a copy of `tensor`."""
-    key = _key(tensor)
-    if key in trace.copies:
-        older = trace.copies.pop(key)
-        trace.copies[id(older.data)] = older  # pending ops read it
-    trace.copies[key] = Copy(tensor, data, slot)
-
-
-def _key(tensor: torch.Tensor) -> tuple[int, Meta]:
-    return torch_private.storage_id(tensor), meta_of(tensor)
+    of_memory = trace.copies.setdefault(torch_private.storage_id(tensor), [])
+    of_memory.append(Copy(tensor, meta_of(tensor)[2], data, slot))
 
 
 def _is_compact(size: Sequence[int], stride: Sequence[int]) -> bool:

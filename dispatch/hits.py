@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import memory, routes, settings
+from lazy_tensor.dispatch import copies, memory, routes, settings
 from lazy_tensor.dispatch.host import Layout
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.rules import Rule, needs_care, reads_values, rule_of
@@ -145,4 +145,5 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         reads_values(op),
         tuple(numbers),
         rule is Rule.DRAW_INTO,
+        copies.serve_op(facts),
     )

@@ -184,9 +184,11 @@ class Pending:
 
 
 class Copy(NamedTuple):
-    """What a trace knows of memory that others may write: a tensor there, kept, and its copy."""
+    """What a trace knows of memory that others may write: a tensor there, kept, its offset, and its
+    copy."""
 
     tensor: torch.Tensor
+    offset: int
     data: torch.Tensor
     slot: Slot
 
@@ -256,7 +258,7 @@ class Trace:
         leaf_offsets: dict[int, int] = {}
         snapshot_slots: dict[int, Slot] = {}
         passing: list[Value | int] = []
-        copies: dict[Any, Copy] = {}
+        copies: dict[int, list[Copy]] = {}
         kept: list[torch.Tensor] = []
         storages: dict[int, int] = {}
         scalars: list[complex] = []
@@ -277,7 +279,7 @@ class Trace:
         self.leaf_offsets = leaf_offsets
         self.snapshot_slots = snapshot_slots
         self.passing = passing  # in the trace for one call, plain ones by their id()
-        self.copies = copies  # of memory that others may write
+        self.copies = copies  # of memory that others may write, by storage; the latest last
         self.kept = kept  # plain tensors whose id() stands in a dict above
         self.storages = storages
         self.scalars = scalars

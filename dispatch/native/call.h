@@ -60,6 +60,29 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   return true;
 }
 
+// The slot of the trace's latest copy of a tensor that others may write, if it has one and its bits
+// are still the tensor's (see copies.py); else null.
+PyObject* slot_of_copy(PyObject* trace, const at::Tensor& tensor) {
+  PyObject* copies = of_trace.copies.in(trace);
+  if (PyDict_GET_SIZE(copies) == 0 || !tensor.is_non_overlapping_and_dense()) return nullptr;
+  PyObject* of_memory = PyDict_GetItemWithError(copies, storage_id(tensor).get());
+  if (of_memory == nullptr) return nullptr;
+  for (Py_ssize_t i = PyList_GET_SIZE(of_memory); i-- > 0;) {
+    const auto item = [copy = PyList_GET_ITEM(of_memory, i)](Py_ssize_t place) {
+      return PyTuple_GET_ITEM(copy, place);  // (tensor, offset, data, slot)
+    };
+    const at::Tensor& data = THPVariable_Unpack(item(2));
+    if (PyLong_AsLongLong(item(1)) == tensor.storage_offset() &&
+        data.scalar_type() == tensor.scalar_type() && data.sizes().equals(tensor.sizes()) &&
+        data.strides().equals(tensor.strides())) {
+      const bool agree =
+          std::memcmp(tensor.const_data_ptr(), data.const_data_ptr(), tensor.nbytes()) == 0;
+      return agree ? item(3) : nullptr;
+    }
+  }
+  return nullptr;
+}
+
 class Call {
  public:
   Call(const OpInfo& info, PyObject* trace, bool in_mode)
@@ -72,6 +95,8 @@ class Call {
     lets_in_ = lets_in;
     const size_t n = info_.schema.arguments().size();
     for (size_t i = 0; i < n; ++i) {
+      const auto* alias = info_.schema.arguments()[i].alias_info();
+      may_copy_ = info_.reads_copies && !(alias != nullptr && alias->isWrite());
       if (!put_argument(arguments[i])) return false;
     }
     return true;
@@ -193,7 +218,8 @@ class Call {
     Ref value = value_of(tensor, object);
     if (value.get() != nullptr) {
       any_lazy_ = true;
-      if (const Ref layout = layout_of(tensor, object); layout.get() != nullptr) {
+      const Ref layout = layout_of(tensor, object);
+      if (layout.get() != nullptr) {
         any_known_ = true;  // of its tensors, whether they are tiny or not, each rank has a part
         put(words_, Tag::LAYOUT, PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
       }
@@ -210,7 +236,8 @@ class Call {
         if (newcomer.value.get() == value.get()) return put_again(newcomer);
       }
       const at::Tensor& computed = THPVariable_Unpack(data.get());
-      if (is_in(exposed, computed) || is_in(shared, computed)) return false;
+      if (is_in(exposed, computed)) return layout.get() == nullptr && put_copy(computed);
+      if (is_in(shared, computed)) return false;
       return put_new(computed, std::move(data), std::move(value));
     }
     if (!THPVariable_CheckExact(object.get())) return false;
@@ -253,12 +280,18 @@ class Call {
     // only torch may write the memory of what is not a parameter
     if (in_mode_ && Py_TYPE(object.get()) != reinterpret_cast<PyTypeObject*>(ParameterClass) &&
         !tensor.storage().resizable()) {
-      return false;
+      return put_copy(tensor);
     }
     const size_t place = words_.size();
     put(words_, Tag::TENSOR);
     newcomers_.push_back({&tensor, std::move(object), std::move(value), place});
     return true;
+  }
+
+  bool put_copy(const at::Tensor& tensor) {
+    PyObject* slot = may_copy_ ? slot_of_copy(trace_, tensor) : nullptr;
+    if (slot != nullptr) put_slot(slot);
+    return slot != nullptr;
   }
 
   // A tensor that came in the same call before: its slot is not known yet, so it is named later.
@@ -284,7 +317,7 @@ class Call {
 
   const OpInfo& info_;
   PyObject* trace_;
-  bool in_mode_, lets_in_ = false;
+  bool in_mode_, lets_in_ = false, may_copy_ = false;
   bool any_lazy_ = false, any_known_ = false;
   Words words_;
   std::vector<Newcomer> newcomers_;

@@ -121,6 +121,7 @@ class Kernel : public c10::OperatorKernel {
         info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(8), i))] = true;
       }
       info_.draws_into = item(9) == Py_True;
+      info_.reads_copies = item(10) == Py_True;
       info_.is_described = true;
     }
     return info_.function.get() != nullptr;

@@ -117,6 +117,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_trace, trace, busy);
   FIND(of_trace, trace, ran);
   FIND(of_trace, trace, slots);
+  FIND(of_trace, trace, copies);
   FIND(of_state, state, call);
   FIND(of_state, state, edges);
   FIND(of_state, state, generic);

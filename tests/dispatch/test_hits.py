@@ -5,6 +5,7 @@ import threading
 from contextlib import nullcontext
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -200,6 +201,34 @@ def test_a_view_of_a_leaf_with_an_offset_is_a_hit(in_python):
         for mine, theirs in zip(lazy_tensor.materialize(parts), expected, strict=True):
             assert torch.equal(mine, theirs)
     assert not [op for op in in_python if op != "aten.slice.Tensor"]
+
+
+@pytest.mark.parametrize("around", ["mode", "wrap"])
+def test_memory_of_arrays_is_read_below_python(in_python, around):
+    array = numpy.arange(8.0)
+    x = torch.from_numpy(array)
+    x = lazy_tensor.wrap(x) if around == "wrap" else x
+    results = []
+
+    def step():
+        with lazy_mode() if around == "mode" else nullcontext():
+            y = x.sin()
+            for _ in range(3):
+                y = y * x + x
+            array[2] += 1
+            results.append(lazy_tensor.materialize([y, x * 2, x * 3]))
+
+    settle(step)
+    in_python.clear()
+    before = torch.tensor(array)
+    step()
+    # the first read of the memory as it is takes its copy
+    assert in_python == ["aten.sin.default", "aten.mul.Tensor"]
+    y = before.sin()
+    for _ in range(3):
+        y = y * before + before
+    assert torch.equal(results[-1][0], y)
+    assert torch.equal(results[-1][2], torch.tensor(array) * 3)
 
 
 def test_inference_mode_is_a_hit(in_python):
