@@ -153,7 +153,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         if work.pending.state.n_ops:
             trace.policy.grown_s = 0.0
             if ends_stretch:
-                trace.policy.pays.add_flush(seconds)
+                trace.policy.add_flush(seconds)
             record = FlushRecord(
                 thread=traces.local.thread.name,
                 cause=cause,
@@ -170,6 +170,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             )
             if plan is not None:
                 note_plan(record, plan)
+            if record.was_built:
+                trace.policy.add_plan(record.plan_s)
             _account(record)
     if plan is not None and not must_record(trace):
         trace.policy.note_kernels(plan)

@@ -16,8 +16,7 @@ from torch._ops import OpOverload
 from lazy_tensor.dispatch import hits, host, settings
 from lazy_tensor.dispatch.flush import flush, must_record
 from lazy_tensor.dispatch.misses import latest_difference, reason_of_miss
-from lazy_tensor.dispatch.past import ALL_BITS, FACTOR, number_of
-from lazy_tensor.dispatch.pays import EMPTY
+from lazy_tensor.dispatch.past import number_of
 from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
@@ -152,75 +151,58 @@ def _may_choose(trace: Trace) -> bool:
 def at_break(trace: Trace) -> None:
     """End a region of the program and begin the next."""
     state, policy = trace.state, trace.policy
-    is_pending = state is not trace.root
-    is_recorded, has_recorded = not policy.cold, is_pending or bool(trace.behind)
-    region = None if policy.cold and has_recorded else region_of(trace)
-    if region == EMPTY and has_recorded:
-        region = None  # calls that don't count, such as `fully_shard`'s own
+    n_flushed = MOST_BEHIND if trace.behind else 0  # at least: the region had flushes of its own
+    policy.at_break(n_recorded=state.n_ops - trace.begun.n_ops + n_flushed)
     trace.behind.clear()
     trace.noted = trace.begun = state
-    trace.began_pending = False
-    must = must_record(trace)
-    policy.at_break(
-        region,
-        is_recorded=is_recorded and bool(region),
-        may_choose=not must and _may_choose(trace),
-        must_record=must,
-    )
-    if STATS.repeats_little() and not must:
+    if STATS.repeats_little() and not must_record(trace):
         say_so()
-    if policy.cold and is_pending:
+    if policy.cold and state is not trace.root:
         flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory
-
-
-def region_of(trace: Trace) -> int | None:
-    """The hash of all calls of the region under way, whether they were recorded or not; `EMPTY` if
-    there were none. None if it began while other calls were pending, since its time is then theirs
-    too, or if it has more flushes than are kept."""
-    past, hits_since = trace.policy.past, [*trace.behind, (trace.noted, trace.state)]
-    if trace.began_pending or trace.begun is not trace.root or len(hits_since) > MOST_BEHIND:
-        return None
-    hashed = past.region()
-    is_new = False
-    for noted, state in hits_since:
-        if noted is state:
-            continue
-        if state.hashed is None or state.hashed[0] is not past or state.hashed[1] is not noted:
-            is_new, state.hashed = True, (past, noted, *hash_between(noted, state))
-        _, _, more, power = state.hashed
-        hashed = (hashed * power + more) & ALL_BITS
-    if is_new:
-        catch_up(trace)
-    return hashed
-
-
-def hash_between(noted: State, state: State) -> tuple[int, int]:
-    """What the calls between two states add to the hash of a region (see `Past.note`), and what
-    they multiply it by."""
-    more, power = 0, 1
-    for call in _calls_between(noted, state):
-        more, power = (more + call) * FACTOR & ALL_BITS, power * FACTOR & ALL_BITS
-    return more, power
 
 
 def at_read(trace: Trace) -> None:
     """Begin a stretch of the program where values are read: of a block, each round of these is a
     block of its own (see `sites.ROUND`). A block that is asleep has them by `pass_read`."""
     policy = trace.policy
+    if policy.has_wrapped:
+        see_outside_blocks(trace)
     if policy.is_asleep:
         return
+    policy.has_read = True
     at_break(trace)
     if policy.ends_round():
         policy.end_round()
         _begin_round(trace)
 
 
+def see_outside_blocks(trace: Trace) -> None:
+    """Have what runs in no block seen again: blocks were let alone before `wrap` was called."""
+    if trace.policy.is_asleep and get_ident() not in asleep:
+        trace.policy.cold = 1
+
+
 def pass_read(trace: Trace) -> None:
     """The same of a block that is asleep, by its own thread."""
+    trace.policy.has_read = True
     if not trace.policy.is_asleep:  # another thread began all anew
         _wakes(trace)
     elif trace.policy.ends_round() and not in_backward() and listen(trace):
         _begin_round(trace)
+
+
+def at_step(trace: Trace) -> None:
+    """End a region where an optimizer's step ends, as a read does, of a loop that reads no value or
+    seldom one. What is pending is run, so that each step may repeat the last."""
+    policy = trace.policy
+    if not policy.ends_step() or policy.is_paused or must_record(trace) or in_backward():
+        return
+    if get_ident() in asleep:
+        pass_read(trace)
+    elif not policy.is_asleep or policy.has_wrapped:
+        at_read(trace)
+        flush(trace, "optimizer.step()", quiet=True)
+    policy.has_read = False
 
 
 def _begin_round(trace: Trace) -> None:

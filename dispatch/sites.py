@@ -1,80 +1,183 @@
-"""Blocks at one place of a program: whether their ops must be seen.
+"""Blocks at one place of a program: whether their ops are seen, and recorded where they are known,
+or let alone, as in eager.
 
-In: how long they took, listened to and let alone, and what was known of them. Out: whether the next
-one may be let alone. Of a block with many reads each `ROUND` of these counts as one.
+In: counts and times of blocks that ran, by either way. Out: how the next one had better run. What
+lies between two reads of a block that has many counts as a block, too: so many are looked at as a
+*round*.
 """
 
 from __future__ import annotations
 
+from random import Random
+from statistics import median
 from time import perf_counter
 
-from lazy_tensor.dispatch.pays import Times
-
-LISTENS, LETS_ALONE = 64, 960
-"""Stretches in a row that are listened to, all of them unknown, before as many blocks are let
-alone, then twice as many, up to so many: to see an op and let it pass costs a quarter of a small
-one."""
-RESTS, RESTS_FROM = 31, 32
-"""Blocks that are let alone without being timed, after each one that is, once so many were: to time
-one costs what some ops do."""
-ROUND, RUNS_OF_A_ROUND = 16, 4
-"""Reads of values, and as how many runs of a stretch the time of so many counts."""
+TRIALS = 16
+"""Blocks that are recorded before they are compared: a plan, and each of its kernels, has been
+tried by then."""
+COMPARED = 32
+"""Blocks that are then compared: half of them are recorded, half let alone. A program may do
+something else in every other one, or more and more: so these take turns as in ABBA, and a coin says
+which of them begin."""
+CLEARLY = 2.0
+"""How many times longer one way takes when four blocks say enough."""
+TRACED, SHARE = 3, 0.1
+"""Blocks in a row that are new, as a data set's of many lengths may be, and may take what recording
+them takes. That of others takes at most this share of the time."""
+LISTENS = 64
+"""Regions in a row that are seen, all of them unknown, before blocks are let alone for it: to see
+an op and let it pass costs a quarter of a small one."""
+GOES_ON, AT_MOST = 256, 1 << 12
+"""Blocks for which the better way is taken before it is looked again; each time twice as many, up
+to so many."""
+SHORT_ONES = 32
+"""The same where blocks of a program on several ranks are too short to gain."""
+RESTS_FROM = 3
+"""Blocks in a row that are let alone, before the next are not even looked at."""
+ROUND, ROUND_S = 16, 0.1
+"""Reads of values in a round, or fewer if they take so long."""
+READS = 4
+"""As many reads count as a block that is recorded, or compared."""
+_COIN = Random(0)
 
 
 class Site:
-    """What is known of the blocks at one place.
+    """What is known of the blocks at one place, and how the next one is to run.
 
-    Their `times` go from the begin of one to that of the next, whichever that is: what a block
-    leaves to be run, or leaves lazy, is its doing too. To be listened to may pay or not, whether
-    each of their stretches is recorded or not: those that are seen and let pass cost more than
-    those that nobody sees.
+    Their times go from the begin of one to that of the next, whichever that is: what a block leaves
+    to be run, or leaves lazy, is its doing too. What is seen may pay or not, whether all regions of
+    a block are recorded or not: those that are seen and let pass cost more than those that nobody
+    sees.
     """
 
-    def __init__(self, n_runs: int = 1) -> None:
-        self.times = Times()
-        self._n_runs = n_runs
-        self._began_s = 0.0
-        self._was_listened_to: bool | None = None  # the last one; None if its time says nothing
-        self._n_unknown = 0  # stretches in a row
-        self._n_to_let_alone, self._n_next = 0, LISTENS  # blocks
-        self.is_quicker_alone = False
-        self._n_rests = 0  # since the last block that was timed
+    def __init__(self, where: str = "?", *, of_reads: bool = False) -> None:
+        self.where = where  # `file.py:line`
+        self.compared_s: tuple[float, float] | None = None  # the last time, recorded and alone
+        self.is_alone = False  # the last block was let alone
+        self.is_unknown = False  # as its regions are unknown
+        self.was_recorded = False  # the last one that was seen
+        self._of_reads = of_reads
+        self._n_reads = 1  # of the last round
+        self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
+        self._n_unknown = 0  # regions in a row
+        self._n_alone = 0  # blocks in a row
+        self._n_left, self._n_next = 0, GOES_ON  # blocks for which the better way is taken
+        self._alone_is_better = False
+        self._began_s: float | None = None  # the block that ran last, if its time is wanted
+        self._n_traced = 0  # blocks in a row that were new
+        self._until_s = 0.0  # when the next one may be
+        self._try_anew()
 
-    def begin(self) -> None:
-        """A block begins."""
-        self._began_s, self._was_listened_to = perf_counter(), None
-        self._n_rests = 0
+    def __str__(self) -> str:
+        """What the last comparison said; of blocks that were compared."""
+        assert self.compared_s is not None, "only what was compared is told of"
+        recorded, alone = (f"{seconds * 1e3:.2f} ms" for seconds in self.compared_s)
+        what = "between reads, or steps, as at" if self._of_reads else "blocks at"
+        if self._alone_is_better:
+            return f"{what} {self.where}: as in eager, {alone}; recorded {recorded}"
+        return f"{what} {self.where}: recorded, {recorded}; as in eager {alone}"
 
-    def end(self, *, was_listened_to: bool | None, n_unknown: int = 0) -> None:
-        """It ends, `n_unknown` stretches after the last one that was known."""
-        self._was_listened_to = was_listened_to
-        if was_listened_to is False:
-            return
-        self._n_unknown = n_unknown and self._n_unknown + n_unknown
-        if self._n_unknown >= LISTENS:
-            self._n_to_let_alone, self._n_unknown = self._n_next, 0
-            self._n_next = min(2 * self._n_next, LETS_ALONE)
-        elif not n_unknown:
-            self._n_next = LISTENS
+    @property
+    def _weight(self) -> int:
+        """As how many blocks the last one, or the last round, counts."""
+        return max(self._n_reads // READS, 1)
 
-    def is_followed(self) -> None:
-        """Another block begins, here or elsewhere."""
-        if self._was_listened_to is not None:
-            seconds = perf_counter() - self._began_s
-            self.times.add(seconds, is_recorded=self._was_listened_to, n=self._n_runs)
-            self._was_listened_to = None
+    def _try_anew(self) -> None:
+        self._n_to_record = TRIALS
+        self._recorded_s: list[float] = []  # of blocks that are compared
+        self._alone_s: list[float] = []
+        self._n_compared = 0
+        self._first_is_alone = False  # of four of them
+
+    def try_again(self) -> None:
+        """Record the next blocks, and compare anew: kernels have come."""
+        self._try_anew()
+        if not self._by_count:
+            self._n_left, self._n_next = 0, GOES_ON
+
+    def begin(self, *, may_choose: bool) -> bool:
+        """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
+        self._began_s = None
+        self.is_alone = False
+        if self._n_left > 0 and (may_choose or self._by_count):
+            self._n_left -= 1
+            self.is_alone = self._by_count or self._alone_is_better
+        elif may_choose and self._until_s > perf_counter():
+            self.is_alone = True
+        elif may_choose and self._n_to_record <= 0:
+            place = (len(self._recorded_s) + len(self._alone_s)) % 4
+            if place == 0:
+                self._first_is_alone = bool(_COIN.getrandbits(1))
+            self.is_alone = self._first_is_alone is (place in (0, 3))
+            self._began_s = perf_counter()
+        self._n_alone = self._n_alone + 1 if self.is_alone else 0
+        return not self.is_alone
 
     def rests(self) -> bool:
-        """Whether the block that begins is let alone as the last one was, and not even timed."""
-        if not self.is_quicker_alone or self._n_rests == RESTS or self.times.n_cold < RESTS_FROM:
+        """Whether the block that begins is let alone, as those before, and not even looked at."""
+        if self._n_alone < RESTS_FROM or self._n_left == 0:
             return False
-        self._n_rests += 1
-        self.times.n_cold += 1
+        self._n_left -= 1
         return True
 
-    def has_long_been_unknown(self) -> bool:
-        """Whether the block that begins may be let alone for it."""
-        if self._n_to_let_alone == 0:
-            return False
-        self._n_to_let_alone -= 1
-        return True
+    def end(
+        self,
+        *,
+        n_known: int,
+        n_new: int,
+        n_unknown: int,
+        n_reads: int = 0,
+        is_short: bool = False,
+    ) -> None:
+        """A block ends, or a round of so many reads: with regions that were recorded, with others,
+        and so many unknown ones behind the last that was known, unless it was let alone.
+        `is_short`: it has too few ops to gain."""
+        self._n_reads = max(n_reads, 1) if self._of_reads else 1
+        if self.is_alone:
+            return
+        self.was_recorded = n_known > 0 and n_new == 0
+        self._n_unknown = n_unknown and self._n_unknown + n_unknown
+        is_unknown = self._n_unknown >= LISTENS
+        self.is_unknown = is_unknown or (self.is_unknown and n_unknown > 0)
+        self._by_count = is_unknown or (is_short and self.was_recorded)
+        if is_unknown:
+            self._n_unknown = 0
+            self._go_on()
+        elif self._by_count:
+            self._n_left = SHORT_ONES  # what runs at one place may be long the next time
+        if not self.was_recorded:
+            self._began_s = None  # its time says nothing
+        elif self._n_to_record > 0:
+            self._n_to_record -= self._weight
+
+    def is_followed(self, traced_s: float = 0.0) -> None:
+        """Another block begins, here or elsewhere; so many seconds of the one that ran went into
+        what was recorded for the first time, and into its plans."""
+        if not self.is_alone:
+            self._n_traced = self._n_traced + self._weight if traced_s else 0
+            if self._n_traced > TRACED:
+                self._until_s = perf_counter() + traced_s * (1 / SHARE - 1)
+        if self._began_s is None:
+            return
+        times_s = self._alone_s if self.is_alone else self._recorded_s
+        times_s.append((perf_counter() - self._began_s) / self._n_reads)
+        self._began_s = None
+        self._n_compared += self._weight
+        if (len(self._recorded_s) + len(self._alone_s)) % 4 == 0:
+            recorded_s, alone_s = median(self._recorded_s), median(self._alone_s)
+            is_clear = max(recorded_s, alone_s) > CLEARLY * min(recorded_s, alone_s)
+            if is_clear or self._n_compared >= COMPARED:
+                self._compare(recorded_s, alone_s)
+
+    def _compare(self, recorded_s: float, alone_s: float) -> None:
+        self.compared_s = recorded_s, alone_s
+        self._recorded_s.clear()
+        self._alone_s.clear()
+        self._n_compared = 0
+        is_better = alone_s < recorded_s
+        if is_better is not self._alone_is_better:
+            self._alone_is_better, self._n_next = is_better, GOES_ON
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._n_left, self._n_next = self._n_next, min(2 * self._n_next, AT_MOST)

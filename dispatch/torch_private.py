@@ -561,6 +561,9 @@ def generator_id(generator: torch.Generator) -> int:
     return number
 
 
+TensorBase: Any = torch._C.TensorBase
+"""The class that has the methods of `Tensor` as they are, whoever replaces those."""
+
 tensor_data: Any = torch._C.TensorBase.data
 """The descriptor behind `Tensor.data`."""
 

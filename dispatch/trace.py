@@ -123,10 +123,10 @@ class State(dict[tuple[Any, ...], "State"]):
     maps keys in which numbers are replaced by their types, for places that have seen several;
     `seen` has the last child under each such key, for places that may have. `counts_writes` says
     whether a kernel that runs here counts for autograd what it writes (see `versions_kept`). `call`
-    is the number of the call in the past, `hashed` that of several calls up to here.
+    is the number of the call in the past.
     """
 
-    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "hashed", "key", "kind",
+    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind",
                  "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent",
                  "plans", "rebase", "remembered", "seen", "slot", "step")  # fmt: skip
 
@@ -154,7 +154,6 @@ class State(dict[tuple[Any, ...], "State"]):
         self.closes = False
         self.call: int | None = None
         self.remembered: int | None = None  # flushes at new states, at the last flush here
-        self.hashed: tuple[object, State, int, int] | None = None  # see `noting.hash_between`
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
     def steps(self) -> list[Node | Leaf]:
@@ -198,7 +197,7 @@ class Trace:
 
     # not for size: `hits` finds what it needs by their offsets
     __slots__ = ("_as_of", "_n_finals", "_n_forgotten", "_rooted", "_roots", "_told_by",
-                 "began_pending", "begun", "behind", "busy", "call", "claimed", "copies",
+                 "begun", "behind", "busy", "call", "claimed", "copies",
                  "environment", "finals", "first_new", "holds", "is_outdated", "kept",
                  "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
                  "passing", "policy", "ran", "root", "roots", "scalars", "slots",
@@ -217,7 +216,6 @@ class Trace:
         self.policy = Policy()
         self.call: int | None = None  # the one under way, as a number (see `dispatch.noting`)
         self.behind: deque[tuple[State, State]] = deque(maxlen=MOST_BEHIND)  # hits not noted
-        self.began_pending = False  # the region under way began while calls were pending
         self.claimed = False
         self.is_outdated = False
         self.busy = False
@@ -267,8 +265,6 @@ class Trace:
             self.values is not pending.values or self.state is not pending.state
         ):
             return False
-        if pending is not None and self.begun is not self.root:
-            self.began_pending |= self.begun is not pending.state
         self.environment = environment
         self.root = self.state = root
         self.noted = self.begun = root  # up to here calls are in the past, and the last break was

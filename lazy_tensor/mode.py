@@ -13,10 +13,13 @@ from collections.abc import Callable
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from lazy_tensor import convert, ways
 from lazy_tensor.dispatch import hits, noting, routes, run_now, settings, torch_private
 from lazy_tensor.dispatch.flush import begin_hits, close_segment
 from lazy_tensor.dispatch.options import Options
+from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
 from lazy_tensor.dispatch.trace import local, restart_own_trace
@@ -83,8 +86,19 @@ def _leave_mode() -> None:
     ways.WITH_LAZY.take_back()
 
 
+def _after_step(*_: Any) -> None:
+    if here.mode is not None or Policy.has_wrapped or noting.asleep:
+        noting.at_step(local.trace)
+
+
+@functools.cache
+def _see_steps() -> None:
+    """Have steps of optimizers end regions, from now on."""
+    register_optimizer_step_post_hook(_after_step)
+
+
 hits.use(LazyTensor, RecordingMode, close_segment, run_now.share_with_parts)
-convert.before_wrapping.append(begin_hits)
+convert.before_wrapping += begin_hits, _see_steps
 routes.install(LazyTensor, RecordingMode)
 
 
@@ -172,6 +186,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if depth == 0:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
+                _see_steps()
                 if local.thread is not threading.main_thread():
                     begin_hits()
                 ways.WITH_LAZY.put()

@@ -112,7 +112,8 @@ class Report:
     built meanwhile; `result` is what the function gave that `explain` was given, if any.
     `stretches` tells how many stretches of the program, from one value that is read to the next,
     and how many seconds, were recorded or run as in eager, and why; `kernels` counts segments by
-    what became of their kernels.
+    what became of their kernels; `blocks` tells which blocks of this thread were timed, recorded
+    and as in eager.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Report:
         *,
         stretches: Mapping[str, tuple[int, float]] | None = None,
         kernels: Mapping[str, int] | None = None,
+        blocks: Sequence[str] = (),
     ) -> None:
         self.records = records
         self.replays = list(replays)
@@ -135,6 +137,7 @@ class Report:
         self.result = result
         self.stretches = dict(stretches or {})
         self.kernels = dict(kernels or {})
+        self.blocks = list(blocks)
 
     @cached_property
     def flushes(self) -> list[Flush]:
@@ -188,7 +191,8 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     """
     if fn is None:
         stretches = {it: (n, STATS.stretches_s[it]) for it, n in STATS.stretches.items()}
-        return _report(list(STATS.log), {}, STATS.since_s, stretches=stretches)
+        blocks = [str(site) for site in local.trace.policy.compared()]
+        return _report(list(STATS.log), {}, STATS.since_s, stretches=stretches, blocks=blocks)
     if not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     flush.flush(local.trace, "explain()", quiet=True)
@@ -206,6 +210,7 @@ def _report(
     result: Any = None,
     *,
     stretches: Mapping[str, tuple[int, float]] | None = None,
+    blocks: Sequence[str] = (),
 ) -> Report:
     passed_s = perf_counter() - since_s
     ran_at_once = {
@@ -220,5 +225,5 @@ def _report(
     builds = [one for one in flush.compiler().builds if one.began_s + one.seconds >= since_s]
     return Report(
         records, replays, redistributions, ran_at_once, builds, result,
-        stretches=stretches, kernels=flush.compiler().statuses(),
+        stretches=stretches, kernels=flush.compiler().statuses(), blocks=blocks,
     )  # fmt: skip

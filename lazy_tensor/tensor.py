@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from lazy_tensor.dispatch.peek import is_looked_at, peek, shown
 from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.tape import stop_tape
 from lazy_tensor.dispatch.trace import local, restart_empty_traces
+
+_plain: type[torch.Tensor] = torch_private.TensorBase
 
 
 class LazyTensor(host.ValueTensor):
@@ -75,21 +76,22 @@ class LazyTensor(host.ValueTensor):
 
     trigger_wait = wait
 
-    # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`.
+    # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`. By methods
+    # of `Tensor`, which `ways` may have replaced, a read would count twice.
     def __float__(self) -> float:
-        return float(read(self, "float()"))
+        return _plain.__float__(read(self, "float()"))
 
     def __int__(self) -> int:
-        return int(read(self, "int()"))
+        return _plain.__int__(read(self, "int()"))
 
     def __bool__(self) -> bool:
-        return bool(read(self, "bool()"))
+        return _plain.__bool__(read(self, "bool()"))
 
     def __complex__(self) -> complex:
-        return complex(read(self, "complex()"))
+        return _plain.__complex__(read(self, "complex()"))
 
     def __index__(self) -> int:
-        return int(operator.index(read(self, "a tensor as an index")))
+        return _plain.__index__(read(self, "a tensor as an index"))
 
     def item(self) -> torch.types.Number:
         """The value as a Python number.
@@ -99,7 +101,7 @@ class LazyTensor(host.ValueTensor):
         """
         if torch_private.is_mode_entered():
             return super().item()
-        return read(self, ".item()").item()
+        return _plain.item(read(self, ".item()"))
 
     def tolist(self) -> Any:
         return read_outside(self, ".tolist()").tolist()

@@ -29,7 +29,7 @@ def call(trace: Trace, request: Request) -> Any:
     if rule_of(request.op) is Rule.ALIAS:
         tensor = request.args[0]
         return host.new_sharded(tensor._value, tensor._layout, tensor)
-    trace.policy.spans_ranks = True
+    trace.policy.span_ranks()
     # without the numbers of a state that was found but not taken, as a mode wants to see the call
     del trace.scalars[trace.state.n_scalars :]
     start = None if is_shown(request.owner) else _start(trace, request)

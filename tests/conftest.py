@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from torch.testing._internal import common_utils
 from torch.testing._internal.opinfo import core
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits, pays, policy, rules, settings, trace
+from lazy_tensor.dispatch import hits, policy, rules, settings, sites, trace
 from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.kernels import backend
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
@@ -84,7 +85,10 @@ def op_by_op(request, monkeypatch):
     as_programs = request.config.getoption("--as-programs")
     if not as_programs:
         monkeypatch.setattr(policy, "FIRST_CALLS", 1 << 60)
-        monkeypatch.setattr(pays, "TRIALS", 1 << 30)
+        monkeypatch.setattr(sites, "TRIALS", 1 << 30)
+    # times of tests decide nothing
+    monkeypatch.setattr(sites, "TRACED", 1 << 30)
+    monkeypatch.setattr(policy, "ROUND_S", math.inf)
     trace.local.trace.policy.reset()
     if request.path.parent.name not in CORE:
         yield

@@ -66,6 +66,8 @@ def _headline(report: Report) -> Iterator[tuple[str, str]]:
     if report.kernels:
         counts = [f"{report.kernels[it]} {it}" for it in STATUSES if report.kernels.get(it)]
         yield "bold", f"kernels: {', '.join(counts)}"
+    for line in report.blocks:
+        yield "", line
 
 
 def _share(report: Report, outcome: str, total_s: float) -> str:

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import flush, hits, noting, past, pays, policy, settings, stats
+from lazy_tensor.dispatch import flush, hits, noting, past, policy, settings, sites, stats
 from lazy_tensor.dispatch.misses import FIRST_TIME
 from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.policy import AWAITS_OPS, Policy
-from lazy_tensor.dispatch.sites import LISTENS
+from lazy_tensor.dispatch.sites import GOES_ON, LISTENS
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels import Kernel, Segment, backend
@@ -395,7 +395,7 @@ def test_what_wants_to_see_the_calls_sees_them_there(scarce: None) -> None:
 def test_a_program_that_begins_to_repeat_itself_is_recorded(scarce: None) -> None:
     let_alone()
     x = torch.randn(500)
-    for _ in range(LISTENS + 5):
+    for _ in range(GOES_ON + 5):
         is_seen(x)
     assert recorded(lambda: is_seen(x)) >= N_OPS
 
@@ -425,12 +425,12 @@ def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
     it.note_kernels(plan)
     assert it.cold
     for _ in range(3):
-        it.at_break()
+        it.at_break(n_recorded=0)
         assert not it.begin_block(None)
         it.end_block()
         assert it.cold == AWAITS_OPS
     plan.n_under_way = 0
-    it.at_break()
+    it.at_break(n_recorded=0)
     assert it.begin_block(None)
     assert not it.cold
 
@@ -476,7 +476,7 @@ def test_a_loop_runs_as_in_eager_until_its_kernels_are_there(
     monkeypatch.setattr(backend, "_backends", {"slow": Slow(), **backend._backends})
     monkeypatch.setattr(STATS, "worked_s", COMPILES_AFTER_S)
     monkeypatch.setattr(policy, "AWAITS_OPS", 100)
-    monkeypatch.setattr(pays, "TRIALS", 1 << 30)
+    monkeypatch.setattr(sites, "TRIALS", 1 << 30)
     lazy_tensor.configure(backend="slow", compile="background")
     slow: Any = backend._backends["slow"]
     x, y = torch.randn(8), torch.randn(8)

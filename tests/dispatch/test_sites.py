@@ -17,13 +17,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazy_tensor
 from lazy_tensor import convert
-from lazy_tensor.dispatch import hits, pays, policy, sites
-from lazy_tensor.dispatch.pays import COLD_TRIALS, TRIALS, Times
-from lazy_tensor.dispatch.policy import Policy
-from lazy_tensor.dispatch.sites import ROUND, RUNS_OF_A_ROUND, Site
-from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch import hits, policy, sites
+from lazy_tensor.dispatch.options import Record
+from lazy_tensor.dispatch.policy import STEPS, Policy
+from lazy_tensor.dispatch.sites import (
+    AT_MOST,
+    COMPARED,
+    GOES_ON,
+    LISTENS,
+    ROUND,
+    SHORT_ONES,
+    TRIALS,
+    Site,
+)  # fmt: skip
+from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.trace import local
-from tests.dispatch.test_pays import Clock
+from lazy_tensor.kernels.fusion import Fusion
 
 needs_cpp = pytest.mark.skipif(
     hits.EXTENSION.status == "LAZY_TENSOR_HITS is python", reason="ops come by torch's own C++"
@@ -36,26 +45,168 @@ def are_seen() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_included(key))
 
 
-class ForGood(Times):
-    """Times that kernels that come meanwhile don't change."""
-
-    def try_again(self) -> None:
-        pass
-
-
 class QuickerAlone(Site):
-    """Blocks that are known to be quicker if they are let alone."""
+    """Blocks that are known to be quicker if they are let alone, for good."""
 
-    def __init__(self, n_runs: int = 1) -> None:
-        super().__init__(n_runs)
-        self.times = ForGood()
-        self.times.recorded_s, self.times.n_recorded = 1e9, 1 << 40
-        self.times.cold_s, self.times.n_cold = 1.0, COLD_TRIALS
+    def begin(self, *, may_choose: bool) -> bool:
+        self._n_left, self._alone_is_better = 1 << 40, True
+        return super().begin(may_choose=may_choose)
 
 
-def rounds_alone(n_runs: int = 1) -> Site:
+def rounds_alone(where: str, *, of_reads: bool) -> Site:
     """The same of rounds, but not of whole blocks."""
-    return Site() if n_runs == 1 else QuickerAlone(n_runs)
+    return (QuickerAlone if of_reads else Site)(where, of_reads=of_reads)
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """The time, and a process that asks for no kernels."""
+    it = Clock()
+    monkeypatch.setattr(sites, "perf_counter", it)
+    monkeypatch.setattr(policy, "perf_counter", it)
+    monkeypatch.setattr(sites, "TRIALS", TRIALS)
+    monkeypatch.setattr(STATS, "worked_s", -math.inf)
+    yield it
+    lazy_tensor.reset_stats()  # of what only the clock says
+
+
+def ways(
+    site: Site, clock: Clock, n: int, seen_s: float, alone_s: float = 1.0, *, cycle: int = 1
+) -> list[bool]:
+    """Whether each of `n` blocks is seen, which take longer and longer, `cycle` in turn."""
+    found = []
+    for i in range(n):
+        site.is_followed()
+        if site.rests():
+            found.append(False)
+            continue
+        is_seen = site.begin(may_choose=True)
+        clock.now_s += (seen_s if is_seen else alone_s) * (1 + i % cycle)
+        if is_seen:
+            site.end(n_known=1, n_new=0, n_unknown=0)
+        found.append(is_seen)
+    return found
+
+
+UNTIL_THEN = TRIALS + COMPARED
+"""Blocks until the better way is taken."""
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 6, 50])
+def test_the_quicker_way_is_taken(clock: Clock, cycle: int) -> None:
+    for seen_s, is_seen in ((0.7, True), (1.4, False)):
+        found = ways(Site(), clock, UNTIL_THEN + GOES_ON, seen_s, cycle=cycle)
+        assert found[:TRIALS] == [True] * TRIALS
+        assert found[TRIALS:UNTIL_THEN].count(True) == COMPARED // 2
+        assert found[UNTIL_THEN:] == [is_seen] * GOES_ON
+
+
+def test_four_blocks_say_enough_where_one_way_takes_twice_as_long(clock: Clock) -> None:
+    for seen_s, is_seen in ((0.3, True), (4.0, False)):
+        found = ways(Site(), clock, TRIALS + 4 + GOES_ON, seen_s)
+        assert found[TRIALS + 4 :] == [is_seen] * GOES_ON
+
+
+def test_blocks_that_are_ever_new_take_a_tenth_of_the_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sites, "TRACED", 3)
+    site, n_seen, n_blocks = Site(), 0, 1000
+    for _ in range(n_blocks):
+        is_seen = site.begin(may_choose=True)
+        n_seen += is_seen
+        clock.now_s += 11.0 if is_seen else 1.0
+        if is_seen:
+            site.end(n_known=1, n_new=0, n_unknown=0)
+        site.is_followed(traced_s=10.0 * is_seen)
+    assert n_seen < 3 + n_blocks / 90
+
+
+def test_it_is_looked_again_less_and_less(clock: Clock) -> None:
+    site = Site()
+    assert sum(ways(site, clock, 20 * AT_MOST, 1.1)) <= TRIALS + 13 * COMPARED
+    found = ways(site, clock, 2 * AT_MOST, 0.9)
+    assert sum(found[AT_MOST + COMPARED :]) >= AT_MOST - 2 * COMPARED
+
+
+def test_kernels_that_come_are_tried(clock: Clock) -> None:
+    site = Site()
+    assert not ways(site, clock, UNTIL_THEN + 1, 1.1)[-1]
+    site.try_again()
+    assert ways(site, clock, UNTIL_THEN, 0.5).count(False) == COMPARED // 2
+
+
+def test_times_decide_nothing_where_they_may_not(clock: Clock) -> None:
+    """On several ranks, each of which has its own."""
+    site = Site()
+    assert not ways(site, clock, UNTIL_THEN + 1, 1.1)[-1]
+    assert all(site.begin(may_choose=False) for _ in range(GOES_ON))
+
+
+def test_calls_decide_on_all_ranks_alike(clock: Clock) -> None:
+    site, found = Site(), []
+    for _ in range(3 + SHORT_ONES):
+        found.append(site.begin(may_choose=False))
+        if found[-1]:
+            site.end(n_known=1, n_new=0, n_unknown=0, is_short=True)
+    assert found == [True] + [False] * SHORT_ONES + [True, False]
+
+
+def block(x: torch.Tensor) -> bool:
+    """Whether ops in it are seen, and recorded."""
+    before = lazy_tensor.stats()["ops"]
+    with lazy_tensor.lazy_mode():
+        float((x + 1).sum())
+    return bool(lazy_tensor.stats()["ops"] > before)
+
+
+@pytest.mark.parametrize("record", ["auto", "always"])
+def test_a_loop_that_recording_slows_down_is_let_alone(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
+    lazy_tensor.cache_clear()
+    x = torch.randn(3)
+    lazy_tensor.configure(record=record)
+    found: list[bool] = []
+    for _ in range(UNTIL_THEN + GOES_ON):
+        found.append(block(x))
+        clock.now_s += 2.0 if found[-1] else 1.0
+    if record == "always":
+        assert all(found)
+        return
+    assert all(found[:TRIALS])
+    assert not any(found[UNTIL_THEN:])
+    assert lazy_tensor.stats()["unrecorded_blocks"] == GOES_ON + COMPARED // 2
+    (told,) = lazy_tensor.explain().blocks
+    assert __file__ in told
+    assert told.endswith("as in eager, 1000.00 ms; recorded 2000.00 ms")
+
+
+@pytest.mark.parametrize("news", ["it runs for long", "a kernel came"])
+def test_what_was_left_to_eager_is_tried_again_with_kernels(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, news: str
+) -> None:
+    lazy_tensor.cache_clear()
+    x = torch.randn(3)
+    for _ in range(UNTIL_THEN + LISTENS):
+        is_recorded = block(x)
+        clock.now_s += 2.0 if is_recorded else 1.0
+    assert not is_recorded
+    if news == "a kernel came":
+        monkeypatch.setattr(Fusion, "n_adopted", Fusion.n_adopted + 1)
+    else:
+        monkeypatch.setattr(STATS, "worked_s", COMPILES_AFTER_S)
+    assert any(block(x) for _ in range(4))
 
 
 @pytest.fixture
@@ -98,24 +249,23 @@ def test_ops_of_a_block_that_is_asleep_are_not_seen(sleepy: None) -> None:
         assert lazy_tensor.is_pending(x + 1)
 
 
-def test_blocks_that_are_long_let_alone_are_timed_now_and_then(
+def test_blocks_that_are_long_let_alone_are_not_even_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(policy, "Site", QuickerAlone)
     monkeypatch.setattr(Policy, "has_wrapped", False)
-    monkeypatch.setattr(sites, "RESTS_FROM", 0)
     local.trace.policy.reset()
     with lazy_tensor.lazy_mode(record="always"):
         kept = torch.arange(3.0) * 2
     timed: list[Site] = []
 
-    def begin(site: Site, own: Any = Site.begin) -> None:
+    def begin(site: Site, own: Any = Site.begin, **options: bool) -> bool:
         timed.append(site)
-        own(site)
+        return bool(own(site, **options))
 
     monkeypatch.setattr(Site, "begin", begin)
     x, before = torch.arange(3.0), lazy_tensor.stats().get("unrecorded_blocks", 0)
-    n = 10 * (sites.RESTS + 1)
+    n = 100
     for i in range(n):
         with lazy_tensor.lazy_mode():
             assert type(x + 1) is torch.Tensor
@@ -128,7 +278,7 @@ def test_blocks_that_are_long_let_alone_are_timed_now_and_then(
                     raise ZeroDivisionError
         assert x.tolist() == [i + 1, i + 2, i + 3]
     assert lazy_tensor.stats()["unrecorded_blocks"] == before + n + 1
-    assert 10 <= len(timed) <= 15
+    assert len(timed) <= 6
     local.trace.policy.reset()
 
 
@@ -208,16 +358,9 @@ def test_an_exception_leaves_a_block_that_is_asleep(sleepy: None) -> None:
 
 @needs_cpp
 @pytest.mark.parametrize("alone_s", [0.5, 1.5])
-def test_what_is_seen_is_compared_to_what_nobody_sees(
-    monkeypatch: pytest.MonkeyPatch, alone_s: float
-) -> None:
+def test_what_is_seen_is_compared_to_what_nobody_sees(clock: Clock, alone_s: float) -> None:
     """Blocks around a step, and one around the loop, of which recording pays beside ops that are
     seen and let pass."""
-    clock = Clock()
-    monkeypatch.setattr(sites, "perf_counter", clock)
-    monkeypatch.setattr(pays, "perf_counter", clock)
-    monkeypatch.setattr(pays, "TRIALS", TRIALS)
-    monkeypatch.setattr(STATS, "worked_s", -math.inf)  # kernels aren't asked for
     x = torch.arange(3.0)
 
     def step() -> str:
@@ -231,17 +374,16 @@ def test_what_is_seen_is_compared_to_what_nobody_sees(
     settled = "alone" if alone_s < 1 else "recorded"
     local.trace.policy.reset()
     in_block = lazy_tensor.lazy_mode()(step)
-    first = [in_block() for _ in range(TRIALS + 20)]
+    first = [in_block() for _ in range(UNTIL_THEN + 20)]
     assert first[:TRIALS] == ["recorded"] * TRIALS
     assert "alone" in first
     assert first[-5:] == [settled] * 5
     local.trace.policy.reset()
     with lazy_tensor.lazy_mode():
-        in_loop = [step() for _ in range(ROUND * (TRIALS // RUNS_OF_A_ROUND + 8))]
+        in_loop = [step() for _ in range(ROUND * (UNTIL_THEN // 4 + 4))]
     assert "alone" in in_loop
     assert in_loop[-5:] == [settled] * 5
     local.trace.policy.reset()
-    lazy_tensor.reset_stats()  # of what only the clock says
 
 
 class Moody(Site):
@@ -249,13 +391,13 @@ class Moody(Site):
 
     chance = random.Random(0)
 
-    def begin(self) -> None:
-        super().begin()
-        self.times = QuickerAlone().times if self.chance.random() < 0.5 else Times()
+    def begin(self, *, may_choose: bool) -> bool:
+        self._n_left, self._alone_is_better = 1, bool(self.chance.getrandbits(1))
+        return super().begin(may_choose=may_choose)
 
 
-def moody_rounds(n_runs: int = 1) -> Site:
-    return Site() if n_runs == 1 else Moody(n_runs)
+def moody_rounds(where: str, *, of_reads: bool) -> Site:
+    return (Moody if of_reads else Site)(where, of_reads=of_reads)
 
 
 def trained(optimizer: Any, n_steps: int, block: Any, wrap: Any) -> list[Any]:
@@ -413,3 +555,70 @@ def test_lazy_tensors_stay_lazy_where_somebody_needs_them(monkeypatch: pytest.Mo
         held.clear()
         made[0].add(1)
     assert lazy_tensor.is_lazy(made[0])
+
+
+@needs_cpp
+def test_wrapped_tensors_are_seen_after_blocks_that_were_let_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "Site", QuickerAlone)
+    monkeypatch.setattr(Policy, "has_wrapped", False)
+    local.trace.policy.reset()
+    x = torch.arange(3.0)
+    state = torch.arange(3.0)
+    for _ in range(9):
+        with lazy_tensor.lazy_mode():
+            state = state * x
+    assert type(state) is torch.Tensor
+    weight = lazy_tensor.wrap(torch.ones(3))
+    float((weight * x).sum())
+    assert lazy_tensor.is_pending(weight * x)
+    local.trace.policy.reset()
+
+
+def test_what_is_carried_from_block_to_block_becomes_plain_where_they_are_let_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Policy, "has_wrapped", False)
+    state, x = torch.ones(3), torch.arange(3.0)
+    with lazy_tensor.lazy_mode(record="always"):
+        state = state + x
+    monkeypatch.setattr(policy, "Site", QuickerAlone)
+    local.trace.policy.reset()
+    kinds = []
+    for _ in range(6):
+        with lazy_tensor.lazy_mode():
+            state = state + x
+        kinds.append(type(state))
+    assert hits.learn is None or kinds[-1] is torch.Tensor
+    assert state.tolist() == [1.0, 8.0, 15.0]
+    local.trace.policy.reset()
+
+
+@needs_cpp
+@pytest.mark.parametrize("around", ["loop", "wrap"])
+def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, around: str
+) -> None:
+    monkeypatch.setattr(Policy, "has_wrapped", around == "wrap")
+    local.trace.policy.reset()
+    model = nn.Linear(4, 2)
+    if around == "wrap":
+        lazy_tensor.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 4)
+
+    def step() -> bool:
+        loss = model(x).square().mean()
+        is_pending = lazy_tensor.is_pending(loss)
+        loss.backward()
+        clock.now_s += 2.0 if is_pending else 1.0
+        optimizer.step()
+        optimizer.zero_grad()
+        return is_pending
+
+    with lazy_tensor.lazy_mode() if around == "loop" else nullcontext():
+        were_recorded = [step() for _ in range(STEPS + ROUND * (UNTIL_THEN // 4 + 4))]
+    assert sum(were_recorded) > TRIALS
+    assert not any(were_recorded[-ROUND:])
+    local.trace.policy.reset()
