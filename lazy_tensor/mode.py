@@ -89,6 +89,8 @@ def _leave_mode() -> None:
 def _after_step(*_: Any) -> None:
     if here.mode is not None or Policy.has_wrapped or noting.asleep:
         noting.at_step(local.trace)
+        if local.trace.policy.is_asleep:
+            convert.make_met_plain()  # the optimizer's state, which was recorded
 
 
 @functools.cache

@@ -605,7 +605,7 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
     model = nn.Linear(4, 2)
     if around == "wrap":
         lazy_tensor.wrap(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     x = torch.randn(8, 4)
 
     def step() -> bool:
@@ -621,4 +621,6 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
         were_recorded = [step() for _ in range(STEPS + ROUND * (UNTIL_THEN // 4 + 4))]
     assert sum(were_recorded) > TRIALS
     assert not any(were_recorded[-ROUND:])
+    if around == "loop":
+        assert {type(m) for m in optimizer.state[model.weight].values()} == {torch.Tensor}
     local.trace.policy.reset()
