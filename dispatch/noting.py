@@ -177,7 +177,7 @@ def at_read(trace: Trace) -> None:
 
 
 def see_outside_blocks(trace: Trace) -> None:
-    """Have what runs in no block seen again: blocks were let alone before `wrap` was called."""
+    """See ops outside blocks again, where blocks were let alone before `wrap` was called."""
     if trace.policy.is_asleep and get_ident() not in asleep:
         trace.policy.cold = 1
 

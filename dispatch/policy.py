@@ -220,8 +220,8 @@ class Policy:
         STATS.stretches_s[self._outcome] += seconds
 
     def _has_news(self) -> bool:
-        """Whether kernels are asked for, or so many more have come, that what was left to eager may
-        be quicker recorded."""
+        """Whether kernels are asked for since the last look, or enough have come to compare blocks
+        again."""
         return (
             Fusion.n_adopted >= self._n_adopted + self._n_awaited
             or self._has_worked is not STATS.has_worked_long()
@@ -301,8 +301,8 @@ class Policy:
         return True
 
     def _let_alone(self) -> None:
-        """Let what comes run as in eager, until a block begins that is seen: what comes of lazy
-        tensors is plain then, as in a program without them."""
+        """Run the block that begins as in eager. Ops on lazy tensors give plain ones meanwhile, so
+        that no later op pays for them."""
         self._is_let_alone = True
         if not self.has_wrapped:
             self.cold = ASLEEP

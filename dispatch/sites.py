@@ -25,15 +25,15 @@ TRACED, SHARE = 3, 0.1
 """Blocks in a row that are new, as a data set's of many lengths may be, and may take what recording
 them takes. That of others takes at most this share of the time."""
 LISTENS = 64
-"""Regions in a row that are seen, all of them unknown, before blocks are let alone for it: to see
-an op and let it pass costs a quarter of a small one."""
+"""Unknown regions in a row after which blocks are let alone: to see an op and let it pass costs a
+quarter of a small op."""
 GOES_ON, AT_MOST = 256, 1 << 12
 """Blocks for which the better way is taken before it is looked again; each time twice as many, up
 to so many."""
 SHORT_ONES = 32
 """The same where blocks of a program on several ranks are too short to gain."""
 RESTS_FROM = 3
-"""Blocks in a row that are let alone, before the next are not even looked at."""
+"""Blocks that are let alone in a row before the next ones skip all bookkeeping."""
 ROUND, ROUND_S = 16, 0.1
 """Reads of values in a round, or fewer if they take so long."""
 READS = 4
@@ -114,7 +114,7 @@ class Site:
         return not self.is_alone
 
     def rests(self) -> bool:
-        """Whether the block that begins is let alone, as those before, and not even looked at."""
+        """Whether the block that begins is let alone like those before, without bookkeeping."""
         if self._n_alone < RESTS_FROM or self._n_left == 0:
             return False
         self._n_left -= 1

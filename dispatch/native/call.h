@@ -95,8 +95,7 @@ class Call {
     lets_in_ = lets_in;
     const size_t n = info_.schema.arguments().size();
     for (size_t i = 0; i < n; ++i) {
-      const auto* alias = info_.schema.arguments()[i].alias_info();
-      may_copy_ = info_.reads_copies && !(alias != nullptr && alias->isWrite());
+      argument_ = i;
       if (!put_argument(arguments[i])) return false;
     }
     return true;
@@ -289,7 +288,10 @@ class Call {
   }
 
   bool put_copy(const at::Tensor& tensor) {
-    PyObject* slot = may_copy_ ? slot_of_copy(trace_, tensor) : nullptr;
+    const auto* alias = info_.schema.arguments()[argument_].alias_info();
+    const bool is_written = alias != nullptr && alias->isWrite();
+    if (!info_.reads_copies || is_written) return false;
+    PyObject* slot = slot_of_copy(trace_, tensor);
     if (slot != nullptr) put_slot(slot);
     return slot != nullptr;
   }
@@ -317,7 +319,8 @@ class Call {
 
   const OpInfo& info_;
   PyObject* trace_;
-  bool in_mode_, lets_in_ = false, may_copy_ = false;
+  bool in_mode_, lets_in_ = false;
+  size_t argument_ = 0;  // that is read
   bool any_lazy_ = false, any_known_ = false;
   Words words_;
   std::vector<Newcomer> newcomers_;
