@@ -88,21 +88,10 @@ def grow(
         args, kwargs = _placed(call[0], slots), _placed(call[1], slots)
         state = State(parent, key, None)
     _fill(state, trace, request, outcome, args, kwargs)
-    twin = trace.twin_of(parent)
-    trace.twin = None
-    for known in (parent, twin):
-        if known is not None and (found := _like(known, key, generic_key)) is not None:
-            trace.twin = (state, found)
-            break
+    link(trace, parent, trace.twin_of(parent), state, key, generic_key)
     if is_generic:
-        parent.generic = parent.generic or {}
-        parent.generic[generic_key] = state
         trace.scalars[parent.n_scalars :] = numbers
     else:
-        parent[key] = state
-        if numbers:
-            parent.seen = parent.seen or {}
-            parent.seen[generic_key] = state
         moving.note(trace, parent, request, state)
     trace.note_new(state)
     trace.policy.add_growth(perf_counter() - request.began_s)
@@ -126,6 +115,27 @@ def _varies(
             trace.varying.clear()
         trace.varying.add(signature)
     return signature in trace.varying
+
+
+def link(
+    trace: Trace, parent: State, twin: State | None, state: State,
+    key: tuple[Any, ...], generic_key: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Have `parent` lead to a new state by one of these keys, which it has; find its twin, here or
+    where the twin of `parent` led."""
+    trace.twin = None
+    for known in (parent, twin):
+        if known is not None and (found := _like(known, key, generic_key)) is not None:
+            trace.twin = (state, found)
+            break
+    if state.key is key:
+        parent[key] = state
+        if key is not generic_key:
+            parent.seen = parent.seen or {}
+            parent.seen[generic_key] = state
+    else:
+        parent.generic = parent.generic or {}
+        parent.generic[generic_key] = state
 
 
 def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> State | None:

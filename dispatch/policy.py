@@ -258,15 +258,21 @@ class Policy:
             STATS.add_stretch(outcome, self._alone_s)
         return rests
 
-    def begin_block(self, place: Any, *, may_choose: bool = True) -> bool:
+    def begin_block(
+        self, place: Any, *, may_choose: bool = True, must_record: bool = False
+    ) -> bool:
         """Begin a block of the program, behind a break; whether its ops must be seen.
 
         They need not be where those at this `place` have not been known for long, or run quicker
-        as in eager, or while kernels are built; `may_choose` if recording has to pay.
+        as in eager, or while kernels are built; `may_choose` if times may say so.
         """
         self._ends()
         self._place, self._n_reads, self._n_steps = place, 0, 0
         self.has_read = False
+        if must_record:
+            self._follow()
+            self.try_again_at_once()
+            return True
         return self._begins(place, may_choose=may_choose)
 
     def _follow(self) -> None:

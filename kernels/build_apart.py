@@ -8,13 +8,12 @@ wait.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -24,9 +23,7 @@ def main(directory: str, key: str, *command: str) -> None:
     # it as much as the program, nice or not (sched(7), "The autogroup feature")
     os.setpgrp()
     disk = _by_path("disk").Disk(Path(directory))
-    folder = disk.folder_of(key)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with _alone(folder):
+    with disk.alone_with([key]):
         if disk.get(key) is None:
             disk.put(key, compiled(command))
 
@@ -55,20 +52,6 @@ def _by_path(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same folder."""
-    import fcntl  # not on all systems
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # no locks in this file system: each compiles
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple, TypeGuard, TypeVar, cast
@@ -43,7 +43,14 @@ from lazy_tensor.kernels.pool import POOL, keep_freed_heap
 from lazy_tensor.kernels.progress import shown
 from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
-from lazy_tensor.kernels.workers import BEHIND, BuildError, WorkerDied, Workers, is_known_to_workers
+from lazy_tensor.kernels.workers import (
+    BEHIND,
+    BUILD_LIMIT_S,
+    BuildError,
+    WorkerDied,
+    Workers,
+    is_known_to_workers,
+)
 
 Mode = Literal["background", "blocking", "off"]
 T = TypeVar("T")
@@ -98,7 +105,7 @@ class Compiler:
         # one, as each holds a context on the device
         self._device_workers = Workers(1, self._build_dir)
         self._to_load = Jobs(self._load, n_threads=1)
-        self._to_build = Jobs(self._obtain, self._workers.size, self._build_ahead)
+        self._to_build = Jobs(self._obtain, self._workers.size, self._together)
         self._is_forked = False
         self._is_closed = False
         fork.in_child(self)
@@ -273,6 +280,20 @@ class Compiler:
         fusion.status = "compiling"
         self._take_kernel(fusion, builds=True)
         fusion.ahead = None
+
+    @contextmanager
+    def _together(self, fusions: Sequence[Fusion]) -> Iterator[None]:
+        """While no other process builds what these fusions need, have it built at once."""
+        keys = [key for fusion in fusions if (key := self._artifact_key(fusion)) is not None]
+        deadline = perf_counter() + BUILD_LIMIT_S
+
+        def gives_up() -> bool:
+            return self._is_closed or perf_counter() > deadline
+
+        with nullcontext() if self.disk is None else self.disk.alone_with(keys, gives_up):
+            if len(fusions) > 1:
+                self._build_ahead(fusions)
+            yield
 
     def _build_ahead(self, fusions: Sequence[Fusion]) -> None:
         """Build at once what these fusions need; what fails is built alone, which tells why."""

@@ -11,15 +11,18 @@ import os
 import stat
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 _MAGIC = b"LTKERN01"
 _SUFFIX = ".ltk"
+LOOKS_EVERY_S = 0.02
+"""How often a process looks whether another one is done with what both want."""
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
 
 
@@ -111,12 +114,25 @@ class Disk:
             self._turn_off(reason)
         return reason is None
 
-    def folder_of(self, key: str) -> Path:
-        """Where the file of `key` lies."""
+    @contextmanager
+    def alone_with(
+        self, keys: Iterable[str], gives_up: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Wait until no other process or thread is in here with one of these keys, or `gives_up()`.
+
+        So of several that want the same artifact, as the ranks of a program do, one makes it.
+        """
+        with ExitStack() as held:
+            # in the same order everywhere: no two wait for each other
+            for folder in sorted({self._folder_of(key) for key in keys}):
+                held.enter_context(_locked(folder, gives_up))
+            yield
+
+    def _folder_of(self, key: str) -> Path:
         return self.directory / key[:2]
 
     def _path(self, key: str) -> Path:
-        return self.folder_of(key) / (key + _SUFFIX)
+        return self._folder_of(key) / (key + _SUFFIX)
 
     def _trim(self, added_bytes: int) -> None:
         """Drop old files if the directory has outgrown its bound.
@@ -209,6 +225,28 @@ def _write_whole(path: Path, content: bytes) -> None:
     except OSError:
         os.unlink(temporary)
         raise
+
+
+@contextmanager
+def _locked(folder: Path, gives_up: Callable[[], bool]) -> Iterator[None]:
+    import fcntl  # not on all systems
+
+    descriptor = None
+    try:
+        with suppress(OSError):  # a file system that has no locks, or a folder that isn't ours
+            folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            while not gives_up():
+                with suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(LOOKS_EVERY_S)
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked children have it open too
+            os.close(descriptor)
 
 
 class Entry(NamedTuple):

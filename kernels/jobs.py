@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from lazy_tensor.kernels.fusion import Fusion
 
@@ -18,8 +19,8 @@ GATHERS_S = 0.05
 
 
 class Jobs:
-    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads; before, if it is
-    given, `prepare(fusions)` for those that a thread takes at once.
+    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads; if it is given,
+    within `together(fusions)` for those that a thread takes at once.
 
     Neither may raise: they leave their verdict in the fusion.
     """
@@ -28,11 +29,11 @@ class Jobs:
         self,
         work: Callable[[Fusion], None],
         n_threads: int,
-        prepare: Callable[[Sequence[Fusion]], None] | None = None,
+        together: Callable[[Sequence[Fusion]], AbstractContextManager[None]] | None = None,
     ) -> None:
         self._work = work
         self._n_threads = n_threads
-        self._prepare = prepare
+        self._together = together
         self.forget()
 
     def forget(self) -> None:
@@ -115,7 +116,7 @@ class Jobs:
                 self._n_idle += 1
                 if not (is_busy and self._waiting):
                     self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                    if self._prepare is not None:
+                    if self._together is not None:
                         self._changed.wait_for(lambda: self._is_closed, GATHERS_S)
                 self._n_idle -= 1
                 if self._is_closed:
@@ -128,7 +129,7 @@ class Jobs:
         """Begin on those that wait in which most time has gone, or on `first` and these: on this
         thread's share."""
         share = math.ceil(len(self._waiting) / self._n_threads)
-        n = 1 if self._prepare is None else min(share, MOST_TOGETHER)
+        n = 1 if self._together is None else min(share, MOST_TOGETHER)
         taken = heapq.nlargest(n, self._waiting, key=lambda f: (f is first, f.spent_s))
         for fusion in taken:
             self._waiting.remove(fusion)
@@ -138,11 +139,10 @@ class Jobs:
     def _finish(self, fusions: Sequence[Fusion]) -> None:
         left = list(fusions)
         try:
-            if self._prepare is not None and len(left) > 1:
-                self._prepare(fusions)
-            while left:
-                self._work(left[0])
-                self._release(left.pop(0))
+            with nullcontext() if self._together is None else self._together(fusions):
+                while left:
+                    self._work(left[0])
+                    self._release(left.pop(0))
         except Exception as error:  # not foreseen: nobody may wait for ever
             for fusion in left:
                 fusion.fail(f"{type(error).__name__}: {error}")

@@ -27,7 +27,9 @@ from lazy_tensor.kernels.workers import receive, send
 def main(niceness: int, head_start_s: float, build_dir: str | None = None) -> None:
     """Serve until the parent closes its end of the pipe; work in `build_dir`, and with `niceness`
     after so many seconds of a processor."""
-    if niceness:
+    if head_start_s == 0.0:
+        os.nice(niceness)
+    elif niceness:
         signal.signal(signal.SIGPROF, lambda *_: os.nice(niceness))
         signal.setitimer(signal.ITIMER_PROF, head_start_s)
     if build_dir is not None:

@@ -228,11 +228,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         """Whether ops must come here: not where all of them would be let pass."""
         trace = local.trace
         noting.at_break(trace)
-        if options.record == "always":
-            trace.policy.try_again_at_once()
+        place, must_record = self._place(caller, options), options.record == "always"
         may_choose = noting.may_choose(trace, options)
-        place = self._place(caller, options)
-        if trace.policy.begin_block(place, may_choose=may_choose) or options.record == "always":
+        if trace.policy.begin_block(place, may_choose=may_choose, must_record=must_record):
             return True
         STATS.counts["unrecorded_blocks"] += 1
         convert.make_met_plain()

@@ -13,7 +13,7 @@ import torch
 
 from lazy_tensor.dispatch import admit, hits, host, memory, settings
 from lazy_tensor.dispatch.flush import close_segment
-from lazy_tensor.dispatch.grow import wrapper_arguments
+from lazy_tensor.dispatch.grow import link, wrapper_arguments
 from lazy_tensor.dispatch.keys import exact_key, generic_key
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.request import Request, is_shown
@@ -33,6 +33,7 @@ def call(trace: Trace, request: Request) -> Any:
     # without the numbers of a state that was found but not taken, as a mode wants to see the call
     del trace.scalars[trace.state.n_scalars :]
     start = None if is_shown(request.owner) else _start(trace, request)
+    twin = None if start is None else trace.twin_of(start)
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = _layouts(request) if request.facts.writes else None
     trace.busy = False
@@ -48,7 +49,7 @@ def call(trace: Trace, request: Request) -> Any:
         trace.holds = None if outer is None else outer or closes
         admit.leave(trace)
     if start is not None and trace.ran is ran and (layouts is None or layouts == _layouts(request)):
-        state = _learnt(trace, request, start, trace.scalars[n_numbers:], result)
+        state = _learnt(trace, request, start, twin, trace.scalars[n_numbers:], result)
         if state is not None:
             state.closes = closes
             if hits.learn is not None:
@@ -83,10 +84,11 @@ def _start(trace: Trace, request: Request) -> State | None:
 
 
 def _learnt(
-    trace: Trace, request: Request, start: State, scalars: list[complex], result: Any
-) -> State | None:
-    """The state behind what the call has recorded, to which `start` now leads; None if the call
-    did more than record."""
+    trace: Trace, request: Request, start: State, twin: State | None, scalars: list[complex],
+    result: Any,
+) -> State | None:  # fmt: skip
+    """The state behind what the call has recorded, to which `start` now leads, whose `twin` is that
+    of `Trace.twin_of`; None if the call did more than record."""
     end = trace.state
     if end is start or not _is_recorded(start, end):
         return None
@@ -104,11 +106,7 @@ def _learnt(
     state.origin = start
     if not _describe(trace, request, state, result):
         return None
-    if scalars:
-        start.generic = start.generic or {}
-        start.generic[generic] = state
-    else:
-        start[key] = state
+    link(trace, start, twin, state, key, generic)
     trace.state = state
     return state
 
@@ -157,9 +155,12 @@ def _described(result: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_new(trace: Trace, state: State, result: Any) -> bool:
-    """Whether it is a pending tensor that the call itself has made."""
+    """Whether it is a pending tensor that the call itself has made, and that lies where it will
+    the next time: not in a view of memory that may begin elsewhere then."""
     if type(result) not in (DTensor, host.tensor_class):
         return False
     slot = result._value.slot
+    if result._value.leaf is not None:
+        return False
     assert state.origin is not None, "it is a sharded call's"
     return slot is not None and slot.trace is trace and slot.index >= state.origin.n_slots

@@ -309,9 +309,11 @@ def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
     like = next(a for a in args if isinstance(a, DTensor))
     changed = list(args)
-    for i in places:
-        fits = like.is_complex() or (like.is_floating_point() and type(args[i]) is not complex)
-        changed[i] = torch.tensor(args[i], dtype=like.dtype if fits else None, device=like.device)
+    with dispatch_private.no_modes():  # to make them is no part of the program
+        for i in places:
+            fits = like.is_complex() or (like.is_floating_point() and type(args[i]) is not complex)
+            dtype = like.dtype if fits else None
+            changed[i] = torch.tensor(args[i], dtype=dtype, device=like.device)
     return tuple(changed)
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import host, settings
+from lazy_tensor.dispatch.keys import NUMBERS
 from lazy_tensor.dispatch.request import FIXED, Request
+from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local, setting_apart
 from lazy_tensor.kernels.cache import Cache
@@ -36,7 +38,9 @@ def get_sharding_prop_cache_info() -> CacheInfo:
 def decide(info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutputSharding:
     """What the call of `info` comes to; NotImplementedError if torch has no rule for its op."""
     op = info.schema.op
-    key = (op, _described(args), tuple([(name, _described(a)) for name, a in kwargs.items()]))
+    numbers = facts_of(op).number_args
+    given = [*enumerate(args), *kwargs.items()]
+    key = (op, *[(label, _described(a, label in numbers)) for label, a in given])
     found = _decisions.get(key)
     if found is None:
         STATS.sharding_misses[op] += 1
@@ -86,34 +90,34 @@ def learn_for_any_size(request: Request, sharding: OutputSharding) -> None:
 
 def _family(request: Request) -> tuple[Any, ...]:
     """What of a call a decision depends on, sizes only as far as they divide among the ranks."""
-    args = tuple(map(_alike, request.args))
-    if not request.kwargs:
-        return (request.op, args)
-    return (request.op, args, tuple([(name, _alike(a)) for name, a in request.kwargs.items()]))
+    numbers = request.facts.number_args
+    args = [_alike(argument, i in numbers) for i, argument in enumerate(request.args)]
+    kwargs = [(name, _alike(a, name in numbers)) for name, a in request.kwargs.items()]
+    return (request.op, *args, *kwargs)
 
 
-def _alike(argument: Any) -> Any:
+def _alike(argument: Any, may_vary: bool) -> Any:
     kind = type(argument)
     if kind is host.sharded_class:
         return argument._layout.family
     if kind is list or kind is tuple:
-        return (kind, *map(_alike, argument))
-    return _described(argument)
+        return (kind, *[_alike(item, may_vary) for item in argument])
+    return _described(argument, may_vary)
 
 
-def _described(argument: Any) -> Any:
-    """What of an argument a decision may depend on."""
+def _described(argument: Any, may_vary: bool) -> Any:
+    """What of an argument a decision may depend on; of a number that is an operand its type."""
     kind = type(argument)
     if kind is host.sharded_class:
         return argument._layout
     if kind in FIXED:
         return argument
-    if kind in (int, float, complex):
-        return (kind, str(argument))
+    if kind in NUMBERS:
+        return kind if may_vary else (kind, str(argument))
     if isinstance(argument, torch.Tensor):
         return (argument.shape, argument.dtype)
     if isinstance(argument, (list, tuple)):
-        return tuple([_described(item) for item in argument])
+        return tuple([_described(item, may_vary) for item in argument])
     return argument
 
 

@@ -84,13 +84,21 @@ class ShardLayout(host.Layout):
 
 def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
     """The layout of a tensor with this spec and, on this rank, this local tensor."""
-    described = meta_of(local)
+    size, stride, _, dtype, device = meta_of(local)
+    described = (size, stride, offset_of_pending(local), dtype, device)
     key = (spec, spec.use_strided_shard_as_shard_order, described)
     with _lock:
         layout = _known.get(key)
         if layout is None:
             layout = _known[key] = ShardLayout(spec, described)
     return layout
+
+
+def offset_of_pending(local: torch.Tensor) -> int:
+    """Where in its base's memory a pending view begins; 0 for what is computed, as rows of a data
+    set lie alike."""
+    is_pending = type(local) is host.tensor_class and host.value_in(local).slot is not None
+    return int(local.storage_offset()) if is_pending else 0
 
 
 def forget() -> None:

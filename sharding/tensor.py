@@ -20,7 +20,7 @@ from lazy_tensor.dispatch.meta import is_recordable, meta_of
 from lazy_tensor.dispatch.trace import Value
 from lazy_tensor.kernels.cache import on_clear
 from lazy_tensor.sharding import torch_private
-from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of
+from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of, offset_of_pending
 from lazy_tensor.sharding.numbered import Numbered
 from lazy_tensor.sharding.shared import note_phase, shared
 from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMeta
@@ -94,7 +94,7 @@ class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
         key = (
             id(device_mesh), placements and tuple(placements),
             grad_placements and tuple(grad_placements), local_tensor.shape, local_tensor.stride(),
-            local_tensor.dtype, local_tensor.device, shape, stride,
+            local_tensor.dtype, local_tensor.device, shape, stride, offset_of_pending(local_tensor),
         )  # fmt: skip
         known = _plans.get(key)
         if known is None or run_check or type(local_tensor) is not LazyTensor:
@@ -403,7 +403,8 @@ def _to_local_as(grad: DTensor, placements: tuple[Placement, ...]) -> torch.Tens
 def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
     """The gradient of what `to_local` was given: sharded as that was, partial ones replicated."""
     layout, grad_placements = how
-    key = (layout, grad_placements, grad.shape, grad.stride(), grad.dtype, grad.device)
+    described = (grad.shape, grad.stride(), grad.dtype, grad.device, offset_of_pending(grad))
+    key = (layout, grad_placements, described)
     known = _plans.get(key)
     if known is None:
         spec = layout.spec

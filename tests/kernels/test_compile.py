@@ -1,6 +1,7 @@
 """The compile service: who waits for whom, what is compiled when, and what survives."""
 
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -269,6 +270,28 @@ def test_threads_that_ask_at_once_get_one_kernel(new_compiler, toy, segment):
     assert len(set(map(id, found))) == 1
     assert {fusion.status for fusion in found} == {"ready"}
     assert len(toy.compiled) == 1
+
+
+def test_of_compilers_that_share_a_folder_one_builds_a_kernel(
+    new_compiler, portable_toy, segment, tmp_path
+):
+    both = [new_compiler(cache_dir=tmp_path) for _ in range(2)]
+    portable_toy.gate.clear()
+    found = []
+
+    def ask(compiler):
+        found.append(compiler.fusion_of(segment, portable_toy, mode="blocking"))
+
+    threads = [threading.Thread(target=ask, args=(compiler,)) for compiler in both]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)  # both have begun: the second waits for what the first one builds
+    portable_toy.gate.set()
+    for thread in threads:
+        thread.join()
+    assert {fusion.status for fusion in found} == {"ready"}
+    assert len(portable_toy.compiled) == 1
+    assert sorted(compiler.counters.loaded for compiler in both) == [0, 1]
 
 
 def together(record, n=4):

@@ -1,6 +1,8 @@
 """Artifacts on disk: whole or not at all, bounded, and only our own."""
 
 import os
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,6 +51,33 @@ def test_one_flipped_bit_is_noticed(disk):
     content[-3] ^= 1
     path.write_bytes(content)
     assert disk.get(KEY) is None
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from lazy_tensor.kernels.disk import Disk
+with Disk(Path(sys.argv[1])).alone_with([sys.argv[2]]):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_key_is_one_process_s_until_it_ends(disk):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, disk.directory, KEY], stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        looks = iter([False, False, True])
+        with disk.alone_with([KEY], lambda: next(looks)):
+            assert next(looks, None) is None  # it gave up after two looks
+        with disk.alone_with([key_of("another")]):
+            pass
+        holder.kill()
+    with disk.alone_with([KEY]):
+        pass
 
 
 def test_directory_is_for_its_owner_alone(disk):

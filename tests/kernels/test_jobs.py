@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +90,14 @@ def test_what_is_being_worked_on_is_waited_for_at_the_end(record, toy):
     assert done == [fusion]
 
 
+def noted_in(together: list[Sequence[Fusion]]) -> Callable[..., AbstractContextManager[None]]:
+    def note(fusions: Sequence[Fusion]) -> AbstractContextManager[None]:
+        together.append(fusions)
+        return nullcontext()
+
+    return note
+
+
 def test_a_thread_takes_its_share_of_what_takes_most_time_at_once(record, toy):
     gate = threading.Event()
     done: list[Fusion] = []
@@ -98,7 +107,7 @@ def test_a_thread_takes_its_share_of_what_takes_most_time_at_once(record, toy):
         gate.wait()
         done.append(fusion)
 
-    jobs = Jobs(work, 1, together.append)
+    jobs = Jobs(work, 1, noted_in(together))
     first, *waiting = fusions(record, toy, MOST_TOGETHER + 4)
     jobs.add(first)
     while not jobs._active:
@@ -110,7 +119,7 @@ def test_a_thread_takes_its_share_of_what_takes_most_time_at_once(record, toy):
     assert jobs.wait(60)
     by_time = [first, *reversed(waiting)]
     assert done == by_time
-    assert together == [by_time[1 : MOST_TOGETHER + 1], by_time[MOST_TOGETHER + 1 :]]
+    assert together == [[first], by_time[1 : MOST_TOGETHER + 1], by_time[MOST_TOGETHER + 1 :]]
     jobs.close()
 
 
@@ -122,7 +131,7 @@ def test_who_waits_for_one_takes_others_along(record, toy):
         gate.wait()
         done.append(fusion)
 
-    jobs = Jobs(work, 2, lambda fusions: None)
+    jobs = Jobs(work, 2, noted_in([]))
     busy, others = fusions(record, toy, 2), fusions(record, toy, 3)
     for fusion in busy:
         jobs.add(fusion)
@@ -140,7 +149,7 @@ def test_who_waits_for_one_takes_others_along(record, toy):
 
 def test_what_is_added_at_once_is_taken_at_once(record, toy):
     together: list[Sequence[Fusion]] = []
-    jobs = Jobs(lambda fusion: None, 1, together.append)
+    jobs = Jobs(lambda fusion: None, 1, noted_in(together))
     first, others = fusions(record, toy, 3), fusions(record, toy, 2)
     for at_once in (first, others):  # by a new thread, and by one that had ended its work
         for fusion in at_once:
@@ -151,15 +160,15 @@ def test_what_is_added_at_once_is_taken_at_once(record, toy):
 
 
 @pytest.mark.parametrize("error", [OSError("no process left"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("fails_at", ["prepare", "work"])
+@pytest.mark.parametrize("fails_at", ["together", "work"])
 def test_nobody_waits_for_ever_for_work_that_raised(error, fails_at, record, toy):
-    def fail(_: object) -> None:
+    def fail(_: object) -> Any:
         raise error
 
     jobs = Jobs(
         fail if fails_at == "work" else lambda fusion: None,
         n_threads=1,
-        prepare=fail if fails_at == "prepare" else lambda fusions: None,
+        together=fail if fails_at == "together" else noted_in([]),
     )
     waiting = fusions(record, toy, 3)
     jobs._waiting += waiting  # no thread has begun: this one does the work

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
 from lazy_tensor.kernels.inductor import InductorBackend
@@ -166,6 +167,22 @@ def test_worker_has_a_head_start(workers):
     assert workers.niceness == BEHIND
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, process_of(workers).pid) == own
+
+
+@pytest.fixture
+def two_ranks():
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_worker_has_no_head_start_beside_ranks(workers):
+    workers.head_start_s = 600.0
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process_of(workers).pid) == min(own + BEHIND, 19)
 
 
 @pytest.mark.parametrize("name", ["nt", "cProfile"])
