@@ -31,9 +31,12 @@ def is_plain(tensor: Any) -> bool:
 
 
 def slot_of(trace: Trace, tensor: torch.Tensor) -> Slot | None:
-    """The tensor's place in `trace`; None if it has none yet."""
+    """The tensor's place in `trace`; None if it has none yet, or is of a class that traces don't
+    hold."""
     if is_plain(tensor):
         return trace.leaf_slots.get(id(tensor)) or trace.snapshot_slots.get(id(tensor))
+    if not isinstance(tensor, host.ValueTensor):
+        return None
     slot = host.value_in(tensor).slot
     if slot is not None and slot.trace is not trace:
         flush_foreign(trace, slot.trace)

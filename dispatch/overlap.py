@@ -61,6 +61,8 @@ def _owner(trace: Trace, tensor: torch.Tensor) -> object:
     slot = slot_of(trace, tensor)
     if slot is not None:
         return trace.root_of(slot.index)
+    if not (is_plain(tensor) or isinstance(tensor, host.ValueTensor)):
+        return id(tensor)  # of a class that traces don't hold
     data = tensor if is_plain(tensor) else host.value_in(tensor).data
     assert data is not None, "what has no slot is computed"
     storage = torch_private.storage_id(data)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import lazy_tensor
 
@@ -112,3 +113,21 @@ def test_gradients_of_an_indexed_parameter() -> None:
         return table.detach()
 
     assert torch.equal(run(nullcontext), run(lazy_tensor.lazy_mode))
+
+
+class Rows(torch.Tensor):
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize("make", [lambda x: x.as_subclass(Rows), lambda x: TwoTensor(x, x)])
+def test_views_of_other_classes(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    data = torch.arange(12.0).view(4, 3)
+    with lazy_tensor.lazy_mode(record="always"):
+        torch.full((2,), 0.5)  # from here on the trace knows a place with numbers
+    for i in range(3):
+        given = make(data)
+        with lazy_tensor.lazy_mode(record="always"):
+            row, part = given[i], given[i : i + 2]
+        assert type(row) is type(part) is type(given)
+        assert torch.equal(row + 0, make(data[i]))
+        assert torch.equal(part + 0, make(data[i : i + 2]))
