@@ -325,7 +325,8 @@ class Policy:
         if site is not None:
             self._last_site = site
             is_short = self.spans_ranks and self._n_recorded <= SHORT
-            site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=self._n_unknown,
+            n_unknown = self._n_unknown if self._n_known or self._n_new else 1  # an empty block
+            site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
                      n_reads=self._n_reads, is_short=is_short)  # fmt: skip
         self._is_let_alone = False
 

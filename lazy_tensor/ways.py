@@ -92,7 +92,7 @@ TABLE: tuple[Way, ...] = (
         treatments.making_subclass, without_mode=True),
     Way(of(torch.Tensor, "__new__"),
         "its result is recorded, and one object can't have two classes",
-        treatments.making_tensor),
+        treatments.making_tensor, without_mode=True),
     Way(of(torch.nn.Parameter, "__new__"), "a derived class would be lost",
         treatments.making_parameter, without_mode=True),
     Way(of(multiprocessing.process.BaseProcess, "_bootstrap"),

@@ -283,6 +283,18 @@ def test_blocks_that_are_long_let_alone_are_not_even_timed(
 
 
 @needs_cpp
+def test_empty_blocks_are_let_alone() -> None:
+    local.trace.policy.reset()
+    before = lazy_tensor.stats().get("unrecorded_blocks", 0)
+    for i in range(4 * LISTENS):
+        with lazy_tensor.lazy_mode():
+            if i < LISTENS:
+                assert are_seen()
+    assert lazy_tensor.stats()["unrecorded_blocks"] == before + 3 * LISTENS
+    local.trace.policy.reset()
+
+
+@needs_cpp
 def test_what_wants_to_see_ops_wakes_the_block(sleepy: None) -> None:
     x = torch.arange(3.0)
     replayed = lazy_tensor.replay(lambda x: x.sin() * 2)

@@ -72,6 +72,8 @@ def test_derived_classes_are_made_of_tensors(x):
         assert type(Mine(x)) is Mine
         assert Mine(x).tolist() == [2.0, 2.0, 2.0]
         assert torch.Tensor([1.0, 2.0]).tolist() == [1.0, 2.0]
+    # no block sees what is made of a lazy tensor, as in a block whose ops run as in eager
+    assert Mine(x * 3).tolist() == [6.0, 6.0, 6.0]
 
 
 def test_a_buffer_of_a_lazy_tensor(x):
