@@ -79,8 +79,8 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/pytest $(ALL_ARGS) tests $(addprefix --ignore=,$(WHOLE_DATABASES))
 	$(BIN)/pytest $(ALL_ARGS) --full $(WHOLE_DATABASES)
-	$(BIN)/pytest $(ALL_ARGS) -m 'not slow' --as-programs --ignore=tests/sharding/test_processes.py \
-		$(addprefix tests/,invariants parity replay sharding)
+	$(BIN)/pytest $(ALL_ARGS) -m 'not slow' --by-chance 1 --ignore=tests/sharding/test_processes.py \
+		$(addprefix tests/,invariants parity replay sharding world)
 
 test-versions: $(addprefix test-version-,$(VERSIONS))
 

@@ -215,7 +215,8 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
         at_once=lambda: observe.is_timing() or trace.policy.may_plan(ends_stretch),
     ) or _with_remat(graph_of(pending.state.steps(), live))
     work.planned_s = perf_counter()
-    ask_for_extensions(work.ran if isinstance(work.ran, Plan) else None)
+    if isinstance(work.ran, Plan):
+        ask_for_pool(work.ran)
     with observe.flush_shown(cause):
         _run(work, ranges)
 
@@ -298,21 +299,20 @@ def _run(work: _Work, ranges: observe.Noted) -> None:
     _settle(work, work.results)
 
 
-def ask_for_extensions(plan: Plan | None) -> None:
-    """Have the C++ compiled that helps with what runs, once that pays."""
-    if plan is not None and plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
-        _ask_for_pool()
+def ask_for_pool(plan: Plan) -> None:
+    """Have the memory of large results used again, once that pays."""
+    if plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
+        compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
+
+
+def begin_hits() -> None:
+    """Have calls taken below Python from now on, if what does so is on disk or was compiled, which
+    begins when the program has run for a while: it can't be begun with when several threads record.
+    """
     if not hits.EXTENSION.is_asked_for:
         hits.EXTENSION.ask_disk(compiler().disk)
         if STATS.has_worked_long():
             ask_for_hits()
-
-
-def begin_hits() -> None:
-    """Have calls taken below Python from now on, if what does so is on disk or was compiled: it
-    can't be begun with when several threads record."""
-    if not hits.EXTENSION.is_asked_for:
-        hits.EXTENSION.ask_disk(compiler().disk)
     hits.start_if_compiled()
 
 
@@ -321,10 +321,6 @@ def obtain_extensions() -> None:
     disk = compiler().disk
     hits.start(disk)
     POOL.ask_for(disk, wait=True)
-
-
-def _ask_for_pool() -> None:
-    compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
 
 
 def ask_for_hits() -> None:

@@ -13,11 +13,11 @@ import torch
 from lazy_tensor.dispatch import host
 from lazy_tensor.dispatch.admit import is_plain, slot_of
 from lazy_tensor.dispatch.meta import is_marked
-from lazy_tensor.dispatch.past import SELECT, SLICE, without_index
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.torch_private import kernels_only
 from lazy_tensor.dispatch.trace import Node, State, Trace
 
+SELECT, SLICE = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
 _MOVES = State(None, (), None)
 """In `State.seen`: the call came with several indices."""
 
@@ -64,8 +64,13 @@ def _without_index(trace: Trace, request: Request) -> tuple[Any, ...] | None:
     slot = slot_of(trace, request.args[0])
     if slot is None:
         return None
-    others = without_index(request.op, request.args)
-    return None if others is request.args else (slot, request.op, *others[1:])
+    _, *others = request.args
+    if request.op is SELECT and len(others) > 1:
+        return (slot, SELECT, others[0])
+    if request.op is SLICE and len(others) > 2 and None not in others[1:3]:
+        dim, begin, end, *step = others
+        return (slot, SLICE, dim, end - begin, *step)
+    return None
 
 
 def _is_written(trace: Trace, slot: int) -> bool:

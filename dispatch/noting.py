@@ -14,9 +14,8 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import hits, host, settings
-from lazy_tensor.dispatch.flush import flush, must_record
+from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush, must_record
 from lazy_tensor.dispatch.misses import latest_difference, reason_of_miss
-from lazy_tensor.dispatch.past import number_of
 from lazy_tensor.dispatch.policy import ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
@@ -42,8 +41,10 @@ def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     if reads_values(op) or rule_of(op) is Rule.ALIAS:
         return
     catch_up(trace)
-    native = hits.native
-    trace.call = number_of(op, args, kwargs) if native is None else native.call_under_way()
+    if hits.native is None:
+        trace.policy.past.note(UNCOUNTED)
+        return
+    trace.call = hits.native.call_under_way()
     if trace.call and trace.policy.past.note(trace.call) and trace.policy.cold == 1:
         trace.policy.cold = 0
 
@@ -54,8 +55,28 @@ def end(trace: Trace) -> None:
     trace.call = None
 
 
+COMPILES_AFTER_OPS = 20_000
+"""Unrecorded ops in Python, which cost half a second, after which C++ for them is wanted."""
+CHECKS_EVERY_OPS = 256
+_n_cold = 0
+
+
+def count_cold() -> None:
+    """Have the C++ that knows what repeats, and runs unrecorded calls below Python: from disk, or
+    compiled when many ran here."""
+    global _n_cold
+    if hits.native is not None:
+        return
+    _n_cold += 1
+    if _n_cold == COMPILES_AFTER_OPS:
+        ask_for_hits()
+    elif _n_cold % CHECKS_EVERY_OPS == 1:
+        begin_hits()
+
+
 def run_at_once(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Account for a call that runs at once, as nothing is recorded."""
+    count_cold()
     if trace.policy.cold > 1:
         trace.policy.cold -= 1
     if trace.call is None:
@@ -125,14 +146,22 @@ def say_so() -> None:
     global _was_said
     if _was_said or not settings.current().warn:
         return
+    if hits.native is None and hits.EXTENSION.status in ("compiling", "compiled"):
+        return  # it may repeat itself: what knows of it is on its way
     _was_said = True
     misses = [(one.first_new, one.state) for one in STATS.log if one.first_new is not None]
     difference = latest_difference(reason_of_miss(*miss) for miss in misses)
-    reason = f"; what was new lately: {difference}" if difference else ""
+    reason = "since hardly anything in it comes twice"
+    if hits.native is None:
+        reason = (
+            "as the C++ that knows what comes twice isn't there "
+            f'({hits.EXTENSION.status}; record="always" does without)'
+        )
+    seconds = f"{STATS.stretches_s[NEW]:.0f} s of {sum(STATS.stretches_s.values()):.0f} s did not"
+    lately = f"; what was new lately: {difference}" if difference else ""
     warnings.warn(
-        "lazy_tensor runs this program as in eager, since hardly anything in it comes twice: "
-        f"{STATS.stretches_s[NEW]:.0f} s of {sum(STATS.stretches_s.values()):.0f} s did not"
-        f"{reason}. explain() says more, configure(warn=False) silences this",
+        f"lazy_tensor runs this program as in eager, {reason}: {seconds}{lately}. explain() says "
+        "more, configure(warn=False) silences this",
         stacklevel=2,
     )
 
@@ -150,6 +179,8 @@ def _may_choose(trace: Trace) -> bool:
 
 def at_break(trace: Trace) -> None:
     """End a region of the program and begin the next."""
+    if hits.native is None:
+        begin_hits()
     state, policy = trace.state, trace.policy
     n_flushed = MOST_BEHIND if trace.behind else 0  # at least: the region had flushes of its own
     policy.at_break(n_recorded=state.n_ops - trace.begun.n_ops + n_flushed)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_private, watch
 from lazy_tensor.dispatch.admit import flush_foreign, is_plain
 from lazy_tensor.dispatch.failure import without_frames
-from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush
+from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import (
     LEARNED,
     Outcome,
@@ -42,16 +42,8 @@ PLAIN_RESULT = frozenset({
 })  # fmt: skip
 """Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
 
-
 EXPECTED = frozenset({"all arguments are computed 0-dim CPU tensors", "debug", LEARNED})
 """Reasons that are no fallback, as `rules.why_now` gives others: the op is best run at once."""
-
-
-COMPILES_AFTER_OPS = 20_000
-"""Cold ops on lazy tensors in Python, which cost half a second, after which C++ for them is wanted.
-"""
-CHECKS_EVERY_OPS = 256
-_n_cold = 0
 
 
 def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -> Any:
@@ -145,7 +137,7 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
 
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
-    _count_cold()
+    noting.count_cold()
     is_break = noting.is_break(request)
     if trace.policy.cold > 1:
         trace.policy.cold -= 1
@@ -169,16 +161,6 @@ def run_cold(trace: Trace, request: Request) -> Any:
             return _careful(request, request.args, request.kwargs)
         return request.op(*request.args, **request.kwargs)
     return _run(trace, request, wraps=not request.in_mode)
-
-
-def _count_cold() -> None:
-    """Have the C++ that runs such calls below Python: from disk, or compiled when many ran here."""
-    global _n_cold
-    _n_cold += 1
-    if _n_cold == COMPILES_AFTER_OPS:
-        ask_for_hits()
-    elif _n_cold % CHECKS_EVERY_OPS == 1:
-        begin_hits()
 
 
 def compute(value: Value, cause: str) -> None:

@@ -18,7 +18,7 @@ from lazy_tensor.captured import Captured
 from lazy_tensor.counts import Recount
 from lazy_tensor.dispatch import hits, host, memory, observe, torch_private, watch
 from lazy_tensor.dispatch.failure import rescue, without_frames
-from lazy_tensor.dispatch.flush import ask_for_extensions, note_plan, plan_of
+from lazy_tensor.dispatch.flush import ask_for_pool, note_plan, plan_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import meta_of
 from lazy_tensor.dispatch.plan import Plan
@@ -300,7 +300,7 @@ class Settled:
         """
         leaves, scalars, lasting = found
         self.n_runs += 1
-        ask_for_extensions(self._plan)
+        ask_for_pool(self._plan)
         written = [*self._written, *(fetch(tensors) for fetch in self._found_written)]
         lasting = lasting[: len(self._renewed)]
         if self._unread:  # their memory is free for what takes its place

@@ -80,16 +80,16 @@ CORE = {
 def op_by_op(request, monkeypatch):
     """Tests of the core start without caches and run op by op, bit-equal to eager.
 
-    What tests do repeats too little to earn its recording: they may spend more on it than programs.
+    What tests do repeats too little to earn its recording: all of it is recorded. With
+    `--by-chance` it is what programs record, and chance says which way is quicker.
     """
-    by_chance = request.config.getoption("--by-chance")
-    as_programs = by_chance is not None or request.config.getoption("--as-programs")
-    if by_chance is not None:
-        times_s = random.Random(f"{by_chance} {request.node.nodeid}")
+    seed = request.config.getoption("--by-chance")
+    if seed is not None:
+        times_s = random.Random(f"{seed} {request.node.nodeid}")
         for name, n_blocks in {"TRIALS": 0, "COMPARED": 4, "GOES_ON": 1, "AT_MOST": 2}.items():
             monkeypatch.setattr(sites, name, n_blocks)
         monkeypatch.setattr(sites, "perf_counter", times_s.random)
-    elif not as_programs:
+    else:
         monkeypatch.setattr(policy, "FIRST_CALLS", 1 << 60)
         monkeypatch.setattr(sites, "TRIALS", 1 << 30)
     # times of tests decide nothing
@@ -101,7 +101,9 @@ def op_by_op(request, monkeypatch):
         return
     before = settings.current()
     # on a slow machine what one test does takes as long as a program is given to come twice
-    lazy_tensor.configure(backend="aten", compile="off", warn=not as_programs)
+    lazy_tensor.configure(backend="aten", compile="off", warn=seed is None)
+    if request.node.get_closest_marker("recorded") is not None:
+        lazy_tensor.configure(record="always")
     lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
     tables: tuple[dict[Any, Any], ...] = (rules.RULES, rules.NOW_BECAUSE)
@@ -148,10 +150,9 @@ def newcomer(tmp_path_factory):
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run whole suites, not samples of them")
     parser.addoption(
-        "--as-programs", action="store_true", help="spend no more on recording than programs do"
-    )
-    parser.addoption(
-        "--by-chance", metavar="SEED", help="the same; and which way is quicker, chance decides"
+        "--by-chance",
+        metavar="SEED",
+        help="record what programs do, and let chance say which way is quicker",
     )
     parser.addoption("--results", metavar="PATH", help="write the conformance table to PATH")
 

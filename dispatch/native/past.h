@@ -1,5 +1,5 @@
-// Which sequences of calls a program has made before: what `past.py` does, as a Python object with the
-// same methods, for calls that run unrecorded here.
+// Which sequences of calls a program has made before, each from its last sync point on: where values
+// are read or a block ends. A Python object with the methods of `past.Past`.
 
 #pragma once
 
@@ -7,11 +7,21 @@
 
 namespace hits {
 
+// The hash of the calls since the last sync point, and the set of all such hashes so far. A loop may
+// have no sync points: then a turn of it ends where its first calls come again.
 class Past {
  public:
-  // Values are explained in past.py, which has them, too.
-  static constexpr uint64_t N_KEPT = 1 << 17, FIRST = 8;
-  static constexpr uint64_t LOOPS_FROM = 4096, TURN_AT_LEAST = 256;
+  // Sequences that are kept, one for each call: an epoch over twenty lengths of a large model has as
+  // many as 65,000.
+  static constexpr uint64_t N_KEPT = 1 << 17;
+  // The first calls of a loop's turn, by which it is seen to come again.
+  static constexpr uint64_t FIRST = 8;
+  // Calls without a sync point after which a program is a loop: layers that are alike, and the
+  // optimizer's steps for them, are over by then.
+  static constexpr uint64_t LOOPS_FROM = 4096;
+  // Calls of a loop's turn: each ends in a flush.
+  static constexpr uint64_t TURN_AT_LEAST = 256;
+  // 2**64 over the golden ratio, as in Knuth's multiplicative hashing.
   static constexpr uint64_t FACTOR = 0x9E3779B97F4A7C15u;
 
   Past() : seen_(N_KEPT) {}
@@ -149,7 +159,8 @@ bool is_break(const OpInfo& info, const IValue* arguments) {
   return false;
 }
 
-// What of a call is part of the past (see `past.number_of`).
+// What calls that one state of the trie may stand for have in common, wherever they come: the op, its
+// tensors' sizes and dtypes, and what isn't given at run time. Not where `X[i]` and `X[a:b]` begin.
 class CallNumber {
  public:
   static constexpr size_t INDEX = 2;  // the argument of `select`, and of `slice`, where it begins

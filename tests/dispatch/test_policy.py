@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import flush, hits, noting, past, policy, settings, sites, stats
+from lazy_tensor.dispatch import flush, hits, noting, policy, settings, sites, stats
 from lazy_tensor.dispatch.misses import FIRST_TIME
-from lazy_tensor.dispatch.past import Past
 from lazy_tensor.dispatch.policy import AWAITS_OPS, Policy
 from lazy_tensor.dispatch.sites import GOES_ON, LISTENS
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
@@ -32,7 +31,9 @@ N_OPS = 100
 
 @pytest.fixture
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is recorded but what was seen before."""
+    """Nothing is recorded but what was seen before, which C++ knows."""
+    if hits.native is None:
+        pytest.skip("it is not used here")
     monkeypatch.setattr(policy, "FIRST_CALLS", 0)
     lazy_tensor.cache_clear()
     local.trace.policy.reset()
@@ -46,100 +47,78 @@ def says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     lazy_tensor.reset_stats()
 
 
-def pasts() -> Iterator[Any]:
-    yield Past()
-    if hits.native is not None:
-        yield hits.native.Past()
+LOOPS_FROM, N_KEPT = 4096, 1 << 17
+"""As in `native/past.h`."""
 
 
-def test_python_and_cpp_know_the_same() -> None:
-    """Programs of random stretches, some of which come again."""
-    chance = random.Random(0)
-    stretches = [[chance.randrange(40) for _ in range(n)] for n in (1, 3, 9, 30, 200)]
-    calls = [
-        call
-        for _ in range(400)
-        for call in [*chance.choice(stretches), *([None] if chance.random() < 0.7 else [])]
-    ]
-    told = []
-    for it in pasts():
-        told.append([
-            it.at_sync_point() if call is None else (it.note(call), it.is_known(), it.ends_turn())
-            for call in calls
-        ])  # fmt: skip
-        it.clear()
-        assert not it.is_known()
-        assert not it.has_begun()
-    assert all(one == told[0] for one in told)
-    assert any(it is True for it in told[0])
+@pytest.fixture
+def past() -> Any:
+    if hits.native is None:
+        pytest.skip("it is not used here")
+    return hits.native.Past()
 
 
-def test_a_stretch_is_known_when_it_comes_again() -> None:
-    for it in pasts():
-        first, other = range(30), range(100, 130)
-        known = []
-        for stretch in (first, other, first, other, other, first):
-            for call in stretch:
-                it.note(call)
-            known.append(it.at_sync_point())
-        assert known == [False, False, True, True, True, True]
-        assert not it.at_sync_point()  # an empty one says nothing
+def test_a_stretch_is_known_when_it_comes_again(past: Any) -> None:
+    first, other = range(30), range(100, 130)
+    known = []
+    for stretch in (first, other, first, other, other, first):
+        for call in stretch:
+            past.note(call)
+        known.append(past.at_sync_point())
+    assert known == [False, False, True, True, True, True]
+    assert not past.at_sync_point()  # an empty one says nothing
 
 
-def test_calls_are_known_from_the_first_behind_a_break() -> None:
-    for it in pasts():
-        for stretch in ((2, 4, 6), (8, 10, 12)):
-            for call in stretch:
-                it.note(call)
-            it.at_sync_point()
-        seen = []
-        for call in (8, 10, 20, 6):
-            it.note(call)
-            seen.append(it.is_known())
-        assert seen == [True, True, False, False]
+def test_calls_are_known_from_the_first_behind_a_break(past: Any) -> None:
+    for stretch in ((2, 4, 6), (8, 10, 12)):
+        for call in stretch:
+            past.note(call)
+        past.at_sync_point()
+    seen = []
+    for call in (8, 10, 20, 6):
+        past.note(call)
+        seen.append(past.is_known())
+    assert seen == [True, True, False, False]
 
 
-def test_a_loop_without_a_break_comes_round_where_its_first_calls_come_again() -> None:
-    for it in pasts():
-        for n_calls, n_turn in ((100, 300), (7, 252), (1, 248)):
-            it.at_sync_point()
-            rounds, ends = [], []
-            for i in range(past.LOOPS_FROM + 2000):
-                if it.note(1000 * n_calls + i % n_calls):
-                    rounds.append(i)
-                if it.ends_turn():
-                    ends.append(i)
-            assert past.LOOPS_FROM <= ends[0] + 1 < past.LOOPS_FROM + n_calls
-            assert {b - a for a, b in itertools.pairwise(ends)} == {n_turn}
-            assert rounds == ends[1:]  # the turn before had begun the same way
+def test_a_loop_without_a_break_comes_round_where_its_first_calls_come_again(past: Any) -> None:
+    for n_calls, n_turn in ((100, 300), (7, 252), (1, 248)):
+        past.at_sync_point()
+        rounds, ends = [], []
+        for i in range(LOOPS_FROM + 2000):
+            if past.note(1000 * n_calls + i % n_calls):
+                rounds.append(i)
+            if past.ends_turn():
+                ends.append(i)
+        assert LOOPS_FROM <= ends[0] + 1 < LOOPS_FROM + n_calls
+        assert {b - a for a, b in itertools.pairwise(ends)} == {n_turn}
+        assert rounds == ends[1:]  # the turn before had begun the same way
 
 
-def test_regions_are_told_apart_whatever_their_hashes() -> None:
+def test_regions_are_told_apart_whatever_their_hashes(past: Any) -> None:
     """Those of twenty lengths, in any order."""
     for seed in range(10):
         chance = random.Random(seed)
         regions = [[chance.getrandbits(62) for _ in range(201)] for _ in range(20)]
-        for it in pasts():
-            for i in range(4):
-                chance.shuffle(regions)
-                for region in regions:
-                    for call in region:
-                        it.note(call)
-                        assert it.is_known() is (i > 0)
-                    it.at_sync_point()
+        for i in range(4):
+            chance.shuffle(regions)
+            for region in regions:
+                for call in region:
+                    past.note(call)
+                    assert past.is_known() is (i > 0)
+                past.at_sync_point()
 
 
-def test_what_is_long_past_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_long_past_is_forgotten(past: Any) -> None:
     chance = random.Random(0)
-    for it in pasts():
-        for call in (2, 4, 6):
-            it.note(call)
-        it.at_sync_point()
-        for _ in range(2 * past.N_KEPT):
-            it.note(chance.getrandbits(62))
-        it.at_sync_point()
-        it.note(2)
-        assert not it.is_known()
+    for call in (2, 4, 6):
+        past.note(call)
+    past.at_sync_point()
+    for _ in range(2 * N_KEPT):
+        past.note(chance.getrandbits(62))
+    past.at_sync_point()
+    past.note(2)
+    assert not past.is_known()
 
 
 def step(x: torch.Tensor) -> float:
@@ -329,6 +308,20 @@ def test_a_program_that_is_not_recorded_is_told_once(scarce: None, says_so: None
     (one,) = caught
     assert "hardly anything in it comes twice" in str(one.message)
     assert "configure(warn=False)" in str(one.message)
+
+
+def test_a_program_is_told_that_the_cpp_is_missing_once_that_is_certain(
+    says_so: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hits, "native", None)
+    monkeypatch.setattr(hits.EXTENSION, "status", "compiling")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        noting.say_so()
+    monkeypatch.setattr(hits.EXTENSION, "status", "it can't be compiled: no compiler")
+    with pytest.warns(UserWarning, match="no compiler") as warned:
+        noting.say_so()
+    assert 'record="always"' in str(warned[0].message)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def assert_told(raised, eager, program):
     assert "[0, 9]" in note
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("n_good_runs", [0, 3], ids=["first sight", "from a plan"])
 def test_an_index_beyond_is_told_with_op_line_source_and_values(program, n_good_runs):
@@ -221,6 +222,7 @@ def test_integer_division_by_zero_in_a_fused_program_raises_and_does_not_kill(tm
     assert run_python("-c", code).split("\n") == ["ZeroDivisionError"] * 4 + [""]
 
 
+@pytest.mark.recorded
 def test_a_line_is_said_to_be_where_the_call_was_first_seen():
     """Hits note no lines: the same call made from another line is known by its first one."""
     table, good, bad = torch.rand(5), torch.tensor([0, 4]), torch.tensor([0, 9])

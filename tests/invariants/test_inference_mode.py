@@ -114,6 +114,7 @@ def test_views_taken_in_inference_mode_of_lazy_tensors_are_written_outside():
     assert view.tolist() == [4.0, 4.0]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("inner", ["mode inside", "mode outside"])
 def test_inference_mode_gives_eagers_values(inner):
     torch.manual_seed(1)

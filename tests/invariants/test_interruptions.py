@@ -60,6 +60,7 @@ def test_a_signal_in_the_block_spares_what_was_recorded():
     assert x.tolist() == [1.0] * 3
 
 
+@pytest.mark.recorded
 def test_the_blocks_own_exception_is_not_hidden_by_one_at_the_exit():
     @lazy_mode()
     def program(x):
@@ -71,6 +72,7 @@ def test_the_blocks_own_exception_is_not_hidden_by_one_at_the_exit():
     assert str(raised.value.__context__) == "mine"
 
 
+@pytest.mark.recorded
 def test_an_exception_in_a_nested_block_leaves_the_outer_one_recording():
     @lazy_mode()
     def program(y):
@@ -244,6 +246,7 @@ class InterruptsACall:
                 raise KeyboardInterrupt
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("options", [{}, {"record": "always"}], ids=["plain", "with options"])
 def test_an_interrupt_where_a_function_of_a_blocks_end_begins_loses_no_write(options):
     x = torch.zeros(3)

@@ -184,6 +184,7 @@ def test_a_forked_child_computes_what_its_parent_recorded():
     assert y.tolist() == [2.0] * 4
 
 
+@pytest.mark.recorded
 @ignore_fork_warning
 def test_a_child_forked_inside_the_mode_goes_on_recording():
     x = torch.zeros(4)

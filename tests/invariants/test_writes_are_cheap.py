@@ -62,6 +62,7 @@ def test_slice_writes_agree(program, way):
     assert_agrees(way, program, torch.rand(4, 4))
 
 
+@pytest.mark.recorded
 @each_program
 def test_slice_writes_do_not_flush(program):
     x = torch.rand(4, 4)
@@ -116,6 +117,7 @@ def test_an_optimizer_writes_into_the_parameters_own_memory(make, way):
     assert [p.data_ptr() for p in parameters] == addresses
 
 
+@pytest.mark.recorded
 @each_optimizer
 @each_way
 def test_an_optimizers_step_copies_nothing(make, way):

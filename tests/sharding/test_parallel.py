@@ -225,6 +225,7 @@ def recorded_collectives():
     return [node.facts.op._schema.name.removeprefix("_c10d_functional::") for node in nodes]
 
 
+@pytest.mark.recorded
 def test_collectives_of_an_mlp_are_counted():
     def body():
         mesh = init_device_mesh("cpu", (2,))
@@ -240,6 +241,7 @@ def test_collectives_of_an_mlp_are_counted():
     run_on_ranks(2, body)
 
 
+@pytest.mark.recorded
 def test_a_settled_step_asks_nothing(monkeypatch):
     seen = []
     call = calls.call
@@ -303,6 +305,7 @@ def test_a_direct_collective_comes_after_what_was_recorded():
     assert run_on_ranks(2, body) == [4.0, 4.0]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("bucket_bytes", "n_reductions"), [(1 << 20, 1), (100, 3), (1, 5)])
 def test_small_reductions_of_one_call_go_together(bucket_bytes, n_reductions):
     sizes = [(4, 5), (3,), (), (7, 3), (2, 2, 2)]  # in bytes: 80, 12, 4, 84, 32
@@ -376,6 +379,7 @@ def trained_tied(model, look=lambda x: None):
     return [whole(p) for p in model.parameters()], counts
 
 
+@pytest.mark.recorded
 def test_a_parameter_of_two_layers_is_gathered_once():
     plain = tied()
     expected, _ = trained_tied(copy.deepcopy(plain))

@@ -43,6 +43,7 @@ def test_fake_tensors_around_the_mode():
         assert type(torch.ones(3) * 2) is FakeTensor
 
 
+@pytest.mark.recorded
 def test_the_mode_records_again_after_fake_tensors_that_failed():
     with lazy_mode():
         with pytest.raises(RuntimeError), FakeTensorMode():
@@ -185,6 +186,7 @@ class Scaled(torch.nn.Module):
         return x * self.scale.of["all"][0]
 
 
+@pytest.mark.recorded
 def test_tensors_that_an_exported_program_holds_in_objects():
     with lazy_mode():
         module = Scaled()
