@@ -73,7 +73,7 @@ def _start(library: bytes) -> None:
     Policy.make_past = native.Past
     Policy.may_sleep = True
     for trace in all_traces():
-        trace.policy.past = native.Past()
+        trace.policy.remember(native.Past())
 
 
 EXTENSION = Extension(

@@ -103,7 +103,6 @@ class Policy:
         self._has_worked, self._n_adopted = False, 0
         self._n_awaited = 1  # kernels more; twice as many each time, until a new site begins
         self._began_s, self._outcome = perf_counter(), NEW  # of the region under way, of the last
-        self._alone_s = 0.0  # what the last block took that was let alone, and seen to
         self._round_began_s = 0.0
         self._n_rests = 0
 
@@ -166,8 +165,16 @@ class Policy:
         """The program runs on several ranks: forget what times have decided."""
         if not self.spans_ranks:
             self.spans_ranks = True
-            self._sites.clear()
-            self._site = self._last_site = None
+            self._forget_sites()
+
+    def remember(self, past: Past) -> None:
+        """The calls to come are noted in `past`: what was unknown may soon be known."""
+        self.past = past
+        self._forget_sites()
+
+    def _forget_sites(self) -> None:
+        self._sites.clear()
+        self._site = self._last_site = None
 
     def at_break(self, *, n_recorded: int) -> None:
         """End a region, of whose calls so many were recorded, and begin the next: it is recorded if
@@ -205,8 +212,6 @@ class Policy:
             if self._awaited is not None:
                 unrecorded = KERNELS
             self._outcome = RECORDED if is_recorded else unrecorded
-            if self._is_let_alone:
-                self._alone_s = now_s - self._began_s
             STATS.add_stretch(self._outcome, now_s - self._began_s)
         self._began_s = now_s
 
@@ -242,7 +247,7 @@ class Policy:
 
     def rests(self, place: Any) -> bool:
         """Whether the block that begins at this `place` is let alone, as the last one there was,
-        and needs no account of it."""
+        and needs no account but of its time."""
         if not self.is_asleep or self.has_wrapped or self._has_news():
             return False
         if self._awaited is not None:
@@ -254,9 +259,12 @@ class Policy:
                 return False
             self._follow()
             outcome, rests = NEW if site.is_unknown else QUICKER, site.rests()
-        if rests:
-            STATS.add_stretch(outcome, self._alone_s)
+        self._began_s, self._outcome = perf_counter(), outcome
         return rests
+
+    def end_rest(self) -> None:
+        """End a block that needs no account but of its time."""
+        STATS.add_stretch(self._outcome, perf_counter() - self._began_s)
 
     def begin_block(
         self, place: Any, *, may_choose: bool = True, must_record: bool = False

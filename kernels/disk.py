@@ -229,11 +229,12 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(folder: Path, gives_up: Callable[[], bool]) -> Iterator[None]:
-    import fcntl  # not on all systems
-
     descriptor = None
     try:
-        with suppress(OSError):  # a file system that has no locks, or a folder that isn't ours
+        # no locks on this system, or in this file system, or a folder that isn't ours
+        with suppress(ImportError, OSError):
+            import fcntl
+
             folder.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
             while not gives_up():

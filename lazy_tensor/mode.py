@@ -241,6 +241,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         del self._entered[-1]  # and no `pop`: after a call an interrupt may come
         if entered is None:
             flush_here("exit", quiet=True)
+            local.trace.policy.end_rest()
             return
         mode, here.depth, before = entered
         try:
