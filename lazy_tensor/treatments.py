@@ -323,8 +323,8 @@ def making_tensor(name: str, own: Any) -> Any:
 
     @functools.wraps(own)
     def new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
-        has_lazy = any(isinstance(argument, LazyTensor) for argument in args)
-        if local.trace.busy or not (has_lazy or is_active()):
+        derives = cls is not torch.Tensor and any(isinstance(a, LazyTensor) for a in args)
+        if local.trace.busy or not (derives or is_active()):
             return own(cls, *args, **kwargs)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]  # among sizes, say
         _flush_if_pending(tensors, "torch.Tensor")

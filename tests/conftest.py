@@ -85,10 +85,11 @@ def op_by_op(request, monkeypatch):
     """
     seed = request.config.getoption("--by-chance")
     if seed is not None:
-        times_s = random.Random(f"{seed} {request.node.nodeid}")
+        chance = random.Random(f"{seed} {request.node.nodeid}")
         for name, n_blocks in {"TRIALS": 0, "COMPARED": 4, "GOES_ON": 1, "AT_MOST": 2}.items():
             monkeypatch.setattr(sites, name, n_blocks)
-        monkeypatch.setattr(sites, "perf_counter", times_s.random)
+        monkeypatch.setattr(sites, "perf_counter", chance.random)
+        monkeypatch.setattr(sites, "_COIN", chance)
     else:
         monkeypatch.setattr(policy, "FIRST_CALLS", 1 << 60)
         monkeypatch.setattr(sites, "TRIALS", 1 << 30)

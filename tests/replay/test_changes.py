@@ -561,6 +561,7 @@ def test_states_of_autograd_around_the_call(around):
     assert step.n_replayed == 2
 
 
+@pytest.mark.recorded
 def test_programs_that_are_common_settle():
     m, x, no_grad = nn.Linear(3, 3), torch.ones(2, 2, 3), torch.no_grad()
     c = Space(d=torch.zeros(3, requires_grad=True))

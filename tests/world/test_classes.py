@@ -111,6 +111,7 @@ def test_modules_that_learn_their_shapes(make, shape):
     assert_same(lazily("mode", program), program())
 
 
+@pytest.mark.recorded
 def test_a_parameter_where_recording_has_stopped():
     with lazy_mode():
         x = torch.ones(3) * 2
