@@ -154,7 +154,7 @@ def say_so() -> None:
     reason = "since hardly anything in it comes twice"
     if hits.native is None:
         reason = (
-            "as the C++ that knows what comes twice isn't there "
+            "as the C++ that finds what comes twice is missing "
             f'({hits.EXTENSION.status}; record="always" does without)'
         )
     seconds = f"{STATS.stretches_s[NEW]:.0f} s of {sum(STATS.stretches_s.values()):.0f} s did not"

@@ -168,7 +168,7 @@ class Policy:
             self._forget_sites()
 
     def remember(self, past: Past) -> None:
-        """The calls to come are noted in `past`: what was unknown may soon be known."""
+        """Note calls in `past` from now on, and look at all blocks again."""
         self.past = past
         self._forget_sites()
 

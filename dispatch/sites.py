@@ -33,7 +33,7 @@ to so many."""
 SHORT_ONES = 32
 """The same where blocks of a program on several ranks are too short to gain."""
 RESTS_FROM = 3
-"""Blocks that are let alone in a row before the next ones skip all bookkeeping."""
+"""After so many blocks in a row that were let alone, only the time of the next ones is noted."""
 ROUND, ROUND_S = 16, 0.1
 """Reads of values in a round, or fewer if they take so long."""
 READS = 4
@@ -114,7 +114,7 @@ class Site:
         return not self.is_alone
 
     def rests(self) -> bool:
-        """Whether the block that begins is let alone like those before, without bookkeeping."""
+        """Whether the block that begins is let alone like those before: only its time is noted."""
         if self._n_alone < RESTS_FROM or self._n_left == 0:
             return False
         self._n_left -= 1

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.tensor as theirs
 from torch import nn, optim
 from torch.distributed.tensor import parallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
 from lazy_tensor import sharding
 from lazy_tensor.dispatch.trace import local
-from lazy_tensor.sharding import Shard, calls
+from lazy_tensor.sharding import Shard
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam": {"amsgrad": True}, "AdamW": {"fused": True}, "Adadelta": {}, "NAdam": {},
@@ -24,28 +21,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[Any]:
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield sharding.init_device_mesh("cpu", (2,))
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("mesh")
 
 
 def unrecorded() -> None:
     local.trace.policy.cold = 1 << 40
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The ops of calls that aren't known."""
-    found: list[Any] = []
-
-    def noted(request: Any, run: Any = calls.compute.run) -> Any:
-        found.append(request.op)
-        return run(request)
-
-    monkeypatch.setattr(calls.compute, "run", noted)
-    return found
 
 
 def step(x: Any, factor: float) -> Any:

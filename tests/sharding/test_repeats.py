@@ -3,41 +3,20 @@ no rule is asked again, and all is as in torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.tensor as theirs
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
 from lazy_tensor import sharding
 from lazy_tensor.dispatch import host
-from lazy_tensor.sharding import Replicate, Shard, calls
+from lazy_tensor.sharding import Replicate, Shard
 
-
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[Any]:
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield sharding.init_device_mesh("cpu", (2,))
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The ops of sharded calls that no state knew."""
-    found: list[Any] = []
-
-    def noted(request: Any, run: Any = calls.compute.run) -> Any:
-        found.append(request.op)
-        return run(request)
-
-    monkeypatch.setattr(calls.compute, "run", noted)
-    return found
+pytestmark = pytest.mark.usefixtures("mesh")
 
 
 def recorded() -> AbstractContextManager[Any]:
