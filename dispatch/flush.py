@@ -152,8 +152,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         plan = work.ran if isinstance(work.ran, Plan) else None
         if work.pending.state.n_ops:
             trace.policy.grown_s = 0.0
-            if ends_stretch:
-                trace.policy.add_flush(seconds)
+            run_s = perf_counter() - work.planned_s
+            trace.policy.add_flush(seconds, run_s=run_s, ends_region=ends_stretch)
             record = FlushRecord(
                 thread=traces.local.thread.name,
                 cause=cause,
@@ -171,7 +171,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             if plan is not None:
                 note_plan(record, plan)
             if record.was_built:
-                trace.policy.add_plan(record.plan_s)
+                trace.policy.note_new_plan()
             _account(record)
     if plan is not None and not must_record(trace):
         trace.policy.note_kernels(plan)

@@ -77,8 +77,6 @@ def count_cold() -> None:
 def run_at_once(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Account for a call that runs at once, as nothing is recorded."""
     count_cold()
-    if trace.policy.cold > 1:
-        trace.policy.cold -= 1
     if trace.call is None:
         begin(trace, op, args, kwargs)
         end(trace)
@@ -214,7 +212,8 @@ def see_outside_blocks(trace: Trace) -> None:
 
 
 def pass_read(trace: Trace) -> None:
-    """The same of a block that is asleep, by its own thread."""
+    """The same of a block that is asleep, by its own thread; C++ has counted most of its reads."""
+    trace.policy.add_reads(hits.native.passed_reads())
     trace.policy.has_read = True
     if not trace.policy.is_asleep:  # another thread began all anew
         _wakes(trace)
@@ -226,6 +225,8 @@ def at_step(trace: Trace) -> None:
     """End a region where an optimizer's step ends, as a read does, of a loop that reads no value or
     seldom one. What is pending is run, so that each step may repeat the last."""
     policy = trace.policy
+    if asleep:
+        policy.add_reads(hits.native.passed_reads())
     if not policy.ends_step() or policy.is_paused or must_record(trace) or in_backward():
         return
     if get_ident() in asleep:
@@ -261,6 +262,7 @@ def _wakes(trace: Trace) -> bool:
     if not hits.native.wake_up():
         return False
     asleep.discard(get_ident())
+    trace.policy.add_reads(hits.native.passed_reads())
     if trace.policy.is_asleep:
         trace.policy.cold = 1
     return True

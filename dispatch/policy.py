@@ -8,27 +8,20 @@ from __future__ import annotations
 
 from array import array
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from lazy_tensor.dispatch.past import Past
-from lazy_tensor.dispatch.sites import ROUND, ROUND_S, Site
-from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED, STATS
+from lazy_tensor.dispatch.sites import ROUND, ROUND_S, Site, Waiting
+from lazy_tensor.dispatch.stats import NEW, RECORDED, STATS
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels.fusion import Fusion
 
 FIRST_CALLS = 256
 """Calls that a thread records before any has come twice, so that a first try in a shell is lazy."""
-AWAITS_OPS = 1 << 12
-"""Ops that run unrecorded before it is looked again whether kernels are there."""
 OUTSIDE = "no block"
 """The place of what runs in no block, of wrapped tensors."""
-PAUSED = 1 << 60
-"""Ops to run unrecorded while recording is paused: more than there will be."""
-KEPT_OF_KERNELS = 0.9
-"""What counts of earlier runs at each run of a plan: a loop with its kernels goes on when something
-else begins that has none."""
-RESTS = 16
-"""Of so many blocks that wait for kernels one looks for them."""
+PAUSED = 2
+"""What `cold` is while recording is paused."""
 MOST_SITES = 64
 SHORT = 4
 """Calls up to which a block of a program on several ranks runs as in eager, where a sharded call
@@ -39,28 +32,18 @@ ASLEEP = -1
 """What `cold` is where ops pass unseen within a block."""
 
 
-class Waiting(Protocol):
-    """What runs op by op while its kernels are built: a plan."""
-
-    communicates: bool
-    n_there: int
-    n_under_way: int
-
-    def awaits_kernels(self) -> bool: ...
-
-
 class Policy:
     """Whether a trace records.
 
     It goes *cold* at a call that it has not seen before: calls then run at once, unrecorded, and
     are noted as `past`. Where a value is read, or a block begins, and all since the last such break
-    is known, it records again. It is cold, too, while kernels are built. Whole blocks are let alone
-    where recording was measured not to pay (see `sites`).
+    is known, it records again. Whole blocks are let alone where recording was measured not to pay
+    (see `sites`).
 
-    `cold` counts down the ops to run before it is looked again, to 1, where breaks are looked at.
-    It lies at `address`, where `native` counts without Python. While it is `ASLEEP` ops don't come
-    at all, from the first on that `native` sees: it takes the mode off torch's stack. Those on
-    wrapped tensors come, but what they give is plain then.
+    `cold` is 0 while the trace records, and 1 while it doesn't, until a break says otherwise. It
+    lies at `address`, where `native` sees it without Python. While it is `ASLEEP` ops don't come at
+    all, from the first on that `native` sees: it takes the mode off torch's stack. Those on wrapped
+    tensors come, but what they give is plain then.
     """
 
     __slots__ = ("__dict__", "address", "past")  # these two `native` finds by their offsets
@@ -86,8 +69,6 @@ class Policy:
         # All ranks must record the same ops. Calls are the same on all ranks, times are not: so
         # only calls decide.
         self.spans_ranks = False
-        self._awaited: Waiting | None = None
-        self.with_kernels = 0.0  # ops in kernels that are there less those in others, lately
         self._is_let_alone = False  # the block that runs: of its calls only some come here
         self._place: Any = OUTSIDE  # of the block that runs
         self._n_reads = 0  # in it, since the last round
@@ -99,21 +80,23 @@ class Policy:
         # regions of this block: that were recorded, that ran as in eager, and that were unknown,
         # since one that was known; and calls that were recorded
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
-        self._traced_s = 0.0  # by what it records for the first time, and by its plans
+        self._is_new = False  # something is recorded, or planned, for the first time
+        self._ran_s = 0.0  # by plans, and by ops that were recorded
+        self._awaited: Waiting | None = None  # one of its plans, of the others most ops
+        self._n_gained = 0  # ops in kernels that are there, less those in others
         self._has_worked, self._n_adopted = False, 0
         self._n_awaited = 1  # kernels more; twice as many each time, until a new site begins
         self._began_s, self._outcome = perf_counter(), NEW  # of the region under way, of the last
         self._round_began_s = 0.0
-        self._n_rests = 0
 
     @property
     def cold(self) -> int:
-        """How many ops to run unrecorded, and 1; 0 while the trace records."""
+        """0 while the trace records; else 1, `PAUSED` or `ASLEEP`."""
         return self._cold[0]
 
     @cold.setter
-    def cold(self, count: int) -> None:
-        self._cold[0] = count
+    def cold(self, cold: int) -> None:
+        self._cold[0] = cold
 
     @property
     def is_asleep(self) -> bool:
@@ -136,7 +119,7 @@ class Policy:
         """Account for a call that is recorded for the first time, which took so long."""
         self.calls_left -= 1
         self.grown_s += seconds
-        self._traced_s += seconds
+        self._is_new = True
 
     def may_grow(self) -> bool:
         """Whether the call under way may become a new state: not behind one that is new. One that
@@ -149,17 +132,14 @@ class Policy:
         return self._is_loop and (ends_region or self.past.is_known())
 
     def note_kernels(self, plan: Waiting) -> None:
-        """Account for a run of `plan`: as long as more ops are in kernels that are being built than
-        in those there are, ops run unrecorded, as fast as in eager, where a plan that runs op by op
-        costs the recording besides. Not of a program on several ranks, each of which has its
-        kernels at a time of its own."""
+        """Account for a run of `plan` in the block under way. If in all its plans more ops are in
+        kernels that are being built than in those there are, the next blocks wait for them, as fast
+        as in eager: a plan that runs op by op costs the recording besides."""
         if plan.communicates:
             self.span_ranks()
-        gained = plan.n_there - plan.n_under_way
-        self.with_kernels = KEPT_OF_KERNELS * self.with_kernels + gained
-        if plan.n_under_way and self.with_kernels < 0 and not self.spans_ranks:
+        self._n_gained += plan.n_there - plan.n_under_way
+        if plan.n_under_way > plan.n_there:
             self._awaited = plan
-            self.cold = AWAITS_OPS
 
     def span_ranks(self) -> None:
         """The program runs on several ranks: forget what times have decided."""
@@ -195,11 +175,7 @@ class Policy:
         self._n_new += has_calls and not is_recorded
         if has_calls:
             self._n_unknown = 0 if known else self._n_unknown + 1
-        if self.is_paused:
-            return
-        if self.cold and self._awaited is not None:
-            self._look_for_kernels(self._awaited)
-        elif self.cold and (known or self.calls_left > 0):
+        if self.cold and not self.is_paused and (known or self.calls_left > 0):
             self.cold = 0
 
     def _end_region(self, *, is_recorded: bool, is_empty: bool) -> None:
@@ -207,22 +183,23 @@ class Policy:
         program's."""
         now_s = perf_counter()
         if self._is_let_alone or not is_empty:
-            alone = NEW if self._site is None or self._site.is_unknown else QUICKER
+            alone = NEW if self._site is None else self._site.why_alone
             unrecorded = alone if self._is_let_alone else NEW
-            if self._awaited is not None:
-                unrecorded = KERNELS
             self._outcome = RECORDED if is_recorded else unrecorded
             STATS.add_stretch(self._outcome, now_s - self._began_s)
         self._began_s = now_s
 
-    def add_plan(self, seconds: float) -> None:
+    def note_new_plan(self) -> None:
         """Account for a plan that was built."""
-        self._traced_s += seconds
+        self._is_new = True
 
-    def add_flush(self, seconds: float) -> None:
-        """Account for a flush of the region that has just ended."""
-        self._began_s += seconds
-        STATS.stretches_s[self._outcome] += seconds
+    def add_flush(self, seconds: float, *, run_s: float, ends_region: bool) -> None:
+        """Account for a flush, of the region that has just ended if it `ends_region`; its plan, or
+        its ops, took `run_s` of these."""
+        self._ran_s += run_s
+        if ends_region:
+            self._began_s += seconds
+            STATS.stretches_s[self._outcome] += seconds
 
     def _has_news(self) -> bool:
         """Whether kernels are asked for since the last look, or enough have come to compare blocks
@@ -240,27 +217,17 @@ class Policy:
             for site in self._sites.values():
                 site.try_again()
 
-    def _look_for_kernels(self, plan: Waiting) -> None:
-        self.cold = AWAITS_OPS if plan.awaits_kernels() else 0
-        if not self.cold:
-            self._awaited, self.with_kernels = None, 0.0
-
     def rests(self, place: Any) -> bool:
         """Whether the block that begins at this `place` is let alone, as the last one there was,
         and needs no account but of its time."""
         if not self.is_asleep or self.has_wrapped or self._has_news():
             return False
-        if self._awaited is not None:
-            self._n_rests += 1
-            outcome, rests = KERNELS, self._n_rests % RESTS > 0  # now and then: are they there?
-        else:
-            site = self._sites.get(place)
-            if site is None or not site.is_alone:
-                return False
-            self._follow()
-            outcome, rests = NEW if site.is_unknown else QUICKER, site.rests()
-        self._began_s, self._outcome = perf_counter(), outcome
-        return rests
+        site = self._sites.get(place)
+        if site is None or not site.is_alone:
+            return False
+        self._follow()
+        self._began_s, self._outcome = perf_counter(), site.why_alone
+        return site.rests()
 
     def end_rest(self) -> None:
         """End a block that needs no account but of its time."""
@@ -272,7 +239,7 @@ class Policy:
         """Begin a block of the program, behind a break; whether its ops must be seen.
 
         They need not be where those at this `place` have not been known for long, or run quicker
-        as in eager, or while kernels are built; `may_choose` if times may say so.
+        as in eager, or while their kernels are built; `may_choose` if times may say so.
         """
         self._ends()
         self._place, self._n_reads, self._n_steps = place, 0, 0
@@ -285,19 +252,19 @@ class Policy:
 
     def _follow(self) -> None:
         if self._last_site is not None:
-            self._last_site.is_followed(self._traced_s)
+            if self._n_gained < 0:
+                self._last_site.awaited = self._awaited
+            self._last_site.is_followed(is_new=self._is_new, ran_s=self._ran_s)
             self._last_site = None
 
     def _begins(self, place: Any, *, may_choose: bool, of_reads: bool = False) -> bool:
         self._follow()
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
-        self._traced_s = 0.0
+        self._is_new, self._ran_s = False, 0.0
+        self._awaited, self._n_gained = None, 0
         self._round_began_s = perf_counter()
         if self.is_paused:
             return True
-        if self.cold and self._awaited is not None:
-            self._let_alone()
-            return False
         site = self._sites.get(place)
         if site is None:
             if len(self._sites) >= MOST_SITES:
@@ -318,10 +285,7 @@ class Policy:
         """Run the block that begins as in eager. Ops on lazy tensors give plain ones meanwhile, so
         that no later op pays for them."""
         self._is_let_alone = True
-        if not self.has_wrapped:
-            self.cold = ASLEEP
-        elif self._awaited is None:
-            self.cold = 1
+        self.cold = 1 if self.has_wrapped else ASLEEP
 
     def end_block(self) -> None:
         """End a block behind a break, whether its ops were seen or not."""
@@ -337,6 +301,11 @@ class Policy:
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
                      n_reads=self._n_reads, is_short=is_short)  # fmt: skip
         self._is_let_alone = False
+
+    def add_reads(self, n: int) -> None:
+        """Count reads that nobody looked at."""
+        self._n_reads += n
+        self.has_read |= n > 0
 
     def ends_round(self) -> bool:
         """Count a read; whether the next ones may be let alone, or are to be seen again."""

@@ -138,13 +138,11 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
     noting.count_cold()
-    is_break = noting.is_break(request)
-    if trace.policy.cold > 1:
-        trace.policy.cold -= 1
-        if is_break:
+    if noting.is_break(request):
+        if trace.policy.is_paused:
             trace.policy.past.at_sync_point()
-    elif is_break:
-        noting.at_read(trace)
+        else:
+            noting.at_read(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, call_name(request.op), quiet=True)
     trace.ran = request.op, trace.state

@@ -11,6 +11,9 @@ from __future__ import annotations
 from random import Random
 from statistics import median
 from time import perf_counter
+from typing import Protocol
+
+from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER
 
 TRIALS = 16
 """Blocks that are recorded before they are compared: a plan, and each of its kernels, has been
@@ -21,9 +24,10 @@ something else in every other one, or more and more: so these take turns as in A
 which of them begin."""
 CLEARLY = 2.0
 """How many times longer one way takes when four blocks say enough."""
-TRACED, SHARE = 3, 0.1
-"""Blocks in a row that are new, as a data set's of many lengths may be, and may take what recording
-them takes. That of others takes at most this share of the time."""
+TRACED, SHARE = 3, 0.05
+"""Blocks that are new and may take what recording them takes, as a step of training is three times:
+recorded, with numbers that change, planned. Others, as a data set's of many lengths, take at most
+this share of the time; so does what a comparison loses by the slower way."""
 LISTENS = 64
 """Unknown regions in a row after which blocks are let alone: to see an op and let it pass costs a
 quarter of a small op."""
@@ -41,6 +45,16 @@ READS = 4
 _COIN = Random(0)
 
 
+class Waiting(Protocol):
+    """What runs op by op while its kernels are built: a plan."""
+
+    communicates: bool
+    n_there: int
+    n_under_way: int
+
+    def awaits_kernels(self) -> bool: ...
+
+
 class Site:
     """What is known of the blocks at one place, and how the next one is to run.
 
@@ -56,15 +70,19 @@ class Site:
         self.is_alone = False  # the last block was let alone
         self.is_unknown = False  # as its regions are unknown
         self.was_recorded = False  # the last one that was seen
+        self.awaited: Waiting | None = None  # a plan without which blocks are let alone
         self._of_reads = of_reads
         self._n_reads = 1  # of the last round
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
         self._n_unknown = 0  # regions in a row
         self._n_alone = 0  # blocks in a row
         self._n_left, self._n_next = 0, GOES_ON  # blocks for which the better way is taken
+        self._n_free = 0  # of these, the last ones, when the last comparison has been paid for
         self._alone_is_better = False
-        self._began_s: float | None = None  # the block that ran last, if its time is wanted
-        self._n_traced = 0  # blocks in a row that were new
+        self._kernels_may_help = True  # as to record doesn't take longer than all that eager does
+        self._began_s = 0.0  # the block that ran last
+        self._is_compared = False  # its time counts
+        self._n_traced = 0  # blocks that were new
         self._until_s = 0.0  # when the next one may be
         self._try_anew()
 
@@ -86,39 +104,61 @@ class Site:
         self._n_to_record = TRIALS
         self._recorded_s: list[float] = []  # of blocks that are compared
         self._alone_s: list[float] = []
+        self._host_s: list[float] = []  # of recorded ones, what took the host besides running them
         self._n_compared = 0
         self._first_is_alone = False  # of four of them
 
     def try_again(self) -> None:
-        """Record the next blocks, and compare anew: kernels have come."""
+        """Record the next blocks, and compare anew, if that may help: kernels have come."""
+        if not self._kernels_may_help:
+            return
         self._try_anew()
         if not self._by_count:
-            self._n_left, self._n_next = 0, GOES_ON
+            self._n_left, self._n_next = max(self._n_left - self._n_free, 0), GOES_ON
+            self._n_free = 0
 
     def begin(self, *, may_choose: bool) -> bool:
         """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
-        self._began_s = None
-        self.is_alone = False
-        if self._n_left > 0 and (may_choose or self._by_count):
+        self._began_s = perf_counter()
+        self._is_compared = self.is_alone = False
+        if may_choose and self._kernels_may_help and self._awaits_kernels():
+            self.is_alone = True
+        elif self._n_left > 0 and (may_choose or self._by_count):
             self._n_left -= 1
             self.is_alone = self._by_count or self._alone_is_better
-        elif may_choose and self._until_s > perf_counter():
+        elif may_choose and self._until_s > self._began_s:
             self.is_alone = True
         elif may_choose and self._n_to_record <= 0:
             place = (len(self._recorded_s) + len(self._alone_s)) % 4
             if place == 0:
                 self._first_is_alone = bool(_COIN.getrandbits(1))
             self.is_alone = self._first_is_alone is (place in (0, 3))
-            self._began_s = perf_counter()
+            self._is_compared = True
         self._n_alone = self._n_alone + 1 if self.is_alone else 0
         return not self.is_alone
 
     def rests(self) -> bool:
         """Whether the block that begins is let alone like those before: only its time is noted."""
-        if self._n_alone < RESTS_FROM or self._n_left == 0:
+        if self._n_alone < RESTS_FROM:
+            return False
+        if self.awaited is not None and self._kernels_may_help:
+            return self._awaits_kernels()
+        if self._n_left == 0:
             return False
         self._n_left -= 1
         return True
+
+    def _awaits_kernels(self) -> bool:
+        if self.awaited is not None and not self.awaited.awaits_kernels():
+            self.awaited = None
+        return self.awaited is not None
+
+    @property
+    def why_alone(self) -> str:
+        """What blocks that are let alone count as (see `stats.OUTCOMES`)."""
+        if self.awaited is not None:
+            return KERNELS
+        return NEW if self.is_unknown else QUICKER
 
     def end(
         self,
@@ -146,22 +186,28 @@ class Site:
         elif self._by_count:
             self._n_left = SHORT_ONES  # what runs at one place may be long the next time
         if not self.was_recorded:
-            self._began_s = None  # its time says nothing
+            self._is_compared = False  # its time says nothing
         elif self._n_to_record > 0:
             self._n_to_record -= self._weight
 
-    def is_followed(self, traced_s: float = 0.0) -> None:
-        """Another block begins, here or elsewhere; so many seconds of the one that ran went into
-        what was recorded for the first time, and into its plans."""
-        if not self.is_alone:
-            self._n_traced = self._n_traced + self._weight if traced_s else 0
+    def is_followed(self, *, is_new: bool = False, ran_s: float = 0.0) -> None:
+        """Another block begins, here or elsewhere. The one that ran had something that was recorded
+        or planned for the first time, if it `is_new`; and running what it had recorded took so many
+        seconds."""
+        if not (self._is_compared or is_new):
+            return
+        now_s = perf_counter()
+        seconds = now_s - self._began_s
+        if is_new:
+            self._n_traced += self._weight
             if self._n_traced > TRACED:
-                self._until_s = perf_counter() + traced_s * (1 / SHARE - 1)
-        if self._began_s is None:
+                self._until_s = now_s + seconds * (1 / SHARE - 1)
             return
         times_s = self._alone_s if self.is_alone else self._recorded_s
-        times_s.append((perf_counter() - self._began_s) / self._n_reads)
-        self._began_s = None
+        times_s.append(seconds / self._n_reads)
+        if not self.is_alone:
+            self._host_s.append((seconds - ran_s) / self._n_reads)
+        self._is_compared = False
         self._n_compared += self._weight
         if (len(self._recorded_s) + len(self._alone_s)) % 4 == 0:
             recorded_s, alone_s = median(self._recorded_s), median(self._alone_s)
@@ -171,6 +217,12 @@ class Site:
 
     def _compare(self, recorded_s: float, alone_s: float) -> None:
         self.compared_s = recorded_s, alone_s
+        n_worse, better_s = len(self._alone_s), recorded_s
+        if alone_s < recorded_s:
+            n_worse, better_s = len(self._recorded_s) + TRIALS // self._weight, alone_s
+        n_owed = n_worse * (max(self.compared_s) / better_s - 1) / SHARE
+        self._kernels_may_help = median(self._host_s) < alone_s
+        self._host_s.clear()
         self._recorded_s.clear()
         self._alone_s.clear()
         self._n_compared = 0
@@ -178,6 +230,8 @@ class Site:
         if is_better is not self._alone_is_better:
             self._alone_is_better, self._n_next = is_better, GOES_ON
         self._go_on()
+        self._n_free = max(self._n_left - round(n_owed), 0)
 
     def _go_on(self) -> None:
         self._n_left, self._n_next = self._n_next, min(2 * self._n_next, AT_MOST)
+        self._n_free = 0

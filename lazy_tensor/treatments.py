@@ -86,19 +86,14 @@ def converting(name: str, own: Any) -> Any:
     @functools.wraps(own)
     def flush_first(self: torch.Tensor) -> Any:
         if noting.asleep and get_ident() in noting.asleep:
-            _pass_read(self)
+            if not hits.native.pass_read(self):
+                noting.pass_read(local.trace)
+                make_met_plain()
         elif is_active() and torch_private.are_modes_put_aside():
             _flush_if_pending([self], method_name(name))
         return own(self)
 
     return flush_first
-
-
-def _pass_read(tensor: torch.Tensor) -> None:
-    """Account for the read of a value that the mode doesn't see."""
-    if hits.native.ends_stretch(tensor):
-        noting.pass_read(local.trace)
-        make_met_plain()
 
 
 def _flush_if_pending(tensors: list[torch.Tensor], cause: str) -> None:

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <chrono>
+
 #include "past.h"
 #include "results.h"
 
@@ -45,6 +47,8 @@ class Met {
     }
   }
 
+  bool is_empty() const { return tensors_.empty(); }
+
   // Those that still live, as a list; they are forgotten.
   PyObject* take() {
     Ref found(sure(PyList_New(0)));
@@ -61,6 +65,29 @@ class Met {
   std::unordered_set<const c10::TensorImpl*> known_;
 };
 thread_local Met met;
+
+// Reads of values by a thread that is asleep, which Python needn't look at: of a round all but the
+// last (see `sites.ROUND`).
+class PassedReads {
+ public:
+  bool add() {
+    const auto now = Clock::now();
+    if (n_ == 0) began_ = now;
+    if (n_ + 1 == ROUND || now - began_ >= ROUND_LASTS) return false;
+    ++n_;
+    return true;
+  }
+
+  int64_t take() { return std::exchange(n_, 0); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t ROUND = 16;
+  static constexpr std::chrono::milliseconds ROUND_LASTS{100};
+  int64_t n_ = 0;
+  Clock::time_point began_;
+};
+thread_local PassedReads passed_reads;
 
 // A call whose lazy tensors all have their values.
 class Computed {

@@ -147,7 +147,6 @@ class Kernel : public c10::OperatorKernel {
         return true;
       }
     }
-    if (*cold_here > 1) --*cold_here;
     return true;
   }
 
@@ -158,7 +157,7 @@ class Kernel : public c10::OperatorKernel {
     const IValue* arguments = stack->data() + (stack->size() - n);
     // what runs below Python here, a mode below ours would not see
     const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
-    if (*cold_here >= PAUSED) return false;
+    if (*cold_here == PAUSED) return false;
     if (*cold_here != 0) {
       if (info_.is_alias) return alias(stack, arguments);
       if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;

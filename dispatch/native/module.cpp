@@ -37,12 +37,18 @@ PyObject* py_wake_up(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// ends_stretch(tensor): as `noting.ends_stretch`.
-PyObject* py_ends_stretch(PyObject*, PyObject* tensor) {
+// pass_read(tensor): whether that its value is read, while this thread is asleep, needs no look by
+// Python.
+PyObject* py_pass_read(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
-  return PyBool_FromLong(ends_stretch(THPVariable_Unpack(tensor)));
+  if (!ends_stretch(THPVariable_Unpack(tensor))) Py_RETURN_TRUE;
+  const bool is_asleep = cold_here != nullptr && *cold_here == ASLEEP;
+  return PyBool_FromLong(is_asleep && met.is_empty() && passed_reads.add());
   END_HANDLE_TH_ERRORS
 }
+
+// passed_reads(): how many of them did not, since this was asked last.
+PyObject* py_passed_reads(PyObject*, PyObject*) { return PyLong_FromLongLong(passed_reads.take()); }
 
 // met(collects): the lazy tensors that this thread's calls met below Python while nothing was
 // recorded, since this was asked last; whether more of them are noted from now on.
@@ -187,7 +193,8 @@ PyMethodDef methods[] = {
     {"fetch", py_fetch, METH_O, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
     {"wake_up", py_wake_up, METH_NOARGS, nullptr},
-    {"ends_stretch", py_ends_stretch, METH_O, nullptr},
+    {"pass_read", py_pass_read, METH_O, nullptr},
+    {"passed_reads", py_passed_reads, METH_NOARGS, nullptr},
     {"met", py_met, METH_O, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

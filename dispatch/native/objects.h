@@ -107,10 +107,9 @@ PyTypeObject *tensor_class, *mode_class, *leaf_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
 PyObject *exposed, *shared, *describe, *close_segment, *current, *share_with_parts;
 
-// A count of cold ops from which on recording is paused (see `policy.PAUSED`).
-constexpr int64_t PAUSED = int64_t{1} << 59;
-// The count where ops of the mode pass unseen (see `policy.ASLEEP`).
-constexpr int64_t ASLEEP = -1;
+// What a cold trace is where recording is paused, and where ops of the mode pass unseen (see
+// `policy.py`).
+constexpr int64_t PAUSED = 2, ASLEEP = -1;
 PyObject *name_value, *name_slot, *name_data, *name_layout;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py

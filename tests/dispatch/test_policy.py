@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,14 +16,11 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import flush, hits, noting, policy, settings, sites, stats
+from lazy_tensor.dispatch import hits, noting, policy, settings, stats
 from lazy_tensor.dispatch.misses import FIRST_TIME
-from lazy_tensor.dispatch.policy import AWAITS_OPS, Policy
 from lazy_tensor.dispatch.sites import GOES_ON, LISTENS
-from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
+from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
-from lazy_tensor.kernels import Kernel, Segment, backend
-from lazy_tensor.kernels.aten import AtenBackend
 
 N_OPS = 100
 
@@ -398,97 +394,3 @@ def test_programs_that_never_repeat_are_listened_to_less_and_less(scarce: None) 
     sizes = itertools.count(8)
     seen = [is_seen(torch.randn(next(sizes))) for _ in range(20 * LISTENS)]
     assert 0 < sum(seen) <= 5 * LISTENS
-
-
-class Built:
-    """A plan whose kernels are being built, or not any more."""
-
-    def __init__(self, n_there: int, n_under_way: int, communicates: bool = False) -> None:
-        self.n_there, self.n_under_way = n_there, n_under_way
-        self.communicates = communicates
-
-    def awaits_kernels(self) -> bool:
-        return self.n_under_way > self.n_there
-
-
-def test_nothing_is_recorded_while_kernels_are_built(scarce: None) -> None:
-    it, plan = Policy(), Built(n_there=3, n_under_way=8)
-    it.note_kernels(Built(n_there=4, n_under_way=3))
-    assert not it.cold
-    it.note_kernels(plan)
-    assert it.cold
-    for _ in range(3):
-        it.at_break(n_recorded=0)
-        assert not it.begin_block(None)
-        it.end_block()
-        assert it.cold == AWAITS_OPS
-    plan.n_under_way = 0
-    it.at_break(n_recorded=0)
-    assert it.begin_block(None)
-    assert not it.cold
-
-
-def test_ranks_record_alike_whenever_each_has_its_kernels() -> None:
-    it = Policy()
-    it.note_kernels(Built(n_there=0, n_under_way=3, communicates=True))
-    it.note_kernels(Built(n_there=0, n_under_way=3))
-    assert not it.cold
-
-
-def test_what_has_its_kernels_goes_on_beside_what_awaits_some(scarce: None) -> None:
-    it = Policy()
-    for _ in range(20):
-        it.note_kernels(Built(n_there=8, n_under_way=0))
-    it.note_kernels(Built(n_there=0, n_under_way=50))
-    assert not it.cold
-    for _ in range(3):
-        it.note_kernels(Built(n_there=0, n_under_way=50))
-    assert it.cold
-
-
-class Slow(AtenBackend):
-    """Kernels that are there once somebody lets them."""
-
-    name = "slow"
-
-    def __init__(self) -> None:
-        self.may_end = threading.Event()
-
-    def refuses(self, call: Any, inputs: Any = ()) -> str | None:
-        return None
-
-    def compile(self, segment: Segment) -> Kernel:
-        self.may_end.wait()
-        return super().compile(segment)
-
-
-@pytest.mark.parametrize("around", ["step", "loop"])
-def test_a_loop_runs_as_in_eager_until_its_kernels_are_there(
-    around: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "_backends", {"slow": Slow(), **backend._backends})
-    monkeypatch.setattr(STATS, "worked_s", COMPILES_AFTER_S)
-    monkeypatch.setattr(policy, "AWAITS_OPS", 100)
-    monkeypatch.setattr(sites, "TRIALS", 1 << 30)
-    lazy_tensor.configure(backend="slow", compile="background")
-    slow: Any = backend._backends["slow"]
-    x, y = torch.randn(8), torch.randn(8)
-
-    def steps(n: int) -> None:
-        nonlocal y
-        for _ in range(n):
-            with lazy_tensor.lazy_mode() if around == "step" else nullcontext():
-                y = (x * 2 + y).relu() * 0.5
-                assert float(y.sum()) >= 0
-
-    with lazy_tensor.lazy_mode() if around == "loop" else nullcontext():
-        try:
-            steps(8)
-            before = lazy_tensor.stats()["ops"]
-            steps(50)
-            assert lazy_tensor.stats()["ops"] == before
-        finally:
-            slow.may_end.set()
-        flush.compiler().wait()
-        steps(50)
-        assert lazy_tensor.stats()["ops"] > before + 100
