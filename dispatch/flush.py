@@ -456,15 +456,6 @@ def chosen_backend(device_type: str) -> backends.Backend:
     return backends.choose(settings.current().backend, device_type)
 
 
-def close_segment(trace: Trace) -> None:
-    """Hand the trace to the device, as `closes_segment` wants it; within a call of several steps
-    that is left to its end."""
-    if trace.holds is not None:
-        trace.holds = True
-        return
-    flush(trace, "segment closed", quiet=True)
-
-
 DIRECT = "collectives that nobody sees"
 """In force while something communicates below Python: collectives are then issued at once."""
 

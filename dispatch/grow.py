@@ -248,9 +248,8 @@ def _fill(
         marks = _marks_after(request.op, viewed)
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
-    state.closes = trace.tape is None and (
-        closes_segment(node, state.n_ops) or trace.policy.past.ends_turn()
-    )
+    state.ends_turn = trace.tape is None and trace.policy.past.ends_turn()
+    state.closes = state.ends_turn or (trace.tape is None and closes_segment(node, state.n_ops))
     is_slow = (
         state.rebase
         or state.closes

@@ -38,14 +38,16 @@ def use(
     tensor_class: type[Any],
     mode_class: type[Any],
     close_segment: Callable[[Trace], None],
+    at_turn: Callable[[Trace], None],
     share_with_parts: Callable[[list[torch.Tensor]], None],
 ) -> None:
-    """Name the classes whose `__torch_dispatch__` is `record`, what a closed segment needs, and
-    what is told of the arguments that a sparse result may have as its parts."""
+    """Name the classes whose `__torch_dispatch__` is `record`, what a closed segment needs, a
+    loop's turn that ran unrecorded, and the arguments that a sparse result may have as its parts.
+    """
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf)
-    _known = (classes, memory._exposed, memory._shared, _described, close_segment, _current,
-              share_with_parts)  # fmt: skip
+    _known = (classes, memory._exposed, memory._shared, _described, close_segment, at_turn,
+              _current, share_with_parts)  # fmt: skip
 
 
 def use_sharded(sharded_class: type[Any]) -> None:
@@ -114,8 +116,8 @@ def _started(path: str, _: str) -> Any:
     module.install(*_known)
     for namespace in ("aten", "profiler"):
         module.listen(namespace)
-    routes.leave_products()
-    module.take_products()
+    routes.leave_to_cpp()
+    module.take_routes()
     if _sharded is not None:
         _listen_to_sharded(module)
     return module

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from lazy_tensor.dispatch import hits, host, settings
 from lazy_tensor.dispatch.flush import ask_for_hits, begin_hits, flush, must_record
 from lazy_tensor.dispatch.misses import latest_difference, reason_of_miss
-from lazy_tensor.dispatch.policy import ASLEEP
+from lazy_tensor.dispatch.policy import ALONE, ASLEEP
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import Rule, reads_values, rule_of
 from lazy_tensor.dispatch.stats import NEW, STATS
@@ -45,8 +45,11 @@ def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         trace.policy.past.note(UNCOUNTED)
         return
     trace.call = hits.native.call_under_way()
-    if trace.call and trace.policy.past.note(trace.call) and trace.policy.cold == 1:
-        trace.policy.cold = 0
+    if trace.call and trace.policy.past.note(trace.call):
+        if trace.policy.cold == 1:
+            trace.policy.cold = 0
+        elif trace.policy.cold == ALONE:
+            at_turn(trace)
 
 
 def end(trace: Trace) -> None:
@@ -219,6 +222,32 @@ def pass_read(trace: Trace) -> None:
         _wakes(trace)
     elif trace.policy.ends_round() and not in_backward() and listen(trace):
         _begin_round(trace)
+
+
+def close_segment(trace: Trace) -> None:
+    """Hand the trace to the device, as `closes_segment` wants it, or at the end of a loop's turn;
+    within a call of several steps that is left to its end."""
+    if trace.holds is not None:
+        trace.holds = True
+        return
+    state, n_recorded = trace.state, trace.state.n_ops - trace.begun.n_ops
+    flush(trace, "segment closed", quiet=True)
+    if state.ends_turn:
+        at_turn(trace, n_recorded)
+
+
+def at_turn(trace: Trace, n_recorded: int = 0) -> None:
+    """End a region where a turn of a loop ends that reads no value, as a read does. Where the loop
+    is let alone its ops are counted all the same, without which nothing would wake it."""
+    policy = trace.policy
+    if policy.is_paused or in_backward() or not may_choose(trace, settings.current()):
+        return
+    policy.at_turn(n_recorded=n_recorded)
+    if policy.ends_round(by_turn=True):
+        policy.end_round()
+        if not policy.begin_round(may_choose=True):
+            flush(trace, "recording doesn't pay", quiet=True)
+            policy.let_turns_alone()
 
 
 def at_step(trace: Trace) -> None:

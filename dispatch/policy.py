@@ -30,6 +30,8 @@ STEPS = 8
 """Steps of optimizers in a row without a read after which a loop is one that reads none."""
 ASLEEP = -1
 """What `cold` is where ops pass unseen within a block."""
+ALONE = 3
+"""What `cold` is in a loop that reads nothing and is let alone."""
 
 
 class Policy:
@@ -91,7 +93,7 @@ class Policy:
 
     @property
     def cold(self) -> int:
-        """0 while the trace records; else 1, `PAUSED` or `ASLEEP`."""
+        """0 while the trace records; else 1, `PAUSED`, `ASLEEP` or `ALONE`."""
         return self._cold[0]
 
     @cold.setter
@@ -163,7 +165,24 @@ class Policy:
         if has_calls:
             region = self.past.region()
             self._region, self._is_loop = region, region == self._region
-        known = self.past.at_sync_point()
+        self._account(n_recorded, has_calls=has_calls, known=self.past.at_sync_point())
+
+    def at_turn(self, *, n_recorded: int) -> None:
+        """End a turn of a loop, which is known, whether its calls were recorded or not."""
+        self._account(n_recorded, has_calls=not n_recorded, known=True)
+
+    def let_turns_alone(self) -> None:
+        """Let the next turn of a loop alone; or a round of them, where the calls of the last one
+        only are looked at."""
+        self.cold = ALONE
+        if not self._is_comparing():
+            self._n_reads = ROUND - 1
+            self.past.skip_turns(ROUND - 1)
+
+    def _is_comparing(self) -> bool:
+        return self._site is not None and self._site.is_compared
+
+    def _account(self, n_recorded: int, *, has_calls: bool, known: bool) -> None:
         is_recorded = n_recorded > 0 or (has_calls and not self.cold)
         self._end_region(is_recorded=is_recorded, is_empty=not (n_recorded or has_calls))
         if self._is_let_alone:
@@ -277,7 +296,7 @@ class Policy:
             return False
         if site.was_recorded:
             self.cold = 0
-        elif self.is_asleep:
+        elif self.cold:
             self.cold = 1
         return True
 
@@ -307,11 +326,14 @@ class Policy:
         self._n_reads += n
         self.has_read |= n > 0
 
-    def ends_round(self) -> bool:
-        """Count a read; whether the next ones may be let alone, or are to be seen again."""
+    def ends_round(self, *, by_turn: bool = False) -> bool:
+        """Count a read, or a turn of a loop; whether the next ones may be let alone, or are to be
+        seen again. Turns are long enough to be compared one by one."""
         self._n_reads += 1
-        is_over = self._n_reads >= ROUND or (
-            not self.spans_ranks and perf_counter() - self._round_began_s >= ROUND_S
+        is_over = (
+            self._n_reads >= ROUND
+            or (by_turn and self._is_comparing())
+            or (not self.spans_ranks and perf_counter() - self._round_began_s >= ROUND_S)
         )
         if not is_over or self.is_paused or not self.may_sleep:
             return False

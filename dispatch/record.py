@@ -26,7 +26,6 @@ from lazy_tensor.dispatch import (
     special,
 )
 from lazy_tensor.dispatch import trace as traces
-from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.keys import (
     PlainSlots,
     exact_key,
@@ -179,7 +178,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
             trace.values += made
         if state.closes:
             noting.arrived(trace)
-            close_segment(trace)
+            noting.close_segment(trace)
         return result
 
     def viewed(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:

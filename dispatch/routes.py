@@ -125,7 +125,9 @@ ROUTES: dict[OpOverload, Route] = {
 IN_PYTHON = ROUTES.keys() - OF_PRODUCTS.keys()
 """Those that nothing below Python knows."""
 
-_products = torch_private.KernelsAboveAutograd()
+_in_cpp = {*OF_PRODUCTS, aten.one_hot.default}
+"""Those that `native/routes.h` takes over."""
+_until_then = torch_private.KernelsAboveAutograd()
 _others = torch_private.KernelsAboveAutograd()
 
 
@@ -145,10 +147,10 @@ def install(tensor_class: type[Any], mode_class: type[Any]) -> None:
         )
 
     for op, route in ROUTES.items():
-        kernels = _products if op in OF_PRODUCTS else _others
+        kernels = _until_then if op in _in_cpp else _others
         kernels.put(op, is_ours, route.run)
 
 
-def leave_products() -> None:
-    """Products are treated so below Python from now on (`native/routes.h`)."""
-    _products.remove()
+def leave_to_cpp() -> None:
+    """Leave to C++ what it does from now on."""
+    _until_then.remove()

@@ -22,8 +22,9 @@ COMPARED = 32
 """Blocks that are then compared: half of them are recorded, half let alone. A program may do
 something else in every other one, or more and more: so these take turns as in ABBA, and a coin says
 which of them begin."""
-CLEARLY = 2.0
-"""How many times longer one way takes when four blocks say enough."""
+CLEARLY = 4
+"""`n` blocks say enough if one way takes 1 + CLEARLY / n times as long as the other: four if it
+takes twice as long, sixteen if it takes a quarter more."""
 TRACED, SHARE = 3, 0.05
 """Blocks that are new and may take what recording them takes, as a step of training is three times:
 recorded, with numbers that change, planned. Others, as a data set's of many lengths, take at most
@@ -81,7 +82,7 @@ class Site:
         self._alone_is_better = False
         self._kernels_may_help = True  # as to record doesn't take longer than all that eager does
         self._began_s = 0.0  # the block that ran last
-        self._is_compared = False  # its time counts
+        self.is_compared = False  # the time of the block that runs, or ran last, counts
         self._n_traced = 0  # blocks that were new
         self._until_s = 0.0  # when the next one may be
         self._try_anew()
@@ -120,7 +121,7 @@ class Site:
     def begin(self, *, may_choose: bool) -> bool:
         """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
         self._began_s = perf_counter()
-        self._is_compared = self.is_alone = False
+        self.is_compared = self.is_alone = False
         if may_choose and self._kernels_may_help and self._awaits_kernels():
             self.is_alone = True
         elif self._n_left > 0 and (may_choose or self._by_count):
@@ -133,7 +134,7 @@ class Site:
             if place == 0:
                 self._first_is_alone = bool(_COIN.getrandbits(1))
             self.is_alone = self._first_is_alone is (place in (0, 3))
-            self._is_compared = True
+            self.is_compared = True
         self._n_alone = self._n_alone + 1 if self.is_alone else 0
         return not self.is_alone
 
@@ -186,7 +187,7 @@ class Site:
         elif self._by_count:
             self._n_left = SHORT_ONES  # what runs at one place may be long the next time
         if not self.was_recorded:
-            self._is_compared = False  # its time says nothing
+            self.is_compared = False  # its time says nothing
         elif self._n_to_record > 0:
             self._n_to_record -= self._weight
 
@@ -194,7 +195,7 @@ class Site:
         """Another block begins, here or elsewhere. The one that ran had something that was recorded
         or planned for the first time, if it `is_new`; and running what it had recorded took so many
         seconds."""
-        if not (self._is_compared or is_new):
+        if not (self.is_compared or is_new):
             return
         now_s = perf_counter()
         seconds = now_s - self._began_s
@@ -207,12 +208,13 @@ class Site:
         times_s.append(seconds / self._n_reads)
         if not self.is_alone:
             self._host_s.append((seconds - ran_s) / self._n_reads)
-        self._is_compared = False
+        self.is_compared = False
         self._n_compared += self._weight
-        if (len(self._recorded_s) + len(self._alone_s)) % 4 == 0:
+        n_blocks = len(self._recorded_s) + len(self._alone_s)
+        if n_blocks % 4 == 0:
             recorded_s, alone_s = median(self._recorded_s), median(self._alone_s)
-            is_clear = max(recorded_s, alone_s) > CLEARLY * min(recorded_s, alone_s)
-            if is_clear or self._n_compared >= COMPARED:
+            ratio = max(recorded_s, alone_s) / min(recorded_s, alone_s)
+            if ratio > 1 + CLEARLY / n_blocks or self._n_compared >= COMPARED:
                 self._compare(recorded_s, alone_s)
 
     def _compare(self, recorded_s: float, alone_s: float) -> None:

@@ -126,7 +126,7 @@ class State(dict[tuple[Any, ...], "State"]):
     is the number of the call in the past.
     """
 
-    __slots__ = ("call", "closes", "counts_writes", "edges", "generic", "key", "kind",
+    __slots__ = ("call", "closes", "counts_writes", "edges", "ends_turn", "generic", "key", "kind",
                  "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent",
                  "plans", "rebase", "remembered", "seen", "slot", "step")  # fmt: skip
 
@@ -151,7 +151,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.rebase: tuple[int, int] | None = None
         self.layout: Any = None
         self.origin: State | None = None
-        self.closes = False
+        self.closes = self.ends_turn = False
         self.call: int | None = None
         self.remembered: int | None = None  # flushes at new states, at the last flush here
         self.counts_writes: bool = parent is not None and parent.counts_writes

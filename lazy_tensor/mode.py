@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lazy_tensor import convert, ways
 from lazy_tensor.dispatch import hits, noting, routes, run_now, settings, torch_private
-from lazy_tensor.dispatch.flush import begin_hits, close_segment
+from lazy_tensor.dispatch.flush import begin_hits
 from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.stats import STATS
@@ -99,7 +99,7 @@ def _see_steps() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
-hits.use(LazyTensor, RecordingMode, close_segment, run_now.share_with_parts)
+hits.use(LazyTensor, RecordingMode, noting.close_segment, noting.at_turn, run_now.share_with_parts)
 convert.before_wrapping += begin_hits, _see_steps
 routes.install(LazyTensor, RecordingMode)
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import admit, hits, host, memory, settings
-from lazy_tensor.dispatch.flush import close_segment
 from lazy_tensor.dispatch.grow import link, wrapper_arguments
 from lazy_tensor.dispatch.keys import exact_key, generic_key
 from lazy_tensor.dispatch.meta import meta_of
+from lazy_tensor.dispatch.noting import close_segment
 from lazy_tensor.dispatch.request import Request, is_shown
 from lazy_tensor.dispatch.rules import Rule, rule_of
 from lazy_tensor.dispatch.torch_private import count_writes

@@ -50,6 +50,15 @@ void tell_what_ran(PyObject* trace) {
   of_trace.ran.set(trace, ran.get());
 }
 
+// The call under way, which ran unrecorded, ends a turn of a loop that is let alone.
+thread_local bool ends_turn = false;
+
+void tell_of_turn() {
+  ends_turn = false;
+  const WithGil gil;
+  Ref(sure(PyObject_CallOneArg(at_turn, trace_here)));
+}
+
 class Kernel : public c10::OperatorKernel {
  public:
   explicit Kernel(const c10::OperatorHandle& op)
@@ -58,7 +67,10 @@ class Kernel : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) return;
+    if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) {
+      if (ends_turn) tell_of_turn();
+      return;
+    }
     const WithGil gil;
     if (trace_here != nullptr) tell_what_ran(trace_here);
     bool in_mode = false;
@@ -71,7 +83,10 @@ class Kernel : public c10::OperatorKernel {
         const OnItsWay nothing_to_learn({nullptr, {}, in_mode, number(*stack)});
         return to_python(op, stack);
       }
-      if (handle(op, keys, stack, trace, in_mode)) return;
+      if (handle(op, keys, stack, trace, in_mode)) {
+        if (ends_turn) tell_of_turn();
+        return;
+      }
     }
     const long n = static_cast<long>(info_.schema.arguments().size());
     const OnItsWay call({&info_, {stack->end() - n, stack->end()}, in_mode, number(*stack)});
@@ -138,13 +153,14 @@ class Kernel : public c10::OperatorKernel {
   bool count_cold(const Stack& stack) const {
     if (*cold_here == ASLEEP) return true;
     if (is_break(info_, arguments_on(stack))) {
-      if (*cold_here == 1) return false;
+      if (*cold_here != PAUSED) return false;
       in_past(past_here).at_sync_point();
     } else if (!info_.reads && !info_.is_alias && info_.is_counted && frames.empty()) {
+      if (in_past(past_here).skips()) return true;
       const uint64_t call = number(stack);
-      if (call != 0 && in_past(past_here).note(call) && *cold_here == 1) {
-        *cold_here = 0;
-        return true;
+      if (call != 0 && in_past(past_here).note(call)) {
+        if (*cold_here == 1) *cold_here = 0;
+        ends_turn = *cold_here == ALONE;
       }
     }
     return true;

@@ -79,8 +79,8 @@ PyObject* py_listen(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// take_products(): multiply as in eager, for as long as the process lives.
-PyObject* py_take_products(PyObject*, PyObject*) {
+// take_routes(): multiply, and make one-hot vectors, as in eager, for as long as the process lives.
+PyObject* py_take_routes(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PythonTLSSnapshot,
                                      __FILE__, __LINE__);
@@ -88,21 +88,23 @@ PyObject* py_take_products(PyObject*, PyObject*) {
     library->impl(is_out ? "matmul.out" : "matmul",
                   torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Matmul>(is_out)));
   }
+  library->impl("one_hot", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OneHot>()));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, exposed, shared, describe, close_segment, current, share_with_parts), as `hits.use` has them
+// install(classes, exposed, shared, describe, close_segment, at_turn, current, share_with_parts), as
+// `hits.use` has them
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf;
-  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOOO", &tensor, &mode, &trace, &state, &slot, &policy,
-                        &leaf, &exposed, &shared, &describe, &close_segment, &current,
-                        &share_with_parts)) {
+  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOOOO", &tensor, &mode, &trace, &state, &slot, &policy,
+                        &leaf, &exposed, &shared, &describe, &close_segment, &at_turn,
+                        &current, &share_with_parts)) {
     return nullptr;
   }
-  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment, current,
-                         share_with_parts})
+  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment, at_turn,
+                         current, share_with_parts})
     Py_INCREF(kept);
   tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
   mode_class = reinterpret_cast<PyTypeObject*>(mode);
@@ -180,7 +182,7 @@ PyMethodDef methods[] = {
     {"linked_all", py_linked_all, METH_VARARGS, nullptr},
     {"install", py_install, METH_VARARGS, nullptr},
     {"listen", py_listen, METH_O, nullptr},
-    {"take_products", py_take_products, METH_NOARGS, nullptr},
+    {"take_routes", py_take_routes, METH_NOARGS, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},
     {"first_change", py_first_change, METH_VARARGS, nullptr},
     {"have_facets", py_have_facets, METH_VARARGS, nullptr},

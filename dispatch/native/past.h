@@ -35,7 +35,7 @@ class Past {
   // Begin anew; whether all calls since the last sync point, if any, are known.
   bool at_sync_point() {
     const bool known = is_known();
-    n_ = hash_ = first_ = recent_hash_ = 0;
+    n_ = hash_ = first_ = recent_hash_ = n_seen_ = n_to_skip_ = 0;
     least_ = LOOPS_FROM;
     is_known_ = ends_turn_ = false;
     return known;
@@ -52,12 +52,22 @@ class Past {
     if (n_ == FIRST) first_ = recent_hash_;
     ends_turn_ = n_ >= least_ && recent_hash_ == first_;
     if (ends_turn_) {
+      turn_ = std::exchange(n_seen_, 0);
       n_ = FIRST;
       hash_ = first_;
       least_ = TURN_AT_LEAST;
     }
     is_known_ = was_seen(hash_);
     return ends_turn_ && was_known;
+  }
+
+  // Take as many calls as `n` turns like the last have for known, and look at none of them.
+  void skip_turns(uint64_t n) { n_to_skip_ = n * turn_; }
+
+  // Whether the next call is one of them.
+  bool skips() {
+    if (n_to_skip_ == 0) ++n_seen_;
+    return n_to_skip_ != 0 && n_to_skip_-- != 0;
   }
 
   bool is_known() const { return is_known_; }
@@ -83,6 +93,7 @@ class Past {
   std::vector<uint64_t> seen_;
   std::array<uint64_t, FIRST> recent_{};
   uint64_t n_ = 0, n_all_ = 0, hash_ = 0, first_ = 0, recent_hash_ = 0, least_ = LOOPS_FROM;
+  uint64_t turn_ = 0, n_seen_ = 0, n_to_skip_ = 0;  // calls, those too that are never noted
   bool is_known_ = false, ends_turn_ = false;
 };
 
@@ -119,6 +130,13 @@ PyObject* ask_past(PyObject* self, PyObject*) {
   return PyBool_FromLong((in_past(self).*member)());
 }
 
+PyObject* past_skip_turns(PyObject* self, PyObject* n) {
+  const auto n_turns = PyLong_AsUnsignedLongLong(n);
+  if (PyErr_Occurred()) return nullptr;
+  in_past(self).skip_turns(n_turns);
+  Py_RETURN_NONE;
+}
+
 PyObject* past_region(PyObject* self, PyObject*) {
   return PyLong_FromUnsignedLongLong(in_past(self).region());
 }
@@ -128,6 +146,7 @@ PyMethodDef past_methods[] = {
     {"note", past_note, METH_O, nullptr},
     {"at_sync_point", ask_past<&Past::at_sync_point>, METH_NOARGS, nullptr},
     {"region", past_region, METH_NOARGS, nullptr},
+    {"skip_turns", past_skip_turns, METH_O, nullptr},
     {"is_known", ask_past<&Past::is_known>, METH_NOARGS, nullptr},
     {"has_begun", ask_past<&Past::has_begun>, METH_NOARGS, nullptr},
     {"ends_turn", ask_past<&Past::ends_turn>, METH_NOARGS, nullptr},

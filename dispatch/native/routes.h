@@ -1,4 +1,4 @@
-// Products of many matrices and one, multiplied one by one as in eager: see `routes.py`.
+// Composite ops as in eager, where torch takes them apart otherwise: see `routes.py`.
 
 #pragma once
 
@@ -32,31 +32,14 @@ void multiply_one_by_one(Stack* stack, bool is_out) {
   }
 }
 
-// `matmul` of lazy tensors, and of plain ones under our modes, before torch takes it apart.
-class Matmul : public c10::OperatorKernel {
- public:
-  explicit Matmul(bool is_out) : is_out_(is_out) {}
-
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const IValue* arguments = stack->data() + (stack->size() - (is_out_ ? 3 : 2));
-    if (is_taken(arguments[0].toTensor(), arguments[1].toTensor()) &&
-        (!is_out_ || is_ours(arguments[2].toTensor()))) {
-      return multiply_one_by_one(stack, is_out_);
-    }
-    // what torch does for this key
+// A composite op of lazy tensors, and of plain ones under our modes, before torch takes it apart.
+class Routed : public c10::OperatorKernel {
+ protected:
+  // What torch does for this key.
+  static void go_on(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const at::impl::MaybeSetTLSOnEntryGuard guard;
     op.redispatchBoxed(
         keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::PythonTLSSnapshot), stack);
-  }
-
- private:
-  const bool is_out_;
-
-  bool is_taken(const at::Tensor& left, const at::Tensor& right) const {
-    return is_ours(left) && is_ours(right) && multiplies_one_by_one(left, right) &&
-           // under autocast the call comes again, of the tensors in the dtype that it gives them
-           (is_out_ || !at::autocast::is_autocast_enabled(left.device().type())) &&
-           is_seen_by_none_but_us();
   }
 
   // Plain, or lazy and not sharded.
@@ -77,6 +60,48 @@ class Matmul : public c10::OperatorKernel {
       if (!is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(i))) return false;
     }
     return !c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode);
+  }
+};
+
+class Matmul : public Routed {
+ public:
+  explicit Matmul(bool is_out) : is_out_(is_out) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const IValue* arguments = stack->data() + (stack->size() - (is_out_ ? 3 : 2));
+    if (is_taken(arguments[0].toTensor(), arguments[1].toTensor()) &&
+        (!is_out_ || is_ours(arguments[2].toTensor()))) {
+      return multiply_one_by_one(stack, is_out_);
+    }
+    go_on(op, keys, stack);
+  }
+
+ private:
+  const bool is_out_;
+
+  bool is_taken(const at::Tensor& left, const at::Tensor& right) const {
+    return is_ours(left) && is_ours(right) && multiplies_one_by_one(left, right) &&
+           // under autocast the call comes again, of the tensors in the dtype that it gives them
+           (is_out_ || !at::autocast::is_autocast_enabled(left.device().type())) &&
+           is_seen_by_none_but_us();
+  }
+};
+
+class OneHot : public Routed {
+ public:
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const at::Tensor classes = torch::jit::peek(*stack, 0, 2).toTensor();
+    const int64_t n_classes = torch::jit::peek(*stack, 1, 2).toInt();
+    // nothing need be read: `scatter_` raises for a class that is out of bounds
+    if (n_classes <= 0 || !is_ours(classes) || classes.scalar_type() != at::kLong ||
+        classes.numel() == 0 || !is_seen_by_none_but_us()) {
+      return go_on(op, keys, stack);
+    }
+    auto sizes = classes.sizes().vec();
+    sizes.push_back(n_classes);
+    const at::Tensor made = classes.new_zeros(sizes).scatter_(-1, classes.unsqueeze(-1), 1);
+    torch::jit::drop(*stack, 2);
+    stack->emplace_back(made);
   }
 };
 
