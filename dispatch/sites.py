@@ -91,7 +91,7 @@ class Site:
         """What the last comparison said; of blocks that were compared."""
         assert self.compared_s is not None, "only what was compared is told of"
         recorded, alone = (f"{seconds * 1e3:.2f} ms" for seconds in self.compared_s)
-        what = "between reads, or steps, as at" if self._of_reads else "blocks at"
+        what = "between reads, steps or turns, as at" if self._of_reads else "blocks at"
         if self._alone_is_better:
             return f"{what} {self.where}: as in eager, {alone}; recorded {recorded}"
         return f"{what} {self.where}: recorded, {recorded}; as in eager {alone}"
@@ -213,16 +213,17 @@ class Site:
         n_blocks = len(self._recorded_s) + len(self._alone_s)
         if n_blocks % 4 == 0:
             recorded_s, alone_s = median(self._recorded_s), median(self._alone_s)
-            ratio = max(recorded_s, alone_s) / min(recorded_s, alone_s)
-            if ratio > 1 + CLEARLY / n_blocks or self._n_compared >= COMPARED:
+            clearly = (1 + CLEARLY / n_blocks) * min(recorded_s, alone_s)
+            if max(recorded_s, alone_s) > clearly or self._n_compared >= COMPARED:
                 self._compare(recorded_s, alone_s)
 
     def _compare(self, recorded_s: float, alone_s: float) -> None:
         self.compared_s = recorded_s, alone_s
-        n_worse, better_s = len(self._alone_s), recorded_s
+        n_worse = len(self._alone_s)
         if alone_s < recorded_s:
-            n_worse, better_s = len(self._recorded_s) + TRIALS // self._weight, alone_s
-        n_owed = n_worse * (max(self.compared_s) / better_s - 1) / SHARE
+            n_worse = len(self._recorded_s) + TRIALS // self._weight
+        lost_s = n_worse * abs(recorded_s - alone_s)
+        n_owed = round(lost_s / SHARE / max(min(recorded_s, alone_s), 1e-9))
         self._kernels_may_help = median(self._host_s) < alone_s
         self._host_s.clear()
         self._recorded_s.clear()
@@ -232,7 +233,7 @@ class Site:
         if is_better is not self._alone_is_better:
             self._alone_is_better, self._n_next = is_better, GOES_ON
         self._go_on()
-        self._n_free = max(self._n_left - round(n_owed), 0)
+        self._n_free = max(self._n_left - n_owed, 0)
 
     def _go_on(self) -> None:
         self._n_left, self._n_next = self._n_next, min(2 * self._n_next, AT_MOST)
