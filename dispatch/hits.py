@@ -73,9 +73,11 @@ def _start(library: bytes) -> None:
     native = loaded(library, _started)
     learn = native.learn
     Policy.make_past = native.Past
-    Policy.may_sleep = True
+    Policy.native = native
     for trace in all_traces():
         trace.policy.remember(native.Past())
+    end_rests = native.end_rests
+    settings.on_change(lambda _: end_rests())
 
 
 EXTENSION = Extension(

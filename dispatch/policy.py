@@ -52,7 +52,7 @@ class Policy:
 
     has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
     make_past: type[Past] = Past
-    may_sleep = False  # without `native` nothing lets ops pass unseen
+    native: Any = None  # without it nothing lets ops pass unseen
 
     def __init__(self) -> None:
         self._cold = array("q", [0])
@@ -78,6 +78,7 @@ class Policy:
         self.has_read = False  # since the last of these
         self._sites: dict[Any, Site] = {}
         self._site: Site | None = None  # of the block that runs
+        self._resting: Site | None = None  # of blocks that C++ lets rest
         self._last_site: Site | None = None
         # regions of this block: that were recorded, that ran as in eager, and that were unknown,
         # since one that was known; and calls that were recorded
@@ -239,6 +240,7 @@ class Policy:
     def rests(self, place: Any) -> bool:
         """Whether the block that begins at this `place` is let alone, as the last one there was,
         and needs no account but of its time."""
+        self.account_rests()
         if not self.is_asleep or self.has_wrapped or self._has_news():
             return False
         site = self._sites.get(place)
@@ -246,11 +248,26 @@ class Policy:
             return False
         self._follow()
         self._began_s, self._outcome = perf_counter(), site.why_alone
-        return site.rests()
+        if not site.rests():
+            return False
+        if self.native is not None:
+            self.native.grant_rests(*place[:2], site.n_may_rest())
+            self._resting = site
+        return True
 
     def end_rest(self) -> None:
         """End a block that needs no account but of its time."""
         STATS.add_stretch(self._outcome, perf_counter() - self._began_s)
+
+    def account_rests(self) -> None:
+        """Account for blocks that rested, of which C++ has kept count."""
+        site, self._resting = self._resting, None
+        if site is None:
+            return
+        n_rested, seconds = self.native.rested()
+        site.rested(n_rested)
+        STATS.counts["unrecorded_blocks"] += n_rested
+        STATS.add_stretch(self._outcome, seconds, n_rested)
 
     def begin_block(
         self, place: Any, *, may_choose: bool = True, must_record: bool = False
@@ -260,6 +277,7 @@ class Policy:
         They need not be where those at this `place` have not been known for long, or run quicker
         as in eager, or while their kernels are built; `may_choose` if times may say so.
         """
+        self.account_rests()
         self._ends()
         self._place, self._n_reads, self._n_steps = place, 0, 0
         self.has_read = False
@@ -335,7 +353,7 @@ class Policy:
             or (by_turn and self._is_comparing())
             or (not self.spans_ranks and perf_counter() - self._round_began_s >= ROUND_S)
         )
-        if not is_over or self.is_paused or not self.may_sleep:
+        if not is_over or self.is_paused or self.native is None:
             return False
         return self._place is not OUTSIDE or self.has_wrapped
 

@@ -39,6 +39,8 @@ SHORT_ONES = 32
 """The same where blocks of a program on several ranks are too short to gain."""
 RESTS_FROM = 3
 """After so many blocks in a row that were let alone, only the time of the next ones is noted."""
+AT_ONCE = 64
+"""Blocks that C++ lets rest without a look by Python."""
 ROUND, ROUND_S = 16, 0.1
 """Reads of values in a round, or fewer if they take so long."""
 READS = 4
@@ -148,6 +150,15 @@ class Site:
             return False
         self._n_left -= 1
         return True
+
+    def n_may_rest(self) -> int:
+        """How many more may before it is looked whether kernels came."""
+        return AT_ONCE if self.awaited is not None else min(self._n_left, AT_ONCE)
+
+    def rested(self, n: int) -> None:
+        """So many blocks more were let alone."""
+        if self.awaited is None:
+            self._n_left = max(self._n_left - n, 0)
 
     def _awaits_kernels(self) -> bool:
         if self.awaited is not None and not self.awaited.awaits_kernels():

@@ -91,9 +91,9 @@ class Stats:
         """Whether the program runs so long that compiling may pay."""
         return self.worked_s >= COMPILES_AFTER_S
 
-    def add_stretch(self, outcome: str, seconds: float) -> None:
-        """Account for a stretch of the program, from one break to the next."""
-        self.stretches[outcome] += 1
+    def add_stretch(self, outcome: str, seconds: float, n: int = 1) -> None:
+        """Account for a stretch of the program, from one break to the next, or for `n`."""
+        self.stretches[outcome] += n
         self.stretches_s[outcome] += seconds
         if outcome != RECORDED:
             self.worked_s += seconds

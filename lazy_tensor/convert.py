@@ -98,6 +98,8 @@ def wrap(x: Any) -> Any:
     TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
     """
     Policy.has_wrapped = True
+    if hits.native is not None:
+        hits.native.end_rests()
     noting.see_outside_blocks(local.trace)
     import_for_subclasses()
     for prepare in before_wrapping:

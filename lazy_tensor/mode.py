@@ -134,8 +134,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
     _listens_always = False
 
     _options: Options
-    _entered: list[tuple[RecordingMode | None, int, settings.Settings | None] | None]
-    """What each exit has to undo; None for a block that rests."""
+    _entered: list[Any]
+    """What each exit has to undo: a mode or None, the depth and the settings before; None for a
+    block that rests, `_COUNTED` for one that C++ counts."""
     _function: Any  # the decorated one
 
     if TYPE_CHECKING:
@@ -172,6 +173,10 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         return in_mode
 
     def __enter__(self) -> lazy_mode:
+        native, has_own_way = hits.native, self._options or self._listens_always
+        if not (native is None or has_own_way) and native.begin_rest(self._function):
+            self._entered.append(_COUNTED)
+            return self
         if here.mode is not None and not here.depth:
             noting.listen(local.trace)
             _leave_mode()  # an interrupt in the last block's begin or end has left it entered
@@ -239,6 +244,10 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
     def __exit__(self, *exception: Any) -> None:
         entered = self._entered[-1]
         del self._entered[-1]  # and no `pop`: after a call an interrupt may come
+        if entered is _COUNTED:
+            if not hits.native.end_rest():
+                flush_here("exit", quiet=True)
+            return
         if entered is None:
             flush_here("exit", quiet=True)
             local.trace.policy.end_rest()
@@ -273,6 +282,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             if self._options:
                 settings.put_here(before)
                 restart_own_trace()
+
+
+_COUNTED = object()
 
 
 class _BareBlock(lazy_mode):

@@ -78,6 +78,7 @@ def stats() -> dict[str, Any]:
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.
     """
+    local.trace.policy.account_rests()
     counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     counts.update(STATS.counts)
     counts.update(flush.compiler().counters.snapshot())
@@ -99,6 +100,7 @@ def stats() -> dict[str, Any]:
 
 def reset_stats() -> None:
     """Set every counter to zero and forget the last flushes."""
+    local.trace.policy.account_rests()
     STATS.reset()
     flush.compiler().counters.reset()
 
@@ -190,6 +192,7 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     last was recorded.
     """
     if fn is None:
+        local.trace.policy.account_rests()
         stretches = {it: (n, STATS.stretches_s[it]) for it, n in STATS.stretches.items()}
         blocks = [str(site) for site in local.trace.policy.compared()]
         return _report(list(STATS.log), {}, STATS.since_s, stretches=stretches, blocks=blocks)

@@ -10,6 +10,7 @@
 // and sharded tensors. `watch.h` is for replays, which record nothing.
 
 #include "lines.h"
+#include "rests.h"
 #include "sharded.h"
 #include "watch.h"
 
@@ -126,6 +127,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_trace, trace, ran);
   FIND(of_trace, trace, slots);
   FIND(of_trace, trace, copies);
+  FIND(of_trace, trace, root);
   FIND(of_state, state, call);
   FIND(of_state, state, edges);
   FIND(of_state, state, generic);
@@ -198,6 +200,11 @@ PyMethodDef methods[] = {
     {"pass_read", py_pass_read, METH_O, nullptr},
     {"passed_reads", py_passed_reads, METH_NOARGS, nullptr},
     {"met", py_met, METH_O, nullptr},
+    {"grant_rests", py_grant_rests, METH_VARARGS, nullptr},
+    {"begin_rest", py_begin_rest, METH_O, nullptr},
+    {"end_rest", py_end_rest, METH_NOARGS, nullptr},
+    {"rested", py_rested, METH_NOARGS, nullptr},
+    {"end_rests", py_end_rests, METH_NOARGS, nullptr},
     {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

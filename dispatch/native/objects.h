@@ -92,7 +92,7 @@ class Member {
 
 struct {
   Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, storages, scalars, policy,
-      claimed, is_outdated, busy, ran, slots, tape, copies;
+      claimed, is_outdated, busy, ran, slots, tape, copies, root;
 } of_trace;
 struct {
   Member call, edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes, n_slots,

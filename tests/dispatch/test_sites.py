@@ -371,6 +371,23 @@ def test_blocks_that_are_long_let_alone_are_not_even_timed(
 
 
 @needs_cpp
+def test_blocks_rest_until_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "Site", QuickerAlone)
+    monkeypatch.setattr(Policy, "has_wrapped", False)
+    local.trace.policy.reset()
+    x, before = torch.arange(3.0), lazy_tensor.stats()
+    for i in range(20):
+        if i == 10:
+            lazy_tensor.configure(record="always")
+        with lazy_tensor.lazy_mode():
+            assert lazy_tensor.is_lazy(x + 1) is (i >= 10)
+    after = lazy_tensor.stats()
+    assert after["unrecorded_blocks"] == before["unrecorded_blocks"] + 10
+    assert after["stretches_s"]["quicker"] > before["stretches_s"]["quicker"]
+    local.trace.policy.reset()
+
+
+@needs_cpp
 def test_empty_blocks_are_let_alone() -> None:
     local.trace.policy.reset()
     before = lazy_tensor.stats().get("unrecorded_blocks", 0)
