@@ -78,7 +78,7 @@ class Policy:
         self.has_read = False  # since the last of these
         self._sites: dict[Any, Site] = {}
         self._site: Site | None = None  # of the block that runs
-        self._resting: Site | None = None  # of blocks that C++ lets rest
+        self._resting: tuple[Site, str] | None = None  # of blocks that C++ counts, and as what
         self._last_site: Site | None = None
         # regions of this block: that were recorded, that ran as in eager, and that were unknown,
         # since one that was known; and calls that were recorded
@@ -252,7 +252,7 @@ class Policy:
             return False
         if self.native is not None:
             self.native.grant_rests(*place[:2], site.n_may_rest())
-            self._resting = site
+            self._resting = site, self._outcome
         return True
 
     def end_rest(self) -> None:
@@ -261,13 +261,13 @@ class Policy:
 
     def account_rests(self) -> None:
         """Account for blocks that rested, of which C++ has kept count."""
-        site, self._resting = self._resting, None
-        if site is None:
+        if self._resting is None:
             return
+        (site, outcome), self._resting = self._resting, None
         n_rested, seconds = self.native.rested()
         site.rested(n_rested)
         STATS.counts["unrecorded_blocks"] += n_rested
-        STATS.add_stretch(self._outcome, seconds, n_rested)
+        STATS.add_stretch(outcome, seconds, n_rested)
 
     def begin_block(
         self, place: Any, *, may_choose: bool = True, must_record: bool = False
