@@ -118,7 +118,7 @@ def test_a_parameter_where_recording_has_stopped():
         assert is_lazy(x)
         x.tolist()
         policy = local.trace.policy
-        policy.cold = 100
+        policy.cold = 1
         p = nn.Parameter(x)
         q = nn.Parameter(x.detach())
         (p * q).sum().backward()
