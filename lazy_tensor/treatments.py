@@ -83,13 +83,16 @@ def converting(name: str, own: Any) -> Any:
     """A conversion to one of Python's numbers, or lists: an op, which the mode sees unless it is
     put aside, as C++ does while it reads the items of a list, or asleep."""
 
+    asleep = noting.asleep
+
     @functools.wraps(own)
     def flush_first(self: torch.Tensor) -> Any:
-        if noting.asleep and get_ident() in noting.asleep:
+        # no function is called for a read that is none of ours: it would cost as much as the read
+        if asleep and get_ident() in asleep:
             if not hits.native.pass_read(self):
                 noting.pass_read(local.trace)
                 make_met_plain()
-        elif is_active() and torch_private.are_modes_put_aside():
+        elif here.depth and torch_private.are_modes_put_aside():
             _flush_if_pending([self], method_name(name))
         return own(self)
 
