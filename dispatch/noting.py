@@ -237,8 +237,8 @@ def close_segment(trace: Trace) -> None:
 
 
 def at_turn(trace: Trace, n_recorded: int = 0) -> None:
-    """End a region where a turn of a loop ends that reads no value, as a read does. Where the loop
-    is let alone its ops are counted all the same, without which nothing would wake it."""
+    """End a region at the end of a turn of a loop without reads. Ops of such a loop are counted
+    even while it runs as in eager: nothing else tells where its turns end."""
     policy = trace.policy
     if policy.is_paused or in_backward() or not may_choose(trace, settings.current()):
         return

@@ -31,7 +31,7 @@ STEPS = 8
 ASLEEP = -1
 """What `cold` is where ops pass unseen within a block."""
 ALONE = 3
-"""What `cold` is in a loop that reads nothing and is let alone."""
+"""What `cold` is in a loop without reads that runs as in eager."""
 
 
 class Policy:
@@ -141,7 +141,7 @@ class Policy:
         if plan.communicates:
             self.span_ranks()
         self._n_gained += plan.n_there - plan.n_under_way
-        if plan.n_under_way > plan.n_there:
+        if plan.n_under_way > plan.n_there and not self.spans_ranks:  # each has its own kernels
             self._awaited = plan
 
     def span_ranks(self) -> None:

@@ -73,7 +73,7 @@ class Site:
         self.is_alone = False  # the last block was let alone
         self.is_unknown = False  # as its regions are unknown
         self.was_recorded = False  # the last one that was seen
-        self.awaited: Waiting | None = None  # a plan without which blocks are let alone
+        self.awaited: Waiting | None = None  # blocks run as in eager until it has its kernels
         self._of_reads = of_reads
         self._n_reads = 1  # of the last round
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
@@ -124,7 +124,7 @@ class Site:
         """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
         self._began_s = perf_counter()
         self.is_compared = self.is_alone = False
-        if may_choose and self._kernels_may_help and self._awaits_kernels():
+        if may_choose and self._awaits_kernels():
             self.is_alone = True
         elif self._n_left > 0 and (may_choose or self._by_count):
             self._n_left -= 1
@@ -144,7 +144,7 @@ class Site:
         """Whether the block that begins is let alone like those before: only its time is noted."""
         if self._n_alone < RESTS_FROM:
             return False
-        if self.awaited is not None and self._kernels_may_help:
+        if self.awaited is not None:
             return self._awaits_kernels()
         if self._n_left == 0:
             return False
@@ -161,7 +161,8 @@ class Site:
             self._n_left = max(self._n_left - n, 0)
 
     def _awaits_kernels(self) -> bool:
-        if self.awaited is not None and not self.awaited.awaits_kernels():
+        plan = self.awaited
+        if plan is not None and not (self._kernels_may_help and plan.awaits_kernels()):
             self.awaited = None
         return self.awaited is not None
 

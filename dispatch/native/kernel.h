@@ -50,7 +50,7 @@ void tell_what_ran(PyObject* trace) {
   of_trace.ran.set(trace, ran.get());
 }
 
-// The call under way, which ran unrecorded, ends a turn of a loop that is let alone.
+// Whether the last call ended a turn of a loop that runs as in eager.
 thread_local bool ends_turn = false;
 
 void tell_of_turn() {

@@ -105,11 +105,9 @@ Member address_of_policy, past_of_policy, number_of_layout, meta_of_layout, loca
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
-PyObject *exposed, *shared, *describe, *close_segment, *at_turn, *current,
-    *share_with_parts;
+PyObject *exposed, *shared, *describe, *close_segment, *at_turn, *current, *share_with_parts;
 
-// What a cold trace is where recording is paused, where ops of the mode pass unseen, and in a loop
-// that reads nothing and is let alone (see `policy.py`).
+// Values of `cold_here` beside 0 and 1: see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, ALONE = 3;
 PyObject *name_value, *name_slot, *name_data, *name_layout;
 

@@ -9,7 +9,7 @@
 
 namespace hits {
 
-// Changes where settings do, or `wrap` is called: what was granted before is void.
+// Counts changes of settings and calls of `wrap`. Each ends what was granted before.
 std::atomic<uint64_t> rests_epoch{0};
 
 class Rests {
@@ -45,8 +45,7 @@ class Rests {
     return is_nothing_pending();
   }
 
-  // How many have rested, and for how many seconds, since some were granted; what is left of these
-  // is void.
+  // End the grant. Returns how many blocks have rested by it, and their seconds.
   std::pair<int64_t, double> take() {
     n_left_ = 0;
     return {std::exchange(n_, 0), std::exchange(seconds_, 0)};

@@ -270,6 +270,16 @@ def test_what_was_left_to_eager_is_tried_again_with_kernels(
     assert any(block(x) for _ in range(4))
 
 
+def test_ranks_await_no_kernels(clock: Clock) -> None:
+    """Each has its own at its own time, and all must record alike."""
+    it = Policy()
+    it.span_ranks()
+    for _ in range(9):
+        assert it.begin_block("here")
+        it.end_block()
+        it.note_kernels(Built(n_there=0, n_under_way=8))
+
+
 @needs_cpp
 @pytest.mark.parametrize("form", ["a block around the loop", "wrap"])
 @pytest.mark.parametrize("recorded_s", [0.7, 1.4])
