@@ -13,7 +13,6 @@ from __future__ import annotations
 import dis
 import linecache
 import signal
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,31 +28,33 @@ from lazy_tensor.dispatch.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan import Plan, Step
 from lazy_tensor.dispatch.trace import Node
 from lazy_tensor.kernels.artifact import SOURCE, WRAPPER
-from lazy_tensor.kernels.aten import call_at, source_of
 from lazy_tensor.kernels.segment import Ref, ScalarRef
 
 Values = dict[int, torch.Tensor]
 
 
-def rescue(error: BaseException, ran: Plan | Graph) -> Values | None:
+def rescue(error: BaseException, ran: Plan | Graph, scalars: list[complex]) -> Values | None:
     """What is computed after `error`, by slot; None if it did not come from what ran.
 
     Notes on `error` say which call raised it, given what. After an interrupt (Ctrl-C) all that was
     recorded is run: the program had got past it.
     """
+    if isinstance(ran, Plan):
+        return _rescue_from_plan(error, ran, scalars)
+    place = _frame_of(interpret.__code__, error)
+    if place is None:
+        return None
+    values = _rescue_from_graph(error, dict(place.tb_frame.f_locals), place)
+    place.tb_frame.clear()  # else the traceback keeps every value alive
+    return values
+
+
+def _frame_of(code: CodeType, error: BaseException) -> TracebackType | None:
+    """Where the error passed through a function."""
     place = error.__traceback__
-    while place is not None:
-        frame = place.tb_frame
-        if isinstance(ran, Plan) and frame.f_code.co_filename == ran.filename:
-            values = _rescue_from_plan(error, ran, dict(frame.f_locals), place)
-        elif frame.f_code is interpret.__code__:
-            values = _rescue_from_graph(error, dict(frame.f_locals), place)
-        else:
-            place = place.tb_next
-            continue
-        frame.clear()  # else the traceback keeps every value alive
-        return values
-    return None
+    while place is not None and place.tb_frame.f_code is not code:
+        place = place.tb_next
+    return place
 
 
 def _had_run(place: TracebackType) -> bool:
@@ -147,59 +148,33 @@ class _Later:
     run: Callable[[], object]
 
 
-def _by_slot(names: Mapping[str, Any]) -> Values:
-    """The values among a plan's variables."""
-    return {int(name[1:]): value for name, value in names.items() if name[1:].isdigit()}
-
-
-def _rescue_from_plan(
-    error: BaseException, plan: Plan, names: dict[str, Any], place: TracebackType
-) -> Values | None:
-    number = place.tb_lineno - plan.FIRST_LINE
-    if number < 0 and names.get("L", True):
-        return None  # it had not begun: its function was being made, or had just been called
+def _rescue_from_plan(error: BaseException, plan: Plan, scalars: list[complex]) -> Values | None:
+    failed = plan.program.take_failure()
+    if failed is None:
+        return None
+    number, values, call = failed
     is_over = isinstance(error, Exception)
-    if 0 <= number < len(plan.steps):
+    if number < len(plan.steps):
         step = plan.steps[number]
         if is_over:
-            _note_step(error, step, _looked_up(_by_slot(names), names["S"]))
-        elif any(node.writes for node in step.nodes):
-            is_over = _finished(step, names, place) or _had_run(place)
+            _note_step(error, step, call, _looked_up(values, scalars))
+        elif step.fusion is not None and any(node.writes for node in step.nodes):
+            is_over = _kernel_had_run(error)
     later = [
-        _Later(step.reads, step.nodes, partial(exec, step.code, plan.names, names))
-        for step in plan.steps[max(number, 0) :]
+        _Later(step.reads, step.nodes, partial(plan.program.step, i, values, scalars))
+        for i, step in enumerate(plan.steps)
+        if i >= number
     ]
     if later:
-        _carry_on(error, later, is_over, plan.root, plan.lasting, lambda slot: f"v{slot}" in names)
-    return _by_slot(names)
+        _carry_on(error, later, is_over, plan.root, plan.lasting, values.__contains__)
+    return values
 
 
-def _finished(step: Step, names: dict[str, Any], place: TracebackType | None) -> bool:
-    """Finish a segment that an interrupt left in the middle of its op-by-op replay, if it did; what
-    the step gives goes into `names`."""
-    if step.fusion is None:
-        return False
-    segment, constants = step.fusion.segment, dict[str, Any]()
-    n_calls = len(segment.calls)
-    while place is not None:
-        position = call_at(place.tb_frame.f_code, place.tb_lineno)
-        if position is not None:
-            break
-        place = place.tb_next
-    else:
-        return False
-    values = dict(place.tb_frame.f_locals)
-    head, taken, *calls, _ = source_of(segment, constants).splitlines()
-    if position < 0:
-        exec(taken.strip(), constants, values)
-        position = 0
-    elif position < n_calls and not segment.calls[position].outputs and _had_run(place):
-        position += 1  # it wrote; one that makes values has lost them, and is called again
-    for call in calls[position:]:
-        exec(call.strip(), constants, values)
-    for slot, number in zip(step.sets, segment.outputs, strict=True):
-        names[f"v{slot}"] = values[f"v{number}"]
-    return True
+def _kernel_had_run(error: BaseException) -> bool:
+    """Whether an interrupt in a segment's kernel came when that had run."""
+    run = _frame_of(Plan.run.__code__, error) or _frame_of(Plan.run_observed.__code__, error)
+    kernel = None if run is None else _called_at(run)
+    return kernel is not None and _had_run(kernel)
 
 
 def _rescue_from_graph(
@@ -271,17 +246,14 @@ def _communicates(part: _Later) -> bool:
     return any(node.facts.communicates for node in part.nodes)
 
 
-def _note_step(error: BaseException, step: Step, value_of: Callable[[Any], Any]) -> None:
-    """Say which of a step's calls raised; inside a segment its op-by-op replay tells."""
+def _note_step(error: BaseException, step: Step, call: int, value_of: Callable[[Any], Any]) -> None:
+    """Say which of a step's calls raised: number `call`, if the segment ran op by op."""
     if len(step.nodes) == 1:
-        _note_call(error, step.nodes[0], value_of)
-        return
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        position = call_at(frame.f_code, line)
-        if position is not None and position < len(step.nodes):
-            _note_call(error, step.nodes[position], value_of)
-            return
-    error.add_note("in one of " + "; ".join(f"{n.facts.op} {_recorded(n)}" for n in step.nodes))
+        call = 0
+    if 0 <= call < len(step.nodes):
+        _note_call(error, step.nodes[call], value_of)
+    else:
+        error.add_note("in one of " + "; ".join(f"{n.facts.op} {_recorded(n)}" for n in step.nodes))
 
 
 def _note_call(error: BaseException, node: Node, value_of: Callable[[Any], Any]) -> None:

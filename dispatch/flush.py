@@ -36,6 +36,7 @@ from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, is_apart, li
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels import backend as backends
 from lazy_tensor.kernels import cache as caches
+from lazy_tensor.kernels import program
 from lazy_tensor.kernels.compile import Compiler
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.logs import FLUSHES, MISSES
@@ -184,17 +185,17 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 class _Work:
     """What a flush has taken on, and how far it has come.
 
-    `alive` are the values that somebody holds, `ran` is what runs to compute them, and `results`
-    are what it gave. `began_s` and `planned_s` are times by `perf_counter`.
+    `alive` are the values that somebody holds, `ran` is what runs to compute them, and `given` has
+    what it gave, once it has. `began_s` and `planned_s` are times by `perf_counter`.
     """
 
-    __slots__ = ("alive", "began_s", "pending", "planned_s", "ran", "results")
+    __slots__ = ("alive", "began_s", "given", "pending", "planned_s", "ran")
 
     def __init__(self, pending: Pending, began_s: float) -> None:
         self.pending = pending
         self.alive: list[Value] = []
         self.ran: Plan | Graph | None = None
-        self.results: Sequence[torch.Tensor] | None = None
+        self.given: list[Sequence[torch.Tensor]] = []
         self.began_s = self.planned_s = began_s
 
 
@@ -233,11 +234,11 @@ def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
     left = live_values(pending.values)
     failure = error
     try:
-        if work.results is not None:
-            _settle(work, work.results)
+        if work.given:
+            _settle(work, work.given[0])
             return
         with torch_private.kernels_only():
-            computed = None if work.ran is None else rescue(error, work.ran)
+            computed = None if work.ran is None else rescue(error, work.ran, pending.scalars)
             if computed is None:
                 computed, failure = _computed_by_calls(work, left, error)
         for value in left:
@@ -264,7 +265,7 @@ def _computed_by_calls(
     try:
         results = interpret(work.ran, pending.leaves, pending.scalars)
     except BaseException as raised:
-        return rescue(raised, work.ran) or {}, raised
+        return rescue(raised, work.ran, pending.scalars) or {}, raised
     return dict(zip(live, results, strict=True)), error
 
 
@@ -289,14 +290,14 @@ def _run(work: _Work, ranges: observe.Noted) -> None:
     with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
         if isinstance(ran, Plan):
             is_new, n_own_strides = not ran.is_checked, len(OWN_STRIDES)
-            function = observe.function_of(ran, pending.state, ranges)
-            work.results = function(pending.leaves, pending.scalars)
+            run = observe.run_of(ran, pending.state, ranges)
+            run(pending.leaves, pending.scalars, work.given)
             ran.is_checked = True
             if is_new and len(OWN_STRIDES) > n_own_strides:
                 pending.state.plans = {}  # the next one lays these ops' results out
         else:
-            work.results = interpret(ran, pending.leaves, pending.scalars)
-    _settle(work, work.results)
+            work.given.append(interpret(ran, pending.leaves, pending.scalars))
+    _settle(work, work.given[0])
 
 
 def ask_for_pool(plan: Plan) -> None:
@@ -320,6 +321,7 @@ def obtain_extensions() -> None:
     """Have the C++ that helps compiled now, so that it lies on disk."""
     disk = compiler().disk
     hits.start(disk)
+    program.ask_for(disk, may_compile=True, wait=True)
     POOL.ask_for(disk, wait=True)
 
 
@@ -375,7 +377,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     plans = state.plans  # another thread may clear the caches meanwhile
     if plans is None or len(plans) >= MAX_PLANS_OF_A_STATE:
         plans = state.plans = {}
-    if not (seen_before or now.compile == "blocking" or at_once()):
+    if not (seen_before or now.compile == "blocking" or at_once()) or not _may_plan(now):
         return None
     try:
         plan = build_plan(pending, live)
@@ -393,6 +395,15 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     plans[key] = plan
     STATS.counts["plans_built"] += 1
     return plan
+
+
+def _may_plan(now: settings.Settings) -> bool:
+    """Whether what runs plans is there; if not, it is asked for as kernels are."""
+    return program.are_there() or program.ask_for(
+        compiler().disk,
+        may_compile=now.compile == "blocking" or (now.compile != "off" and STATS.has_worked_long()),
+        wait=now.compile == "blocking",
+    )
 
 
 def _distrust() -> None:

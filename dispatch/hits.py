@@ -6,9 +6,7 @@ about what the op's dispatch costs in eager. Without a C++ compiler all goes on 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, all_traces, alo
 from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
-from lazy_tensor.kernels.extension import Extension
+from lazy_tensor.kernels.extension import Extension, module_at
 
 learn: Callable[[Trace, Any, State], None] | None = None
 """Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""
@@ -109,12 +107,7 @@ def start(disk: Disk | None) -> None:
 
 
 def _started(path: str, _: str) -> Any:
-    name = "lazy_tensor_hits"
-    spec = importlib.util.spec_from_loader(name, ExtensionFileLoader(name, path))
-    assert spec is not None, "a loader was given"
-    assert spec.loader is not None, "a loader was given"
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at("lazy_tensor_hits", path, _)
     module.install(*_known)
     for namespace in ("aten", "profiler"):
         module.listen(namespace)

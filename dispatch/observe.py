@@ -1,6 +1,6 @@
 """Plans that run under observation: torch's profiler, and the timers of `explain(fn)`.
 
-In: a plan about to run. Out: its function, or one each of whose steps runs inside what observes it.
+In: a plan about to run. Out: what runs it, or runs each of its steps inside what observes it.
 Where nobody looks, a flush pays for two questions.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 from torch.profiler import record_function
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.plan import Plan, Step
+from lazy_tensor.dispatch.plan import Given, Plan, Step
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.trace import State, Trace
 from lazy_tensor.kernels.fusion import Fusion
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
+Run = Callable[[list[torch.Tensor], list[complex], Given], None]
 
 
 class _Timing(threading.local):
@@ -52,20 +54,16 @@ def times_s() -> tuple[float, ...]:
     return tuple(_timing.steps_s or ())
 
 
-def function_of(
-    plan: Plan, state: State | None = None, noted: Noted | None = None
-) -> Callable[[list[torch.Tensor], list[complex]], Any]:
-    """`plan.function`, observed if anybody wants to see; `state` is where its trace ended,
-    `noted` the user's ranges in it."""
+def run_of(plan: Plan, state: State | None = None, noted: Noted | None = None) -> Run:
+    """`plan.run`, observed if anybody wants to see; `state` is where its trace ended, `noted` the
+    user's ranges in it."""
     if is_timing():
         _timing.steps_s = []
-        return lambda leaves, scalars: plan.observed(leaves, scalars, _timed)
+        return partial(plan.run_observed, around=_timed)
     if torch_private.is_profiled():
         ranges = _ranges(state, noted or [])
-        return lambda leaves, scalars: plan.observed(
-            leaves, scalars, lambda i: _shown(plan.steps[i], ranges)
-        )
-    return plan.function if plan.is_checked else plan.observed
+        return partial(plan.run_observed, around=lambda i: _shown(plan.steps[i], ranges))
+    return plan.run if plan.is_checked else plan.run_observed
 
 
 def note_range(trace: Trace, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Plans: a trace's graph as one straight-line Python function, segments and single calls its steps.
+"""Plans: a trace's graph as a program, segments and single calls its instructions.
 
 In: a `Graph`, its units, the fusions of its segments. Out: `Plan`, a pure function of (leaves,
 scalars) to the live values. Called by `flush`, which keeps plans in the trie's states.
@@ -6,64 +6,70 @@ scalars) to the live values. Called by `flush`, which keeps plans in the trie's 
 
 from __future__ import annotations
 
-import itertools
-import linecache
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.in_flight import gives_less
-from lazy_tensor.dispatch.interpret import MISJUDGED, OWN_STRIDES, is_of, laid_out, restrided
+from lazy_tensor.dispatch.interpret import MISJUDGED, OWN_STRIDES, is_of, laid_out
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
-from lazy_tensor.kernels.bindings import callable_of
+from lazy_tensor.kernels import program
 from lazy_tensor.kernels.fusion import Fusion
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, n_bytes
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, n_bytes
 
 FusionOf = Callable[[Segment], Fusion]
+Given = list[Sequence[torch.Tensor]]
+"""Where a run leaves its results: an interrupt may come before it returns."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One line of a plan: what it reads, what it sets, and the nodes it stands for.
+    """One instruction of a plan: what it reads, what it sets, and the nodes it stands for.
 
-    `fusion` is a segment's; a single call has none, and `reason` says why it isn't part of one.
+    `fusion` is a segment's, which gets the run-time scalars `numbers`; a single call has none, and
+    `reason` says why it isn't part of one.
     """
 
-    code: str
     reads: tuple[int, ...]
     sets: tuple[int, ...]
     nodes: tuple[Node, ...]
     fusion: Fusion | None = None
+    numbers: tuple[int, ...] = ()
     reason: str = ""
 
-
-_plan_numbers = itertools.count()
+    def instruction(self, dead: Sequence[int], spec: dict[int, TensorSpec]) -> program.Instruction:
+        """For C++; `dead` are the slots used last here, `spec` says what all are."""
+        if self.fusion is not None:
+            return program.segment(self.fusion, self.reads, self.numbers, self.sets, dead)
+        (node,) = self.nodes
+        op, strides = node.facts.op, []
+        if op in OWN_STRIDES and node.view_of is None:
+            strides = [None if out is None else spec[out].stride for out in node.outs]
+        touched = [spec[slot] for slot in (*self.reads, *self.sets)]
+        return program.call(op, node.args, dict(node.kwargs), node.outs, dead, touched, strides)
 
 
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
-    """`function(leaves, scalars)` gives the live values; its line `i + FIRST_LINE` is step `i`.
+    """`run(leaves, scalars, given)` gives the live values.
 
-    `names` are the ops, kernels and constants that the steps name; `root`, `lasting` and
-    `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that values made by the plan
-    take at a time, those inside a kernel left out. `communicates`: other ranks wait for it.
-    `n_there` and `n_under_way` are the ops in kernels that are there, and that are being built, as
-    of the last `told()`. `is_checked`: its calls were seen to give what was recorded.
+    `root`, `lasting` and `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that
+    values made by the plan take at a time, those inside a kernel left out. `communicates`: other
+    ranks wait for it. `n_there` and `n_under_way` are the ops in kernels that are there, and that
+    are being built, as of the last `told()`. `is_checked`: its calls were seen to give what was
+    recorded.
     """
 
-    function: Callable[[list[torch.Tensor], list[complex]], tuple[torch.Tensor, ...]]
-    source: str
+    program: program.Program
     steps: list[Step]
     fusions: tuple[Fusion, ...]
-    filename: str
-    names: dict[str, Any]
     root: dict[int, int]
     lasting: frozenset[int]
     parts_of_leaves: tuple[tuple[int, int], ...]
@@ -74,8 +80,6 @@ class Plan:
     n_there: int = 0
     n_under_way: int = 0
     is_checked: bool = True
-
-    FIRST_LINE = 4
 
     def __post_init__(self) -> None:
         self._distinct = tuple(dict.fromkeys(self.fusions))
@@ -99,33 +103,30 @@ class Plan:
         self.told()
         return self.n_under_way > self.n_there
 
-    def observed(
+    def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
+        """Append the live values to `given`; `leaves` is empty then.
+
+        After an exception `failure` finds this function in the traceback.
+        """
+        self.program.run(leaves, scalars, given)
+
+    def run_observed(
         self,
         leaves: list[torch.Tensor],
         scalars: list[complex],
+        given: Given,
         around: Callable[[int], AbstractContextManager[Any]] | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """What `function` gives, step `i` run within `around(i)`.
+    ) -> None:
+        """The same, step `i` run within `around(i)`.
 
         What single calls give is checked, as by `interpret`, unless `is_checked` says that it was.
         """
-        lines = self.source.splitlines()
-        names = {**self.names, "around": around, "check": self._check, "wrong": set()}
-        for i, step in enumerate(self.steps):
-            place = self.FIRST_LINE - 1 + i
-            line = lines[place].lstrip()
-            if not self.is_checked and step.fusion is None and step.sets:
-                values = "".join(f"v{slot}, " for slot in step.sets)
-                check = f"{values}= check({i}, wrong, {values})"
-                line = line.replace(step.code, f"{step.code}; {check}", 1)
-            lines[place] = f" with around({i}): {line}" if around is not None else f" {line}"
-        exec(compile("\n".join(lines), self.filename, "exec"), names)
-        results: tuple[torch.Tensor, ...] = names["plan"](leaves, scalars)
-        return results
+        check = None if self.is_checked else partial(self._check, set())
+        self.program.run_observed(leaves, scalars, given, around, check)
 
     def _check(
-        self, number: int, wrong: set[int], *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+        self, wrong: set[int], number: int, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """What step `number` gave, laid out as was recorded; `wrong` gets what can't be."""
         (node,), slots = self.steps[number].nodes, self.steps[number].sets
         specs = [spec for spec in node.specs if spec is not None]
@@ -137,7 +138,7 @@ class Plan:
                 if is_given_right:
                     MISJUDGED.add(node.facts.op)
             found.append(laid_out(tensor, node, spec))
-        return tuple(found)
+        return found
 
 
 class Planner:
@@ -149,7 +150,6 @@ class Planner:
         self.graph = graph
         self.fusible = fusible
         self.scalar_types = [type(scalar) for scalar in scalars]
-        self.names: dict[str, Any] = {}
         self.steps: list[Step] = []
         self.fusions: list[Fusion] = []
         self.made = {leaf.slot for leaf in graph.leaves}
@@ -202,17 +202,7 @@ class Planner:
                 self.in_flight.setdefault(self.graph.root[slot], []).extend(
                     self.waits[out] for out in node.outs if out in self.waits
                 )
-        name = self._named("op", callable_of(node.facts.op, by_name=bool(node.kwargs)))
-        args = [self._expression(a) for a in node.args]
-        args += [f"{key}={self._expression(a)}" for key, a in node.kwargs]
-        code = f"{_target(node)}{name}({', '.join(args)})"
-        if node.facts.op in OWN_STRIDES and node.view_of is None:
-            for out in node.outs:
-                if out is not None:
-                    fix = self._named("restrided", restrided)
-                    stride = self._expression(self.graph.spec[out].stride)
-                    code += f"; v{out} = {fix}(v{out}, {stride})"
-        self._add(Step(code, reads, _made(node.outs), (node,), reason=self._reason(node)))
+        self._add(Step(reads, _made(node.outs), (node,), reason=self._reason(node)))
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
         assert self.fusible is not None
@@ -223,12 +213,8 @@ class Planner:
         self._await_readers(unit.nodes)
         fusion = fusion_of(segment)
         self.fusions.append(fusion)
-        name = self._named("segment", fusion)
-        tensors = "".join(f"v{slot}, " for slot in inputs)
-        numbers = "".join(f"S[{i}], " for i in scalars)
-        target = "".join(f"v{slot}, " for slot in outputs)
-        code = f"{target}{'= ' if target else ''}{name}.run(({tensors}), ({numbers}))"
-        self._add(Step(code, tuple(inputs), tuple(outputs), tuple(segmenter.inside), fusion))
+        inside = tuple(segmenter.inside)
+        self._add(Step(tuple(inputs), tuple(outputs), inside, fusion, tuple(scalars)))
 
     def _add(self, step: Step) -> None:
         self.made.update(step.sets)
@@ -242,52 +228,23 @@ class Planner:
             return "nothing is fused with these settings"
         return self.fusible.reason_against(node) or "nothing beside it can be fused with it"
 
-    def _named(self, prefix: str, thing: Any) -> str:
-        name = f"{prefix}{len(self.names)}"
-        self.names[name] = thing
-        return name
-
-    def _expression(self, argument: Any) -> str:
-        if isinstance(argument, Ref):
-            return f"v{argument.index}"
-        if isinstance(argument, ScalarRef):
-            return f"S[{argument.index}]"
-        if type(argument) is tuple:
-            return f"({''.join(f'{self._expression(item)}, ' for item in argument)})"
-        if argument is None or type(argument) in (int, bool, str):
-            return repr(argument)
-        return self._named("c", argument)
-
     def _compiled(self) -> Plan:
-        leaves = self.graph.leaves
-        taken = "".join(f"v{leaf.slot}, " for leaf in leaves)
-        filename = f"<lazy_tensor plan {next(_plan_numbers)}>"
-        lines = ["def plan(L, S):", f" {taken}= L" if taken else " pass", " L.clear()"]
-        dying = self._dying()
-        for step, dead in zip(self.steps, dying, strict=True):
-            deletion = f"; del {', '.join(f'v{slot}' for slot in dead)}" if dead else ""
-            lines.append(f" {step.code}{deletion}")
-        lines.append(f" return ({''.join(f'v{slot}, ' for slot in self.graph.live)})")
-        source = "\n".join(lines)
-        exec(compile(source, filename, "exec"), self.names)
-        graph = self.graph
-        plan = Plan(
-            function=self.names["plan"],
-            source=source,
+        graph, dying = self.graph, self._dying()
+        leaves = [leaf.slot for leaf in graph.leaves]
+        instructions = [
+            step.instruction(dead, graph.spec) for step, dead in zip(self.steps, dying, strict=True)
+        ]
+        n_slots = max((*leaves, *graph.spec), default=-1) + 1
+        return Plan(
+            program=program.program_of(n_slots, leaves, graph.live, instructions),
             steps=self.steps,
             fusions=tuple(self.fusions),
-            filename=filename,
-            names=self.names,
             root=graph.root,
             lasting=graph.lasting,
             parts_of_leaves=graph.parts_of_leaves,
             peak_bytes=self._peak_bytes(dying),
             communicates=any(node.facts.communicates for node in graph.nodes),
         )
-        # for tracebacks, as long as the plan is kept
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        weakref.finalize(plan, linecache.cache.pop, filename, None)
-        return plan
 
     def _dying(self) -> list[list[int]]:
         """For each step the values used last there: deleted then, memory goes back as in eager."""
@@ -317,15 +274,6 @@ class Planner:
 
 def _made(outs: Sequence[int | None]) -> tuple[int, ...]:
     return tuple([slot for slot in outs if slot is not None])
-
-
-def _target(node: Node) -> str:
-    """The left-hand side for what `node` creates."""
-    if not node.outs:
-        return ""
-    if node.is_single:
-        return f"v{node.outs[0]} = "
-    return "".join("_, " if slot is None else f"v{slot}, " for slot in node.outs) + "= "
 
 
 def _users(graph: Graph) -> dict[int, set[int]]:

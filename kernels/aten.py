@@ -1,17 +1,18 @@
 """The reference backend: a segment's calls, one by one, as eager execution would make them.
 
-In: any segment. Out: a straight-line generated function, bit-equal to eager. Every other backend is
-measured and checked against it, and falls back to it.
+In: any segment. Out: a program of its calls, bit-equal to eager. Every other backend is measured
+and checked against it, and falls back to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import CodeType
 from typing import Any
 
+import torch
+
+from lazy_tensor.kernels import program
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.bindings import callable_of
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates, refs
 
 
@@ -31,78 +32,69 @@ class AtenBackend:
 
 
 def compile_aten(segment: Segment) -> Kernel:
-    """The function that runs `segment`'s calls in order; tens of microseconds, compiles nothing."""
-    constants: dict[str, Any] = {}
-    source = source_of(segment, constants)
-    exec(compile(source, f"{FILE}{segment.digest[:12]}>", "exec"), constants)
-    kernel: Kernel = constants["kernel"]
-    return kernel
+    """What runs `segment`'s calls in order; tens of microseconds, compiles nothing."""
+    if not program.are_there():
+        return _Interpreted(segment)
+    specs: list[TensorSpec | None] = list(segment.inputs)
+    instructions = []
+    for call, dead in zip(segment.calls, _last_uses(segment), strict=True):
+        made = _made(call, len(specs))
+        specs += call.outputs
+        arguments = [value for _, value in call.arguments()]
+        touched = (*(specs[ref.index] for ref in refs(arguments)), *call.outputs)
+        instructions.append(
+            program.call(call.op, call.args, dict(call.kwargs), made, dead, touched)
+        )
+    leaves = range(len(segment.inputs))
+    return program.program_of(len(specs), leaves, segment.outputs, instructions, is_inner=True)
 
 
-FILE = "<aten segment "
-FIRST_LINE = 3
+class _Interpreted:
+    """The same by Python, where no programs can be made."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
+    ) -> tuple[torch.Tensor, ...]:
+        values: list[Any] = [*tensors]
+
+        def real(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                return values[argument.index]
+            if isinstance(argument, ScalarRef):
+                return scalars[argument.index]
+            return [real(item) for item in argument] if type(argument) is tuple else argument
+
+        for call in self._segment.calls:
+            args, kwargs = real(call.args), {name: real(value) for name, value in call.kwargs}
+            results = call.op._op(*args, **kwargs)
+            if not call.outputs:
+                continue
+            made = _made(call, len(values))
+            values += [None] * len(call.outputs)
+            given = results if _gives_many(call) else (results,)
+            for number, result in zip(made, given, strict=True):
+                if number is not None:
+                    values[number] = result
+        return tuple(values[number] for number in self._segment.outputs)
 
 
-def call_at(code: CodeType, line: int) -> int | None:
-    """Which of its segment's calls stands on a line of a function of `compile_aten`'s."""
-    return line - FIRST_LINE if code.co_filename.startswith(FILE) else None
-
-
-def source_of(segment: Segment, constants: dict[str, Any]) -> str:
-    """Python source of `kernel(tensors, scalars)`; the objects it names go into `constants`."""
-    tensors = _names(range(len(segment.inputs)))
-    scalars = "".join(f"s{i}, " for i in range(len(segment.scalars)))
-    lines = ["def kernel(tensors, scalars):", f" ({tensors}), ({scalars}) = tensors, scalars"]
-    dying = _last_uses(segment)
-    n_values = len(segment.inputs)
-    for position, call in enumerate(segment.calls):
-        code = f" {_assignment(call, n_values)}{_invocation(call, position, constants)}"
-        n_values += len(call.outputs)
-        if dying[position]:
-            # a value that dies here gives its memory to the next op's output, as in eager
-            code += f"; del {_names(dying[position])}"
-        lines.append(code)  # one line a call: see `call_at`
-    lines.append(f" return ({_names(segment.outputs)})")
-    return "\n".join(lines)
-
-
-def _names(numbers: Sequence[int] | range) -> str:
-    return "".join(f"v{i}, " for i in numbers)
-
-
-def _assignment(call: Call, n_values: int) -> str:
-    """The left-hand side that takes what `call` creates; empty if it creates nothing."""
-    if not call.outputs:
-        return ""
-    numbers = range(n_values, n_values + len(call.outputs))
+def _gives_many(call: Call) -> bool:
     returns = call.op._schema.returns
-    if len(returns) == 1:
-        is_list = str(returns[0].type).startswith("List")
-        return f"{_names(numbers) if is_list else f'v{n_values}'} = "
-    created = iter(numbers)
-    return "".join(f"v{next(created)}, " if new else "_, " for new in creates(call)) + "= "
+    return len(returns) > 1 or str(returns[0].type).startswith("List")
 
 
-def _invocation(call: Call, position: int, constants: dict[str, Any]) -> str:
-    constants[f"op{position}"] = callable_of(call.op, by_name=bool(call.kwargs))
-    args = [_expression(arg, constants) for arg in call.args]
-    args += [f"{name}={_expression(value, constants)}" for name, value in call.kwargs]
-    return f"op{position}({', '.join(args)})"
-
-
-def _expression(value: Any, constants: dict[str, Any]) -> str:
-    match value:
-        case Ref(index):
-            return f"v{index}"
-        case ScalarRef(index):
-            return f"s{index}"
-        case tuple():
-            return f"({''.join(_expression(v, constants) + ', ' for v in value)})"
-        case bool() | int() | str() | None:
-            return repr(value)
-    name = f"c{len(constants)}"
-    constants[name] = value
-    return name
+def _made(call: Call, first: int) -> list[int | None]:
+    """For each thing that `call` returns the number of the value that it creates, if it does;
+    `first` is that of the first."""
+    if not call.outputs:
+        return []
+    numbers = iter(range(first, first + len(call.outputs)))
+    if not _gives_many(call) or len(call.op._schema.returns) == 1:
+        return [*numbers]
+    return [next(numbers) if new else None for new in creates(call)]
 
 
 def _last_uses(segment: Segment) -> list[list[int]]:

@@ -67,6 +67,7 @@ HITS = Source(
     Path(__file__).parents[1] / "dispatch" / "native" / "module.cpp",
     ("c10", "torch_cpu", "torch_python"),
 )
+PROGRAM = Source(Path(__file__).with_name("program.cpp"), HITS.libraries)
 POOL = Source(Path(__file__).with_name("pool.cpp"), ("c10",))
 
 
@@ -119,7 +120,7 @@ def _compiler() -> str:
 def build(directory: Path) -> None:
     """Compile what lies in `directory` for no other torch or Python yet, and nothing else stays."""
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = {directory / f"{source.key()}.so": source for source in (HITS, POOL)}
+    wanted = {directory / f"{source.key()}.so": source for source in (HITS, PROGRAM, POOL)}
     for path in set(directory.glob("*.so")) - set(wanted):
         path.unlink()
     for path, source in wanted.items():

@@ -6,12 +6,15 @@ Whoever asks goes on without; a process that ends before leaves the file to the 
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
+from typing import Any
 
 from lazy_tensor.kernels.build_apart import compiled
 from lazy_tensor.kernels.cpp import Source
@@ -139,3 +142,13 @@ def _behind() -> list[str]:
     """Runs the command that follows behind the program, as compile workers do."""
     nice = shutil.which("nice")
     return [nice, "-n", str(BEHIND)] if nice else []
+
+
+def module_at(name: str, path: str, _: str) -> Any:
+    """The extension module of Python's that lies at a path."""
+    spec = importlib.util.spec_from_loader(name, ExtensionFileLoader(name, path))
+    assert spec is not None, "a loader was given"
+    assert spec.loader is not None, "a loader was given"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

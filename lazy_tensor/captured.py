@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lazy_tensor.dispatch.meta import is_dense
-from lazy_tensor.dispatch.plan import Plan
+from lazy_tensor.dispatch.plan import Given, Plan
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Leaf, Node, State
 from lazy_tensor.dispatch.wording import op_name
@@ -79,13 +79,13 @@ class Captured:
         self._addresses: list[int | None] = []  # None: the leaf is copied
         self._results: Tensors = ()
 
-    def __call__(self, leaves: list[torch.Tensor], scalars: list[complex]) -> Tensors:
-        """The plan's results for these leaves; the scalars are the same each time."""
-        if not self.refusal and self._is_ready(leaves):
-            if self._replay is None and not self._make(leaves, scalars):
-                return self._plan.function(leaves, scalars)
-            return self._run(leaves)
-        return self._plan.function(leaves, scalars)
+    def __call__(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
+        """Append the plan's results for these leaves; the scalars are the same each time."""
+        is_ready = not self.refusal and self._is_ready(leaves)
+        if is_ready and (self._replay is not None or self._make(leaves, scalars)):
+            given.append(self._run(leaves))
+        else:
+            self._plan.run(leaves, scalars, given)
 
     def _is_ready(self, leaves: list[torch.Tensor]) -> bool:
         """Whether the graph fits, or one can be made; a graph that fits no more is dropped."""
@@ -129,8 +129,8 @@ class Captured:
                     leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
                 )
                 self._inputs.append(buffer)
-        try:  # a plan empties the list that it is given
-            made = self._capture(lambda: self._plan.function([*self._inputs], scalars))
+        try:
+            made = self._capture(lambda: self._planned(scalars))
         except Exception as error:  # what can't be captured runs as it did before
             self._forget()
             self.refusal = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
@@ -138,6 +138,11 @@ class Captured:
         self._replay, self._results = made
         self._n_captures += 1
         return True
+
+    def _planned(self, scalars: list[complex]) -> Tensors:
+        given: Given = []
+        self._plan.run([*self._inputs], scalars, given)
+        return given[0]
 
     def _run(self, leaves: list[torch.Tensor]) -> Tensors:
         assert self._replay is not None, "it was captured"

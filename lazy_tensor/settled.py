@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.failure import rescue, without_frames
 from lazy_tensor.dispatch.flush import ask_for_pool, note_plan, plan_of
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import meta_of
-from lazy_tensor.dispatch.plan import Plan
+from lazy_tensor.dispatch.plan import Given, Plan
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trace import Leaf, Pending, Value, local
 from lazy_tensor.dispatch.where import user_line
@@ -315,21 +315,24 @@ class Settled:
             if any(one.kind == "leaf" for one in self._returned):
                 kept = leaves.copy()
             start, raised = perf_counter(), ""
-            function: Callable[..., Any] = observe.function_of(self._plan)
-            if self.captured is not None and function is self._plan.function:
-                function = self.captured
+            given: Given = []
+            run = observe.run_of(self._plan)
+            if self.captured is not None and run == self._plan.run:
+                run = self.captured
             try:
-                results = function(leaves, scalars)
+                run(leaves, scalars, given)
             except BaseException as error:
                 raised = type(error).__name__
-                computed = rescue(error, self._plan)
-                if computed is None and leaves and function is self._plan.function:
-                    results = function(leaves, scalars)  # an interrupt came before it had begun
-                    computed = dict(zip(self._slots, (*results, *drawn), strict=True))
+                computed = None if given else rescue(error, self._plan, scalars)
+                if computed is None and leaves and run == self._plan.run:
+                    run(leaves, scalars, given)  # an interrupt came before it had begun
+                if given:
+                    computed = dict(zip(self._slots, (*given[0], *drawn), strict=True))
                 self._fail(error, computed or {}, lasting, tensors)
                 raise
             finally:
                 self._note(start, raised)
+        results = given[0]
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
         for place, _ in self._plan.parts_of_leaves:
             memory.share(results[place])

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from torch.testing._internal.opinfo import core
 import lazy_tensor
 from lazy_tensor.dispatch import hits, policy, rules, settings, sites, trace
 from lazy_tensor.dispatch.flush import compiler
-from lazy_tensor.kernels import backend
+from lazy_tensor.kernels import backend, program
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
 from tests.counting import Counting
 from tests.models import summary as model_summary
@@ -66,8 +68,39 @@ def hits_below_python():
     that finds no C++ compiler.
     """
     hits.start(compiler().disk)
+    program.ask_for(compiler().disk, may_compile=True, wait=True)
     if shutil.which("g++") and os.environ.get("LAZY_TENSOR_HITS") != "python":
         assert hits.EXTENSION.status == "in use"
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.fixture
+def interrupted_after():
+    """A function that runs another with a signal after so many microseconds, whose handler raises
+    as Ctrl-C's does; whether it came while that ran."""
+
+    def handle(*_: object) -> None:
+        raise Interrupted
+
+    def run(delay_us: float, function: Callable[[], object]) -> bool:
+        gc.disable()  # from whose callbacks nothing can be raised
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay_us * 1e-6)
+            function()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupted:
+            return True
+        finally:
+            gc.enable()
+        return False
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield run
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 CORE = {

@@ -88,12 +88,14 @@ def backends() -> Iterator[Line]:
 
 
 def parts_in_cpp() -> Iterator[Line]:
-    """Whether the recorder of known ops, and the memory pool, are built; else why, or when."""
+    """Whether the recorder of known ops, what runs plans, and the memory pool are built; else why,
+    or when."""
     if settings.records_in_python():
         yield "recorder", "off, as LAZY_TENSOR_HITS=python says: ops are recorded in Python"
     else:
         missing = "until then ops are recorded in Python, at three times the cost"
         yield "recorder", built(cpp.HITS, missing)
+    yield "plans", built(cpp.PROGRAM, "until then ops run one by one, without kernels")
     yield "memory pool", built(cpp.POOL, "until then memory of plans is not kept for reuse")
 
 

@@ -20,6 +20,8 @@ import torch
 
 from lazy_tensor import configure, lazy_mode, materialize, wrap
 from lazy_tensor.dispatch.flush import compiler, flush
+from lazy_tensor.dispatch.interpret import interpret, run_node
+from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.artifact import WRAPPER
 from lazy_tensor.kernels.trial import Trial
@@ -33,16 +35,13 @@ class InjectedError(RuntimeError):
     pass
 
 
-def is_generated(frame: FrameType | None) -> bool:
-    """Whether the frame is of a plan or a segment that the package generated."""
-    made = ("<lazy_tensor plan", "<aten segment")
-    return frame is not None and frame.f_code.co_filename.startswith(made)
+RUNS_OPS = {interpret.__code__, run_node.__code__, Plan.run.__code__, Plan.run_observed.__code__}
 
 
 def is_computing(frame: FrameType | None) -> bool:
     """Whether the frame is of recorded ops that run, or below such a frame."""
     while frame is not None:
-        if is_generated(frame) or frame.f_code.co_name in ("interpret", "run_node"):
+        if frame.f_code in RUNS_OPS:
             return True
         frame = frame.f_back
     return False
@@ -69,8 +68,7 @@ class RaisesAt:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "call":
-            is_ours = frame.f_globals.get("__name__", "").startswith("lazy_tensor.")
-            if not (is_ours or is_generated(frame)):
+            if not frame.f_globals.get("__name__", "").startswith("lazy_tensor."):
                 return None
             return None if issubclass(self.error, Exception) and is_computing(frame) else self
         if event == "line" and not is_with(frame):
@@ -88,7 +86,7 @@ class RaisesAfter(RaisesAt):
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         is_ours = frame.f_globals.get("__name__", "").startswith("lazy_tensor.")
-        made = frame.f_code.co_filename in (WRAPPER, "<kernel>") or is_generated(frame)
+        made = frame.f_code.co_filename in (WRAPPER, "<kernel>")
         is_generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)  # one that is closed, too
         if (is_ours or made) and event in ("call", "c_return") and not is_generator:
             self.n_lines += 1
@@ -233,3 +231,28 @@ def test_an_exception_anywhere_in_a_flush_loses_no_value(tier, kind, error, pyte
     assert not losses, "\n".join(losses)
     print(f"{tier}: {n - 1} lines, one in {every} of them; {n_failed} values failed, none lost")
     assert n > 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in finalizers
+@pytest.mark.parametrize("tier", TIERS)
+def test_ctrl_c_at_any_time_in_a_flush_loses_no_value(tier, interrupted_after):
+    """By a signal, between two instructions of a plan, too. What a kernel of Python's gave may be
+    lost with it, and then says so."""
+    prepare, options, _ = TIERS[tier]
+    configure(record="always", **options)
+    expected = Program(is_lazy=False)
+    expected.run()
+    for _ in range(3):
+        flushed(0, Injected)
+    n_interrupted = 0
+    for delay_us in range(5, 600, 5):
+        prepare()
+        program = Program(is_lazy=True)
+        with lazy_mode():
+            program.run()
+            n_interrupted += interrupted_after(delay_us, lambda: flush(local.trace, "test"))
+        wrong, n_failed = lost(program, expected, BaseException)
+        assert not wrong, delay_us
+        assert not n_failed or "backend" in options, delay_us
+        assert local.trace.state is local.trace.root
+    assert n_interrupted
