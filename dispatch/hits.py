@@ -18,9 +18,9 @@ from lazy_tensor.dispatch.rules import Rule, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.schema import facts_of
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.kernels import cpp
-from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension, module_at
+from lazy_tensor.kernels.library import loaded
 
 learn: Callable[[Trace, Any, State], None] | None = None
 """Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""

@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.in_flight import gives_less
 from lazy_tensor.dispatch.interpret import MISJUDGED, OWN_STRIDES, is_of, laid_out
 from lazy_tensor.dispatch.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.trace import Node
+from lazy_tensor.dispatch.views import offset_of
 from lazy_tensor.kernels import program
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, n_bytes
@@ -49,6 +50,10 @@ class Step:
         if self.fusion is not None:
             return program.segment(self.fusion, self.reads, self.numbers, self.sets, dead)
         (node,) = self.nodes
+        offset = offset_of(node, spec)
+        if offset is not None:
+            (made,), base = self.sets, spec[self.sets[0]]
+            return program.view(made, node.reads[0], base.size, base.stride, offset, dead)
         op, strides = node.facts.op, []
         if op in OWN_STRIDES and node.view_of is None:
             strides = [None if out is None else spec[out].stride for out in node.outs]

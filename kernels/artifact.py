@@ -6,25 +6,20 @@ nothing of Inductor and compiles a few dozen lines of Python: about a millisecon
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import itertools
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache, partial
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
+from lazy_tensor.kernels import program
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.torch_inductor import Compiled, Library, load_kernels
-
-T = TypeVar("T")
+from lazy_tensor.kernels.library import loaded
+from lazy_tensor.kernels.torch_inductor import Compiled, addresses_of, load_kernels
 
 SCALAR_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.int64}
 """What holds a run-time scalar on its way into a kernel."""
@@ -73,6 +68,7 @@ def packed(compiled: Compiled, outputs: Outputs) -> bytes:
         "source": compiled.source,
         "library_bytes": [len(library) for library in compiled.libraries],
         "kernels": compiled.kernels,
+        "steps": compiled.steps,
         "outputs": [astuple(o) if isinstance(o, View) else o for o in outputs.outputs],
         "has_check": outputs.has_check,
         "symbols": compiled.symbols,
@@ -106,20 +102,119 @@ WRAPPER, SOURCE = "<inductor wrapper>", "_source"
 line, in its module."""
 
 
-def unpacked(artifact: bytes, scalars: Sequence[type]) -> Kernel:
-    """The kernel that `artifact` holds, for run-time scalars of the given Python types."""
+def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False) -> Kernel:
+    """The kernel that `artifact` holds, for run-time scalars of the given Python types: a program
+    if its steps are known. `is_long`: other threads of Python had better run meanwhile."""
     header, start = _header(artifact)
-    kernels: dict[tuple[int, str], Library] = {}
+    outputs = [o if isinstance(o, int) else View(*o) for o in header["outputs"]]
+    told = Outputs(tuple(outputs), header["has_check"])
+    is_program = header["steps"] is not None and program.are_there()
+    load: Callable[..., list[Any]] = addresses_of if is_program else load_kernels
+    kernels: dict[tuple[int, str], Any] = {}
     for i, n_bytes in enumerate(header["library_bytes"]):
         wanted = [name for library, name in header["kernels"] if library == i]
-        found = loaded(artifact[start : start + n_bytes], partial(load_kernels, wanted))
+        found = loaded(artifact[start : start + n_bytes], partial(load, wanted))
         kernels.update(zip([(i, name) for name in wanted], found, strict=True))
         start += n_bytes
-    names: dict[str, Any] = {"_kernels": [kernels[i, name] for i, name in header["kernels"]]}
+    ordered = [kernels[i, name] for i, name in header["kernels"]]
+    if is_program:
+        steps = Steps(header["steps"], ordered, told, len(scalars), header["symbols"])
+        return steps if steps.symbols else steps.for_sizes((), is_long=is_long)
+    names: dict[str, Any] = {"_kernels": ordered}
     names[SOURCE] = header["source"]
     exec(compile(header["source"], WRAPPER, "exec"), names)
-    outputs = tuple(o if isinstance(o, int) else View(*o) for o in header["outputs"])
-    return kernel_of(names["call"], Outputs(outputs, header["has_check"]), scalars)
+    return kernel_of(names["call"], told, scalars)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A wrapper's steps, as `torch_inductor.steps_of` has them, with what they need to run.
+
+    `addresses` are those of the kernels; the last `n_scalars` arguments are numbers.
+    """
+
+    told: dict[str, Any]
+    addresses: Sequence[int]
+    outputs: Outputs
+    n_scalars: int
+    symbols: Sequence[str]
+
+    def __call__(self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]) -> Any:
+        raise TypeError("a generic kernel runs for sizes: see `for_sizes`")
+
+    def for_sizes(self, sizes: Sequence[int], *, is_long: bool) -> program.Program:
+        """The kernel where the symbols have these values. `is_long` as for `unpacked`."""
+        return _Numbered(self, sizes, is_long=is_long).build()
+
+
+class _Numbered:
+    """A program made out of steps: names become slots."""
+
+    def __init__(self, steps: Steps, sizes: Sequence[int], *, is_long: bool) -> None:
+        arguments: list[str] = steps.told["arguments"]
+        self._n_tensors = len(arguments) - steps.n_scalars
+        self._slots = {name: i for i, name in enumerate(arguments[: self._n_tensors])}
+        self._numbers = {name: i for i, name in enumerate(arguments[self._n_tensors :])}
+        self._values: dict[str, Any] = {"math": math}
+        self._values.update(zip(steps.symbols, sizes, strict=True))
+        self._steps = steps
+        self._is_long = is_long
+        self._instructions: list[program.Instruction] = []
+
+    def build(self) -> program.Program:
+        for kind, *rest in self._steps.told["steps"]:
+            getattr(self, f"_{kind}")(*rest)
+        results = [self._slots[name] for name in self._steps.told["results"]]
+        outputs = self._steps.outputs
+        if outputs.has_check:
+            self._instructions.append(program.check(results[-1]))
+        live = [self._output(i, output, results) for i, output in enumerate(outputs.outputs)]
+        leaves = range(self._n_tensors)
+        return program.program_of(len(self._slots), leaves, live, self._instructions, is_inner=True)
+
+    def _output(self, i: int, output: int | View, results: Sequence[int]) -> int:
+        if isinstance(output, int):
+            return results[output]
+        made = self._slot(f"output {i}")
+        place = self._sizes(output.size), self._sizes(output.stride)
+        offset = self._size(output.storage_offset)
+        base = results[output.result]
+        self._instructions.append(program.view(made, base, *place, offset, is_absolute=True))
+        return made
+
+    def _allocate(self, name: str, size: Any, stride: Any, dtype: str) -> None:
+        place = self._sizes(size), self._sizes(stride)
+        self._instructions.append(program.allocate(self._slot(name), *place, getattr(torch, dtype)))
+
+    def _view(self, name: str, base: str, size: Any, stride: Any, offset: int | str) -> None:
+        place = self._sizes(size), self._sizes(stride), self._size(offset)
+        self._instructions.append(program.view(self._slot(name), self._slots[base], *place))
+
+    def _kernel(self, number: int, taken: Sequence[str | list[int | str]], dead: Any) -> None:
+        self._instructions.append(
+            program.kernel(
+                self._steps.addresses[number],
+                [self._argument(one) for one in taken],
+                [self._slots[name] for name in dead if name in self._slots],
+                lets_go=self._is_long,
+            )
+        )
+
+    def _argument(self, taken: str | list[int | str]) -> program.Argument:
+        if isinstance(taken, list):
+            return "size", self._size(taken[0])
+        if taken in self._numbers:
+            return "number", self._numbers[taken]
+        return "tensor", self._slots[taken]
+
+    def _slot(self, name: str) -> int:
+        return self._slots.setdefault(name, len(self._slots))
+
+    def _sizes(self, given: Sequence[int | str]) -> list[int]:
+        return [self._size(one) for one in given]
+
+    def _size(self, given: int | str) -> int:
+        return given if isinstance(given, int) else int(eval(given, self._values))
 
 
 def kernel_of(
@@ -173,34 +268,3 @@ def _new_slots(scalars: Sequence[type]) -> tuple[Any, ...]:
         for number, kind in zip(numbers, scalars, strict=True)
     ]
     return (*numbers, tensors)
-
-
-_serial = itertools.count()
-
-
-def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
-    """What `load(path, name)` makes of a shared library that lies in memory."""
-    # dlopen needs a file, and a path it has never seen; once it is mapped, the file may go
-    name = f"lazy_tensor_kernel_{next(_serial)}"
-    path = os.path.join(own_folder(), f"{os.getpid()}_{name}.so")
-    with open(path, "xb") as file:
-        file.write(library)
-    try:
-        return load(path, name)
-    finally:
-        os.unlink(path)
-
-
-@cache
-def own_folder() -> str:
-    """A directory that only this user can read or write, removed at exit."""
-    directory = tempfile.mkdtemp(prefix="lazy_tensor_")
-    owner = os.getpid()
-
-    def remove() -> None:
-        # a forked child runs this too
-        if os.getpid() == owner:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(remove)
-    return directory

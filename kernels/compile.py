@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 
 from lazy_tensor.kernels import fork
-from lazy_tensor.kernels.artifact import own_folder
+from lazy_tensor.kernels.artifact import Steps
 from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import (
     Backend,
@@ -38,8 +38,10 @@ from lazy_tensor.kernels.disk import Disk, key_of
 from lazy_tensor.kernels.families import Families, Member
 from lazy_tensor.kernels.fusion import Fusion
 from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.logs import COMPILES
 from lazy_tensor.kernels.pool import POOL, keep_freed_heap
+from lazy_tensor.kernels.program import touches_much
 from lazy_tensor.kernels.progress import shown
 from lazy_tensor.kernels.repro import write_script
 from lazy_tensor.kernels.segment import Segment
@@ -415,6 +417,9 @@ class Compiler:
         assert family.artifact is not None
         if not cast(GenericBackend, fusion.backend).fits(family.artifact, member.values):
             raise Declined("the kernel for its structure is not right for these sizes")
+        if isinstance(family.kernel, Steps):
+            is_long = touches_much(fusion.segment)
+            return family.kernel.for_sizes(member.values, is_long=is_long)
         return family.kernel
 
     def _built(self, fusion: Fusion) -> Kernel:

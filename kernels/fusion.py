@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import ClassVar, Literal
 
@@ -20,6 +20,7 @@ from lazy_tensor.kernels.backend import Backend, Busy, Kernel, Prepared
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.families import Member
 from lazy_tensor.kernels.logs import COMPILES
+from lazy_tensor.kernels.program import Program, is_program
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.trial import Trial
 from lazy_tensor.kernels.verify import Tensors, Verified
@@ -44,7 +45,8 @@ class Fusion:
     kernel before `backend` was asked. `on_disagreement` is told of a kernel whose results differ
     from replay's, and says what to add to the warning. `ahead` is an artifact that was built before
     it was asked for, behind the digest of its source. `spent_s` is what runs op by op took.
-    `n_adopted` counts kernels that came.
+    `n_adopted` counts kernels that came. `program` is what C++ runs in place of `run`, where that
+    does nothing else; `writes`: the segment writes its inputs.
 
     A function that runs the segment puts its outputs into a variable `results` at once, and uses
     the name for nothing else. `failure` looks whether an interrupt came before or after that.
@@ -74,7 +76,24 @@ class Fusion:
         self._counters = counters
         self._verify_every = verify_every
         self._on_disagreement = on_disagreement
-        self.run: Kernel = self._first_run
+        self.program: Program | None = None
+        self.measure_again: Callable[[], None] = lambda: None
+        self.writes = bool(segment.written)
+        self.run = self._first_run
+
+    @property
+    def run(self) -> Kernel:
+        return self._run
+
+    @run.setter
+    def run(self, run: Kernel) -> None:
+        self._run, self.program = run, None
+
+    def _runs(self, kernel: Kernel, *, measure_after: int = 0) -> None:
+        """Let C++ call `kernel` in place of `run`, if it can."""
+        if is_program(kernel):
+            kernel.measure_after(measure_after)
+            self.program = kernel
 
     @cached_property
     def aten(self) -> Kernel:
@@ -123,6 +142,7 @@ class Fusion:
         else:
             self.status = "ready"
             self.run = self._guarded(kernel)
+            self._runs(kernel)
 
     def pass_on(self, backend: Backend, reason: str) -> None:
         """Have another backend make the kernel, as the present one can't."""
@@ -143,9 +163,13 @@ class Fusion:
 
     def _first_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
         # generates the replay function only for a fusion that does run op by op
-        self.run = self.aten
+        self._run_by_aten()
         results = self.run(tensors, scalars)
         return results  # noqa: RET504
+
+    def _run_by_aten(self) -> None:
+        self.run = self.aten
+        self._runs(self.aten)
 
     def _measure(self, kernel: Kernel) -> None:
         def decide(kernel_s: float, aten_s: float) -> None:
@@ -156,8 +180,10 @@ class Fusion:
             COMPILES.info("%s: %s", self, times)
             self._counters.add("adopted" if faster else "slower")
             self.run = self._until_recheck(guarded if faster else self.aten, kernel)
+            self._runs(kernel if faster else self.aten, measure_after=RECHECK_EVERY)
 
         guarded = self._guarded(kernel)
+        self.measure_again = partial(self._measure, kernel)
         self.status = "measuring"
         self.run = Trial(guarded, self.aten, decide)
 
@@ -207,11 +233,11 @@ class Fusion:
     def _dropped(self, reason: str, advice: str = "") -> None:
         self.status, self.reason = "failed", self._passed + reason
         self._counters.add("disagreed")
-        self.run = self.aten
+        self._run_by_aten()
         self._warn(f"disagreed with op-by-op execution and was dropped: {reason}{advice}")
 
     def _warn_and_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
-        self.run = self.aten
+        self._run_by_aten()
         self._warn(f"can't be compiled by {self.backend.name!r} and runs op by op: {self.reason}")
         results = self.run(tensors, scalars)
         return results  # noqa: RET504

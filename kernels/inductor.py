@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from lazy_tensor.kernels import fusible
+from lazy_tensor.kernels import fusible, program
 from lazy_tensor.kernels.artifact import Outputs, holds_for, kernel_of, packed, unpacked
 from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.cpp import built_for, compiler_identity, found_compiler
@@ -73,7 +73,7 @@ class InductorBackend:
         ]
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
-        return unpacked(artifact, segment.scalars)
+        return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)

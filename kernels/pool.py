@@ -15,9 +15,9 @@ from functools import _CacheInfo as CacheInfo
 from typing import Any
 
 from lazy_tensor.kernels import cpp
-from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
+from lazy_tensor.kernels.library import loaded
 
 LARGEST_LEARNT = (8 << 20) - (64 << 10)
 """Bytes: twice the least that the pool keeps, so that it and the C library keep all sizes."""

@@ -1,18 +1,22 @@
-// A plan, or a segment op by op, as a list of instructions: calls of aten ops, and of segments'
-// kernels. `program.py` says what an instruction holds.
+// A plan, a segment op by op, or a segment's kernel, as a list of instructions. `program.py` says
+// what each holds.
 //
 // An instruction is over before Python looks for signals, and before the next one begins. So after
 // an exception it is known what has run, and `failure` has the values that there were.
 
 #include <Python.h>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <array>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace program {
@@ -94,16 +98,31 @@ Argument argument_of(const c10::FunctionSchema& schema, size_t place, py::handle
   return made;
 }
 
+enum class Kind { OP, SEGMENT, ALLOCATE, VIEW, KERNEL, CHECK };
+enum class Takes { TENSOR, NUMBER, SIZE };
+
 struct Instruction {
+  Kind kind = Kind::OP;
+  Slots made;  // -1: nobody wants it
+  Slots dead;  // nobody reads them from here on
+  bool lets_go = false;  // of the GIL
+  // OP
   std::optional<c10::OperatorHandle> op;
   std::vector<Argument> arguments;
   bool gives_list = false;
-  bool lets_go = false;  // of the GIL
   std::vector<std::optional<Slots>> strides;  // that results must have
-  py::object kernel;  // of a segment: what has its `run`
-  Slots inputs, numbers;
-  Slots made;  // -1: nobody wants it
-  Slots dead;  // nobody reads them from here on
+  // SEGMENT; VIEW and CHECK of `inputs[0]`
+  Slots inputs;
+  Slots numbers;
+  py::object fusion;  // of a segment
+  // ALLOCATE and VIEW
+  Slots size, stride;
+  int64_t offset = 0;
+  bool is_absolute = false;  // the offset, not beside that of the other
+  at::ScalarType dtype = at::kFloat;
+  // KERNEL
+  void* kernel = nullptr;
+  std::vector<std::pair<Takes, int64_t>> takes;
 };
 
 struct Program;
@@ -116,6 +135,31 @@ struct Failure {
   int64_t inner = -1;  // the instruction of a segment's own program
 };
 thread_local Failure failure;
+
+constexpr size_t MOST_ARGUMENTS = 64;
+
+template <size_t>
+using Pointer = void*;
+
+template <size_t... I>
+void call_with(void* kernel, void* const* arguments, std::index_sequence<I...>) {
+  reinterpret_cast<void (*)(Pointer<I>...)>(kernel)(arguments[I]...);
+}
+
+template <size_t... N>
+void call_with_any(void* kernel, size_t n, void* const* arguments, std::index_sequence<N...>) {
+  using Caller = void (*)(void*, void* const*);
+  static constexpr std::array<Caller, sizeof...(N)> callers = {
+      [](void* function, void* const* given) {
+        call_with(function, given, std::make_index_sequence<N>());
+      }...};
+  callers.at(n)(kernel, arguments);
+}
+
+// Call a function of C's that takes `n` pointers, or integers as wide.
+void call_kernel(void* kernel, size_t n, void* const* arguments) {
+  call_with_any(kernel, n, arguments, std::make_index_sequence<MOST_ARGUMENTS + 1>());
+}
 
 // The values of a program that runs.
 struct Run {
@@ -143,29 +187,61 @@ struct Run {
     }
   }
 
-  void run_kernel(const Instruction& at) {
-    py::tuple tensors(at.inputs.size()), scalars(at.numbers.size());
-    for (size_t i = 0; i < at.inputs.size(); ++i) tensors[i] = wrapped(values[at.inputs[i]]);
-    for (size_t i = 0; i < at.numbers.size(); ++i) scalars[i] = number(at.numbers[i]);
-    const py::object run = at.kernel.attr("run");
-    PyObject* both[] = {tensors.ptr(), scalars.ptr()};
-    const py::object results = owned(PyObject_Vectorcall(run.ptr(), both, 2, nullptr));
-    const py::object items = owned(PySequence_Fast(results.ptr(), "a kernel gives a sequence"));
-    TORCH_CHECK(static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr())) == at.made.size(),
-                "a kernel gives as many results as its segment has outputs");
-    for (size_t i = 0; i < at.made.size(); ++i) {
-      PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
-      TORCH_CHECK(THPVariable_Check(item), "a kernel gives tensors");
-      values[at.made[i]] = THPVariable_Unpack(item);
-    }
-    if (failure.program != nullptr) failure = {};  // a kernel's, in whose place others ran
+  // By its program, or by a function of Python's.
+  void run_segment(const Instruction& at);
+
+  void allocate(const Instruction& at) {
+    values[at.made[0]] = at::detail::empty_strided_cpu(at.size, at.stride, at.dtype);
   }
 
- private:
+  void view(const Instruction& at) {
+    const at::Tensor& base = values[at.inputs[0]];
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(
+        at.size, at.stride, (at.is_absolute ? 0 : base.storage_offset()) + at.offset);
+    values[at.made[0]] = std::move(made);
+  }
+
+  void run_kernel(const Instruction& at) {
+    union Number {
+      double real;
+      int64_t integer;
+    };
+    std::array<void*, MOST_ARGUMENTS> arguments;
+    std::array<Number, MOST_ARGUMENTS> given;
+    for (size_t i = 0; i < at.takes.size(); ++i) {
+      const auto [what, which] = at.takes[i];
+      if (what == Takes::TENSOR) {
+        arguments[i] = values[which].mutable_data_ptr();
+      } else if (what == Takes::SIZE) {
+        arguments[i] = reinterpret_cast<void*>(which);
+      } else {
+        PyObject* object = PyList_GET_ITEM(numbers.ptr(), which);
+        if (PyFloat_Check(object)) {
+          given[i].real = PyFloat_AS_DOUBLE(object);
+        } else {
+          given[i].integer = PyLong_AsLongLong(object);
+          if (given[i].integer == -1 && PyErr_Occurred()) raise();
+        }
+        arguments[i] = &given[i];
+      }
+    }
+    std::optional<py::gil_scoped_release> released;
+    if (at.lets_go) released.emplace();
+    call_kernel(at.kernel, at.takes.size(), arguments.data());
+  }
+
+  void check(const Instruction& at) const {
+    TORCH_CHECK_INDEX(!values[at.inputs[0]].item<bool>(),
+                      "index out of range in a compiled segment");
+  }
+
   py::object number(int64_t i) const {
     return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(numbers.ptr(), i));
   }
 
+ private:
   void push(const Instruction& at, size_t place) {
     const Argument& given = at.arguments[place];
     switch (given.kind) {
@@ -229,18 +305,100 @@ struct Program {
   Slots leaves, live;
   std::vector<Instruction> instructions;
   bool is_inner = false;  // looks for no signals
+  mutable int64_t runs_left = 0;  // until Python measures it again; 0: it doesn't
+
+  bool is_op_by_op() const {
+    return instructions.empty() || instructions[0].kind == Kind::OP;
+  }
 };
+
+struct ProgramObject {
+  PyObject_HEAD Program* program;
+};
+PyTypeObject program_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 // Run one instruction; false if it raised, with Python's error set.
 bool ran(const Instruction& at, Run& run) {
   HANDLE_TH_ERRORS
-  if (at.op.has_value()) {
-    run.call(at);
-  } else {
-    run.run_kernel(at);
+  switch (at.kind) {
+    case Kind::OP:
+      run.call(at);
+      break;
+    case Kind::SEGMENT:
+      run.run_segment(at);
+      break;
+    case Kind::ALLOCATE:
+      run.allocate(at);
+      break;
+    case Kind::VIEW:
+      run.view(at);
+      break;
+    case Kind::KERNEL:
+      run.run_kernel(at);
+      break;
+    case Kind::CHECK:
+      run.check(at);
   }
   return true;
   END_HANDLE_TH_ERRORS_RET(false)
+}
+
+void free_dead(const Instruction& at, Run& run) {
+  for (const int64_t slot : at.dead) run.values[slot].reset();
+}
+
+// Run one within an instruction of another; false if it raised.
+bool ran_inner(const Program& program, const Instruction& at, Run& outer) {
+  Run run;
+  run.values.resize(program.n_slots);
+  for (size_t i = 0; i < at.inputs.size(); ++i) {
+    run.values[program.leaves[i]] = outer.values[at.inputs[i]];
+  }
+  const py::list numbers(at.numbers.size());
+  for (size_t i = 0; i < at.numbers.size(); ++i) numbers[i] = outer.number(at.numbers[i]);
+  run.numbers = numbers;
+  for (size_t i = 0; i < program.instructions.size(); ++i) {
+    if (!ran(program.instructions[i], run)) {
+      failure = {&program, i, {}, -1};
+      return false;
+    }
+    free_dead(program.instructions[i], run);
+  }
+  for (size_t i = 0; i < at.made.size(); ++i) {
+    outer.values[at.made[i]] = run.values[program.live[i]];
+  }
+  return true;
+}
+
+void Run::run_segment(const Instruction& at) {
+  const py::object native = at.fusion.attr("program");
+  if (Py_TYPE(native.ptr()) == &program_type) {
+    const Program& program = *reinterpret_cast<ProgramObject*>(native.ptr())->program;
+    if (program.runs_left > 0 && --program.runs_left == 0) {
+      at.fusion.attr("measure_again")();
+    } else if (ran_inner(program, at, *this)) {
+      return;
+    } else if (program.is_op_by_op() || at.fusion.attr("writes").cast<bool>()) {
+      raise();  // Python makes of a kernel's failure what eager raises, where nothing was written
+    } else {
+      PyErr_Clear();
+    }
+  }
+  py::tuple tensors(at.inputs.size()), scalars(at.numbers.size());
+  for (size_t i = 0; i < at.inputs.size(); ++i) tensors[i] = wrapped(values[at.inputs[i]]);
+  for (size_t i = 0; i < at.numbers.size(); ++i) scalars[i] = number(at.numbers[i]);
+  const py::object run = at.fusion.attr("run");
+  PyObject* both[] = {tensors.ptr(), scalars.ptr()};
+  const py::object results = owned(PyObject_Vectorcall(run.ptr(), both, 2, nullptr));
+  const py::object items = owned(PySequence_Fast(results.ptr(), "a kernel gives a sequence"));
+  TORCH_CHECK(static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr())) == at.made.size(),
+              "a kernel gives as many results as its segment has outputs");
+  for (size_t i = 0; i < at.made.size(); ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
+    TORCH_CHECK(THPVariable_Check(item), "a kernel gives tensors");
+    values[at.made[i]] = THPVariable_Unpack(item);
+  }
+  if (failure.program != nullptr) failure = {};  // a kernel's, in whose place others ran
 }
 
 // What a program's steps run within, and what looks at their results; either may be none.
@@ -271,7 +429,7 @@ bool ran_observed(const Instruction& at, size_t number, Run& run, const Observer
     if (!left) return false;
   }
   if (!has_run) return false;
-  if (observer.check.is_none() || !at.op.has_value() || at.made.empty()) return true;
+  if (observer.check.is_none() || at.kind != Kind::OP || at.made.empty()) return true;
   HANDLE_TH_ERRORS
   py::list results;
   for (const int64_t slot : at.made) {
@@ -296,10 +454,6 @@ void note_failure(const Program* program, size_t at, Run&& run) {
   failure = {program, at, std::move(run.values), inner};
 }
 
-struct ProgramObject {
-  PyObject_HEAD Program* program;
-};
-
 // The results as a tuple; null if an instruction raised, or a signal's handler between two.
 PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers,
                      const Observer* observer) {
@@ -323,9 +477,7 @@ PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& at = program.instructions[i];
     const bool has_run = observer == nullptr ? ran(at, run) : ran_observed(at, i, run, *observer);
-    if (has_run) {
-      for (const int64_t slot : at.dead) run.values[slot].reset();
-    }
+    if (has_run) free_dead(at, run);
     if (!has_run || (!program.is_inner && PyErr_CheckSignals() != 0)) {
       note_failure(&program, has_run ? i + 1 : i, std::move(run));
       return nullptr;
@@ -426,11 +578,11 @@ Slots slots_of(py::handle items) {
 
 Instruction op_of(const py::tuple& given) {
   Instruction made;
-  made.op = c10::Dispatcher::singleton().findSchemaOrThrow(given[0].cast<std::string>().c_str(),
-                                                           given[1].cast<std::string>().c_str());
+  made.op = c10::Dispatcher::singleton().findSchemaOrThrow(given[1].cast<std::string>().c_str(),
+                                                           given[2].cast<std::string>().c_str());
   const auto& schema = made.op->schema();
-  const auto args = given[2].cast<py::tuple>();
-  const auto kwargs = given[3].cast<py::dict>();
+  const auto args = given[3].cast<py::tuple>();
+  const auto kwargs = given[4].cast<py::dict>();
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     const py::str name(argument.name());
@@ -444,10 +596,10 @@ Instruction op_of(const py::tuple& given) {
       made.arguments.back().constant = *argument.default_value();
     }
   }
-  made.made = slots_of(given[4]);
-  made.dead = slots_of(given[5]);
-  made.lets_go = given[6].cast<bool>();
-  for (py::handle strides : given[7].cast<py::tuple>()) {
+  made.made = slots_of(given[5]);
+  made.dead = slots_of(given[6]);
+  made.lets_go = given[7].cast<bool>();
+  for (py::handle strides : given[8].cast<py::tuple>()) {
     made.strides.push_back(strides.is_none() ? std::nullopt
                                              : std::optional<Slots>(slots_of(strides)));
   }
@@ -458,13 +610,52 @@ Instruction op_of(const py::tuple& given) {
   return made;
 }
 
-Instruction segment_of(const py::tuple& given) {
+// As the functions of `program.py` have them.
+Instruction instruction_of(const py::tuple& given) {
+  const auto name = given[0].cast<std::string>();
+  if (name == "call") return op_of(given);
   Instruction made;
-  made.kernel = given[0];
-  made.inputs = slots_of(given[1]);
-  made.numbers = slots_of(given[2]);
-  made.made = slots_of(given[3]);
-  made.dead = slots_of(given[4]);
+  if (name == "segment") {
+    made.kind = Kind::SEGMENT;
+    made.fusion = given[1];
+    made.inputs = slots_of(given[2]);
+    made.numbers = slots_of(given[3]);
+    made.made = slots_of(given[4]);
+    made.dead = slots_of(given[5]);
+  } else if (name == "allocate") {
+    made.kind = Kind::ALLOCATE;
+    made.made = {given[1].cast<int64_t>()};
+    made.size = slots_of(given[2]);
+    made.stride = slots_of(given[3]);
+    TORCH_CHECK(THPDtype_Check(py::object(given[4]).ptr()), "a dtype");
+    made.dtype = reinterpret_cast<THPDtype*>(py::object(given[4]).ptr())->scalar_type;
+  } else if (name == "view") {
+    made.kind = Kind::VIEW;
+    made.made = {given[1].cast<int64_t>()};
+    made.inputs = {given[2].cast<int64_t>()};
+    made.size = slots_of(given[3]);
+    made.stride = slots_of(given[4]);
+    made.offset = given[5].cast<int64_t>();
+    made.dead = slots_of(given[6]);
+    made.is_absolute = given[7].cast<bool>();
+  } else if (name == "kernel") {
+    made.kind = Kind::KERNEL;
+    made.kernel = reinterpret_cast<void*>(given[1].cast<uintptr_t>());
+    for (py::handle item : given[2].cast<py::list>()) {
+      const auto [what, which] = item.cast<std::pair<std::string, int64_t>>();
+      const auto takes = what == "tensor"   ? Takes::TENSOR
+                         : what == "number" ? Takes::NUMBER
+                                            : Takes::SIZE;
+      made.takes.emplace_back(takes, which);
+    }
+    made.dead = slots_of(given[3]);
+    made.lets_go = given[4].cast<bool>();
+    TORCH_CHECK(made.takes.size() <= MOST_ARGUMENTS, "a kernel of too many arguments");
+  } else {
+    TORCH_CHECK(name == "check", "no instruction: ", name);
+    made.kind = Kind::CHECK;
+    made.inputs = {given[1].cast<int64_t>()};
+  }
   return made;
 }
 
@@ -482,8 +673,7 @@ PyObject* new_program(PyTypeObject* type, PyObject* args, PyObject*) {
   made->live = slots_of(live);
   made->is_inner = is_inner != 0;
   for (py::handle item : py::reinterpret_borrow<py::list>(instructions)) {
-    const auto given = py::reinterpret_borrow<py::tuple>(item);
-    made->instructions.push_back(given.size() == 8 ? op_of(given) : segment_of(given));
+    made->instructions.push_back(instruction_of(py::reinterpret_borrow<py::tuple>(item)));
   }
   PyObject* self = sure(type->tp_alloc(type, 0));
   reinterpret_cast<ProgramObject*>(self)->program = made.release();
@@ -496,15 +686,22 @@ void delete_program(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
+// measure_after(n): have a segment's fusion asked to `measure_again` at its run number `n`.
+PyObject* py_measure_after(PyObject* self, PyObject* n) {
+  of(self).runs_left = PyLong_AsLongLong(n);
+  if (PyErr_Occurred()) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef program_methods[] = {
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_run)), METH_FASTCALL,
      nullptr},
     {"run_observed", py_run_observed, METH_VARARGS, nullptr},
+    {"measure_after", py_measure_after, METH_O, nullptr},
     {"step", py_step, METH_VARARGS, nullptr},
     {"take_failure", py_take_failure, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyTypeObject program_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 // install(ref_type, number_type)
 PyObject* py_install(PyObject*, PyObject* args) {

@@ -8,6 +8,7 @@ seconds.
 from __future__ import annotations
 
 import ast
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -35,11 +36,13 @@ class Compiled:
     """What Inductor made of a graph, fit to be loaded into another process.
 
     `source` defines `call(list_of_tensors) -> results`, which empties its argument, and calls
-    `_kernels[i]` for `kernels[i]`: the number of a library, and its name there. It is right where
+    `_kernels[i]` for `kernels[i]`: the number of a library, and its name there. `steps` says the
+    same as `steps_of` has it. It is right where
     the `conditions` hold, expressions in the `symbols`: none where no size was symbolic.
     """
 
     source: str
+    steps: dict[str, Any] | None
     libraries: tuple[bytes, ...]
     kernels: tuple[tuple[int, str], ...]
     strides: tuple[tuple[int, ...] | None, ...]
@@ -239,7 +242,8 @@ def compile_graph(
         None if stride is None else tuple(int(eval(str(s), {}, own)) for s in stride)
         for stride in compiled.output_strides
     )
-    return Compiled(source, libraries, places, strides, tuple(own), tuple(conditions))
+    steps = steps_of(source, kernels, tuple(own))
+    return Compiled(source, steps, libraries, places, strides, tuple(own), tuple(conditions))
 
 
 def _library_bytes(kernel: Any) -> bytes:
@@ -269,6 +273,114 @@ def portable_source(source: str) -> tuple[str, list[str]]:
     if used:
         raise NotPortable(f"the wrapper uses {', '.join(sorted(used))}")
     return ast.unparse(ast.Module(kept, [])), kernels
+
+
+def steps_of(
+    source: str, kernels: Sequence[str], symbols: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """What a wrapper does, as data fit for JSON; None if it does something else.
+
+    `arguments` and `results` are names; `steps` are `["allocate", name, size, stride, dtype]`,
+    `["view", name, base, size, stride, offset]`, or `["kernel", number, arguments, dead]`, whose
+    last are the names that nothing needs any more. Sizes are integers, or expressions in the
+    `symbols`; a kernel's argument that is one is a list of just that.
+    """
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "call"
+    )
+    read = _Steps(kernels, symbols)
+    try:
+        for statement in call.body:
+            read.take(statement)
+    except (KeyError, ValueError):
+        return None
+    return {"arguments": read.arguments, "steps": read.steps, "results": read.results}
+
+
+MOST_ARGUMENTS = 64
+"""How many of a kernel's `program.cpp` can pass."""
+
+
+class _Steps:
+    """The steps of a wrapper, statement by statement; ValueError for one that is no such step."""
+
+    def __init__(self, kernels: Sequence[str], symbols: Sequence[str]) -> None:
+        self._kernels = {name: i for i, name in enumerate(kernels)}
+        self._symbols = frozenset(symbols)
+        self._same: dict[str, str] = {}  # names of buffers that have another one
+        self.arguments: list[str] = []
+        self.steps: list[Any] = []
+        self.results: list[str] = []
+
+    def take(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign([ast.Tuple(names)], ast.Name("args")):
+                self.arguments = [self._name(one) for one in names]
+            case ast.Assign([_], ast.Call(ast.Attribute(ast.Name(), "size"), [])):
+                pass  # what the symbols are is known
+            case ast.Assign([ast.Name(name)], ast.Subscript()) if name in self._symbols:
+                pass
+            case ast.Assign([ast.Name(name)], ast.Name(other)):
+                self._same[name] = self._same.get(other, other)
+            case ast.Assign([ast.Name(name)], value):
+                self._make(name, value)
+            case ast.Expr(ast.Call(ast.Attribute(ast.Name("args"), "clear"))):
+                pass
+            case ast.Expr(ast.Call(ast.Name(function), given, [])):
+                taken = [self._argument(one) for one in given]
+                if len(taken) > MOST_ARGUMENTS:
+                    raise ValueError("a kernel of too many arguments")
+                self.steps.append(["kernel", self._kernels[function], taken, []])
+            case ast.Delete(targets):
+                self._drop([self._name(one) for one in targets])
+            case ast.Return(ast.Tuple(values)):
+                self.results = [self._result(i, value) for i, value in enumerate(values)]
+            case _:
+                raise ValueError(ast.unparse(statement))
+
+    def _make(self, name: str, value: ast.expr) -> None:
+        match value:
+            case ast.Call(ast.Name("empty_strided_cpu"), [size, stride, ast.Attribute(_, dtype)]):
+                self.steps.append(["allocate", name, self._sizes(size), self._sizes(stride), dtype])
+            case ast.Call(ast.Name("reinterpret_tensor"), [base, size, stride, offset]):
+                place = self._sizes(size), self._sizes(stride), self._size(offset)
+                self.steps.append(["view", name, self._name(base), *place])
+            case _:
+                raise ValueError(ast.unparse(value))
+
+    def _name(self, value: ast.expr) -> str:
+        if not isinstance(value, ast.Name):
+            raise ValueError(ast.unparse(value))
+        return self._same.get(value.id, value.id)
+
+    def _argument(self, value: ast.expr) -> str | list[int | str]:
+        if isinstance(value, ast.Name) and value.id not in self._symbols:
+            return self._name(value)
+        return [self._size(value)]
+
+    def _sizes(self, value: ast.expr) -> list[int | str]:
+        if not isinstance(value, ast.Tuple):
+            raise ValueError(ast.unparse(value))
+        return [self._size(one) for one in value.elts]
+
+    def _size(self, value: ast.expr) -> int | str:
+        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        if not names <= self._symbols | {"math"}:
+            raise ValueError(ast.unparse(value))
+        return ast.unparse(value) if names else int(ast.literal_eval(value))
+
+    def _result(self, i: int, value: ast.expr) -> str:
+        if isinstance(value, ast.Name):
+            return self._name(value)
+        self._make(f"result {i}", value)
+        return f"result {i}"
+
+    def _drop(self, names: list[str]) -> None:
+        kept = set(self._same.values())  # `buf1 = buf0; del buf0`
+        if self.steps and self.steps[-1][0] == "kernel":
+            self.steps[-1][3] += [name for name in names if name not in kept]
 
 
 def _is_kernel(statement: ast.stmt) -> bool:
@@ -308,3 +420,10 @@ def load_kernels(kernels: Sequence[str], path: str, name: str) -> list[Library]:
         spec.loader.exec_module(module)
         found.append(module.kernel)
     return found
+
+
+def addresses_of(kernels: Sequence[str], path: str, _: str) -> list[int]:
+    """Where the kernels of these names lie, in the library at `path`, which stays loaded."""
+    library = ctypes.CDLL(path)
+    found = [ctypes.cast(getattr(library, kernel), ctypes.c_void_p).value for kernel in kernels]
+    return [address for address in found if address is not None]

@@ -268,7 +268,7 @@ _OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
 _NATIVE: dict[Any, int] = {
     _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _facets: 4, _function: 5,
 }  # fmt: skip
-_ORDERED = 6  # `_items` of an ordered dict
+_ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an ordered dict; `_set` of an empty one
 """The kinds of holders that the C++ in `dispatch/native/watch.h` reads."""
 
 
@@ -281,12 +281,16 @@ class Watch:
         for holding in holdings:
             if isinstance(holding.holder, (tuple, frozenset)):
                 continue
-            is_native = holding.read in _NATIVE and (
-                type(holding.holder) is list
-                if holding.read is _elements
-                else holding.read in (_cell, _facets, _function)
-                or type(holding.holder) in (dict, collections.defaultdict, collections.OrderedDict)
-                or (isinstance(holding.holder, dict) and not holding.keys)
+            is_native = _is_empty_set(holding) or (
+                holding.read in _NATIVE
+                and (
+                    type(holding.holder) is list
+                    if holding.read is _elements
+                    else holding.read in (_cell, _facets, _function)
+                    or type(holding.holder)
+                    in (dict, collections.defaultdict, collections.OrderedDict)
+                    or (isinstance(holding.holder, dict) and not holding.keys)
+                )
             )
             (self._holdings if is_native else others).append(holding)
         self._for_native = [_for_native(holding) for holding in self._holdings]
@@ -317,9 +321,17 @@ class Watch:
         return None
 
 
+def _is_empty_set(holding: Holding) -> bool:
+    """As each module has one."""
+    return holding.read is _set and type(holding.holder) is set and holding.values == (0,)
+
+
 def _for_native(holding: Holding) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
     is_ordered = holding.read is _items and type(holding.holder) is collections.OrderedDict
-    kind = _ORDERED if is_ordered else _NATIVE[holding.read]
+    if is_ordered:
+        kind = _ORDERED
+    else:
+        kind = _NO_ELEMENTS if holding.read is _set else _NATIVE[holding.read]
     return (kind, holding.holder, holding.keys, holding.values, holding.size)
 
 

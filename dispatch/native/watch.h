@@ -9,7 +9,8 @@
 
 namespace hits {
 
-enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION, ORDERED };  // as in reach.py
+// As in reach.py.
+enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION, ORDERED, NO_ELEMENTS };
 
 // What must lie at a place: an object, nothing (`missing`), or any tensor (`open`).
 struct Expected {
@@ -76,6 +77,8 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
       }
       return true;
     }
+    case NO_ELEMENTS:  // a set
+      return PySet_GET_SIZE(holder) == 0;
     case CELL:
       return expected.is(0, PyCell_GET(holder));
     case FACETS:

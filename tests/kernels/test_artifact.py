@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lazy_tensor.kernels import artifact
+from lazy_tensor.kernels import library
 from lazy_tensor.kernels.artifact import Outputs, View, kernel_of, packed, unpacked
 from lazy_tensor.kernels.inductor import InductorBackend
 from lazy_tensor.kernels.torch_inductor import Compiled
@@ -13,7 +13,7 @@ from lazy_tensor.kernels.torch_inductor import Compiled
 
 def test_artifact_without_libraries_round_trips():
     source = "def call(args):\n    return (args[0] * 2,)"
-    content = packed(Compiled(source, (), (), ((1,),), (), ()), Outputs((0,), False))
+    content = packed(Compiled(source, None, (), (), ((1,),), (), ()), Outputs((0,), False))
     assert unpacked(content, ())([torch.ones(2)], [])[0].tolist() == [2.0, 2.0]
 
 
@@ -45,7 +45,7 @@ def test_loading_leaves_no_file_behind(record, compiler, tmp_path, monkeypatch):
     segment = record(lambda a: a.exp() + 1, [torch.ones(3)]).segment
     fusion = compiler.fusion_of(segment, InductorBackend(), mode="blocking")
     content = compiler.disk.get(compiler._artifact_key(fusion))
-    monkeypatch.setattr(artifact, "own_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(library, "own_folder", lambda: str(tmp_path))
     kernels = [unpacked(content, ()) for _ in range(3)]
     assert os.listdir(tmp_path) == []
     assert all(torch.equal(k([torch.zeros(3)], [])[0], torch.full((3,), 2.0)) for k in kernels)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lazy_tensor.kernels import cpp, extension
-from lazy_tensor.kernels.artifact import loaded
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import Extension
 from lazy_tensor.kernels.inductor import InductorBackend, _fingerprint
+from lazy_tensor.kernels.library import loaded
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 

@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 
+from lazy_tensor.kernels.artifact import Steps
 from lazy_tensor.kernels.aten import AtenBackend, compile_aten
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.compile import Compiler
@@ -126,7 +127,9 @@ def test_inductors_kernel_fits_all_sizes_that_it_says(sizes, built):
     if not backend.fits(built, sizes):
         pytest.skip("it says that it doesn't")
     segment = norm(*sizes)
-    kernel = backend.load(segment, built)
+    loaded = backend.load(segment, built)
+    assert isinstance(loaded, Steps)
+    kernel = loaded.for_sizes(sizes, is_long=False)
     inputs = [torch.randn(s.size) for s in segment.inputs]
     expected = compile_aten(segment)(inputs, (0.7,))
     for mine, theirs in zip(kernel(inputs, (0.7,)), expected, strict=True):

@@ -89,6 +89,8 @@ def test_results_take_the_strides_asked_for() -> None:
 class Looks:
     """A segment that sees what lives."""
 
+    program = None
+
     def __init__(self, what: weakref.ref[torch.Tensor]) -> None:
         self.what = what
         self.found: list[bool] = []
@@ -150,7 +152,7 @@ def test_which_call_of_a_segment_raised_is_known() -> None:
         ],
         is_inner=True,
     )  # fmt: skip
-    op_by_op = SimpleNamespace(run=inner)
+    op_by_op = SimpleNamespace(program=inner)
     outer = program.program_of(3, (0, 1), (2,), [program.segment(op_by_op, (0, 1), (), (2,), ())])
     with pytest.raises(IndexError):
         outer.run([torch.zeros(3), torch.tensor([7])], [], [])

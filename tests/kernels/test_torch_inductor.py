@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lazy_tensor.kernels.torch_inductor import NotPortable, portable_source, private
+from lazy_tensor.kernels.torch_inductor import NotPortable, portable_source, private, steps_of
 
 WRAPPER = """
 import torch
@@ -54,3 +54,49 @@ def test_missing_private_name_says_which_and_what_to_do():
         private("torch._inductor.nothing", "at_all")
     with pytest.raises(RuntimeError, match=r"no torch._C.no_such_name"):
         private("torch._C", "no_such_name")
+
+
+TAKEN_APART = """
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1 = args
+        args.clear()
+        arg0_1_size = arg0_1.size()
+        s40 = arg0_1_size[0]
+        buf0 = empty_strided_cpu((s40, 8), (8, 1), torch.float32)
+        buf1 = buf0
+        del buf0
+        buf2 = reinterpret_tensor(buf1, (8, s40), (1, 8), 0)
+        cpp_fused_0(buf1, arg0_1, arg1_1, 8*s40)
+        del arg0_1
+        return (buf1, reinterpret_tensor(buf2, (8, ), (1, ), 3), )
+"""
+
+
+def test_a_wrapper_is_taken_apart() -> None:
+    steps = steps_of(TAKEN_APART, ["cpp_fused_0"], ["s40"])
+    assert steps == {
+        "arguments": ["arg0_1", "arg1_1"],
+        "steps": [
+            ["allocate", "buf0", ["s40", 8], [8, 1], "float32"],
+            ["view", "buf2", "buf0", [8, "s40"], [1, 8], 0],
+            ["kernel", 0, ["buf0", "arg0_1", "arg1_1", ["8 * s40"]], ["arg0_1"]],
+            ["view", "result 1", "buf2", [8], [1], 3],
+        ],
+        "results": ["buf0", "result 1"],
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "buf3 = torch.ops.aten.sort.default(buf1)",
+        "buf3 = empty_strided_cpu((u0, ), (1, ), torch.float32)",
+        "cpp_fused_1(buf1)",
+        "cpp_fused_0(" + "buf1, " * 65 + ")",
+        "if s40: pass",
+    ],
+)
+def test_a_wrapper_that_does_something_else_is_not(line: str) -> None:
+    source = TAKEN_APART.replace("        return", f"        {line}\n        return")
+    assert steps_of(source, ["cpp_fused_0"], ["s40"]) is None

@@ -328,6 +328,7 @@ OBJECTS = {
     "chain": (
         lambda: collections.ChainMap({}), lambda o: o["a"], lambda o, v: o.__setitem__("a", v)
     ),
+    "empty set": (set, lambda o: 5.0 if o else 2.0, lambda o, v: v == 5 and o.add(v)),
     "event": (
         threading.Event, lambda o: 5.0 if o.is_set() else 2.0, lambda o, v: v == 5 and o.set()
     ),
