@@ -8,6 +8,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -168,15 +169,14 @@ struct Run {
   Stack stack;
 
   void call(const Instruction& at) {
-    stack.clear();
+    stack.clear();  // the last call may have raised
     for (size_t i = 0; i < at.arguments.size(); ++i) push(at, i);
     {
       std::optional<py::gil_scoped_release> released;
       if (at.lets_go) released.emplace();
       at.op->callBoxed(stack);
     }
-    if (at.made.empty()) return;
-    if (at.gives_list) {
+    if (at.gives_list && !at.made.empty()) {
       const auto items = stack.back().toTensorVector();
       TORCH_CHECK(items.size() == at.made.size(), "as many results as were recorded");
       for (size_t i = 0; i < items.size(); ++i) keep(at, i, items[i]);
@@ -185,6 +185,7 @@ struct Run {
         if (at.made[i] >= 0) keep(at, i, std::move(stack[i]).toTensor());
       }
     }
+    stack.clear();  // nothing lives on there
   }
 
   // By its program, or by a function of Python's.
@@ -359,7 +360,7 @@ bool ran_inner(const Program& program, const Instruction& at, Run& outer) {
   run.numbers = numbers;
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     if (!ran(program.instructions[i], run)) {
-      failure = {&program, i, {}, -1};
+      if (program.is_op_by_op()) failure = {&program, i, {}, -1};
       return false;
     }
     free_dead(program.instructions[i], run);
