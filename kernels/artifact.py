@@ -108,7 +108,7 @@ def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False)
     header, start = _header(artifact)
     outputs = [o if isinstance(o, int) else View(*o) for o in header["outputs"]]
     told = Outputs(tuple(outputs), header["has_check"])
-    is_program = header["steps"] is not None and program.are_there()
+    is_program = program.are_there() and _is_program(header["steps"], len(scalars))
     load: Callable[..., list[Any]] = addresses_of if is_program else load_kernels
     kernels: dict[tuple[int, str], Any] = {}
     for i, n_bytes in enumerate(header["library_bytes"]):
@@ -124,6 +124,16 @@ def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False)
     names[SOURCE] = header["source"]
     exec(compile(header["source"], WRAPPER, "exec"), names)
     return kernel_of(names["call"], told, scalars)
+
+
+def _is_program(steps: dict[str, Any] | None, n_scalars: int) -> bool:
+    """Whether the steps are known, and use the last arguments, the scalars, in kernels alone."""
+    if steps is None:
+        return False
+    arguments = steps["arguments"]
+    scalars = arguments[len(arguments) - n_scalars :]
+    bases = [step[2] for step in steps["steps"] if step[0] == "view"]
+    return set(scalars).isdisjoint((*bases, *steps["results"]))
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ class Compiled:
 
     `source` defines `call(list_of_tensors) -> results`, which empties its argument, and calls
     `_kernels[i]` for `kernels[i]`: the number of a library, and its name there. `steps` says the
-    same as `steps_of` has it. It is right where
-    the `conditions` hold, expressions in the `symbols`: none where no size was symbolic.
+    same, as `steps_of` has it. It is right where the `conditions` hold, expressions in the
+    `symbols`: none where no size was symbolic.
     """
 
     source: str

@@ -116,6 +116,7 @@ class Settled:
         self._open_places(outline.left)
         self._find_leaves(take)
         self._returned = [self._handed_back(one, take) for one in outline.returned]
+        self._gives_one = outline.structure.is_leaf()
         self._instances = take.after.instances
         self._classes = [type(instance) for instance in self._instances]
         leaves = [step for step in outline.state.steps() if isinstance(step, Leaf)]
@@ -411,7 +412,7 @@ class Settled:
             elif one.grad:
                 tensor = torch_private.differentiated(tensor)
             found.append(tensor)
-        return pytree.tree_unflatten(found, self.outline.structure)
+        return found[0] if self._gives_one else pytree.tree_unflatten(found, self.outline.structure)
 
     def _fail(
         self,
