@@ -7,9 +7,10 @@ in all, in which the machine must be left alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from choice import all_chosen, mean_of
+from choice import Chosen, all_chosen, mean_of
 from choice_programs import PROGRAMS
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page
@@ -21,7 +22,18 @@ TRIED = ("heat",)
 
 def bench_choice(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
     seconds, names = (1.0, TRIED) if quick else (SECONDS, tuple(PROGRAMS))
-    found = benchmark.pedantic(lambda: list(all_chosen(names, seconds)), rounds=1, iterations=1)
+
+    def choose() -> None:
+        found: list[Chosen] = []
+        for one in all_chosen(names, seconds):
+            found.append(one)
+            (results_dir / "choice.md").write_text(told(found, seconds))
+
+    benchmark.pedantic(choose, rounds=1, iterations=1)
+
+
+def told(found: Sequence[Chosen], seconds: float) -> str:
+    """The page about the programs so far: a run that is cut short tells something, too."""
     rows = [
         [
             one.name, PROGRAMS[one.name][0], one.way, f"{one.eager_s * 1e3:.2f} ms",
@@ -44,4 +56,4 @@ def bench_choice(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) ->
         f"from the start: the same of all steps from the first on: {from_start}",
         "eager of sharded programs is torch's DTensor",
     ]
-    (results_dir / "choice.md").write_text(page("What the default chooses", columns, rows, notes))
+    return page("What the default chooses", columns, rows, notes)

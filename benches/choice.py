@@ -51,7 +51,8 @@ class _Player:
     """A process that runs a program's steps on command."""
 
     def __init__(self, name: str, way: str, record: str, within: ExitStack) -> None:
-        caches = within.enter_context(tempfile.TemporaryDirectory())
+        # what compiles may write there for a moment when the process has ended
+        caches = within.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         self._process = within.enter_context(
             subprocess.Popen(
                 [sys.executable, Path(__file__).with_name("choice_programs.py"), name, way, record],
