@@ -19,6 +19,8 @@ class Past {
   // Calls without a sync point after which a program is a loop: layers that are alike, and the
   // optimizer's steps for them, are over by then.
   static constexpr uint64_t LOOPS_FROM = 4096;
+  // Calls after which those that began it are taken for the loop's set-up, as they didn't come again.
+  static constexpr uint64_t BEGINS_ANEW_AT = 8 * LOOPS_FROM;
   // Calls of a loop's turn: each ends in a flush.
   static constexpr uint64_t TURN_AT_LEAST = 256;
   // 2**64 over the golden ratio, as in Knuth's multiplicative hashing.
@@ -52,10 +54,13 @@ class Past {
     if (n_ == FIRST) first_ = recent_hash_;
     ends_turn_ = n_ >= least_ && recent_hash_ == first_;
     if (ends_turn_) {
-      turn_ = std::exchange(n_seen_, 0);
-      n_ = FIRST;
-      hash_ = first_;
+      turn_ = n_seen_;
       least_ = TURN_AT_LEAST;
+    }
+    if (ends_turn_ || n_ == BEGINS_ANEW_AT) {
+      n_seen_ = 0;
+      n_ = FIRST;
+      hash_ = first_ = recent_hash_;
     }
     is_known_ = was_seen(hash_);
     return ends_turn_ && was_known;

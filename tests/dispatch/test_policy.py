@@ -91,6 +91,17 @@ def test_a_loop_without_a_break_comes_round_where_its_first_calls_come_again(pas
         assert rounds == ends[1:]  # the turn before had begun the same way
 
 
+def test_what_came_before_a_loop_is_no_part_of_it(past: Any) -> None:
+    for call in range(5):
+        past.note(1_000_000 + call)
+    ends = []
+    for i in range(9 * LOOPS_FROM + 2000):
+        past.note(1 + i % 36)
+        if past.ends_turn():
+            ends.append(i)
+    assert {b - a for a, b in itertools.pairwise(ends)} == {252}
+
+
 def test_regions_are_told_apart_whatever_their_hashes(past: Any) -> None:
     """Those of twenty lengths, in any order."""
     for seed in range(10):
