@@ -97,6 +97,7 @@ def forget_recording() -> None:
     local.trace.reset()
     for value in pending.leaf_values:
         value.slot = None
+    local.trace.policy.past.at_sync_point()  # or what repeats were turns of a loop, each flushed
 
 
 def row(name: str, timings: Timings, n_ops: int, driver_s: float = 0.0) -> list[str]:
