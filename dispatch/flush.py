@@ -398,7 +398,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
 
 
 def _may_plan(now: settings.Settings) -> bool:
-    """Whether what runs plans is there; if not, it is asked for as kernels are."""
+    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too."""
     return program.are_there() or program.ask_for(
         compiler().disk,
         may_compile=now.compile == "blocking" or (now.compile != "off" and STATS.has_worked_long()),

@@ -14,7 +14,8 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch.graph import Graph
 from lazy_tensor.dispatch.trace import Node
-from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
+from lazy_tensor.kernels.aten import real
+from lazy_tensor.kernels.segment import TensorSpec
 
 
 def interpret(
@@ -40,8 +41,8 @@ def run_node(
 
     Gives the node back. After an exception `failure` looks whether `results` were there.
     """
-    args = [_real(a, values, scalars) for a in node.args]
-    kwargs = {name: _real(a, values, scalars) for name, a in node.kwargs}
+    args = [real(a, values, scalars) for a in node.args]
+    kwargs = {name: real(a, values, scalars) for name, a in node.kwargs}
     results = node.facts.op._op(*args, **kwargs)
     made = (results,) if node.is_single else results
     for i, slot in enumerate(node.outs):
@@ -51,16 +52,6 @@ def run_node(
                 MISJUDGED.add(node.facts.op)  # and not one whose result it was given
             values[slot] = laid_out(tensor, node, spec)
     return node
-
-
-def _real(argument: Any, values: dict[int, Any], scalars: list[complex]) -> Any:
-    if isinstance(argument, Ref):
-        return values[argument.index]
-    if isinstance(argument, ScalarRef):
-        return scalars[argument.index]
-    if type(argument) is tuple:
-        return [_real(item, values, scalars) for item in argument]
-    return argument
 
 
 def is_of(tensor: torch.Tensor, spec: TensorSpec) -> bool:

@@ -59,16 +59,9 @@ class _Interpreted:
         self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
     ) -> tuple[torch.Tensor, ...]:
         values: list[Any] = [*tensors]
-
-        def real(argument: Any) -> Any:
-            if isinstance(argument, Ref):
-                return values[argument.index]
-            if isinstance(argument, ScalarRef):
-                return scalars[argument.index]
-            return [real(item) for item in argument] if type(argument) is tuple else argument
-
         for call in self._segment.calls:
-            args, kwargs = real(call.args), {name: real(value) for name, value in call.kwargs}
+            args = real(call.args, values, scalars)
+            kwargs = {name: real(value, values, scalars) for name, value in call.kwargs}
             results = call.op._op(*args, **kwargs)
             if not call.outputs:
                 continue
@@ -79,6 +72,17 @@ class _Interpreted:
                 if number is not None:
                     values[number] = result
         return tuple(values[number] for number in self._segment.outputs)
+
+
+def real(argument: Any, values: Any, scalars: Sequence[complex]) -> Any:
+    """An argument with the values that it names by number, tuples as lists."""
+    if isinstance(argument, Ref):
+        return values[argument.index]
+    if isinstance(argument, ScalarRef):
+        return scalars[argument.index]
+    if type(argument) is tuple:
+        return [real(item, values, scalars) for item in argument]
+    return argument
 
 
 def _gives_many(call: Call) -> bool:

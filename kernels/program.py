@@ -187,8 +187,8 @@ def are_there() -> bool:
 
 
 def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
-    """Whether they can now: what runs them is taken from disk, or compiled if it `may_compile`: in
-    the background, or at once if `wait`."""
+    """Load the C++ that runs programs from disk, or compile it if that `may_compile`: in the
+    background, or at once if `wait`. Returns whether programs can be made now."""
     if _class is None:
         EXTENSION.ask_disk(disk)
         if may_compile and _class is None:

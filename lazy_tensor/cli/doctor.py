@@ -88,8 +88,7 @@ def backends() -> Iterator[Line]:
 
 
 def parts_in_cpp() -> Iterator[Line]:
-    """Whether the recorder of known ops, what runs plans, and the memory pool are built; else why,
-    or when."""
+    """Whether each C++ part is built: the recorder, the plans and the memory pool. If not, why."""
     if settings.records_in_python():
         yield "recorder", "off, as LAZY_TENSOR_HITS=python says: ops are recorded in Python"
     else:
