@@ -407,6 +407,7 @@ struct Observer {
   py::object around, check;
 };
 
+// The same within what observes it, whose own error is set even where the instruction has run.
 bool ran_observed(const Instruction& at, size_t number, Run& run, const Observer& observer) {
   py::object range;
   if (!observer.around.is_none()) {
@@ -427,7 +428,7 @@ bool ran_observed(const Instruction& at, size_t number, Run& run, const Observer
       PyErr_Restore(type, value, trace);
       return false;
     }
-    if (!left) return false;
+    if (!left) return true;  // an interrupt as the range ended: the instruction is over
   }
   if (!has_run) return false;
   if (observer.check.is_none() || at.kind != Kind::OP || at.made.empty()) return true;
@@ -479,7 +480,8 @@ PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers
     const Instruction& at = program.instructions[i];
     const bool has_run = observer == nullptr ? ran(at, run) : ran_observed(at, i, run, *observer);
     if (has_run) free_dead(at, run);
-    if (!has_run || (!program.is_inner && PyErr_CheckSignals() != 0)) {
+    if (!has_run || PyErr_Occurred() != nullptr ||
+        (!program.is_inner && PyErr_CheckSignals() != 0)) {
       note_failure(&program, has_run ? i + 1 : i, std::move(run));
       return nullptr;
     }

@@ -143,6 +143,24 @@ def test_what_raises_leaves_what_came_before() -> None:
     assert x.tolist() == [2, 2, 2]
 
 
+def test_an_interrupt_as_an_observer_leaves_comes_after_the_instruction() -> None:
+    class Around:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    add = program.call(aten.add_.Tensor, (A, 1), {}, (), (), ())
+    made, x = program.program_of(1, (0,), (0,), [add, add]), torch.zeros(2)
+    with pytest.raises(KeyboardInterrupt):
+        made.run_observed([x], [], [], lambda _: Around(), None)
+    failed = made.take_failure()
+    assert failed is not None
+    assert failed[0] == 1
+    assert x.tolist() == [1, 1]
+
+
 def test_which_call_of_a_segment_raised_is_known() -> None:
     inner = program.program_of(
         3, (0, 1), (2,),
