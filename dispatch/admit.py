@@ -115,7 +115,9 @@ def _part_let_in(
             are_tiny.append(False)
             return key_part(trace.leaf_slots, host.tensor_class, argument)
         data = value.data
-        if data is None or memory.is_shared(data) or not _is_simple(data):
+        if data is None or not _is_simple(data):
+            raise _NeedsALook
+        if not in_mode and memory.is_shared(data):
             raise _NeedsALook
         passes = memory.is_exposed(data)
         if passes and kind is host.tensor_class:
@@ -202,12 +204,13 @@ def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
     while True:
         reason = _admit(trace, request)
-        if reason is not None or all(_is_in(trace, tensor) for tensor in request.tensors):
+        if reason is not None or all(is_in(trace, tensor) for tensor in request.tensors):
             return reason
         # another thread flushed this trace while one was waited for, or has taken a value in
 
 
-def _is_in(trace: Trace, tensor: torch.Tensor) -> bool:
+def is_in(trace: Trace, tensor: torch.Tensor) -> bool:
+    """Whether the tensor has a slot in `trace`."""
     if is_plain(tensor):
         return id(tensor) in trace.leaf_slots or id(tensor) in trace.snapshot_slots
     slot = host.value_in(tensor).slot

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import moving, settings, torch_private
-from lazy_tensor.dispatch.admit import index_of
+from lazy_tensor.dispatch.admit import index_of, is_in
 from lazy_tensor.dispatch.closed_form import closed_form
 from lazy_tensor.dispatch.flush import closes_segment, flush, must_record
 from lazy_tensor.dispatch.meta import (
@@ -60,8 +60,10 @@ def grow(
     key: tuple[Any, ...],
     generic_key: tuple[Any, ...],
     numbers: list[complex],
-) -> State | str:
-    """The state after `request`, made and linked; a string says why the call must run now."""
+) -> State | str | None:
+    """The state after `request`, made and linked; a string says why the call must run now. None,
+    and nothing changed, if its tensors are in the trace no more: a finalizer, or a meta function,
+    may call anything, and has had it run."""
     call = numbered(request)
     may_run = not (must_record(trace) or "flush" in settings.current().forbid)
     outcome = _outcome(trace, request, *call, may_run=may_run)
@@ -76,6 +78,8 @@ def grow(
     if reason is not None:
         trace.policy.add_growth(perf_counter() - request.began_s)
         return reason
+    if not all(is_in(trace, tensor) for tensor in request.tensors):
+        return None
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
     if is_generic:

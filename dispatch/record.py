@@ -348,6 +348,8 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         if state is None:
             generic, numbers = generic_key(slots, tensor_class, func, args, kwargs, key)
             grown = grow.grow(trace, request, key, generic, numbers)
+            if grown is None:
+                return missed(owner, trace, func, args, kwargs, None)
             if isinstance(grown, str):
                 return run_now.run(trace, request, grown)
             state = grown

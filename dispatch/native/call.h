@@ -236,7 +236,7 @@ class Call {
       }
       const at::Tensor& computed = THPVariable_Unpack(data.get());
       if (is_in(exposed, computed)) return layout.get() == nullptr && put_copy(computed);
-      if (is_in(shared, computed)) return false;
+      if (!in_mode_ && is_in(shared, computed)) return false;  // plain ops go unseen there
       return put_new(computed, std::move(data), std::move(value));
     }
     if (!THPVariable_CheckExact(object.get())) return false;

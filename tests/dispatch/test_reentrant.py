@@ -1,5 +1,10 @@
 """Ops called in the middle of a hit: by a signal's handler, or by a finalizer."""
 
+import torch
+
+import lazy_tensor
+from lazy_tensor import lazy_mode, materialize
+from lazy_tensor.dispatch import grow, meta
 from tests.processes import run_python
 
 PROGRAM = """
@@ -51,3 +56,19 @@ print(len(others), "hits interrupted")
 def test_a_hit_in_python_may_be_interrupted_by_other_ops():
     shown = run_python("-c", PROGRAM, LAZY_TENSOR_HITS="python")
     assert int(shown.split()[0]) > 100
+
+
+def test_what_is_recorded_may_be_run_while_a_meta_function_runs(monkeypatch):
+    """A finalizer may run in it, and read a value."""
+
+    def interrupted(*arguments):
+        lazy_tensor.flush()
+        return meta.propagate(*arguments)
+
+    monkeypatch.setattr(grow, "propagate", interrupted)
+    lazy_tensor.cache_clear()
+    x = torch.arange(12.0)
+    with lazy_mode():
+        rows = [x[i : i + 3] for i in range(3)]
+        found = materialize(torch.stack(rows).cumsum(0) + rows[1])
+    assert torch.equal(found, torch.stack([x[i : i + 3] for i in range(3)]).cumsum(0) + x[1:4])
