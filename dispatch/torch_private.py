@@ -228,17 +228,22 @@ _UNHELD = _references_to_an_unheld_storage()
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as it is now: copy-on-write, or a copy if an array, a file or another process
-    shares its memory. A copy has no gaps; its strides are zero where the tensor's are, and else in
-    the same order, so that ops on it give what they give for the tensor."""
+    shares its memory, or it is pinned. A copy has no gaps; its strides are zero where the tensor's
+    are, and else in the same order, so that ops on it give what they give for the tensor."""
+    is_pinned = False
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         if is_resizable(tensor) and not is_shared_by_processes(tensor):
-            with CLONES:
-                return lazy_clone(tensor)
+            try:
+                with CLONES:
+                    return lazy_clone(tensor)
+            except RuntimeError:  # its allocator's memory can't be copied on write: pinned memory
+                is_pinned = tensor.is_pinned()
         size = [
             n if step else min(n, 1) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
         ]
         once = tensor.as_strided(size, tensor.stride(), tensor.storage_offset())
-        return once.clone().expand(tensor.shape)
+        copy = once.clone()
+        return (copy.pin_memory() if is_pinned else copy).expand(tensor.shape)
 
 
 def fix_memory(tensor: torch.Tensor) -> None:
