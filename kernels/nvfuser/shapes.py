@@ -66,11 +66,16 @@ def _broadcast_in_dim(
 def _select(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: int) -> Value:
     if isinstance(index, torch.SymInt):
         raise Unsupported("a symbolic index")
-    place = t.size(index if index >= 0 else index + x.meta.shape[dim])
+    dim %= x.meta.ndim
+    at = _select_at(t, x, dim, index if index >= 0 else index + x.meta.shape[dim])
+    return Value(at, x.kind, meta)
+
+
+def _select_at(t: Translator, x: Value, dim: int, index: Any) -> V:
+    place = t.size(index)
     if not isinstance(place, V):
         place = t.op("constant", place, kind="Int")
-    at = t.op("select", x.at, place, dim % x.meta.ndim, kind=x.kind)
-    return Value(at, x.kind, meta)
+    return t.op("select", x.at, place, dim, kind=x.kind)
 
 
 @rule("slice", "slice_copy")
@@ -100,8 +105,15 @@ def _bound(given: Any, default: Any, n: Any) -> Any:
 
 
 def _cut(t: Translator, x: Value, dim: int, first: Any, length: Any) -> V:
-    """`length` elements of `dim` from `first` on."""
+    """`length` elements of `dim` from `first` on.
+
+    A single one is selected: of a slice of one element nvFuser's kernels read the first, wherever
+    the slice begins, if they begin with the slice.
+    """
     shape = x.meta.shape
+    if not isinstance(length, torch.SymInt) and length == 1 and shape[dim] != 1:
+        row = _select_at(t, x, dim, first)
+        return t.op("broadcast", row, [i == dim for i in range(len(shape))], kind=x.kind)
     starts: list[Any] = [0] * len(shape)
     ends = t.sizes(shape)
     starts[dim], ends[dim] = t.size(first), t.size(first + length)
@@ -209,6 +221,9 @@ def _shared_kind(parts: Sequence[Value], meta: torch.Tensor) -> str:
 def _pad(t: Translator, meta: torch.Tensor, x: Value, pad: Sequence[int], value: Any = 0) -> Value:
     if isinstance(value, Value):
         raise Unsupported("padding with a number that changes")
+    for n, before in zip(reversed(meta.shape), pad[::2], strict=False):
+        if not isinstance(before, torch.SymInt) and before < 0 and n == 1:
+            raise Unsupported("padding that leaves one element")  # see `_cut`
     number = Emitter(t, x.kind).number(number_of(x.kind)(value))
     return Value(t.op("pad", x.at, t.sizes(pad), number, kind=x.kind), x.kind, meta)
 
