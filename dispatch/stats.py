@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from lazy_tensor.dispatch.plan import Step
     from lazy_tensor.dispatch.trace import State
@@ -54,6 +56,9 @@ COMPILES_AFTER_S = 1.0
 """Seconds of work after which kernels are built in the background: a program that ends before would
 only be slowed down."""
 
+MOST_BETWEEN_S = 0.1
+"""Most seconds between two flushes for which a GPU is taken to be at work."""
+
 
 RECORDED, KERNELS, QUICKER, NEW = "recorded", "kernels", "quicker", "new"
 """What became of a stretch of the program: recorded, or run as in eager while its kernels were
@@ -83,6 +88,7 @@ class Stats:
     since_s: float = field(default_factory=perf_counter)  # by the same clock as a flush's beginning
     flush_s: float = 0.0
     worked_s: float = 0.0  # that flushes took, and what might have been recorded, in this process
+    ran_until_s: float = 0.0  # the last flush, by `perf_counter`
     stretches: Counter[str] = field(default_factory=Counter)
     stretches_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0.0))
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
@@ -90,6 +96,14 @@ class Stats:
     def has_worked_long(self) -> bool:
         """Whether the program runs so long that compiling may pay."""
         return self.worked_s >= COMPILES_AFTER_S
+
+    def add_work(self, began_s: float, seconds: float) -> None:
+        """Account for a flush, or a replayed call. A GPU works between them, too, while the host
+        does something else or waits for it."""
+        if torch.cuda.is_initialized():
+            self.worked_s += min(max(0.0, began_s - self.ran_until_s), MOST_BETWEEN_S)
+        self.worked_s += seconds
+        self.ran_until_s = began_s + seconds
 
     def add_stretch(self, outcome: str, seconds: float, n: int = 1) -> None:
         """Account for a stretch of the program, from one break to the next, or for `n`."""

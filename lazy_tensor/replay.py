@@ -249,7 +249,7 @@ class Replay(Generic[P, R]):
                     break
                 self.obstacle = ""
                 result = settled.run(found, arguments.tensors)
-                self._account(perf_counter() - start)
+                self._account(start)
                 return result
         if verified is not None:
             return self._verified(known, verified, arguments, args, kwargs)
@@ -347,11 +347,12 @@ class Replay(Generic[P, R]):
         self.n_recorded += 1
         self._fastest_recorded_s = min(self._fastest_recorded_s, perf_counter() - start)
 
-    def _account(self, seconds: float) -> None:
+    def _account(self, start: float) -> None:
+        seconds = perf_counter() - start
         self.n_replayed += 1
         self._replayed_s += seconds
         STATS.counts["replayed"] += 1
-        STATS.worked_s += seconds
+        STATS.add_work(start, seconds)
 
     def _meet(self, obstacle: str, *, tells: bool = False) -> None:
         """Note why a call was recorded; tell the user, once."""
@@ -446,10 +447,9 @@ def replay(function: Any = None, **options: Any) -> Any:
     `warmup` calls are recorded before the first is compared. One in `verify_every` replays is
     recorded and compared; RuntimeError if it did something else (0: never). With `cuda_graphs` a
     plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
-    graph; arguments are copied into it, results out of it (no GPU has run this yet). Other options
-    are `lazy_mode`'s. What the function prints, or counts in Python, happens in recorded calls
-    only: a call that changes what it can see in Python is not replayed, and a warning says why,
-    once.
+    graph; arguments are copied into it, results out of it. Other options are `lazy_mode`'s. What
+    the function prints, or counts in Python, happens in recorded calls only: a call that changes
+    what it can see in Python is not replayed, and a warning says why, once.
     """
     if function is None:
         return functools.partial(replay, **options)
