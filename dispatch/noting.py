@@ -173,9 +173,8 @@ def may_choose(trace: Trace, options: settings.Settings) -> bool:
 
 
 def _may_choose(trace: Trace) -> bool:
-    """Whether the host's time says something, as it does little beside a GPU, and may decide: the
-    ranks of a program must not choose differently."""
-    return not (trace.policy.spans_ranks or torch.cuda.is_initialized())
+    """Whether times may decide: the ranks of a program must not choose differently."""
+    return not trace.policy.spans_ranks
 
 
 def at_break(trace: Trace) -> None:

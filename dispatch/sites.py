@@ -13,6 +13,8 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol
 
+import torch
+
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER
 
 TRIALS = 16
@@ -46,6 +48,13 @@ ROUND, ROUND_S = 16, 0.1
 READS = 4
 """As many reads count as a block that is recorded, or compared."""
 _COIN = Random(0)
+
+
+def settled_s() -> float:
+    """The time, once a GPU has done all that it was asked for: it may be behind the host."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+    return perf_counter()
 
 
 class Waiting(Protocol):
@@ -137,6 +146,7 @@ class Site:
                 self._first_is_alone = bool(_COIN.getrandbits(1))
             self.is_alone = self._first_is_alone is (place in (0, 3))
             self.is_compared = True
+            self._began_s = settled_s()
         self._n_alone = self._n_alone + 1 if self.is_alone else 0
         return not self.is_alone
 
@@ -209,7 +219,7 @@ class Site:
         seconds."""
         if not (self.is_compared or is_new):
             return
-        now_s = perf_counter()
+        now_s = settled_s() if self.is_compared else perf_counter()
         seconds = now_s - self._began_s
         if is_new:
             self._n_traced += self._weight

@@ -121,6 +121,34 @@ def test_the_quicker_way_is_taken(clock: Clock, cycle: int) -> None:
         assert set(found[UNTIL_THEN : UNTIL_THEN + GOES_ON - COMPARED]) == {is_seen}
 
 
+def test_what_a_gpu_is_behind_counts_in_compared_blocks_alone(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that are recorded take the GPU 0.5, the others 3, the host 1 either way."""
+    behind_s = 0.0
+    waits: list[float] = []
+
+    def waited() -> float:
+        nonlocal behind_s
+        waits.append(behind_s)
+        clock.now_s += behind_s
+        behind_s = 0.0
+        return clock.now_s
+
+    monkeypatch.setattr(sites, "settled_s", waited)
+    site, found = Site(), []
+    for _ in range(TRIALS + 4 + GOES_ON):
+        site.is_followed()
+        is_seen = site.begin(may_choose=True)
+        clock.now_s += 1
+        behind_s = max(behind_s - 1, 0) + (0.5 if is_seen else 3)
+        if is_seen:
+            site.end(n_known=1, n_new=0, n_unknown=0)
+        found.append(is_seen)
+    assert found[TRIALS + 4 :] == [True] * GOES_ON
+    assert len(waits) == 2 * 4
+
+
 def test_four_blocks_say_enough_where_one_way_takes_twice_as_long(clock: Clock) -> None:
     for seen_s, is_seen in ((0.3, True), (4.0, False)):
         found = ways(Site(), clock, TRIALS + 4 + GOES_ON, seen_s)
