@@ -123,11 +123,15 @@ def build(directory: Path) -> None:
     wanted = {directory / f"{source.key()}.so": source for source in (HITS, PROGRAM, POOL)}
     for path in set(directory.glob("*.so")) - set(wanted):
         path.unlink()
+    running = []
     for path, source in wanted.items():
         if not path.exists():
             made = path.with_suffix(f".{os.getpid()}")
-            subprocess.run([*source.command(), "-o", str(made)], check=True)
-            made.replace(path)
+            running.append((path, made, subprocess.Popen([*source.command(), "-o", str(made)])))
+    for path, made, process in running:
+        if process.wait():
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        made.replace(path)
 
 
 if __name__ == "__main__":
