@@ -21,6 +21,7 @@ TEST_ARGS ?= -n 2 -m 'not slow' $(FIRST_TESTS)
 ALL_ARGS ?= -n 2
 BENCH_ARGS ?=
 FUZZ_ARGS ?=
+GPU_ARGS ?=
 
 # nvFuser is built for one Python and one torch: a second environment, for its tests alone.
 NVFUSER_VENV ?= .venv-nvfuser
@@ -39,7 +40,7 @@ THIRDPARTY_STAMP := $(THIRDPARTY_VENV)/.installed-$(shell { cat pyproject.toml t
 	echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 THIRDPARTY_ARGS ?=
 
-.PHONY: help demo test test-all test-versions nvfuser nvfuser-environment conformance models fuzz thirdparty bench docs \
+.PHONY: help demo test test-all test-versions nvfuser nvfuser-environment gpu conformance models fuzz thirdparty bench docs \
 	lint fmt venv clean
 
 help:
@@ -48,6 +49,7 @@ help:
 	@echo 'make test-all   all of them, and PyTorch'\''s own databases run op by op (half an hour)'
 	@echo 'make test-versions   the core tests on Python 3.11 to 3.13 with torch 2.13, and on 3.11 with torch 2.10'
 	@echo 'make nvfuser   the core tests where nvFuser is: Python 3.12 and torch 2.10 (7 GB)'
+	@echo 'make gpu    on a machine with a GPU: what runs there, what is right and how fast, on one page'
 	@echo 'make conformance   compare with eager by all of PyTorch'\''s own test databases'
 	@echo 'make models train models of other libraries, all of them, lazily and eagerly'
 	@echo 'make fuzz   run random programs lazily and eagerly until interrupted'
@@ -92,6 +94,10 @@ nvfuser: $(NVFUSER_STAMP)
 	$(NVFUSER_VENV)/bin/python tests/device/stand_in.py $(NVFUSER_VENV)/bin/pytest $(ALL_ARGS) tests/device
 
 nvfuser-environment: $(NVFUSER_STAMP)
+
+# Ten minutes of a GPU, in whatever environment `PYTHON` is of, installed or not.
+gpu:
+	'$(PYTHON)' tests/device/gpu.py $(GPU_ARGS)
 
 $(NVFUSER_STAMP):
 	test -x $(NVFUSER_VENV)/bin/python || '$(NVFUSER_PYTHON)' -m venv $(NVFUSER_VENV)

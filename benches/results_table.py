@@ -62,10 +62,13 @@ def cpu_name() -> str:
 def commit() -> str:
     """The checkout's commit, marked if files differ from it."""
     git = ["git", "-C", str(Path(__file__).parent)]
-    answer = subprocess.run(
-        [*git, "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:  # there is no git
+        return "none"
     return answer.stdout.strip() or "none"

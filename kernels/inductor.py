@@ -1,7 +1,7 @@
 """The backend that fuses with Inductor: C++ kernels on the CPU, Triton kernels on CUDA.
 
 In: segments. Out: artifacts that any process on the same kind of machine can load (CPU), or kernels
-compiled in this process (CUDA: never yet run on a GPU).
+compiled in this process (on CUDA: by Triton; never yet run on a GPU).
 """
 
 from __future__ import annotations

@@ -95,6 +95,27 @@ def test_kernels_go_to_the_current_stream(compiled_here):
     assert [entry.stream for entry in entries] == [stream.cuda_stream]
 
 
+def test_pinned_memory_materializes(compiled_here):
+    x = torch.randn(64, 64, device="cuda")
+    with lazy_mode():
+        pinned = torch.empty(64, 64, pin_memory=True)
+        pinned.copy_(chain(x), non_blocking=True)
+    assert materialize(pinned).shape == (64, 64)
+
+
+def test_the_device_has_work_before_a_long_block_ends(compiled_here):
+    x = torch.randn(64, 64, device="cuda")
+    with lazy_mode():
+        for _ in range(2):
+            with stand_in.asked() as entries:
+                y = x
+                for _ in range(300):
+                    y = (y @ x) + 1
+            lazy_tensor.flush()
+    n = len(kernels(entries))
+    assert 400 < n < 600
+
+
 def test_segments_go_by_their_own_device(compiled_here):
     x = torch.randn(64, 64, device="cuda")
     y = torch.rand(64, 64)

@@ -1,0 +1,30 @@
+"""`make gpu` from end to end on the stand-in, but for most of its steps: what ends is told at once,
+and what is cut short tells what it came to.
+"""
+
+import gpu
+import pytest
+import stand_in
+
+pytestmark = pytest.mark.skipif(
+    not stand_in.is_loaded(), reason="needs python tests/device/stand_in.py pytest ..."
+)
+
+
+def test_a_page_is_written_as_its_steps_end(tmp_path, capsys):
+    names = ("doctor", "copy", "pointwise 64")
+    gpu.main(["--out", str(tmp_path), "--limit-s", "40", "--only", *names])
+    told = capsys.readouterr().out
+    assert [name for name in names if f"  {name}: " in told] == [*names]
+    page = (tmp_path / "gpu.md").read_text()
+    assert "- doctor: ok" in page
+    assert "- copy: ok, bytes_per_s: " in page
+    row = next(line for line in page.splitlines() if line.startswith("| pointwise 64 | "))
+    assert " ms | " in row
+    assert "a stand-in for an H200" in (tmp_path / "doctor.txt").read_text()
+
+
+def test_steps_are_named_once():
+    names = [step.name for step in gpu.steps()]
+    assert len(names) == len(set(names))
+    assert set(gpu.PROGRAMS) < set(names)
