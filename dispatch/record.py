@@ -57,6 +57,8 @@ from lazy_tensor.dispatch.trace import (
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
+KNOWN = frozenset({Rule.RECORD, Rule.IF_NO_DROPOUT})
+"""Rules of ops that may be recorded as they were before: their keys say how much they drop out."""
 
 
 def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
@@ -255,7 +257,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         """The next state if the call was seen here before, on leaves that have to come in."""
         if trace.is_outdated or not isinstance(func, OpOverload):
             return None
-        if rule_of(func) is not Rule.RECORD or settings.current().debug:
+        if rule_of(func) not in KNOWN or settings.current().debug:
             return None
         key = admit.retrace(trace, func, args, kwargs, not isinstance(owner, type))
         if key is None:
