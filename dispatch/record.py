@@ -75,8 +75,9 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
         owner: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         trace = _local.trace
-        trace.busy = True
-        if trace.claimed:
+        # in the middle of another call a finalizer may call this one: that goes on behind it
+        was_busy, trace.busy = trace.busy, True
+        if trace.claimed and not was_busy:
             traces.begin(trace)
         try:
             cold = trace.policy.cold
@@ -157,7 +158,7 @@ def recorder(tensor_class: type[Any]) -> Callable[..., Any]:
                 return miss(owner, trace, func, args, kwargs or {}, key)
             return step(trace, state, func, args)
         finally:
-            trace.busy = False
+            trace.busy = was_busy
 
     def wrapper(meta: tuple[Any, ...], value: Value, like: torch.Tensor | None) -> Any:
         out: Any = new_wrapper(tensor_class, meta, like)

@@ -1,10 +1,14 @@
 """Ops called in the middle of a hit: by a signal's handler, or by a finalizer."""
 
+import threading
+import time
+
 import torch
 
 import lazy_tensor
-from lazy_tensor import lazy_mode, materialize
+from lazy_tensor import lazy_mode, materialize, wrap
 from lazy_tensor.dispatch import grow, meta
+from lazy_tensor.dispatch.trace import local
 from tests.processes import run_python
 
 PROGRAM = """
@@ -56,6 +60,33 @@ print(len(others), "hits interrupted")
 def test_a_hit_in_python_may_be_interrupted_by_other_ops():
     shown = run_python("-c", PROGRAM, LAZY_TENSOR_HITS="python")
     assert int(shown.split()[0]) > 100
+
+
+def test_another_thread_waits_for_a_call_in_which_others_are_recorded(monkeypatch):
+    """Those of a finalizer, say: another thread would run half of what the first is recording."""
+    waited, others, wrapped = [], [], wrap(torch.ones(2))
+
+    def interrupted(*arguments):
+        if not waited:
+            thread = threading.Thread(target=materialize, args=(pending,))
+            waited.append(thread)
+            thread.start()
+            while not local.trace.claimed:
+                time.sleep(1e-3)
+            others.append(wrapped * 2)
+            thread.join(0.2)
+            assert thread.is_alive()
+        return meta.propagate(*arguments)
+
+    monkeypatch.setattr(grow, "propagate", interrupted)
+    lazy_tensor.cache_clear()
+    x = torch.arange(4.0)
+    with lazy_mode():
+        pending = x + 1
+        found = materialize(pending.cumsum(0))
+    waited[0].join()
+    assert torch.equal(found, (x + 1).cumsum(0))
+    assert others[0].tolist() == [2, 2]
 
 
 def test_what_is_recorded_may_be_run_while_a_meta_function_runs(monkeypatch):
