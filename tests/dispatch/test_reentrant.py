@@ -64,7 +64,9 @@ def test_a_hit_in_python_may_be_interrupted_by_other_ops():
 
 def test_another_thread_waits_for_a_call_in_which_others_are_recorded(monkeypatch):
     """Those of a finalizer, say: another thread would run half of what the first is recording."""
-    waited, others, wrapped = [], [], wrap(torch.ones(2))
+    waited: list[threading.Thread] = []
+    others: list[torch.Tensor] = []
+    wrapped = wrap(torch.ones(2))
 
     def interrupted(*arguments):
         if not waited:
