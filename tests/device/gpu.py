@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benches"))
 HERE = Path(__file__).parent
 PROGRAMS = (
     "gpt", "tiny_gpt", "llama", "resnet", "norm_gelu bfloat16", "pointwise 64", "adam_foreach",
@@ -87,7 +88,7 @@ class Page:
         (self.folder / "gpu.md").write_text(self.text())
 
     def text(self) -> str:
-        sys.path.append(str(ROOT / "benches"))
+        """The page, as it is now."""
         from results_table import circumstances, line_of
 
         columns = ["program", *SIDES, "host: eager", *SIDES[1:], "kernels: eager", *SIDES[1:]]
@@ -139,9 +140,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(step: Step, page: Page, left_s: float) -> None:
-    """The step's process and all that it started end with its time."""
+def run(step: Step, page: Page, limit_s: float) -> None:
+    """The step's process and all that it started end with its time, or the page's."""
     start = time.monotonic()
+    left_s = page.began + limit_s - start
     process = subprocess.Popen(
         step.command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, env=environment(),
@@ -168,9 +170,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stage in sorted({step.stage for step in chosen}):
         beside = [step for step in chosen if step.stage == stage]
         with ThreadPoolExecutor(6) as pool:
-            for step in beside:
-                left_s = options.limit_s - (time.monotonic() - page.began)
-                pool.submit(run, step, page, left_s)
+            for ended in [pool.submit(run, step, page, options.limit_s) for step in beside]:
+                ended.result()
 
 
 if __name__ == "__main__":

@@ -244,17 +244,9 @@ PROGRAMS: dict[str, Begin] = {
 }
 
 
-def title_of(name: str) -> str:
-    if name in TRAINED:
-        return str(TRAINED[name].__doc__)
-    function, _, rest = name.partition(" ")
-    return f"{function}, 64 x 64" if rest == "64" else f"{function}, {N} x {WIDTH}, {rest}"
-
-
 def measured(name: str, side: str, seconds: float) -> Measured:
     """Run one side of a program for about `seconds` once its kernels are there."""
     torch.manual_seed(0)
-    start = time.perf_counter()
     step = PROGRAMS[name](side)
     torch.cuda.synchronize()
     start = time.perf_counter()
