@@ -115,9 +115,7 @@ def _part_let_in(
             are_tiny.append(False)
             return key_part(trace.leaf_slots, host.tensor_class, argument)
         data = value.data
-        if data is None or not _is_simple(data):
-            raise _NeedsALook
-        if not in_mode and memory.is_shared(data):
+        if data is None or not _is_simple(data) or (not in_mode and memory.is_shared(data)):
             raise _NeedsALook
         passes = memory.is_exposed(data)
         if passes and kind is host.tensor_class:

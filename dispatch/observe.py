@@ -19,6 +19,7 @@ from torch.profiler import record_function
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan import Given, Plan, Step
 from lazy_tensor.dispatch.request import Request
+from lazy_tensor.dispatch.sites import settled_s
 from lazy_tensor.dispatch.trace import State, Trace
 from lazy_tensor.kernels.fusion import Fusion
 
@@ -138,8 +139,7 @@ def _timed(_: int) -> Iterator[None]:
     start = perf_counter()
     try:
         yield
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        settled_s()
     finally:
         if _timing.steps_s is not None:
             _timing.steps_s.append(perf_counter() - start)

@@ -129,9 +129,11 @@ def build(directory: Path) -> None:
             made = path.with_suffix(f".{os.getpid()}")
             running.append((path, made, subprocess.Popen([*source.command(), "-o", str(made)])))
     for path, made, process in running:
-        if process.wait():
+        if process.wait() == 0:
+            made.replace(path)
+    for _, _, process in running:  # when all have ended
+        if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
-        made.replace(path)
 
 
 if __name__ == "__main__":
