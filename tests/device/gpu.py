@@ -1,10 +1,10 @@
-"""Everything that only a GPU can tell, what tells most first: `make gpu`.
+"""The tests that need a GPU, and then measurements: `make gpu`.
 
     python tests/device/gpu.py [--out FOLDER] [--limit-s SECONDS] [--only NAME...]
 
-Each step is a process with a time limit of its own. A line says what came of it as soon as it ends,
-and FOLDER (`build/gpu`) then has it too: `gpu.md`, the page of results, and for each step all that
-it printed. A run that is cut short has told what it came to.
+Each step is a process with its own time limit. When it ends, a line gives its result. FOLDER
+(`build/gpu`) gets it too, in `gpu.md`, and all that the step printed in a file of its own. So a run
+that is cut short leaves the results of the steps before.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Step:
 
 
 def steps() -> list[Step]:
-    """All of them: what runs, what is right, then how fast. Kernels are compiled first, side by
-    side, so that the figures are of settled programs on an idle GPU."""
+    """All steps. Kernels are compiled before programs are measured, one program at a time."""
     python = sys.executable
     n_workers = str(max(2, (os.cpu_count() or 2) - 6))
     tests = (python, *PYTEST, f"{ROOT}/tests/nvfuser/test_gpu.py")

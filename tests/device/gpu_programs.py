@@ -340,7 +340,7 @@ def main() -> None:
             found: dict[str, Any] = dataclasses.asdict(
                 measured(options.name, side, options.seconds)
             )
-        except Exception as error:
+        except Exception as error:  # told in its place; the other sides are measured
             first = next(iter(str(error).splitlines()), "")
             found = {"side": side, "error": f"{type(error).__name__}: {first[:300]}"}
         print(json.dumps(found), flush=True)

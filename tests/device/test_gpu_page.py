@@ -1,8 +1,7 @@
-"""`make gpu` from end to end on the stand-in, but for most of its steps: what ends is told at once,
-and what is cut short tells what it came to.
-"""
+"""`make gpu` on the stand-in, with three of its steps: each writes its result when it ends."""
 
 import gpu
+import gpu_programs
 import pytest
 import stand_in
 
@@ -28,3 +27,9 @@ def test_steps_are_named_once():
     names = [step.name for step in gpu.steps()]
     assert len(names) == len(set(names))
     assert set(gpu.PROGRAMS) < set(names)
+
+
+def test_the_page_has_all_programs_and_sides():
+    """It names them itself: it is written where torch can't be imported, too."""
+    assert set(gpu.PROGRAMS) == set(gpu_programs.PROGRAMS)
+    assert gpu.SIDES == gpu_programs.SIDES
