@@ -32,7 +32,7 @@ from lazy_tensor.dispatch.plan import Plan, Planner
 from lazy_tensor.dispatch.remat import rematerialized
 from lazy_tensor.dispatch.rules import run_at_once
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trace import Node, Pending, Trace, Value, is_apart, live_values
+from lazy_tensor.dispatch.trace import Node, Pending, State, Trace, Value, is_apart, live_values
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.kernels import backend as backends
 from lazy_tensor.kernels import cache as caches
@@ -125,8 +125,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     """
     if trace.state is trace.root:
         return
-    where = user_line()
-    if not quiet and "flush" in settings.current().forbid:
+    where, now = user_line(), settings.current()
+    if not quiet and "flush" in now.forbid:
         raise RuntimeError(
             f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
             "move it out of the block, or call lazy_tensor.flush() first"
@@ -136,12 +136,11 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
     ends_stretch = trace.begun is trace.state
-    work = _Work(trace.pending(), perf_counter())
+    work = _Work(perf_counter())
     n_built, raised = STATS.counts["plans_built"], ""
     try:
-        while not trace.reset(work.pending):
-            work.pending = trace.pending()  # a signal's handler has recorded, or flushed, since
-        _compute(trace, work, cause, ends_stretch)
+        if not _run_known(trace, work, now):
+            _compute(trace, work, cause, ends_stretch)
     except BaseException as error:
         raised = type(error).__name__
         _salvage(trace, work, error)
@@ -149,9 +148,10 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     finally:
         seconds = perf_counter() - work.began_s
         watch.after_flush(watched, failed=bool(raised))
-        trace.remember(work.pending.state)
         plan = work.ran if isinstance(work.ran, Plan) else None
-        if work.pending.state.n_ops:
+        if work.state is not None:
+            trace.remember(work.state)
+        if work.state is not None and work.state.n_ops:
             trace.policy.grown_s = 0.0
             run_s = perf_counter() - work.planned_s
             trace.policy.add_flush(seconds, run_s=run_s, ends_region=ends_stretch)
@@ -159,13 +159,13 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
                 thread=traces.local.thread.name,
                 cause=cause,
                 where=where,
-                n_ops=work.pending.state.n_ops,
+                n_ops=work.state.n_ops,
                 began_s=work.began_s,
                 seconds=seconds,
                 plan_s=work.planned_s - work.began_s,
                 grown_s=grown_s,
                 raised=raised,
-                state=work.pending.state,
+                state=work.state,
                 first_new=first_new,
                 was_built=STATS.counts["plans_built"] > n_built,
             )
@@ -174,38 +174,61 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             if record.was_built:
                 trace.policy.note_new_plan()
             _account(record)
-    if plan is not None and not must_record(trace):
+    if plan is not None and not must_record(trace, now):
         trace.policy.note_kernels(plan)
     if MISJUDGED:
         _distrust()
-    if plan is not None and "compile" in settings.current().forbid:
+    if plan is not None and "compile" in now.forbid:
         _refuse_compiling(plan, where)
 
 
 class _Work:
     """What a flush has taken on, and how far it has come.
 
-    `alive` are the values that somebody holds, `ran` is what runs to compute them, and `given` has
-    what it gave, once it has. `began_s` and `planned_s` are times by `perf_counter`.
+    `pending` is the content that it takes out of the trace, `alive` are the values that somebody
+    holds, `ran` is what runs to compute them, and `given` has what it gave, once it has. `began_s`
+    and `planned_s` are times by `perf_counter`. C++ notes where the trace stood in `state`, and
+    only of a run that raises what it has `taken`: the fields of a `Pending`.
     """
 
-    __slots__ = ("alive", "began_s", "given", "pending", "planned_s", "ran")
+    __slots__ = ("alive", "began_s", "given", "pending", "planned_s", "ran", "state", "taken")
 
-    def __init__(self, pending: Pending, began_s: float) -> None:
-        self.pending = pending
+    def __init__(self, began_s: float) -> None:
+        self.state: State | None = None
+        self.pending: Pending | None = None
+        self.taken: tuple[Any, ...] | None = None
         self.alive: list[Value] = []
         self.ran: Plan | Graph | None = None
         self.given: list[Sequence[torch.Tensor]] = []
         self.began_s = self.planned_s = began_s
 
+    def take(self, trace: Trace) -> Pending:
+        """Take the trace's content out of it."""
+        while True:
+            self.pending = pending = trace.pending()
+            self.state = pending.state
+            if trace.reset(pending):
+                return pending
+            # a signal's handler has recorded, or flushed, since
+
+
+def _run_known(trace: Trace, work: _Work, now: settings.Settings) -> bool:
+    """Run a trace's content in C++, if its plan has run before and nobody looks."""
+    if hits.native is None or observe.is_looked_at() or not trace.goes_on_at(now):
+        return False
+    try:
+        return bool(hits.native.run_known(trace, now.plans_by, work))
+    finally:
+        STATS.counts["plans_reused"] += work.ran is not None
+
 
 def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
     """Compute what is alive of a trace's content, by its plan or call by call."""
-    pending = work.pending
+    pending = work.take(trace)
     ranges = observe.take_ranges(trace)
     hits.start_if_compiled()
     if pending.state.n_ops == 0:
-        _settle(work, ())
+        _settle(pending, work, ())
         return
     work.began_s = work.planned_s = perf_counter()
     work.alive = live_values(pending.values)
@@ -219,32 +242,36 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
     if isinstance(work.ran, Plan):
         ask_for_pool(work.ran)
     with observe.flush_shown(cause):
-        _run(work, ranges)
+        _run(pending, work, ranges)
 
 
 def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
     """After `error`, give each value its data, or the error as the failure that it raises if read.
 
-    Whatever raised, and wherever: no value may stay with neither, or with its place in a trace that
-    goes on. What has not run is run call by call: the program is past it.
+    Whatever raised, and wherever: no value that was taken may stay with neither, or with its place
+    in a trace that goes on. What has not run is run call by call: the program is past it.
     """
+    if work.taken is not None:
+        work.pending = Pending(*work.taken)
     pending = work.pending
+    if pending is None:
+        return  # nothing was taken, or all is done
     if trace.has(pending):
         trace.reset()
     left = live_values(pending.values)
     failure = error
     try:
         if work.given:
-            _settle(work, work.given[0])
+            _settle(pending, work, work.given[0])
             return
         with torch_private.kernels_only():
             computed = None if work.ran is None else rescue(error, work.ran, pending.scalars)
             if computed is None:
-                computed, failure = _computed_by_calls(work, left, error)
+                computed, failure = _computed_by_calls(pending, work, left, error)
         for value in left:
             if value.slot is not None:
                 value.data = computed.get(value.slot.index)
-        _share_with_plain(work)
+        _share_with_plain(pending, work)
     finally:
         failure = without_frames(failure)
         for value in left:
@@ -254,10 +281,9 @@ def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
 
 
 def _computed_by_calls(
-    work: _Work, left: list[Value], error: BaseException
+    pending: Pending, work: _Work, left: list[Value], error: BaseException
 ) -> tuple[dict[int, torch.Tensor], BaseException]:
     """What a trace of which nothing has run computes, by slot; and what the rest failed by."""
-    pending = work.pending
     live = tuple([value.slot.index for value in left if value.slot is not None])
     work.alive, work.ran = left, graph_of(pending.state.steps(), live)
     if len(pending.leaves) != len(work.ran.leaves):
@@ -282,8 +308,8 @@ def note_plan(record: FlushRecord, plan: Plan) -> None:
     record.steps_s = observe.times_s()
 
 
-def _run(work: _Work, ranges: observe.Noted) -> None:
-    pending, ran = work.pending, work.ran
+def _run(pending: Pending, work: _Work, ranges: observe.Noted) -> None:
+    ran = work.ran
     assert ran is not None, "it was planned"
     # what was recorded outside inference mode, or autocast, may be computed inside
     counted = pending.leaves if pending.state.counts_writes else ()
@@ -297,12 +323,12 @@ def _run(work: _Work, ranges: observe.Noted) -> None:
                 pending.state.plans = {}  # the next one lays these ops' results out
         else:
             work.given.append(interpret(ran, pending.leaves, pending.scalars))
-    _settle(work, work.given[0])
+    _settle(pending, work, work.given[0])
 
 
 def ask_for_pool(plan: Plan) -> None:
     """Have the memory of large results used again, once that pays."""
-    if plan.peak_bytes > POOLED_FROM_BYTES and not POOL.is_asked_for:
+    if plan.is_pooled and not POOL.is_asked_for:
         compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
 
 
@@ -331,16 +357,16 @@ def ask_for_hits() -> None:
         hits.EXTENSION.ask_for(compiler().disk, wait=False)
 
 
-def _settle(work: _Work, results: Sequence[torch.Tensor]) -> None:
+def _settle(pending: Pending, work: _Work, results: Sequence[torch.Tensor]) -> None:
     for value, data in zip(work.alive, results, strict=True):
         value.data = data
-    _share_with_plain(work)
-    _release(work.alive, work.pending.leaf_values)
+    _share_with_plain(pending, work)
+    _release(work.alive, pending.leaf_values)
 
 
-def _share_with_plain(work: _Work) -> None:
+def _share_with_plain(pending: Pending, work: _Work) -> None:
     """Note which values are views of plain tensors, whose ops nobody records outside the mode."""
-    pending, ran = work.pending, work.ran
+    ran = work.ran
     if ran is None or not (ran.parts_of_leaves and pending.plain):
         return
     plain = {ran.root[slot.index] for slot in pending.plain.values()}
@@ -428,8 +454,6 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
             )
 
 
-POOLED_FROM_BYTES = 4 << 20
-"""Peak of a plan from which memory is worth keeping: below it, the C library does."""
 NO_PLAN: Any = object()
 """Stands for a plan that could not be built."""
 MAX_PLANS_OF_A_STATE = 8

@@ -1,7 +1,8 @@
 """Recording a hit below Python: the C++ in folder `native`, and what it must know of this package.
 
 In: what `record` does for calls seen before. Out: such calls no longer reach `record`, and cost
-about what the op's dispatch costs in eager. Without a C++ compiler all goes on in Python.
+about what the op's dispatch costs in eager; a known plan is run by one call. Without a C++ compiler
+all goes on in Python.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 
 from lazy_tensor.dispatch import copies, memory, routes, settings
 from lazy_tensor.dispatch.host import Layout
+from lazy_tensor.dispatch.plan import Plan
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.rules import Rule, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
 from lazy_tensor.dispatch.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.disk import Disk
@@ -43,9 +46,9 @@ def use(
     loop's turn that ran unrecorded, and the arguments that a sparse result may have as its parts.
     """
     global _known
-    classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf)
+    classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
     _known = (classes, memory._exposed, memory._shared, _described, close_segment, at_turn,
-              _current, share_with_parts)  # fmt: skip
+              _current, share_with_parts, KERNEL_KEYS)  # fmt: skip
 
 
 def use_sharded(sharded_class: type[Any]) -> None:
@@ -86,6 +89,11 @@ EXTENSION = Extension(
 )
 if settings.records_in_python():
     EXTENSION.status = "LAZY_TENSOR_HITS is python"
+
+
+def sees_all() -> bool:
+    """Whether no mode but ours sees this thread's ops; False too where only C++ could tell."""
+    return native is not None and native.sees_all()
 
 
 def start_if_compiled() -> None:

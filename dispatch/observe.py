@@ -50,6 +50,13 @@ def is_timing() -> bool:
     return _timing.steps_s is not None
 
 
+def is_looked_at() -> bool:
+    """Whether a flush is timed or profiled, or ranges of the user's that were are open."""
+    open_ = _open
+    is_timed = _timing.steps_s is not None
+    return is_timed or torch_private.is_profiled() or bool(open_.noted or open_.names)
+
+
 def times_s() -> tuple[float, ...]:
     """Seconds that each step of the last plan took, if it was timed."""
     return tuple(_timing.steps_s or ())

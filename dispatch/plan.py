@@ -30,6 +30,10 @@ Given = list[Sequence[torch.Tensor]]
 """Where a run leaves its results: an interrupt may come before it returns."""
 
 
+POOLED_FROM_BYTES = 4 << 20
+"""Peak of a plan from which memory is worth keeping: below it, the C library does."""
+
+
 @dataclass(slots=True)
 class Step:
     """One instruction of a plan: what it reads, what it sets, and the nodes it stands for.
@@ -66,10 +70,10 @@ class Plan:
     """`run(leaves, scalars, given)` gives the live values.
 
     `root`, `lasting` and `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that
-    values made by the plan take at a time, those inside a kernel left out. `communicates`: other
-    ranks wait for it. `n_there` and `n_under_way` are the ops in kernels that are there, and that
-    are being built, as of the last `told()`. `is_checked`: its calls were seen to give what was
-    recorded.
+    values made by the plan take at a time, those inside a kernel left out. `is_pooled`: it takes
+    so much that its memory is worth keeping. `communicates`: other ranks wait for it. `n_there` and
+    `n_under_way` are the ops in kernels that are there, and that are being built, as of the last
+    `told()`. `is_checked`: its calls were seen to give what was recorded.
     """
 
     program: program.Program
@@ -85,8 +89,10 @@ class Plan:
     n_there: int = 0
     n_under_way: int = 0
     is_checked: bool = True
+    is_pooled: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
         self._distinct = tuple(dict.fromkeys(self.fusions))
 
     def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

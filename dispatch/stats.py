@@ -56,6 +56,7 @@ COMPILES_AFTER_S = 1.0
 """Seconds of work after which kernels are built in the background: a program that ends before would
 only be slowed down."""
 
+MAY_USE_GPU = bool(torch.version.cuda or torch.version.hip)
 MOST_BETWEEN_S = 0.1
 """Most seconds between two flushes for which a GPU is taken to be at work."""
 
@@ -100,7 +101,7 @@ class Stats:
     def add_work(self, began_s: float, seconds: float) -> None:
         """Account for a flush, or a replayed call. A GPU works between them, too, while the host
         does something else or waits for it."""
-        if torch.cuda.is_initialized():
+        if MAY_USE_GPU and torch.cuda.is_initialized():
             self.worked_s += min(max(0.0, began_s - self.ran_until_s), MOST_BETWEEN_S)
         self.worked_s += seconds
         self.ran_until_s = began_s + seconds

@@ -130,6 +130,8 @@ def _key_sets() -> tuple[Any, ...]:
 
 
 _INCLUDED, _BELOW_AUTOGRAD, _KERNELS = _key_sets()
+KERNEL_KEYS: tuple[int, int] = (_INCLUDED.raw_repr(), _KERNELS.raw_repr())
+"""The keys that `kernels_only()` includes and excludes, as C++ has them."""
 
 
 def kernels_only(*, dispatches: bool = False) -> AbstractContextManager[Any]:

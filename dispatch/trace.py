@@ -196,8 +196,8 @@ class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
     # not for size: `hits` finds what it needs by their offsets
-    __slots__ = ("_as_of", "_n_finals", "_n_forgotten", "_rooted", "_roots", "_told_by",
-                 "begun", "behind", "busy", "call", "claimed", "copies",
+    __slots__ = ("_as_of", "_n_finals", "_n_forgotten", "_root_is_for", "_rooted", "_roots",
+                 "_told_by", "begun", "behind", "busy", "call", "claimed", "copies",
                  "environment", "finals", "first_new", "holds", "is_outdated", "kept",
                  "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
                  "passing", "policy", "ran", "root", "roots", "scalars", "slots",
@@ -265,6 +265,7 @@ class Trace:
             self.values is not pending.values or self.state is not pending.state
         ):
             return False
+        self._root_is_for = (*told_by, self._as_of)
         self.environment = environment
         self.root = self.state = root
         self.noted = self.begun = root  # up to here calls are in the past, and the last break was
@@ -288,6 +289,11 @@ class Trace:
         if pending is not None and pending.noted is not pending.state:
             self.behind.append((pending.noted, pending.state))
         return True
+
+    def goes_on_at(self, now: settings.Settings) -> bool:
+        """Whether the next trace begins at the root of this one, if these settings are in force."""
+        is_inference, has_tape = torch.is_inference_mode_enabled(), self.tape is not None
+        return self._root_is_for == (now, is_inference, has_tape, _n_changes)
 
     def pending(self) -> Pending:
         """All that is pending. A flush takes it on, and then empties the trace by `reset`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import host, memory, noting, run_now, torch_private
+from lazy_tensor.dispatch import hits, host, memory, noting, run_now, torch_private
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import meta_of
@@ -96,12 +96,13 @@ class LazyTensor(host.ValueTensor):
     def item(self) -> torch.types.Number:
         """The value as a Python number.
 
-        Outside a mode the value is read without an op: torch imports its DTensor, which takes most
-        of a second, when the first op is dispatched to a tensor subclass.
+        It is read without an op unless a mode of somebody else's, or a `replay` that is recorded,
+        wants to see that. So it costs a third; and torch imports its DTensor, which takes most of a
+        second, when the first op is dispatched to a tensor subclass.
         """
-        if torch_private.is_mode_entered():
-            return super().item()
-        return _plain.item(read(self, ".item()"))
+        if not torch_private.is_mode_entered() or (hits.sees_all() and not local.trace.tape):
+            return _plain.item(read(self, ".item()"))
+        return super().item()
 
     def tolist(self) -> Any:
         return read_outside(self, ".tolist()").tolist()

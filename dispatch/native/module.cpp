@@ -5,10 +5,11 @@
 // In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
 // in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
-// `below.h` runs while a trace is cold; `past.h` has what ran lately.
-// `routes.h` has what torch would take apart otherwise than in eager. `sharded.h` goes between local
-// and sharded tensors. `watch.h` is for replays, which record nothing.
+// `below.h` runs while a trace is cold; `past.h` has what ran lately. `flush.h` runs what was
+// recorded. `routes.h` has what torch would take apart otherwise than in eager. `sharded.h` goes
+// between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
+#include "flush.h"
 #include "lines.h"
 #include "rests.h"
 #include "sharded.h"
@@ -35,6 +36,16 @@ PyObject* py_call_under_way(PyObject*, PyObject*) {
 PyObject* py_wake_up(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   return PyBool_FromLong(wake_up());
+  END_HANDLE_TH_ERRORS
+}
+
+// sees_all(): whether no mode but ours sees this thread's ops or functions.
+PyObject* py_sees_all(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
+  if (n_modes > 1 || at::impl::PythonTorchFunctionTLS::stack_len() > 0) Py_RETURN_FALSE;
+  return PyBool_FromLong(n_modes == 0 ||
+                         is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(0)));
   END_HANDLE_TH_ERRORS
 }
 
@@ -94,22 +105,26 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, exposed, shared, describe, close_segment, at_turn, current, share_with_parts), as
-// `hits.use` has them
+// install(classes, exposed, shared, describe, close_segment, at_turn, current, share_with_parts,
+// keys), as `hits.use` has them; `keys` are those included and excluded while a plan runs
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf;
-  if (!PyArg_ParseTuple(args, "(OOOOOOO)OOOOOOO", &tensor, &mode, &trace, &state, &slot, &policy,
-                        &leaf, &exposed, &shared, &describe, &close_segment, &at_turn,
-                        &current, &share_with_parts)) {
+  PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
+  unsigned long long included, excluded;
+  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
+                        &policy, &leaf, &plan, &exposed, &shared, &describe, &close_segment,
+                        &at_turn, &current, &share_with_parts, &included, &excluded)) {
     return nullptr;
   }
-  for (PyObject* kept : {tensor, mode, leaf, exposed, shared, describe, close_segment, at_turn,
-                         current, share_with_parts})
+  for (PyObject* kept : {tensor, mode, leaf, plan, exposed, shared, describe, close_segment,
+                         at_turn, current, share_with_parts})
     Py_INCREF(kept);
+  keys_included = DispatchKeySet::from_raw_repr(included);
+  keys_excluded = DispatchKeySet::from_raw_repr(excluded);
   tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
   mode_class = reinterpret_cast<PyTypeObject*>(mode);
   leaf_class = reinterpret_cast<PyTypeObject*>(leaf);
+  plan_class = reinterpret_cast<PyTypeObject*>(plan);
 #define FIND(group, cls, name) group.name.find(cls, #name)
   FIND(of_trace, trace, tape);
   FIND(of_trace, trace, state);
@@ -128,6 +143,16 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_trace, trace, slots);
   FIND(of_trace, trace, copies);
   FIND(of_trace, trace, root);
+  FIND(of_trace, trace, snapshot_slots);
+  FIND(of_trace, trace, kept);
+  FIND(of_trace, trace, passing);
+  FIND(of_trace, trace, noted);
+  FIND(of_trace, trace, begun);
+  FIND(of_trace, trace, behind);
+  FIND(of_trace, trace, twin);
+  FIND(of_trace, trace, first_new);
+  FIND(of_trace, trace, _rooted);
+  FIND(of_trace, trace, _roots);
   FIND(of_state, state, call);
   FIND(of_state, state, edges);
   FIND(of_state, state, generic);
@@ -143,6 +168,11 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_state, state, closes);
   FIND(of_state, state, n_slots);
   FIND(of_state, state, n_scalars);
+  FIND(of_state, state, plans);
+  FIND(of_state, state, counts_writes);
+  FIND(of_plan, plan, is_checked);
+  FIND(of_plan, plan, is_pooled);
+  FIND(of_plan, plan, parts_of_leaves);
   FIND(of_slot, slot, index);
   FIND(of_slot, slot, trace);
 #undef FIND
@@ -152,6 +182,9 @@ PyObject* py_install(PyObject*, PyObject* args) {
   name_slot = sure(PyUnicode_InternFromString("slot"));
   name_layout = sure(PyUnicode_InternFromString("_layout"));
   name_data = sure(PyUnicode_InternFromString("data"));
+  name_leaf = sure(PyUnicode_InternFromString("leaf"));
+  name_run = sure(PyUnicode_InternFromString("run"));
+  name_append = sure(PyUnicode_InternFromString("append"));
   visit_values_of<&of_lazy>(tensor_class);
   const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));
   sure(PyObject_SetAttrString(tensor, "_value", descriptor.get()));
@@ -186,6 +219,7 @@ PyMethodDef methods[] = {
     {"listen", py_listen, METH_O, nullptr},
     {"take_routes", py_take_routes, METH_NOARGS, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},
+    {"run_known", py_run_known, METH_VARARGS, nullptr},
     {"first_change", py_first_change, METH_VARARGS, nullptr},
     {"have_facets", py_have_facets, METH_VARARGS, nullptr},
     {"leaf_words", py_leaf_words, METH_O, nullptr},
@@ -197,6 +231,7 @@ PyMethodDef methods[] = {
     {"fetch", py_fetch, METH_O, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
     {"wake_up", py_wake_up, METH_NOARGS, nullptr},
+    {"sees_all", py_sees_all, METH_NOARGS, nullptr},
     {"pass_read", py_pass_read, METH_O, nullptr},
     {"passed_reads", py_passed_reads, METH_NOARGS, nullptr},
     {"met", py_met, METH_O, nullptr},

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <Python.h>
 #include <c10/core/InferenceMode.h>
@@ -82,6 +83,9 @@ class Member {
     PyObject* before = std::exchange(place(owner), value);
     Py_XDECREF(before);
   }
+  void swap(PyObject* owner, Ref& value) const {
+    value = Ref(std::exchange(place(owner), value.release()));
+  }
 
  private:
   PyObject*& place(PyObject* owner) const {
@@ -91,25 +95,32 @@ class Member {
 };
 
 struct {
-  Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, storages, scalars, policy,
-      claimed, is_outdated, busy, ran, slots, tape, copies, root;
+  Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, snapshot_slots, storages,
+      scalars, policy, claimed, is_outdated, busy, ran, slots, tape, copies, kept, passing, root,
+      noted, begun, behind, twin, first_new, _rooted, _roots;
 } of_trace;
 struct {
-  Member call, edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes, n_slots,
-      n_scalars;
+  Member call, edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes,
+      n_slots, n_scalars, plans, counts_writes;
 } of_state;
+struct {
+  Member is_checked, is_pooled, parts_of_leaves;
+} of_plan;
 struct {
   Member index, trace;
 } of_slot;
 Member address_of_policy, past_of_policy, number_of_layout, meta_of_layout, local_of_layout;
 
-PyTypeObject *tensor_class, *mode_class, *leaf_class;
+PyTypeObject *tensor_class, *mode_class, *leaf_class, *plan_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
 PyObject *exposed, *shared, *describe, *close_segment, *at_turn, *current, *share_with_parts;
 
 // Values of `cold_here` beside 0 and 1: see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, ALONE = 3;
-PyObject *name_value, *name_slot, *name_data, *name_layout;
+PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_run, *name_append;
+
+// Dispatch keys in force while a plan runs, as `torch_private.kernels_only` has them.
+DispatchKeySet keys_included, keys_excluded;
 
 enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
 

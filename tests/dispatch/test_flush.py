@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazy_tensor import (
     cache_clear,
@@ -15,6 +16,7 @@ from lazy_tensor import (
     stats,
     wrap,
 )
+from lazy_tensor import flush as flush_now
 from lazy_tensor.dispatch import flush, grow, rules
 from lazy_tensor.dispatch.closed_form import closed_form
 from lazy_tensor.dispatch.host import value_in
@@ -176,6 +178,59 @@ def test_failing_op_names_its_line_and_spares_what_came_before():
         assert torch.equal(materialize(before), table + 1)
         with pytest.raises(IndexError):
             after.tolist()
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self):
+        self.seen = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.seen.append(op)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.recorded
+def test_an_item_that_another_mode_sees_is_read_by_an_op():
+    x = torch.ones(3)
+    for _ in range(3):
+        with lazy_mode():
+            y = x.sum()
+            with _Ops() as mode:
+                assert y.item() == 3.0
+        assert torch.ops.aten._local_scalar_dense.default in mode.seen
+
+
+@pytest.mark.recorded
+def test_a_known_plan_runs_in_inference_mode_and_gives_ordinary_tensors():
+    x = wrap(torch.ones(3))
+    for _ in range(4):
+        y = x * 2
+        with torch.inference_mode():
+            assert y.sum().item() == 6.0
+        assert not materialize(y).is_inference()
+
+
+@pytest.mark.recorded
+def test_a_finalizer_that_records_while_a_known_plan_is_taken_on_loses_nothing():
+    x = torch.ones(3)
+    found: list[torch.Tensor] = []
+
+    class Late:
+        def __init__(self):
+            self.itself = self  # garbage, which a collection finds
+
+        def __del__(self):
+            found.append(x + len(found))
+
+    for n in range(6):
+        with lazy_mode():
+            y = x * n
+            Late()
+            z = y + 1
+            flush_now()
+            gc.collect()
+            assert torch.equal(z, x * n + 1)
+    assert all(torch.equal(one, x + i) for i, one in enumerate(found))
 
 
 def test_live_set_is_what_is_held():

@@ -1,0 +1,175 @@
+// A flush whose plan is known and was run before, as `flush._compute` does any other.
+
+#pragma once
+
+#include "tensors.h"
+
+namespace hits {
+
+// What a trace holds; an empty one's at first.
+struct Content {
+  Ref values{sure(PyList_New(0))}, leaf_values{sure(PyList_New(0))}, leaves{sure(PyList_New(0))},
+      scalars{sure(PyList_New(0))}, passing{sure(PyList_New(0))}, kept{sure(PyList_New(0))};
+  Ref leaf_slots{sure(PyDict_New())}, leaf_offsets{sure(PyDict_New())},
+      snapshot_slots{sure(PyDict_New())}, copies{sure(PyDict_New())}, storages{sure(PyDict_New())},
+      roots{sure(PyDict_New())};
+
+  // Exchange the content of the trace with this. Nothing is freed, so no finalizer sees a trace that
+  // is half empty.
+  void swap_with(PyObject* trace) {
+    of_trace.values.swap(trace, values);
+    of_trace.leaf_values.swap(trace, leaf_values);
+    of_trace.leaves.swap(trace, leaves);
+    of_trace.scalars.swap(trace, scalars);
+    of_trace.passing.swap(trace, passing);
+    of_trace.kept.swap(trace, kept);
+    of_trace.leaf_slots.swap(trace, leaf_slots);
+    of_trace.leaf_offsets.swap(trace, leaf_offsets);
+    of_trace.snapshot_slots.swap(trace, snapshot_slots);
+    of_trace.copies.swap(trace, copies);
+    of_trace.storages.swap(trace, storages);
+    of_trace._roots.swap(trace, roots);
+  }
+};
+
+// Have the trace stand at its root, as `Trace.reset` does. The trie keeps the states that it leaves.
+void restart(PyObject* trace) {
+  PyObject* root = of_trace.root.in(trace);
+  for (const Member* at : {&of_trace.state, &of_trace.noted, &of_trace.begun}) at->set(trace, root);
+  for (const Member* none : {&of_trace.twin, &of_trace.first_new, &of_trace.ran,
+                             &of_trace._rooted}) {
+    none->set(trace, Py_None);
+  }
+}
+
+void append(PyObject* items, PyObject* item) {
+  if (PyList_Check(items)) return sure(PyList_Append(items, item));
+  Ref(sure(PyObject_CallMethodOneArg(items, name_append, item)));
+}
+
+// Values that somebody besides the trace holds, as `liveness.live_values` tells, and their slots.
+struct Live {
+  std::vector<PyObject*> values;
+  Ref slots;
+
+  explicit Live(PyObject* all) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(all); ++i) {
+      PyObject* value = PyList_GET_ITEM(all, i);
+      if (Py_REFCNT(value) > 1 && slot_in(value).get() != Py_None) values.push_back(value);
+    }
+    slots = Ref(sure(PyTuple_New(static_cast<Py_ssize_t>(values.size()))));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const Ref slot = slot_in(values[i]);
+      PyTuple_SET_ITEM(slots.get(), static_cast<Py_ssize_t>(i),
+                       Ref::to(of_slot.index.in(slot.get())).release());
+    }
+  }
+  Ref list() const {
+    Ref made(sure(PyList_New(0)));
+    for (PyObject* value : values) append(made.get(), value);
+    return made;
+  }
+};
+
+void put_in(PyObject* value, PyObject* Value::* member, PyObject* name, PyObject* held) {
+  if (Py_TYPE(value) != &value_type) return sure(PyObject_SetAttr(value, name, held));
+  const Ref before(std::exchange(reinterpret_cast<Value*>(value)->*member, Ref::to(held).release()));
+}
+
+// Forget the value's place in the trace that was run.
+void release(PyObject* value) {
+  put_in(value, &Value::slot, name_slot, Py_None);
+  put_in(value, &Value::leaf, name_leaf, Py_None);
+}
+
+void settle(const Live& live, PyObject* results) {
+  TORCH_CHECK(PyTuple_GET_SIZE(results) == static_cast<Py_ssize_t>(live.values.size()),
+              "a plan gives as many results as there are live values");
+  for (size_t i = 0; i < live.values.size(); ++i) {
+    put_in(live.values[i], &Value::data, name_data,
+           PyTuple_GET_ITEM(results, static_cast<Py_ssize_t>(i)));
+    release(live.values[i]);
+  }
+}
+
+bool is_empty(PyObject* sized) { return PyObject_Size(sized) == 0; }
+
+// The plan of a state for these live values, if it was checked and needs nothing that only Python
+// does: the memory pool, counts of writes, a look at results that share a plain tensor's memory.
+Ref plan_of(PyObject* trace, PyObject* plans_by, const Live& live) {
+  PyObject* state = of_trace.state.in(trace);
+  PyObject* plans = of_state.plans.in(state);
+  if (plans == nullptr || !PyDict_Check(plans) || of_state.counts_writes.in(state) == Py_True) {
+    return Ref();
+  }
+  const Ref key(sure(PyTuple_Pack(2, live.slots.get(), plans_by)));
+  Ref plan = Ref::to(PyDict_GetItemWithError(plans, key.get()));
+  if (plan.get() == nullptr && PyErr_Occurred()) throw python_error();
+  if (plan.get() == nullptr || Py_TYPE(plan.get()) != plan_class) return Ref();
+  const bool is_simple = of_plan.is_checked.in(plan.get()) == Py_True &&
+                         of_plan.is_pooled.in(plan.get()) == Py_False &&
+                         (is_empty(of_plan.parts_of_leaves.in(plan.get())) ||
+                          is_empty(of_trace.leaf_slots.in(trace)));
+  return is_simple ? std::move(plan) : Ref();
+}
+
+// Run a plan, which appends its results to `given`; false if it raised.
+bool run(PyObject* plan, const Content& content, PyObject* given) {
+  std::optional<c10::InferenceMode> ordinary;
+  if (c10::InferenceMode::is_enabled()) ordinary.emplace(false);
+  const c10::impl::ForceDispatchKeyGuard guard(keys_included, keys_excluded);
+  const Ref done(PyObject_CallMethodObjArgs(plan, name_run, content.leaves.get(),
+                                            content.scalars.get(), given, nullptr));
+  return done.get() != nullptr;
+}
+
+void put(PyObject* work, const char* name, PyObject* object) {
+  sure(PyObject_SetAttrString(work, name, object));
+}
+
+// run_known(trace, plans_by, work): run what the trace has recorded, if its plan is known. Returns
+// whether it did; if not, nothing has changed. `work` is a `flush._Work`, filled in as far as the
+// run comes. The trace goes on at its root.
+PyObject* py_run_known(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *trace, *plans_by, *work;
+  if (!PyArg_ParseTuple(args, "OOO", &trace, &plans_by, &work)) return nullptr;
+  const Ref state = Ref::to(of_trace.state.in(trace)), noted = Ref::to(of_trace.noted.in(trace));
+  const Ref values = Ref::to(of_trace.values.in(trace));
+  Content content;
+  const Ref given(sure(PyList_New(0)));
+  const Live live(values.get());
+  const Ref plan = plan_of(trace, plans_by, live);
+  if (plan.get() == nullptr) Py_RETURN_FALSE;
+  const Ref hits(sure(PyTuple_Pack(2, noted.get(), state.get())));
+  if (of_trace.values.in(trace) != values.get() || of_trace.state.in(trace) != state.get()) {
+    Py_RETURN_FALSE;  // a finalizer has run ops
+  }
+  put(work, "state", state.get());
+  content.swap_with(trace);
+  restart(trace);
+  if (noted.get() != state.get()) append(of_trace.behind.in(trace), hits.get());
+  for (Ref* freed : {&content.kept, &content.copies}) *freed = Ref();  // the plan may want memory
+  if (!run(plan.get(), content, given.get())) {
+    PyObject *type, *error, *place;
+    PyErr_Fetch(&type, &error, &place);
+    const Ref pending(sure(PyTuple_Pack(
+        7, state.get(), noted.get(), values.get(), content.leaf_values.get(), content.leaves.get(),
+        content.leaf_slots.get(), content.scalars.get())));
+    put(work, "taken", pending.get());
+    put(work, "alive", live.list().get());
+    put(work, "ran", plan.get());
+    put(work, "given", given.get());
+    PyErr_Restore(type, error, place);
+    return nullptr;
+  }
+  put(work, "ran", plan.get());
+  settle(live, PyList_GET_ITEM(given.get(), 0));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(content.leaf_values.get()); ++i) {
+    release(PyList_GET_ITEM(content.leaf_values.get(), i));
+  }
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace hits
