@@ -1,8 +1,7 @@
 """A value looked at from a debugger: computed op by op, aside, with the trace left as it was.
 
 In: a value that waits. Out: its tensor, or None where it can't be had without effects. Nothing is
-planned or compiled, what is pending stays pending, and memory that pending calls write is written
-in copies.
+planned or compiled, and what is pending stays pending.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from functools import lru_cache
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.graph import Graph, graph_of, with_nodes
-from lazy_tensor.dispatch.interpret import interpret
-from lazy_tensor.dispatch.trace import Node, Trace, Value, local
+from lazy_tensor.dispatch.aside import Aside
+from lazy_tensor.dispatch.trace import Trace, Value, local
 
 LOOKERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "debugpy", "IPython.core.displayhook",
            "IPython.core.formatters")  # fmt: skip
@@ -86,40 +84,8 @@ def peek_memory(trace: Trace, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _computed(trace: Trace, index: int) -> torch.Tensor | None:
-    whole = graph_of(trace.state.steps(), (index,))
-    graph = with_nodes(whole, _needed_for(whole, index))
-    if any(node.facts.communicates for node in graph.nodes):
+    aside = Aside(trace.state, index)
+    if aside.communicates:
         return None
-    with _unseen_by(trace), torch_private.kernels_only():
-        (found,) = interpret(graph, _aside(graph, trace.leaves), list(trace.scalars))
-    return found
-
-
-def _needed_for(graph: Graph, slot: int) -> list[Node]:
-    """The calls that one value depends on, in order."""
-    wanted = {graph.root[slot]}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        touched = (*(out for out in node.outs if out is not None), *node.writes)
-        if any(graph.root[one] in wanted for one in touched):
-            kept.append(node)
-            wanted.update(graph.root[one] for one in node.reads)
-    kept.reverse()
-    return kept
-
-
-def _aside(graph: Graph, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves, copies in place of those whose memory is written; what shares memory still
-    does."""
-    written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
-    copies: dict[int, torch.UntypedStorage] = {}
-    found: list[torch.Tensor] = []
-    for leaf, data in zip(graph.leaves, leaves, strict=True):
-        root = graph.root[leaf.slot]
-        if root in written:
-            if root not in copies:
-                copies[root] = data.untyped_storage().clone()
-            place = (data.storage_offset(), data.shape, data.stride())
-            data = torch.empty(0, dtype=data.dtype, device=data.device).set_(copies[root], *place)
-        found.append(data)
-    return found
+    with _unseen_by(trace):
+        return aside(trace.leaves, trace.scalars)

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import host, memory, noting, observe, settings, torch_private, watch
-from lazy_tensor.dispatch.admit import flush_foreign, is_plain
+from lazy_tensor.dispatch.admit import admit, flush_foreign, is_plain, slot_of
 from lazy_tensor.dispatch.failure import without_frames
 from lazy_tensor.dispatch.flush import flush
 from lazy_tensor.dispatch.meta import (
@@ -29,7 +29,7 @@ from lazy_tensor.dispatch.meta import (
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.rules import READS_VALUES, Rule, needs_care, rule_of
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.tape import Draw, drawn
+from lazy_tensor.dispatch.tape import Draw, Read, drawn
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trace import Trace, Value, local
 from lazy_tensor.dispatch.where import user_line
@@ -59,6 +59,8 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
     if trace.tape is not None:
         if request.facts.is_random and not request.tensors:
             return _returned(drawn(trace, Draw(request)), {}, True)
+        if request.op is ITEM and (known := _read_on_tape(trace, request)) is not None:
+            return known.number
         trace.tape.ran_at_once(request, reason)
     if noting.is_break(request):
         noting.at_read(trace)
@@ -79,6 +81,16 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
     if request.op in torch_private.RANGE_OPS:
         observe.note_range(trace, request)
     return result
+
+
+def _read_on_tape(trace: Trace, request: Request) -> Read | None:
+    """What the tape reads of a tensor, without a flush; None if it can't."""
+    (tensor,) = request.tensors
+    if host.layout_of(tensor) is not None or admit(trace, request) is not None:
+        return None
+    slot = slot_of(trace, tensor)
+    found: Read | None = None if slot is None else trace.tape.read(slot.index)
+    return found
 
 
 ITEM = torch.ops.aten._local_scalar_dense.default

@@ -1,23 +1,47 @@
 """What one call of a function records, taken down so that it can run again without the function.
 
-In: each op that runs at once, and each flush, while a tape is on a trace. Out: what was drawn, or
-the first thing that keeps the call from being one trace. `lazy_tensor.replay` puts tapes on.
+In: each op that runs at once, and each flush, while a tape is on a trace. Out: what was drawn and
+what was read, or the first thing that keeps the call from being one trace. `lazy_tensor.replay`
+puts tapes on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lazy_tensor.dispatch.aside import Aside
 from lazy_tensor.dispatch.meta import Meta, meta_of
 from lazy_tensor.dispatch.request import Request
 from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only
 from lazy_tensor.dispatch.trace import Trace, local
 from lazy_tensor.dispatch.where import user_line
 from lazy_tensor.dispatch.wording import op_name
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A number that the call read at `where`, as `.item()` does, behind so many ops: the value of a
+    slot, which `aside` computes."""
+
+    n_ops: int
+    slot: int
+    number: Any
+    where: str
+    aside: Aside
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that read the same there."""
+        return (self.where, repr(self.number), self.n_ops, self.slot)
+
+
+MOST_READS = 64
+"""Reads of a call: each is computed by itself at every replay."""
 
 
 class Draw:
@@ -96,6 +120,12 @@ def drawn(trace: Trace, draw: Draw) -> torch.Tensor:
     return draw() if tape is None else tape.drawn(draw)
 
 
+def is_random_on_tape() -> bool:
+    """Whether a tape is on this thread's trace that has noted a draw."""
+    tape = local.trace.tape
+    return tape is not None and bool(tape.draws)
+
+
 def stop_tape(why: str) -> None:
     """Take the tape off this thread's trace, if one is on: `why` this line can't be replayed."""
     if local.trace.tape is not None:
@@ -122,12 +152,13 @@ class Tape:
 
     `generators` are those besides torch's own that the call may draw from. `obstacle` says why the
     call can't be repeated from what the trace holds, once something stood in the way: the tape is
-    off the trace then. `draws` are what was drawn, with the results.
+    off the trace then. `draws` are what was drawn, with the results; `reads` is what was read.
     """
 
     def __init__(self, trace: Trace, generators: Iterable[torch.Generator] = ()) -> None:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
+        self.reads: list[Read] = []
         self._trace = trace
         known = (*_default_generators(), *generators)
         self._states = {generator_id(g): (g, g.get_state()) for g in known}
@@ -167,6 +198,15 @@ class Tape:
         self._states[generator_id(generator)] = (generator, generator.get_state())
         self.draws.append((draw, result))
         return result
+
+    def read(self, slot: int) -> Read | None:
+        """The number in a slot, noted; None if it can't be had without effects."""
+        trace, aside = self._trace, Aside(self._trace.state, slot)
+        if aside.communicates or len(self.reads) >= MOST_READS:
+            return None
+        number = torch.Tensor.item(aside(trace.leaves, trace.scalars))
+        self.reads.append(Read(trace.state.n_ops, slot, number, user_line(), aside))
+        return self.reads[-1]
 
     def ran_at_once(self, request: Request, reason: str) -> None:
         """Note that an op was run, not recorded. What only marks a place for profilers may be left

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -470,6 +470,72 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
+@contextmanager
+def noting_saved_tensors_hooks() -> Iterator[list[Any]]:
+    """Context manager: the list gets an item for each `saved_tensors_hooks` that is entered, as
+    checkpointing does."""
+    entered: list[Any] = []
+    push = torch._C._autograd._push_saved_tensors_default_hooks
+
+    def noted(pack: Any, unpack: Any) -> None:
+        entered.append(pack)
+        push(pack, unpack)
+
+    torch._C._autograd._push_saved_tensors_default_hooks = noted  # type: ignore[assignment]
+    try:
+        yield entered
+    finally:
+        torch._C._autograd._push_saved_tensors_default_hooks = push
+
+
+def has_python_nodes(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a node of the tensors' graphs is of an `autograd.Function` of Python's, those of
+    backward hooks of modules left out."""
+    waiting = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        is_hook = type(node).__name__ == "BackwardHookFunctionBackward"
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_hook:
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+@contextmanager
+def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Run no hooks of `Tensor.register_hook` of these tensors meanwhile."""
+    hooked = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
+    try:
+        for hooks, _ in hooked:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, kept in hooked:
+            hooks.update(kept)
+
+
+def is_flat_list(structure: Any) -> bool:
+    """Whether a structure of pytree's is a list of leaves."""
+    return structure.type is list and structure.num_leaves == structure.num_children
+
+
+def call_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What calling the module gives, its hooks included, whatever `call_by` put in its place."""
+    return module._call_impl(*args, **kwargs)
+
+
+def call_by(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
+    """Have `call` run in place of the module when that is called; None for the module itself.
+
+    It is no part of the module's state, nor of its copies: as `Module.compile` keeps what it made.
+    """
+    module._compiled_call_impl = call
+
+
 def hooks_of_all_modules() -> list[tuple[str, Any]]:
     """The dicts of hooks that every module, or optimizer, runs."""
     found: list[tuple[str, Any]] = []
@@ -533,8 +599,9 @@ def _count_reading(change: int) -> None:
                 module._get_value = new  # type: ignore[attr-defined]
 
 
-def is_watched(own: type[Any]) -> str | None:
-    """What besides a mode of class `own` sees ops, or functions, as they are called; or None."""
+def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
+    """What besides a mode of class `own` sees ops, or functions, as they are called; or None. With
+    `saves` what sees the tensors that autograd saves counts too."""
     n_modes = torch._C._len_torch_dispatch_stack()
     modes = [torch._C._get_dispatch_stack_at(i) for i in range(n_modes)]
     if not all(type(mode) is own for mode in modes):
@@ -543,7 +610,7 @@ def is_watched(own: type[Any]) -> str | None:
         return "a TorchFunctionMode is active (torch.set_default_device is one)"
     if torch._C._functorch.maybe_current_level() is not None:
         return "a transform of torch.func is active"
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if saves and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks for saved tensors are active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
@@ -753,15 +820,34 @@ def _surrounded(
     return surrounded
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+Autocast = tuple[tuple[bool, torch.dtype], ...]
+
+
+def autocast_state() -> Autocast:
+    """Whether autocast is on, and its dtype, for the CPU and for CUDA."""
+    return tuple([
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+    ])  # fmt: skip
+
+
+@contextmanager
+def autocast_as(state: Autocast) -> Iterator[None]:
+    """Autocast as `autocast_state()` told."""
+    with ExitStack() as stack:
+        for device, (enabled, dtype) in zip(_AUTOCAST_DEVICES, state, strict=True):
+            if enabled or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype, enabled))
+        yield
+
+
 def call_environment() -> tuple[object, ...]:
     """What a call's ops depend on besides its arguments: `environment()`, autograd and autocast."""
     return (
         *environment(),
         torch.is_grad_enabled(),
-        *(
-            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
-        ),
+        *autocast_state(),
         torch.is_autocast_cache_enabled(),
         torch.is_anomaly_enabled(),
         torch._C._get_flash_sdp_enabled(),

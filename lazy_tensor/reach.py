@@ -408,7 +408,7 @@ class Picture:
         names_of: dict[int, str] = {}
         for i, tensor in enumerate(given):
             if not self.has(tensor):
-                names_of[id(tensor)] = name = f"argument {i}"
+                names_of[id(tensor)] = name = f"tensor {i} among the arguments"
                 self._visit(name, tensor)
                 self._explore()
             if id(tensor) in names_of:

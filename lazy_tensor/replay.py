@@ -38,6 +38,7 @@ from lazy_tensor.tensor import LazyTensor, flush_here
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
 
 MOST_SIGNATURES, SIGNATURES_BEFORE_WARNING = 64, 16
 MOST_SETTLED = 4
@@ -162,8 +163,8 @@ class ReplayOptions(Options, total=False):
 class Replay(Generic[P, R]):
     """A function as `replay` gives it.
 
-    `n_replayed` and `n_recorded` count its calls; `obstacle` says why the last one that was
-    recorded was, "" if none stands in the way.
+    `n_replayed` and `n_recorded` count its calls, `n_signatures` the kinds of arguments that came;
+    `obstacle` says why the last call that was recorded was, "" if none stands in the way.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Replay(Generic[P, R]):
         warmup: int = 1,
         verify_every: int = 1000,
         cuda_graphs: bool = False,
+        is_part: bool = False,
         **options: Any,
     ) -> None:
         if not callable(function):
@@ -189,13 +191,14 @@ class Replay(Generic[P, R]):
         self._warmup = warmup
         self._verify_every = verify_every
         self._cuda_graphs = cuda_graphs
+        self._is_part = is_part  # of a module's: see `replay_module`
         self._captured: Captured | None = None  # of the call that settled last
         self._options = options
         self._lock = threading.RLock()
         self._here = threading.local()
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
         self._told: set[str] = set()
-        self._n_signatures = 0
+        self.n_signatures = 0
         self.obstacle = ""
         self.n_replayed = self.n_recorded = 0
         self._replayed_s, self._fastest_recorded_s = 0.0, math.inf
@@ -218,10 +221,21 @@ class Replay(Generic[P, R]):
         finally:
             self._here.is_inside = False
 
+    def ran(self) -> Settled | None:
+        """What this thread's last call was replayed by; None if it was recorded."""
+        found: Settled | None = getattr(self._here, "ran", None)
+        return found
+
+    def recorded(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """A call that is recorded, and says nothing about others."""
+        result: R = self._recorded(args, kwargs)
+        return result
+
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = perf_counter()
+        self._here.ran = None
         flush_here("replay", quiet=True)
-        watched = torch_private.is_watched(RecordingMode)
+        watched = torch_private.is_watched(RecordingMode, saves=not self._is_part)
         if watched is not None:
             self._meet(watched)
             return self._function(*args, **kwargs)
@@ -231,8 +245,8 @@ class Replay(Generic[P, R]):
         if known is None:
             known = _Signature(arguments.objects)
             self._signatures.put(key, known)
-            self._n_signatures += 1
-            if self._n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
+            self.n_signatures += 1
+            if self.n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
                 self._meet(NEVER_THE_SAME, tells=True)
         verified = None
         with self._lock:
@@ -250,6 +264,7 @@ class Replay(Generic[P, R]):
                 self.obstacle = ""
                 result = settled.run(found, arguments.tensors)
                 self._account(start)
+                self._here.ran = settled
                 return result
         if verified is not None:
             return self._verified(known, verified, arguments, args, kwargs)
@@ -285,7 +300,10 @@ class Replay(Generic[P, R]):
     def _settled(self, taken: Take, before: Outline, arguments: Arguments) -> Settled:
         name = f"replay({self._name})"
         with lazy_mode(**self._options):  # the plan is made as the options want it
-            settled = Settled(taken, before, arguments.tensors, name, cuda_graphs=self._cuda_graphs)
+            settled = Settled(
+                taken, before, arguments.tensors, name,
+                cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
+            )  # fmt: skip
         self._captured = settled.captured
         return settled
 
@@ -340,6 +358,7 @@ class Replay(Generic[P, R]):
                 self._meet(str(error))
                 return result
             again.n_runs = settled.n_runs + 1
+            again.companion = settled.companion
             known.settled.insert(0, again)
         return result
 
@@ -421,15 +440,18 @@ def _remedy(obstacle: str) -> str:
 
 _REMEDIES = {
     **dict.fromkeys(
-        ("it reads values", "reads a tensor's values"),
-        "move .item(), float() or `if tensor` out of the function; optimizers with a tensor as "
-        "lr: fused=True or capturable=True",
+        ("it reads values", "reads a tensor's values", "where the call before read"),
+        "what is read decides what a call does, so it must come again: compare tensors, as in "
+        "`if norm > 1`, move .item() or float() out of the function, or return the tensor; "
+        "optimizers with a tensor as lr: fused=True or capturable=True",
     ),
     "where the call before gave it": "a number that changes must come in as a tensor; so must an "
     "optimizer's betas, and the rate of an optimizer that isn't torch's own",
 }
 
 
+@overload
+def replay(function: M, **options: Unpack[ReplayOptions]) -> M: ...  # type: ignore[overload-overlap]
 @overload
 def replay(function: Callable[P, R], **options: Unpack[ReplayOptions]) -> Replay[P, R]: ...
 @overload
@@ -442,7 +464,13 @@ def replay(function: Any = None, **options: Any) -> Any:
     without the function's Python: tensors among the arguments by position; parameters, buffers,
     optimizer state by identity, read anew each call. What it leaves behind (`p.grad`, caches) gets
     the new values in the same objects; returned tensors are new ones; random ops draw fresh
-    numbers. Anything that the function can see and that changed has the call recorded again.
+    numbers. Values that the function reads (`if mask.all()`) are computed first, and have the call
+    recorded again if they are others. Anything else that the function can see and that changed does
+    so too.
+
+    `replay(model)` gives the same module, whose calls are replayed: forward, and the backward of
+    what it gave, join the program's autograd as one node. The loss, the optimizer and all else stay
+    outside and run as they did. Copies of the module, and its pickle, are not replayed.
 
     `warmup` calls are recorded before the first is compared. One in `verify_every` replays is
     recorded and compared; RuntimeError if it did something else (0: never). With `cuda_graphs` a
@@ -453,4 +481,8 @@ def replay(function: Any = None, **options: Any) -> Any:
     """
     if function is None:
         return functools.partial(replay, **options)
+    if isinstance(function, torch.nn.Module):
+        from lazy_tensor.replay_module import replay_module  # which imports `Replay`
+
+        return replay_module(function, options)
     return Replay(function, **options)

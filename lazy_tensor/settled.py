@@ -67,7 +67,8 @@ class Settled:
 
     Made when the call's ops have run; `before` is the outline of one before it that did the same,
     `tensors` are those among its arguments, `name` is what the flush log calls its runs. With
-    `cuda_graphs` the plan becomes one if it can. RuntimeError if its ops can't be planned.
+    `cuda_graphs` the plan becomes one if it can; with `gives_plain` the results are plain tensors.
+    RuntimeError if its ops can't be planned.
 
     A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
     same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
@@ -82,6 +83,7 @@ class Settled:
         name: str,
         *,
         cuda_graphs: bool = False,
+        gives_plain: bool = False,
     ) -> None:
         self.outline = outline = take.outline
         self.name = name
@@ -104,6 +106,7 @@ class Settled:
         if cuda_graphs:
             self.captured = Captured(plan, outline.state, numbers_change=self._recount.is_needed)
         self._draws = take.draws
+        self._reads = take.reads
         self._constants = take.constants
         self._of_leaves = _Told(take.metadata, metadata, "leaf_words")
         self._holdings = take.after.holdings
@@ -117,6 +120,11 @@ class Settled:
         self._find_leaves(take)
         self._returned = [self._handed_back(one, take) for one in outline.returned]
         self._gives_one = outline.structure.is_leaf()
+        self._gives_list = torch_private.is_flat_list(outline.structure)
+        self._gives_plain = gives_plain
+        self.companion: Any = None
+        """Of a module's forward: the `Replay` of its backward."""
+        self._left_slots = {one.slot for one in outline.left}
         self._instances = take.after.instances
         self._classes = [type(instance) for instance in self._instances]
         leaves = [step for step in outline.state.steps() if isinstance(step, Leaf)]
@@ -179,6 +187,9 @@ class Settled:
 
     def _handed_back(self, one: Returned, take: Take) -> Returned:
         """What is returned, an object at an open place by how to find it."""
+        if one.kind == "data":
+            dtype, _, _, _, values = one.name
+            return Returned("data", torch.tensor(values, dtype=dtype))
         if one.kind not in ("left", "place"):
             return one
         name, key = one.name
@@ -262,7 +273,12 @@ class Settled:
         if self._evicts and self._lines is None and hits.native is not None:
             looked_at = [*self._fixed.objects(), *self._watched, *lasting, *found]
             self._lines = hits.native.lines(looked_at)
-        return Found(leaves, self._numbers(leaves), lasting)
+        scalars = self._numbers(leaves)
+        for read in self._reads:
+            number = torch.Tensor.item(read.aside(leaves, scalars))
+            if not is_same(number, read.number):
+                raise Changed(f"it reads {number!r} at {read.where}, it was {read.number!r}")
+        return Found(leaves, scalars, lasting)
 
     def _numbers(self, leaves: list[Any]) -> list[complex]:
         """The numbers that the trace gets."""
@@ -388,11 +404,20 @@ class Settled:
         values: dict[int, Value] = {}
         found: list[Any] = []
         for one in self._returned:
+            if self._gives_plain and one.kind == "slot" and one.layout is None:
+                data = of_slot[one.name]
+                if one.name in self._left_slots:
+                    memory.share(data)
+                found.append(data)
+                continue
             if one.kind == "argument":
                 found.append(tensors[one.name])
                 continue
             if one.kind in ("constant", "object"):
                 found.append(one.name)
+                continue
+            if one.kind == "data":
+                found.append(torch_private.copy_of(one.name))
                 continue
             if one.kind in ("open", "again"):
                 found.append(one.name(tensors) if one.kind == "open" else found[one.name])
@@ -412,6 +437,8 @@ class Settled:
             elif one.grad:
                 tensor = torch_private.differentiated(tensor)
             found.append(tensor)
+        if self._gives_list:
+            return found
         return found[0] if self._gives_one else pytree.tree_unflatten(found, self.outline.structure)
 
     def _fail(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from lazy_tensor.counts import Count, Counts, Formulas
 from lazy_tensor.dispatch import hits, host, torch_private, watch
 from lazy_tensor.dispatch.grow import wrapper_arguments
 from lazy_tensor.dispatch.meta import is_marked, meta_of
-from lazy_tensor.dispatch.tape import Draw, Tape
+from lazy_tensor.dispatch.tape import Draw, Read, Tape
 from lazy_tensor.dispatch.trace import Leaf, Node, State, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
 from lazy_tensor.kernels.segment import Ref, ScalarRef
@@ -60,10 +61,10 @@ class Left:
 class Returned:
     """A leaf of what the call gave back: `kind` and its number, constant or object.
 
-    "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`; "argument",
-    "place" and "left" are the very object, "again" is what an earlier one is, "constant" is no
-    tensor. `grad` says whether the tensor requires one ("leaf") or has been differentiated
-    ("spent").
+    "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`, "data" one of
+    these values; "argument", "place" and "left" are the very object, "again" is what an earlier one
+    is, "constant" is no tensor. `grad` says whether the tensor requires one ("leaf") or has been
+    differentiated ("spent").
     """
 
     kind: str
@@ -82,6 +83,7 @@ class Outline:
     formulas: Formulas
     numbers: int  # a digest of those that the call may have seen elsewhere
     draws: tuple[Any, ...]
+    reads: tuple[Any, ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
     live: tuple[int, ...]
@@ -94,6 +96,9 @@ class Outline:
             found = _first_difference(before, self)
             if found is not None:
                 return found
+        for now, then in zip(self.reads, before.reads, strict=False):
+            if now != then and now[0] == then[0]:
+                return f"it reads {now[1]} at {now[0]} where the call before read {then[1]}"
         for name, words in _WORDS.items():
             if getattr(self, name) != getattr(before, name):
                 return words
@@ -124,6 +129,7 @@ class Take:
 
     outline: Outline
     draws: tuple[Draw, ...]
+    reads: tuple[Read, ...]
     constants: dict[int, torch.Tensor]
     written: tuple[int, ...]
     metadata: Any
@@ -134,6 +140,7 @@ class Take:
 _WORDS = {
     "formulas": "it computes other numbers from its step counts each call",
     "draws": "it draws other random numbers each call",
+    "reads": "it reads values at other places each call",
     "sources": "it reads other tensors each call",
     "left": "it leaves tensors in other places each call",
     "live": "other results outlive it each call",
@@ -331,6 +338,13 @@ class _Reading:
         }
         self.live = self._live()
         self.claimed: set[int] = set()
+        tensors_given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        data = [concrete(tensor) for tensor in tensors_given]
+        self.n_given = Counter(  # tensors that the call gives, by their memory
+            torch_private.storage_id(one)
+            for one in data
+            if one is not None and one.layout is torch.strided and not one.is_nested
+        )
 
     def _live(self) -> tuple[int, ...]:
         values = live_values(self.trace.values)
@@ -361,6 +375,9 @@ class _Reading:
                     "backward() hasn't freed, or with an object that keeps tensors to itself"
                 )
         drawn = {id(data) for _, data in self.tape.draws}
+        for read in self.tape.reads:
+            if any(id(self.trace.leaves[i]) in drawn for i in read.aside.leaves):
+                raise Obstacle(f"it reads a random number at {read.where}")
         leaves_now = [None if id(leaf) in drawn else leaf for leaf in self.trace.leaves]
         draws = tuple(draw for draw, _ in self.tape.draws)
         outline = Outline(
@@ -369,6 +386,7 @@ class _Reading:
             formulas=self.formulas,
             numbers=self.after.numbers(self.formulas.places()) if self.formulas.code else 0,
             draws=tuple(draw.key for draw in draws),
+            reads=tuple(read.key for read in self.tape.reads),
             sources=sources,
             left=left,
             live=self.live,
@@ -381,7 +399,8 @@ class _Reading:
             if source.kind == "constant"
         }
         told = metadata(leaves_now)
-        return Take(outline, draws, constants, self._written(), told, self.after, places)
+        reads = tuple(self.tape.reads)
+        return Take(outline, draws, reads, constants, self._written(), told, self.after, places)
 
     def _check_identities(self, left: tuple[Left, ...]) -> None:
         """Obstacle if tensors in places that replays leave open were one object, and aren't now."""
@@ -463,10 +482,9 @@ class _Reading:
             if data.dtype is leaf.dtype:
                 moved = leaf.storage_offset() - data.storage_offset()
                 return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
-        is_alone = torch_private.n_users(leaf) == 1
-        if leaf.numel() <= MOST_CONSTANTS and leaf.device.type == "cpu" and is_alone:
-            values = torch_private.values_of(leaf)
-            return Source("constant", (leaf.dtype, leaf.size(), leaf.stride(), repr(values)))
+        n_given = self.n_given[torch_private.storage_id(leaf)]
+        if _is_small(leaf) and torch_private.n_users(leaf) <= 1 + n_given:
+            return Source("constant", _contents(leaf))
         slot = next(s for s, i in self.leaf_at.items() if self.trace.leaves[i] is leaf)
         users = [n for n in self._nodes() if slot in n.reads]
         used = f", first used by {_named(users[0])}" if users else ""
@@ -577,6 +595,8 @@ class _Reading:
             return Returned("slot", slot, meta, grad, layout)
         if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
             return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad, layout)
+        if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
+            return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
         raise Obstacle("it returns a tensor that it didn't compute")
 
     def _written(self) -> tuple[int, ...]:
@@ -585,6 +605,18 @@ class _Reading:
         return tuple(
             i for slot, i in self.leaf_at.items() if roots and self.trace.root_of(slot) in roots
         )
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether the tensor counts as a number does."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_CONSTANTS
+
+
+def _contents(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a small tensor from others."""
+    values = torch_private.values_of(tensor)
+    return (tensor.dtype, tensor.size(), tensor.stride(), repr(values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -79,19 +79,19 @@ class LazyTensor(host.ValueTensor):
     # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`. By methods
     # of `Tensor`, which `ways` may have replaced, a read would count twice.
     def __float__(self) -> float:
-        return _plain.__float__(read(self, "float()"))
+        return _plain.__float__(_to_convert(self, "float()"))
 
     def __int__(self) -> int:
-        return _plain.__int__(read(self, "int()"))
+        return _plain.__int__(_to_convert(self, "int()"))
 
     def __bool__(self) -> bool:
-        return _plain.__bool__(read(self, "bool()"))
+        return _plain.__bool__(_to_convert(self, "bool()"))
 
     def __complex__(self) -> complex:
-        return _plain.__complex__(read(self, "complex()"))
+        return _plain.__complex__(_to_convert(self, "complex()"))
 
     def __index__(self) -> int:
-        return _plain.__index__(read(self, "a tensor as an index"))
+        return _plain.__index__(_to_convert(self, "a tensor as an index"))
 
     def item(self) -> torch.types.Number:
         """The value as a Python number.
@@ -283,6 +283,11 @@ def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
     if noting.ends_stretch(tensor):
         noting.at_read(local.trace)
     return computed(tensor, cause)
+
+
+def _to_convert(tensor: LazyTensor, cause: str) -> torch.Tensor:
+    """What Python's conversions read: the value, or the tensor itself for a tape to see it."""
+    return tensor if local.trace.tape is not None else read(tensor, cause)
 
 
 def read_outside(tensor: LazyTensor, cause: str) -> torch.Tensor:

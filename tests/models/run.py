@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from lazy_tensor import flush, is_lazy, lazy_mode, materialize, wrap
+from lazy_tensor import flush, is_lazy, lazy_mode, materialize, replay, wrap
 from tests.models.entry import Entry
 
 Outcome = dict[str, torch.Tensor]
@@ -34,13 +34,16 @@ def seed(number: int = 5) -> None:
 
 
 def outcome_of(program: Program, entry: Entry, way: str, **options: Any) -> Outcome:
-    """What `program` computes eagerly, or lazily: in the mode, wrapped, or built in the mode."""
+    """What `program` computes eagerly, or lazily: in the mode, wrapped, built in the mode, or by
+    replays of the model."""
     if way == "inside":
         with lazy_mode(**options):
             return program(entry.build())
     model = entry.build()
     if way == "wrap":
         return program(wrap(model))
+    if way == "replay":
+        return program(replay(model, **options))
     with lazy_mode(**options) if way == "mode" else nullcontext():
         return program(model)
 

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
     # DataLoader's, where there is no accelerator to pin memory for
     "ignore:'pin_memory' argument is set as true:UserWarning",
     "ignore:`gradient_checkpointing:FutureWarning",
+    "ignore:replay.*goes on recording",
 )
 ARGUMENTS: dict[str, Any] = {
     "max_steps": 4,
@@ -74,7 +75,7 @@ def outcome(trainer):
     return plain(logged) | state_of(trainer.model) | tensors_in(optimizer["state"], "optimizer")
 
 
-@pytest.mark.parametrize("way", ["mode", "wrap"])
+@pytest.mark.parametrize("way", ["mode", "wrap", "replay"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model", ["gpt2", "bert", pytest.param("mixtral", marks=pytest.mark.full)])
 def test_trainer_is_bit_equal(model, variant, way, agree, tmp_path):

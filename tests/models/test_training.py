@@ -12,7 +12,8 @@ from tests.models.sample import cases
 from tests.models.zoo import ZOO
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning"
+    "ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning",
+    "ignore:replay.*goes on recording",
 )
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -27,15 +28,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("model", "variant", "way"), cases(CASES, WAYS))
+@pytest.mark.parametrize(("model", "variant", "way"), cases(CASES, (*WAYS, "replay")))
 def test_training_is_bit_equal(model, variant, way, agree):
     entry = ZOO[model]
-    program = training(entry, **VARIANTS[variant])
+    # the backward of a replayed forward repeats later
+    program = training(entry, n_steps=8 if way == "replay" else 4, **VARIANTS[variant])
     expected, n_bytes_then = left_behind(lambda: outcome_of(program, entry, "eager"))
     found, n_bytes = left_behind(lambda: outcome_of(program, entry, way))
     agree(found, expected, model=model, variant=variant, way=way)
-    assert stats()["plans_reused"] > 0 or (model, way) == DROPS_LAYERS
-    assert n_bytes <= n_bytes_then  # some models are cycles
+    if way != "replay":  # which keeps what it needs to repeat calls with the model, a cycle
+        assert stats()["plans_reused"] > 0 or (model, way) == DROPS_LAYERS
+        assert n_bytes <= n_bytes_then  # some models are cycles
 
 
 def test_what_only_the_collector_frees_is_counted():

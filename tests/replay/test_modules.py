@@ -1,0 +1,510 @@
+"""`replay(model)`: calls of a module run plans, forward and backward; all else is the program's."""
+
+import copy
+import dataclasses
+import io
+import itertools
+import pickle
+from collections import UserDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import lazy_tensor
+from lazy_tensor import lazy_mode, replay, wrap
+from lazy_tensor.replay_module import ReplayedModule
+
+
+def calls_of(model: nn.Module) -> ReplayedModule:
+    made: Any = model._compiled_call_impl
+    assert isinstance(made, ReplayedModule)
+    return made
+
+
+def backwards_of(model: nn.Module) -> int:
+    """How many backwards were replayed."""
+    found = [one for kind in calls_of(model).forward._signatures.values() for one in kind.settled]
+    return sum(one.companion.n_replayed for one in found if one.companion is not None)
+
+
+class Block(nn.Module):
+    def __init__(self, width=8, p=0.1):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 3 * width)
+        self.narrow = nn.Linear(3 * width, width)
+        self.dropout = nn.Dropout(p)
+
+    def forward(self, x):
+        return x + self.dropout(self.narrow(F.gelu(self.wide(self.norm(x)))))
+
+
+class Image(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.conv(x.view(-1, 1, 4, 2).repeat(1, 1, 1, 2))))
+        return self.out(x.mean((2, 3)))
+
+
+def batches(n=10, size=4):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 8, generator=generator) for _ in range(n)]
+
+
+def trained(model, *, n=10, after=lambda i, model: None, loss_of=None, sizes=None):
+    """The losses, gradients and state of a run of training."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    found = []
+    for i, x in enumerate(batches(n)):
+        optimizer.zero_grad()
+        if sizes is not None:
+            x = x[: sizes[i % len(sizes)]]
+        loss = model(x).square().mean() if loss_of is None else loss_of(model, x, i)
+        loss.backward()
+        found.append(loss.detach().clone())
+        found += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        after(i, model)
+    return [*found, *[value.clone() for value in model.state_dict().values()]]
+
+
+def assert_same(got, expected, tolerance=0.0):
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        if isinstance(other, torch.Tensor):
+            one = lazy_tensor.materialize(one)
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+        else:
+            assert one == other
+
+
+def both(make, run, *, n_replayed=1, tolerance=0.0):
+    """Run with a module and with one that is replayed; both do the same."""
+    torch.manual_seed(0)
+    model = make()
+    twin = replay(copy.deepcopy(model), compile="off")
+    torch.manual_seed(1)
+    expected, state = run(model), torch.random.get_rng_state()
+    torch.manual_seed(1)
+    assert_same(run(twin), expected, tolerance)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert calls_of(twin).forward.n_replayed >= n_replayed
+    return twin
+
+
+def blocks():
+    return nn.Sequential(Block(), Block(), nn.Linear(8, 4))
+
+
+class Unrolled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(2, 5)
+
+    def forward(self, x):
+        h = None
+        for part in x.split(2, dim=1):
+            h = self.cell(part, h)
+        return h
+
+
+@pytest.mark.parametrize("make", [blocks, Image, Unrolled])
+def test_training_is_eagers_bit_for_bit(make):
+    twin = both(make, trained, n_replayed=5)
+    assert backwards_of(twin) >= 3
+    assert all(type(p.grad) is torch.Tensor for p in twin.parameters())
+
+
+def test_it_is_the_same_module():
+    model = blocks()
+    assert replay(model) is model
+    trained(model)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin._compiled_call_impl is None
+        assert torch.equal(twin(batches()[0].clone()).detach() * 0, torch.zeros(4, 4))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    assert list(model.state_dict()) == list(blocks().state_dict())
+
+
+def test_training_and_evaluation_alternate():
+    def run(model):
+        found = []
+
+        def after(i, model):
+            model.eval()
+            with torch.no_grad():
+                found.append(model(batches(12)[i]))
+            with torch.inference_mode():
+                found.append(model(batches(12)[i]).clone())
+            model.train()
+
+        return [*trained(model, n=12, after=after), *found]
+
+    both(Image, run)
+
+
+def test_gradients_of_inputs():
+    def run(model):
+        found = []
+        for x in batches(8):
+            x.requires_grad_()
+            model(torch.tanh(x) * 2).sum().backward()
+            found.append(x.grad)
+        return found
+
+    both(blocks, run)
+
+
+def test_several_forwards_before_a_backward():
+    def loss_of(model, x, i):
+        outs = [model(x + k) for k in range(1 + i % 3)]
+        return sum(out.square().mean() for out in outs)
+
+    both(blocks, lambda model: trained(model, loss_of=loss_of, n=14), n_replayed=8)
+
+
+def test_a_graph_that_is_kept_and_run_twice():
+    def run(model):
+        found = []
+        for x in batches(8):
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            found += [p.grad for p in model.parameters()]
+        return found
+
+    both(blocks, run)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = Block(p=0.3)
+        self.a, self.b = nn.Linear(8, 2), nn.Linear(8, 3)
+
+    def forward(self, x, *, scale=1.0):
+        x = self.body(x)
+        return {"a": self.a(x), "both": [self.b(x) * scale, x.argmax(-1)], "none": None}
+
+
+@pytest.mark.parametrize("used", [["a"], ["b"], ["a", "b"], ["a", "b", "ab"]])
+def test_outputs_of_which_some_are_used(used):
+    """Also backward of another kind after a forward that was replayed: its graph is made then."""
+
+    def loss_of(model, x, i):
+        out = model(x, scale=0.5)
+        which = used[i * len(used) // 12]
+        return sum(t.square().mean() for t in (
+            ([out["a"]] if "a" in which else []) + ([out["both"][0]] if "b" in which else [])
+        ))  # fmt: skip
+
+    both(Two, lambda model: trained(model, loss_of=loss_of, n=12))
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    note: str = "fine"
+
+
+class Cache:
+    def __init__(self, keys):
+        self.layers = [UserDict(keys=keys)]
+        self.n_seen = 3
+
+
+class Giving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+
+    def forward(self, x):
+        out = self.body(x)
+        return (Output(out), Cache(out * 2))
+
+
+def test_objects_among_the_outputs():
+    def loss_of(model, x, _):
+        output, cache = model(x)
+        assert type(output) is Output
+        assert output.note == "fine"
+        assert cache.n_seen == 3
+        return output.logits.mean() + cache.layers[0]["keys"].square().mean()
+
+    both(Giving, lambda model: trained(model, loss_of=loss_of))
+
+
+def test_sizes_that_alternate():
+    both(blocks, lambda model: trained(model, n=16, sizes=[4, 4, 4, 2]))
+
+
+def test_parameters_that_are_frozen_and_thawed():
+    def after(i, model):
+        model[0].requires_grad_(i % 6 < 3)
+
+    both(blocks, lambda model: trained(model, n=20, after=after))
+
+
+def test_unused_and_tied_parameters():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.unused = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(2, 2)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x)))
+
+    both(Tied, trained)
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def test_hooks():
+    def run(model):
+        handles = [
+            model.register_forward_hook(lambda module, args, out: out * 2),
+            model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
+            model[1].register_full_backward_hook(lambda module, given, out: (given[0] * 2,)),
+            model[0].wide.weight.register_hook(lambda grad: grad * 3),
+            model[0].wide.bias.register_post_accumulate_grad_hook(halve),
+        ]  # fmt: skip
+        found = trained(model)
+        for handle in handles:
+            handle.remove()
+        return [*found, *trained(model)]
+
+    both(blocks, run)
+
+
+def test_checkpointing_around_it():
+    def loss_of(model, x, _):
+        return checkpoint(model, x, use_reentrant=False).square().mean()
+
+    both(blocks, lambda model: trained(model, loss_of=loss_of))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, p=0.0, use_reentrant=False):
+        super().__init__()
+        self.first, self.second = Block(p=p), Block(p=p)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(checkpoint(self.second, x, use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_checkpointing_inside_it(p):
+    both(lambda: Checkpointed(p), lambda model: trained(model, n=14), n_replayed=0)
+
+
+def test_reentrant_checkpointing_inside_it_is_refused():
+    model = replay(Checkpointed(use_reentrant=True))
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        model(batches()[0]).sum().backward()
+
+
+def test_autocast():
+    def loss_of(model, x, _):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        return out.float().square().mean()
+
+    both(blocks, lambda model: trained(model, loss_of=loss_of))
+
+
+def test_parts_of_a_model():
+    def make():
+        return nn.Sequential(Block(), nn.Linear(8, 8), Block())
+
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    for part in twin:
+        replay(part, compile="off")
+    expected = trained(model)
+    assert_same(trained(twin), expected)
+    assert backwards_of(twin[2])
+
+
+def test_a_loop_in_lazy_mode_and_a_wrapped_module():
+    expected = trained(seeded(blocks))
+    with lazy_mode(compile="off"):
+        assert_same(trained(replay(seeded(blocks), compile="off")), expected)
+    assert_same(trained(wrap(replay(seeded(blocks), compile="off"))), expected)
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make()
+
+
+def test_the_optimizers_step():
+    expected = trained(seeded(blocks))
+    model = replay(seeded(blocks), compile="off")
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    step, found = replay(optimizer.step, compile="off"), []
+    for x in batches():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        found.append(loss.detach().clone())
+        found += [p.grad.clone() for p in model.parameters()]
+        step()
+    assert_same([*found, *model.state_dict().values()], expected)
+    assert step.n_replayed
+
+
+def test_outputs_may_be_written():
+    def loss_of(model, x, _):
+        return F.relu(model(x), inplace=True).square().mean()
+
+    both(blocks, lambda model: trained(model, loss_of=loss_of))
+    softmax = replay(nn.Sequential(nn.Softmax(1), nn.Unflatten(1, (2, 4))), compile="off")
+    for x in batches(8):
+        out = softmax(x.requires_grad_())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.mul_(2).sum().backward()  # what softmax gave is needed
+
+
+def test_what_is_saved_may_not_be_written():
+    linear = nn.Linear(8, 8)
+    model = replay(nn.Sequential(linear, nn.Sigmoid()), compile="off")
+    for i in range(6):
+        out = model(batches()[i])
+        with torch.no_grad():
+            linear.weight.add_(0.0)
+        x = batches()[i].requires_grad_()
+        other = model(x)
+        with torch.no_grad():
+            linear.weight.add_(0.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            other.sum().backward()
+        del out
+
+
+def test_gradients_of_gradients():
+    """As WGAN-GP's critic has them."""
+
+    def loss_of(model, x, _):
+        x = x.clone().requires_grad_()
+        out = model(x * 1)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out.mean() + (gradient.norm(dim=1) - 1).square().mean()
+
+    def make():
+        return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    # the sums of what reaches a parameter by two ways are in another order
+    both(make, lambda model: trained(model, loss_of=loss_of), tolerance=1e-5)
+
+
+def test_gradients_of_gradients_of_what_is_random_are_refused():
+    model = replay(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh()), compile="off")
+    for x in batches(6):
+        x.requires_grad_()
+        out = model(x)
+        with pytest.raises(RuntimeError, match="differentiated twice"):
+            torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+class Reading(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+
+    def forward(self, x):
+        out = self.body(x)
+        return out * 2 if out.sum().item() > 0 else out
+
+
+def test_a_module_that_never_settles_runs_as_in_eager():
+    model = seeded(Reading)
+    expected = trained(copy.deepcopy(model), n=30)
+    twin = replay(model, compile="off")
+    with pytest.warns(UserWarning, match="goes on recording"):
+        assert_same(trained(twin, n=30), expected)
+    calls = calls_of(twin)
+    assert calls.forward.n_replayed == 0
+    assert calls.forward.n_recorded + calls.backward.n_recorded < 30
+
+
+def test_an_exception_in_forward_passes():
+    class Raising(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.limit = nn.Linear(8, 4), 10.0
+
+        def forward(self, x):
+            if x.shape[0] == 3:
+                raise ValueError("three")
+            return self.body(x)
+
+    model = replay(Raising(), compile="off")
+    for x in itertools.chain(batches(6), [torch.ones(3, 8)], batches(3)):
+        if x.shape[0] == 3:
+            with pytest.raises(ValueError, match="three"):
+                model(x)
+        else:
+            model(x).sum().backward()
+    assert calls_of(model).forward.n_replayed
+
+
+def test_an_output_that_is_an_input_or_a_parameter():
+    class Giving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x):
+            return x, self.weight, x * self.weight
+
+    def run(model):
+        found = []
+        for x in batches(8):
+            y = x.clone().requires_grad_()
+            same, weight, product = model(y * 1)
+            (same.sum() * 2 + weight.square().sum() + product.sum()).backward()
+            found += [y.grad, model.weight.grad.clone()]
+        return found
+
+    both(Giving, run)
+
+
+def test_a_graph_that_the_module_keeps_is_run_as_in_eager():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            self.hidden = torch.tanh(self.linear(x))
+            return self.hidden.sin()
+
+    def loss_of(model, x, _):
+        out = model(x)
+        return out.square().mean() + model.hidden.abs().mean()
+
+    model = seeded(Keeping)
+    twin = replay(copy.deepcopy(model), compile="off")
+    with pytest.warns(UserWarning, match="goes on recording"):
+        got = trained(twin, loss_of=loss_of, n=14)
+    assert_same(got, trained(model, loss_of=loss_of, n=14), tolerance=1e-5)
