@@ -599,6 +599,11 @@ def _count_reading(change: int) -> None:
                 module._get_value = new  # type: ignore[attr-defined]
 
 
+def is_forward_differentiated() -> bool:
+    """Whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
+
+
 def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
     """What besides a mode of class `own` sees ops, or functions, as they are called; or None. With
     `saves` what sees the tensors that autograd saves counts too."""
@@ -612,7 +617,7 @@ def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
         return "a transform of torch.func is active"
     if saves and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks for saved tensors are active"
-    if forward_ad._current_level >= 0:
+    if is_forward_differentiated():
         return "forward-mode differentiation is active"
     return None
 
@@ -853,8 +858,13 @@ def call_environment() -> tuple[object, ...]:
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
-        parametrize._cache_enabled,
+        is_parametrization_cached(),
     )
+
+
+def is_parametrization_cached() -> int:
+    """How many `torch.nn.utils.parametrize.cached()` are active."""
+    return parametrize._cache_enabled
 
 
 def environment() -> tuple[object, ...]:

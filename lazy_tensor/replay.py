@@ -25,7 +25,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 import torch
 
 from lazy_tensor.captured import Captured
-from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch import hits, settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trace import local
@@ -133,6 +133,21 @@ class Arguments:
             self._read(f"{label}.{name}", item, parts)
 
 
+def _watched(*, saves: bool) -> str | None:
+    """As `torch_private.is_watched`."""
+    is_unwatched = hits.native is not None and hits.native.is_unwatched(saves)
+    if is_unwatched and not torch_private.is_forward_differentiated():
+        return None
+    return torch_private.is_watched(RecordingMode, saves=saves)
+
+
+def _environment() -> object:
+    """As `torch_private.call_environment`."""
+    if hits.native is None:
+        return torch_private.call_environment()
+    return (hits.native.call_environment(), torch_private.is_parametrization_cached())
+
+
 class _Signature:
     """What is known of calls with arguments of one kind."""
 
@@ -197,6 +212,7 @@ class Replay(Generic[P, R]):
         self._lock = threading.RLock()
         self._here = threading.local()
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
+        self._latest: tuple[Any, _Signature | None] = (None, None)  # of these, that was replayed
         self._told: set[str] = set()
         self.n_signatures = 0
         self.obstacle = ""
@@ -221,6 +237,16 @@ class Replay(Generic[P, R]):
         finally:
             self._here.is_inside = False
 
+    def is_seen_by_others(self) -> bool:
+        """Whether a call must run its Python, as it is a part of another replay's, or something
+        else than our mode sees what it does."""
+        if local.trace.tape is not None:
+            return True
+        watched = _watched(saves=not self._is_part)
+        if watched is not None:
+            self._meet(watched)
+        return watched is not None
+
     def ran(self) -> Settled | None:
         """What this thread's last call was replayed by; None if it was recorded."""
         found: Settled | None = getattr(self._here, "ran", None)
@@ -235,13 +261,11 @@ class Replay(Generic[P, R]):
         start = perf_counter()
         self._here.ran = None
         flush_here("replay", quiet=True)
-        watched = torch_private.is_watched(RecordingMode, saves=not self._is_part)
-        if watched is not None:
-            self._meet(watched)
+        if not self._is_part and self.is_seen_by_others():
             return self._function(*args, **kwargs)
         arguments = Arguments(args, kwargs)
-        key = (arguments.key, torch_private.call_environment(), settings.current())
-        known = self._signatures.get(key)
+        key = (arguments.key, _environment(), settings.current())
+        known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
         if known is None:
             known = _Signature(arguments.objects)
             self._signatures.put(key, known)
@@ -262,6 +286,7 @@ class Replay(Generic[P, R]):
                     verified = settled
                     break
                 self.obstacle = ""
+                self._latest = key, known
                 result = settled.run(found, arguments.tensors)
                 self._account(start)
                 self._here.ran = settled

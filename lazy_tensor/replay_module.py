@@ -233,7 +233,7 @@ class ReplayedModule:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         assert module is not None, "it is being called"
-        if self._runs_eagerly():
+        if self._runs_eagerly() or self.forward.is_seen_by_others():
             return torch_private.call_module(module, args, kwargs)
         given: Tensors = []
         wanted: Tensors = []

@@ -119,6 +119,7 @@ class Settled:
         self._open_places(outline.left)
         self._find_leaves(take)
         self._returned = [self._handed_back(one, take) for one in outline.returned]
+        self._gives_leaves = any(one.kind == "leaf" for one in self._returned)
         self._gives_one = outline.structure.is_leaf()
         self._gives_list = torch_private.is_flat_list(outline.structure)
         self._gives_plain = gives_plain
@@ -318,7 +319,9 @@ class Settled:
         leaves, scalars, lasting = found
         self.n_runs += 1
         ask_for_pool(self._plan)
-        written = [*self._written, *(fetch(tensors) for fetch in self._found_written)]
+        written = self._written
+        if self._found_written:
+            written = [*written, *(fetch(tensors) for fetch in self._found_written)]
         lasting = lasting[: len(self._renewed)]
         if self._unread:  # their memory is free for what takes its place
             layouts = [self._layouts[i] for i in self._unread]
@@ -329,7 +332,7 @@ class Settled:
                 drawn = [draw() for draw in self._draws]
                 for i, number in self._drawn:
                     leaves[i] = drawn[number]
-            if any(one.kind == "leaf" for one in self._returned):
+            if self._gives_leaves:
                 kept = leaves.copy()
             start, raised = perf_counter(), ""
             given: Given = []
@@ -353,10 +356,12 @@ class Settled:
         of_slot = dict(zip(self._slots, (*results, *drawn), strict=True))
         for place, _ in self._plan.parts_of_leaves:
             memory.share(results[place])
-        self._leave(of_slot, lasting, tensors)
-        _count_writes(written)
-        watch.note_writes(written)
-        _count_writes(lasting)  # graphs that saved one must not use its new value
+        if self._renewed or self._filled:
+            self._leave(of_slot, lasting, tensors)
+            _count_writes(lasting)  # graphs that saved one must not use its new value
+        if written:
+            _count_writes(written)
+            watch.note_writes(written)
         return self._result(of_slot, kept, tensors)
 
     def _note(self, start: float, raised: str) -> None:

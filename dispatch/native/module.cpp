@@ -39,13 +39,10 @@ PyObject* py_wake_up(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// sees_all(): whether no mode but ours sees this thread's ops or functions.
+// sees_all(): as the function of that name.
 PyObject* py_sees_all(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
-  if (n_modes > 1 || at::impl::PythonTorchFunctionTLS::stack_len() > 0) Py_RETURN_FALSE;
-  return PyBool_FromLong(n_modes == 0 ||
-                         is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(0)));
+  return PyBool_FromLong(sees_all());
   END_HANDLE_TH_ERRORS
 }
 
@@ -226,6 +223,8 @@ PyMethodDef methods[] = {
     {"argument_words", py_argument_words, METH_VARARGS, nullptr},
     {"concrete", py_concrete, METH_O, nullptr},
     {"are_equal", py_are_equal, METH_VARARGS, nullptr},
+    {"is_unwatched", py_is_unwatched, METH_O, nullptr},
+    {"call_environment", py_call_environment, METH_NOARGS, nullptr},
     {"count_writes", py_count_writes, METH_O, nullptr},
     {"lines", py_lines, METH_O, nullptr},
     {"fetch", py_fetch, METH_O, nullptr},

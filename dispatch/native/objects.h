@@ -172,6 +172,13 @@ bool is_ours(bool& in_mode) {
   return in_mode;
 }
 
+// Whether no mode but ours sees this thread's ops or functions.
+bool sees_all() {
+  const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
+  if (n_modes > 1 || at::impl::PythonTorchFunctionTLS::stack_len() > 0) return false;
+  return n_modes == 0 || is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(0));
+}
+
 // This thread's mode while it sees no ops: off torch's stack, which a guard may have put it back on.
 thread_local std::shared_ptr<Mode> mode_asleep;
 

@@ -3,7 +3,10 @@
 
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include "call.h"
 
@@ -126,6 +129,46 @@ PyObject* py_have_facets(PyObject*, PyObject* args) {
     if (!has_facets(tensor, {PyTuple_GET_ITEM(one, 1), nullptr, open})) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// is_unwatched(saves): whether nothing but our mode sees ops or functions, or with `saves` what
+// autograd saves, as `torch_private.is_watched` tells but for forward-mode differentiation.
+PyObject* py_is_unwatched(PyObject*, PyObject* saves) {
+  HANDLE_TH_ERRORS
+  const bool is_seen =
+      !sees_all() ||
+      c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+      (saves == Py_True && at::SavedTensorDefaultHooks::get_hooks(true).has_value());
+  return PyBool_FromLong(!is_seen);
+  END_HANDLE_TH_ERRORS
+}
+
+// call_environment(): what `torch_private.call_environment` tells, but for `parametrize`, as bits.
+PyObject* py_call_environment(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  const at::Context& context = at::globalContext();
+  uint64_t bits = 0;
+  const auto put = [&bits](uint64_t value, int width) { bits = bits << width | value; };
+  put(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 8);
+  put(context.deterministicAlgorithms(), 1);
+  put(context.deterministicAlgorithmsWarnOnly(), 1);
+  put(static_cast<uint64_t>(context.float32MatmulPrecision()), 2);
+  put(context.allowTF32CuBLAS(), 1);
+  put(context.allowTF32CuDNN(), 1);
+  put(context.userEnabledMkldnn(), 1);
+  put(context.userEnabledFlashSDP(), 1);
+  put(context.userEnabledMemEfficientSDP(), 1);
+  put(context.userEnabledMathSDP(), 1);
+  put(c10::InferenceMode::is_enabled(), 1);
+  put(at::GradMode::is_enabled(), 1);
+  put(torch::autograd::AnomalyMode::is_enabled(), 1);
+  put(at::autocast::is_autocast_cache_enabled(), 1);
+  for (const auto device : {at::kCPU, at::kCUDA}) {
+    put(at::autocast::is_autocast_enabled(device), 1);
+    put(static_cast<uint64_t>(at::autocast::get_autocast_dtype(device)), 8);
+  }
+  return PyLong_FromUnsignedLongLong(bits);
   END_HANDLE_TH_ERRORS
 }
 

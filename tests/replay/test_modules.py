@@ -344,6 +344,49 @@ def test_parts_of_a_model():
     assert backwards_of(twin[2])
 
 
+def test_a_replayed_step_of_a_replayed_module():
+    model = replay(seeded(blocks), compile="off")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @replay(compile="off")
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    twin = seeded(blocks)
+    other = torch.optim.SGD(twin.parameters(), 0.1)
+    for i, x in enumerate(batches(12)):
+        torch.manual_seed(i)
+        loss = step(x)
+        torch.manual_seed(i)
+        other.zero_grad()
+        expected = twin(x).square().mean()
+        expected.backward()
+        other.step()
+        assert torch.equal(lazy_tensor.materialize(loss), expected.detach())
+    assert step.n_replayed > 5
+
+
+def test_transforms_of_functions():
+    linear = nn.Linear(8, 4)
+    twin = replay(copy.deepcopy(linear), compile="off")
+    x = batches()[0]
+
+    def loss_of(parameters, module):
+        return torch.func.functional_call(module, parameters, (x,)).square().mean()
+
+    for _ in range(6):
+        twin(x).sum().backward()
+        got = torch.func.grad(loss_of)(dict(twin.named_parameters()), twin)
+        expected = torch.func.grad(loss_of)(dict(linear.named_parameters()), linear)
+        assert_same([*got.values()], [*expected.values()])
+        rows = torch.func.vmap(twin)(x[:, None])
+        assert_same([rows], [torch.func.vmap(linear)(x[:, None])])
+
+
 def test_a_loop_in_lazy_mode_and_a_wrapped_module():
     expected = trained(seeded(blocks))
     with lazy_mode(compile="off"):
