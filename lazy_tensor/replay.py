@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 import operator
+import random
 import re
 import threading
 import types
@@ -45,6 +46,9 @@ MOST_SETTLED = 4
 """Plans for one signature: a gradient that is there or not, say, makes two."""
 TAKES_BEFORE_WARNING = 3
 MOST_CALLS_BETWEEN_TAKES = 1000
+UNCHECKED = 16
+"""Replays before the first check, at least: it takes the time of several."""
+_random = random.Random()  # not the program's
 
 
 NEVER_THE_SAME = (
@@ -99,7 +103,11 @@ class Arguments:
             parts.append(value)
         elif isinstance(value, (list, tuple)):
             parts.append(len(value))
-            self._read_items(label, value, enumerate(value), parts)
+            if kind in _PLAIN and _are_bare(value):
+                parts.extend(map(type, value))
+                self.tensors.extend(value)
+            else:
+                self._read_items(label, value, enumerate(value), parts)
         elif isinstance(value, Mapping):
             parts.append(tuple([(type(name), name) for name in value]))
             self._read_items(label, value, value.items(), parts)
@@ -148,6 +156,14 @@ def _environment() -> object:
     return (hits.native.call_environment(), torch_private.is_parametrization_cached())
 
 
+def _are_bare(values: Iterable[Any]) -> bool:
+    """Whether all are tensors of torch's own classes without attributes of their own."""
+    return all([
+        type(value) is LazyTensor or (type(value) in _TENSORS and not value.__dict__)
+        for value in values
+    ])  # fmt: skip
+
+
 class _Signature:
     """What is known of calls with arguments of one kind."""
 
@@ -165,13 +181,14 @@ class _Signature:
         self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
 
 
-OWN_OPTIONS = ("warmup", "verify_every", "cuda_graphs")
+OWN_OPTIONS = ("warmup", "check_every", "cuda_graphs")
 
 
 class ReplayOptions(Options, total=False):
-    """The options of `replay`; its `verify_every` counts calls, not kernel runs."""
+    """The options of `replay`."""
 
     warmup: int
+    check_every: int
     cuda_graphs: bool
 
 
@@ -187,14 +204,14 @@ class Replay(Generic[P, R]):
         function: Callable[P, R],
         *,
         warmup: int = 1,
-        verify_every: int = 1000,
+        check_every: int = 1000,
         cuda_graphs: bool = False,
         is_part: bool = False,
         **options: Any,
     ) -> None:
         if not callable(function):
             raise TypeError(f"replay(): function={function!r} can't be called")
-        for name, value in (("warmup", warmup), ("verify_every", verify_every)):
+        for name, value in (("warmup", warmup), ("check_every", check_every)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"replay(): {name}={value!r} is not a whole number")
             if value < 0:
@@ -204,7 +221,7 @@ class Replay(Generic[P, R]):
         self._function = function
         self._in_mode = lazy_mode(**options)(function)
         self._warmup = warmup
-        self._verify_every = verify_every
+        self._check_every = check_every
         self._cuda_graphs = cuda_graphs
         self._is_part = is_part  # of a module's: see `replay_module`
         self._captured: Captured | None = None  # of the call that settled last
@@ -280,8 +297,7 @@ class Replay(Generic[P, R]):
                 except Changed as reason:
                     self.obstacle = str(reason)
                     continue
-                every = self._verify_every
-                if every and (settled.n_runs + 1) % every == 0:
+                if self._check_every and settled.n_runs >= settled.next_check:
                     known.settled.remove(settled)
                     verified = settled
                     break
@@ -329,6 +345,7 @@ class Replay(Generic[P, R]):
                 taken, before, arguments.tensors, name,
                 cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
             )  # fmt: skip
+        settled.next_check = self._next_check(0)
         self._captured = settled.captured
         return settled
 
@@ -377,15 +394,17 @@ class Replay(Generic[P, R]):
                 "argument, or from where replay can watch it"
             )
         with self._lock:
-            try:
-                again = self._settled(taken, settled.outline, arguments)
-            except RuntimeError as error:
-                self._meet(str(error))
-                return result
-            again.n_runs = settled.n_runs + 1
-            again.companion = settled.companion
-            known.settled.insert(0, again)
+            settled.n_runs += 1
+            settled.next_check = self._next_check(settled.n_runs)
+            known.settled.insert(0, settled)
         return result
+
+    def _next_check(self, n_runs: int) -> int:
+        """The number of replays, so many being done, after which a call is recorded and compared:
+        at random, so that no rhythm of the program hides from checks."""
+        most = min(max(n_runs, 2 * UNCHECKED), self._check_every)
+        least = min(UNCHECKED, most) if n_runs == 0 else 1
+        return n_runs + _random.randint(least, max(least, most))
 
     def _account_recorded(self, start: float) -> None:
         self.n_recorded += 1
@@ -447,7 +466,7 @@ class Replay(Generic[P, R]):
     def _made_with(self) -> dict[str, Any]:
         return {
             "warmup": self._warmup,
-            "verify_every": self._verify_every,
+            "check_every": self._check_every,
             "cuda_graphs": self._cuda_graphs,
             **self._options,
         }
@@ -497,8 +516,9 @@ def replay(function: Any = None, **options: Any) -> Any:
     what it gave, join the program's autograd as one node. The loss, the optimizer and all else stay
     outside and run as they did. Copies of the module, and its pickle, are not replayed.
 
-    `warmup` calls are recorded before the first is compared. One in `verify_every` replays is
-    recorded and compared; RuntimeError if it did something else (0: never). With `cuda_graphs` a
+    `warmup` calls are recorded before the first is compared. After random numbers of replays, which
+    grow with all there were up to `check_every`, a call is recorded and compared; RuntimeError if
+    it did something else (0: never). With `cuda_graphs` a
     plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
     graph; arguments are copied into it, results out of it. Other options are `lazy_mode`'s. What
     the function prints, or counts in Python, happens in recorded calls only: a call that changes

@@ -104,7 +104,7 @@ class _Forward(_Named):
             for i in differentiated:
                 leaves[i] = leaves[i].detach().requires_grad_()
                 inputs.append(leaves[i])
-            args, kwargs = pytree.tree_unflatten(leaves, spec)
+            args, kwargs = _unflattened(leaves, spec)
         with _saving() as saved, torch_private.noting_saved_tensors_hooks() as other_hooks:
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -239,7 +239,8 @@ class ReplayedModule:
         wanted: Tensors = []
         differentiated: list[int] = []
         if torch.is_grad_enabled():
-            leaves, spec = pytree.tree_flatten((args, kwargs))
+            is_flat = not kwargs and all([isinstance(one, torch.Tensor) for one in args])
+            leaves, spec = (list(args), None) if is_flat else pytree.tree_flatten((args, kwargs))
             for i, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
                     given.append(leaf)
@@ -248,7 +249,7 @@ class ReplayedModule:
                         wanted.append(leaf)
                         leaves[i] = leaf.detach()
             if wanted:
-                args, kwargs = pytree.tree_unflatten(leaves, spec)
+                args, kwargs = (tuple(leaves), {}) if is_flat else _unflattened(leaves, spec)
         _here.made = None
         call = (module, args, kwargs, tuple(differentiated))
         found = self.forward(*call)
@@ -361,7 +362,7 @@ class _Run:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for i, tensor in zip(differentiated, self._wanted, strict=False):
             leaves[i] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        args, kwargs = _unflattened(leaves, spec)
         with self._again():
             before = torch.random.get_rng_state()
             found, _ = _flattened(torch_private.call_module(module, args, kwargs))
@@ -412,6 +413,12 @@ class _Joined(torch.autograd.Function):
         creates_graph = torch.is_grad_enabled()
         found = run.differentiable(given) if creates_graph else run.gradients(saved, given)
         return (None, None, None, *found)
+
+
+def _unflattened(leaves: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments."""
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return args, kwargs
 
 
 def _plain(tensor: Any) -> Any:

@@ -88,6 +88,7 @@ class Settled:
         self.outline = outline = take.outline
         self.name = name
         self.n_runs = 0
+        self.next_check = 0  # of them, before the next call is recorded and compared
         self._scalars = list(outline.scalars)
         self._recount = Recount(
             (outline.formulas, before.formulas),

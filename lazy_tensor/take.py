@@ -363,17 +363,14 @@ class _Reading:
         places = {place: tensor for place, tensor in places.items() if place in kept}
         self.before.forget()  # what it alone kept was thrown away by the call
         self.live = self._live()
-        if not self.claimed.issuperset(self.live):
+        if self._unclaimed():
             gc.collect()  # a cycle of objects may hold what nobody can reach
             self.live = self._live()
-        roots = {self.trace.root_of(slot) for slot in self.claimed if slot >= 0}
-        for slot in self.live:
-            # a view keeps what it is a view of, which nobody else can see
-            if slot not in self.claimed and self.trace.root_of(slot) not in roots:
-                raise Obstacle(
-                    f"{self._made_by(slot)} outlives it where replay can't see it: in a graph that "
-                    "backward() hasn't freed, or with an object that keeps tensors to itself"
-                )
+        for slot in self._unclaimed():
+            raise Obstacle(
+                f"{self._made_by(slot)} outlives it where replay can't see it: in a graph that "
+                "backward() hasn't freed, or with an object that keeps tensors to itself"
+            )
         drawn = {id(data) for _, data in self.tape.draws}
         for read in self.tape.reads:
             if any(id(self.trace.leaves[i]) in drawn for i in read.aside.leaves):
@@ -401,6 +398,16 @@ class _Reading:
         told = metadata(leaves_now)
         reads = tuple(self.tape.reads)
         return Take(outline, draws, reads, constants, self._written(), told, self.after, places)
+
+    def _unclaimed(self) -> list[int]:
+        """What outlives the call and lies nowhere that replay looks. A view keeps what it is a view
+        of, which nobody else can see."""
+        roots = {self.trace.root_of(slot) for slot in self.claimed if slot >= 0}
+        return [
+            slot
+            for slot in self.live
+            if slot not in self.claimed and self.trace.root_of(slot) not in roots
+        ]
 
     def _check_identities(self, left: tuple[Left, ...]) -> None:
         """Obstacle if tensors in places that replays leave open were one object, and aren't now."""

@@ -90,7 +90,7 @@ def replay(
     function: Callable[..., Any] | None = None,
     *,
     warmup: int = 1,
-    verify_every: int = 1000,
+    check_every: int = 1000,
     cuda_graphs: bool = False,
     **options: Any,
 ) -> Any:

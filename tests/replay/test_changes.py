@@ -499,7 +499,7 @@ def test_models_wrapped_and_unwrapped_between_calls():
 
 
 def test_verification_in_another_thread_and_after_the_caches_are_cleared():
-    step = replay(lambda x: x * 2, verify_every=20)
+    step = replay(lambda x: x * 2, check_every=20)
     for _ in range(10):
         step(torch.ones(3))
     failed = []

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import itertools
 import os
 import pickle
 import random
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 import lazy_tensor
 from lazy_tensor import materialize, replay
 from lazy_tensor.dispatch import hits
+from lazy_tensor.replay import UNCHECKED
 from tests.processes import run_python
 
 N = 8
@@ -807,7 +809,7 @@ def test_methods_decorators_copies_and_pickles():
     assert Model.step.__doc__ == "Multiply."
 
     linear = functools.partial(F.linear, weight=torch.rand(2, 2))
-    whole = replay(linear, verify_every=7)
+    whole = replay(linear, check_every=7)
     twin = copy.deepcopy(whole)
     assert twin.__replayed__ is not linear
     back = pickle.loads(pickle.dumps(whole))
@@ -898,7 +900,7 @@ def test_other_modes_see_every_op():
 
 def test_verification_finds_what_nothing_watches(monkeypatch):
     monkeypatch.setenv("HIDDEN", "2.0")
-    step = replay(lambda x: x * float(os.environ["HIDDEN"]), verify_every=4)
+    step = replay(lambda x: x * float(os.environ["HIDDEN"]), check_every=3)
     for _ in range(5):
         assert step(torch.ones(1)).item() == 2.0
     monkeypatch.setenv("HIDDEN", "3.0")
@@ -908,12 +910,27 @@ def test_verification_finds_what_nothing_watches(monkeypatch):
     assert step(torch.ones(1)).item() == 3.0
 
 
+def test_checks_come_at_random_and_less_often_with_time():
+    step = replay(lambda x: x * 2)
+    checked: list[int] = []
+    for i in range(2000):
+        n_recorded = step.n_recorded
+        step(torch.ones(1))
+        if step.n_recorded > n_recorded:
+            checked.append(i)
+    gaps = [b - a for a, b in itertools.pairwise(checked[2:])]  # the first two calls, and a take
+    assert 3 < len(gaps) < 60
+    assert UNCHECKED < gaps[0] <= 2 * UNCHECKED + 1
+    assert len(set(gaps)) > 2
+    assert max(gaps) <= 1001
+
+
 def test_verification_goes_on_where_nothing_changed():
     model, _, step = linear()
-    step = replay(step, verify_every=3)
+    step = replay(step, check_every=3)
     for i in range(20):
         step(torch.full((2, 4), 0.1 * i))
-    assert step.n_replayed == 20 - 3 - 5
+    assert 8 <= step.n_replayed <= 13  # checks come at random
 
 
 def test_a_spent_result_says_why_it_has_no_graph():
