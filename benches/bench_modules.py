@@ -144,4 +144,5 @@ def bench_modules(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -
         "the loss and fused AdamW stay outside replay(model) and torch.compile(model)",
         "kernels are waited for, most of them in the first steps; caches may have some",
     ]
-    (results_dir / "modules.md").write_text(page("Models in loops of one's own", columns, rows, notes))
+    title = "Models in loops of one's own"
+    (results_dir / "modules.md").write_text(page(title, columns, rows, notes))

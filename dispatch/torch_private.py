@@ -599,6 +599,11 @@ def _count_reading(change: int) -> None:
                 module._get_value = new  # type: ignore[attr-defined]
 
 
+def saves_by_hooks() -> bool:
+    """Whether hooks see what autograd saves, as those of checkpointing do."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def is_forward_differentiated() -> bool:
     """Whether forward-mode differentiation is active."""
     return forward_ad._current_level >= 0
@@ -615,7 +620,7 @@ def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
         return "a TorchFunctionMode is active (torch.set_default_device is one)"
     if torch._C._functorch.maybe_current_level() is not None:
         return "a transform of torch.func is active"
-    if saves and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if saves and saves_by_hooks():
         return "hooks for saved tensors are active"
     if is_forward_differentiated():
         return "forward-mode differentiation is active"

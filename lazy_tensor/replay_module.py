@@ -271,7 +271,10 @@ class ReplayedModule:
         return _made_of(outputs, _forms[form])
 
     def _runs_eagerly(self) -> bool:
-        """Whether this call does, as recording was in vain."""
+        """Whether this call does, as recording was in vain. Not while hooks see what is saved: to
+        checkpointing a forward and its repetition must look alike."""
+        if torch_private.saves_by_hooks():
+            return False
         if self._n_eager > 0:
             self._n_eager -= 1
             return True
@@ -383,15 +386,17 @@ class _Run:
     @contextmanager
     def _again(self) -> Iterator[None]:
         """Call the module once more: random numbers and buffers are as they were afterwards."""
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self._call[0].buffers()]
+        buffers = [buffer for buffer in self._call[0].buffers() if not buffer.is_inference()]
+        copies = [buffer.detach().clone() for buffer in buffers]
         as_then = torch_private.autocast_as(self._autocast)
-        try:
-            with torch.random.fork_rng(), torch.enable_grad(), as_then:
-                yield
-        finally:
-            with torch.no_grad():
-                for buffer, copy in buffers:
-                    buffer.copy_(copy)
+        with torch_private.versions_kept(buffers):
+            try:
+                with torch.random.fork_rng(), torch.enable_grad(), as_then:
+                    yield
+            finally:
+                with torch.no_grad():
+                    for buffer, copy in zip(buffers, copies, strict=True):
+                        buffer.copy_(copy)
 
 
 class _Joined(torch.autograd.Function):

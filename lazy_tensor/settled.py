@@ -158,9 +158,11 @@ class Settled:
                 self._fetched.append((i, fetch))
             else:
                 self._template[i] = fetch
-        written = [fetches[i] for i in take.written if sources[i].view is None]
-        self._written = [one for one in written if one is not None and not callable(one)]
-        self._found_written: list[Fetch] = [one for one in written if callable(one)]
+        written = [(fetches[i], take.n_writes.get(i, 1)) for i in take.written
+                   if sources[i].view is None and fetches[i] is not None]  # fmt: skip
+        self._written = [one for one, _ in written if not callable(one)]
+        self._counted = [one for one, n in written if not callable(one) for _ in range(n)]
+        self._found_written: list[tuple[Fetch, int]] = [one for one in written if callable(one[0])]
         read = {source.name for source in sources if source.kind == "place"}
         self._unread = [i for i, left in enumerate(self._renewed) if _place(left) not in read]
 
@@ -320,9 +322,11 @@ class Settled:
         leaves, scalars, lasting = found
         self.n_runs += 1
         ask_for_pool(self._plan)
-        written = self._written
+        written, counted = self._written, self._counted
         if self._found_written:
-            written = [*written, *(fetch(tensors) for fetch in self._found_written)]
+            found_written = [(fetch(tensors), n) for fetch, n in self._found_written]
+            written = [*written, *(one for one, _ in found_written)]
+            counted = [*counted, *(one for one, n in found_written for _ in range(n))]
         lasting = lasting[: len(self._renewed)]
         if self._unread:  # their memory is free for what takes its place
             layouts = [self._layouts[i] for i in self._unread]
@@ -361,7 +365,7 @@ class Settled:
             self._leave(of_slot, lasting, tensors)
             _count_writes(lasting)  # graphs that saved one must not use its new value
         if written:
-            _count_writes(written)
+            _count_writes(counted)
             watch.note_writes(written)
         return self._result(of_slot, kept, tensors)
 

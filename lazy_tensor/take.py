@@ -124,7 +124,9 @@ class Take:
 
     `after` is what the call could reach when it ended, `places` the tensors it found, and read or
     returned, when it began, `constants` those among the leaves that it made from data.
-    `written` are the indices of the leaves it wrote, `metadata` is that of all leaves not drawn.
+    `written` are the indices of the leaves it wrote, `n_writes` says how many writes to each
+    autograd counted: none of a batch norm's to its running mean. `metadata` is that of all leaves
+    not drawn.
     """
 
     outline: Outline
@@ -132,6 +134,7 @@ class Take:
     reads: tuple[Read, ...]
     constants: dict[int, torch.Tensor]
     written: tuple[int, ...]
+    n_writes: dict[int, int]
     metadata: Any
     after: Picture
     places: dict[tuple[str, int], torch.Tensor]
@@ -272,6 +275,11 @@ def take(
         before = Picture(roots, tensors)
     except (Obstacle, Unreachable) as reason:
         return function(*args, **kwargs), str(reason)
+    versions = {
+        id(tensor): tensor._version
+        for tensor in (*before.tensors().values(), *tensors)  # nothing else may keep them alive
+        if not tensor.is_inference()
+    }
     trace = local.trace
     numbers = _random_states()
     torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
@@ -295,7 +303,7 @@ def take(
             raise Obstacle("it changes lists, dicts or objects that are arguments")
         after = Picture(roots, tensors)
         return result, _Reading(
-            trace, tape, counts.formulas(), before, after, tensors, result
+            trace, tape, counts.formulas(), before, after, tensors, versions, result
         ).take()
     except (Obstacle, Unreachable) as reason:
         return result, str(reason)
@@ -323,6 +331,7 @@ class _Reading:
         before: Picture,
         after: Picture,
         tensors: list[torch.Tensor],
+        versions: dict[int, int],
         result: Any,
     ) -> None:
         self.trace = trace
@@ -331,6 +340,7 @@ class _Reading:
         self.before = before
         self.after = after
         self.tensors = tensors
+        self.versions = versions  # before the call, by `id`
         self.result = result
         self.leaf_at = {
             step.slot: i
@@ -397,7 +407,11 @@ class _Reading:
         }
         told = metadata(leaves_now)
         reads = tuple(self.tape.reads)
-        return Take(outline, draws, reads, constants, self._written(), told, self.after, places)
+        written = self._written()
+        return Take(
+            outline, draws, reads, constants, written, self._n_writes(written, sources, places),
+            told, self.after, places,
+        )  # fmt: skip
 
     def _unclaimed(self) -> list[int]:
         """What outlives the call and lies nowhere that replay looks. A view keeps what it is a view
@@ -605,6 +619,24 @@ class _Reading:
         if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
             return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
         raise Obstacle("it returns a tensor that it didn't compute")
+
+    def _n_writes(
+        self,
+        written: tuple[int, ...],
+        sources: tuple[Source, ...],
+        places: dict[tuple[str, int], torch.Tensor],
+    ) -> dict[int, int]:
+        """How many writes to the tensors behind these leaves autograd counted, by the leaf."""
+        found: dict[int, int] = {}
+        for i in written:
+            source, tensor = sources[i], None
+            if source.kind == "argument":
+                tensor = self.tensors[source.name]
+            elif source.kind == "place":
+                tensor = places.get(source.name)
+            if tensor is not None and source.view is None and id(tensor) in self.versions:
+                found[i] = tensor._version - self.versions[id(tensor)]
+        return found
 
     def _written(self) -> tuple[int, ...]:
         """The indices of the leaves whose memory the call writes."""
