@@ -536,6 +536,11 @@ def call_by(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
     module._compiled_call_impl = call
 
 
+def called_by(module: torch.nn.Module) -> Any:
+    """What `call_by`, or `Module.compile`, has put in the module's place."""
+    return module._compiled_call_impl
+
+
 def hooks_of_all_modules() -> list[tuple[str, Any]]:
     """The dicts of hooks that every module, or optimizer, runs."""
     found: list[tuple[str, Any]] = []

@@ -15,6 +15,8 @@ from lazy_tensor.dispatch import hits, host, memory, noting
 from lazy_tensor.dispatch.meta import is_recordable
 from lazy_tensor.dispatch.policy import Policy
 from lazy_tensor.dispatch.torch_private import (
+    call_by,
+    called_by,
     import_for_subclasses,
     is_held_by_python_alone,
     is_resizable,
@@ -118,11 +120,15 @@ def wrap(x: Any) -> Any:
 
 
 def unwrap(x: Any) -> Any:
-    """The way back: a plain tensor for a `LazyTensor`, an `nn.Module` with plain parameters.
+    """The way back: a plain tensor for a `LazyTensor`, an `nn.Module` with plain parameters, whose
+    calls `replay` no longer replays.
 
     Runs what is pending. Objects stay the same objects, and memory is shared, not copied.
     """
     if isinstance(x, torch.nn.Module):
+        for part in x.modules():
+            if getattr(called_by(part), "is_replay", False):
+                call_by(part, None)
         _convert_module(x, is_lazy, _plain_twin, "unwrap")
         return x
     if isinstance(x, torch.Tensor):

@@ -19,7 +19,8 @@ import types
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
@@ -29,7 +30,6 @@ from lazy_tensor.captured import Captured
 from lazy_tensor.dispatch import hits, settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trace import local
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
 from lazy_tensor.reach import ATOMS
@@ -141,6 +141,24 @@ class Arguments:
             self._read(f"{label}.{name}", item, parts)
 
 
+class _Here(threading.local):
+    is_recording = False
+    """Whether a call of some replay is recorded."""
+
+
+_here = _Here()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """What is called inside is a part of a call that is recorded: its Python runs."""
+    was_recording, _here.is_recording = _here.is_recording, True
+    try:
+        yield
+    finally:
+        _here.is_recording = was_recording
+
+
 def _watched(*, saves: bool) -> str | None:
     """As `torch_private.is_watched`."""
     is_unwatched = hits.native is not None and hits.native.is_unwatched(saves)
@@ -243,10 +261,8 @@ class Replay(Generic[P, R]):
         return self._function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if local.trace.tape is not None:
+        if _here.is_recording or getattr(self._here, "is_inside", False):
             return self._function(*args, **kwargs)  # a part of another replay's call
-        if getattr(self._here, "is_inside", False):
-            return self._function(*args, **kwargs)
         self._here.is_inside = True
         try:
             result: R = self._call(args, kwargs)
@@ -257,7 +273,7 @@ class Replay(Generic[P, R]):
     def is_seen_by_others(self) -> bool:
         """Whether a call must run its Python, as it is a part of another replay's, or something
         else than our mode sees what it does."""
-        if local.trace.tape is not None:
+        if _here.is_recording:
             return True
         watched = _watched(saves=not self._is_part)
         if watched is not None:
@@ -320,7 +336,8 @@ class Replay(Generic[P, R]):
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = perf_counter()
-        result = self._in_mode(*args, **kwargs)
+        with recording():
+            result = self._in_mode(*args, **kwargs)
         self._account_recorded(start)
         return result
 
@@ -330,7 +347,7 @@ class Replay(Generic[P, R]):
         name = getattr(self._function, "__name__", "")
         roots = [(name, self._function), *arguments.objects]
         start = perf_counter()
-        with listening_mode(**self._options):
+        with recording(), listening_mode(**self._options):
             taken = take(
                 self._function, args, kwargs, arguments.tensors, roots,
                 lambda: arguments.are_unchanged(args, kwargs),

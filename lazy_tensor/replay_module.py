@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.tape import is_random_on_tape, stop_tape
 from lazy_tensor.reach import is_atom
-from lazy_tensor.replay import Replay
+from lazy_tensor.replay import Replay, recording
 from lazy_tensor.settled import Settled
 from lazy_tensor.tensor import LazyTensor, computed
 
@@ -150,7 +150,7 @@ class _Backward(_Named):
             raise _NeedsGraph
         pairs = zip(graph.outputs, gradients, strict=True)
         outputs, given = zip(*[pair for pair in pairs if pair[1] is not None], strict=True)
-        _here.saved = saved
+        saved_before, _here.saved = _here.saved, saved
         try:
             with torch_private.without_hooks(graph.wanted):  # they get what this gives
                 found = torch.autograd.grad(
@@ -158,7 +158,7 @@ class _Backward(_Named):
                 )
             return list(found)
         finally:
-            _here.saved = ()
+            _here.saved = saved_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,8 @@ def _number_of(form: _Form) -> int:
 
 class ReplayedModule:
     """What calls of a module that was given to `replay` go to."""
+
+    is_replay = True  # for `unwrap`
 
     def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
         self._options = options
@@ -335,11 +337,11 @@ class _Run:
     def _by(
         self, backward: Callable[..., Gradients], saved: Tensors, given: Gradients
     ) -> Gradients:
-        _here.used = self._graph
+        used_before, _here.used = _here.used, self._graph
         try:
             return backward(saved, given)
         finally:
-            _here.used = None
+            _here.used = used_before
 
     def _check(self, saved: Tensors) -> None:
         """Autograd does so too, but views that were saved don't count the writes to what they are
@@ -391,7 +393,7 @@ class _Run:
         as_then = torch_private.autocast_as(self._autocast)
         with torch_private.versions_kept(buffers):
             try:
-                with torch.random.fork_rng(), torch.enable_grad(), as_then:
+                with recording(), torch.random.fork_rng(), torch.enable_grad(), as_then:
                     yield
             finally:
                 with torch.no_grad():

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lazy_tensor
-from lazy_tensor import lazy_mode, replay, wrap
+from lazy_tensor import lazy_mode, replay, unwrap, wrap
 from lazy_tensor.replay_module import ReplayedModule
 
 
@@ -135,6 +135,18 @@ def test_it_is_the_same_module():
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     assert list(model.state_dict()) == list(blocks().state_dict())
+
+
+def test_unwrap_ends_it():
+    model = replay(blocks(), compile="off")
+    replay(model[0], compile="off")
+    trained(model)
+    n_replayed = calls_of(model).forward.n_replayed
+    calls = calls_of(model)
+    assert unwrap(model) is model
+    trained(model)
+    assert calls.forward.n_replayed == n_replayed
+    assert not [part for part in model.modules() if part._compiled_call_impl is not None]
 
 
 def test_training_and_evaluation_alternate():
