@@ -120,12 +120,6 @@ def drawn(trace: Trace, draw: Draw) -> torch.Tensor:
     return draw() if tape is None else tape.drawn(draw)
 
 
-def is_random_on_tape() -> bool:
-    """Whether a tape is on this thread's trace that has noted a draw."""
-    tape = local.trace.tape
-    return tape is not None and bool(tape.draws)
-
-
 def stop_tape(why: str) -> None:
     """Take the tape off this thread's trace, if one is on: `why` this line can't be replayed."""
     if local.trace.tape is not None:

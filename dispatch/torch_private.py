@@ -470,52 +470,55 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@contextmanager
-def noting_saved_tensors_hooks() -> Iterator[list[Any]]:
-    """Context manager: the list gets an item for each `saved_tensors_hooks` that is entered, as
-    checkpointing does."""
-    entered: list[Any] = []
-    push = torch._C._autograd._push_saved_tensors_default_hooks
-
-    def noted(pack: Any, unpack: Any) -> None:
-        entered.append(pack)
-        push(pack, unpack)
-
-    torch._C._autograd._push_saved_tensors_default_hooks = noted  # type: ignore[assignment]
-    try:
-        yield entered
-    finally:
-        torch._C._autograd._push_saved_tensors_default_hooks = push
+def next_sequence_number() -> int:
+    """The number of the next node of an autograd graph: nodes that were made before have less."""
+    return torch._C._autograd._get_sequence_nr()
 
 
-def has_python_nodes(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a node of the tensors' graphs is of an `autograd.Function` of Python's, those of
-    backward hooks of modules left out."""
-    waiting = [tensor.grad_fn for tensor in tensors]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        is_hook = type(node).__name__ == "BackwardHookFunctionBackward"
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_hook:
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
+def generator_states() -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
+    """torch's own random generators, of the CPU and the current GPU, with their states."""
+    known = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        known.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return tuple([(generator, generator.get_state()) for generator in known])
 
 
 @contextmanager
-def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Run no hooks of `Tensor.register_hook` of these tensors meanwhile."""
-    hooked = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
+def generators_at(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
+    """Generators draw from these states meanwhile, and are as they were afterwards."""
+    before = [(generator, generator.get_state()) for generator, _ in states]
     try:
-        for hooks, _ in hooked:
-            hooks.clear()
+        for generator, state in states:
+            generator.set_state(state)
         yield
     finally:
-        for hooks, kept in hooked:
-            hooks.update(kept)
+        for generator, state in before:
+            generator.set_state(state)
+
+
+@contextmanager
+def attributes_kept(module: torch.nn.Module) -> Iterator[None]:
+    """The attributes of the module's parts, and what tensors and generators among them hold, are as
+    they were afterwards; not so parameters."""
+    held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for part in module.modules():
+        held += [(one, dict(one)) for one in (vars(part), part._buffers)]
+    values = {id(one): one for _, kept in held for one in kept.values()}.values()
+    tensors = [one for one in values if isinstance(one, torch.Tensor) and not one.is_inference()]
+    copies = [one.detach().clone() for one in tensors]
+    drawn = [(one, one.get_state()) for one in values if isinstance(one, torch.Generator)]
+    with versions_kept(tensors):
+        try:
+            yield
+        finally:
+            for one, kept in held:
+                one.clear()
+                one.update(kept)
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            for generator, state in drawn:
+                generator.set_state(state)
 
 
 def is_flat_list(structure: Any) -> bool:
@@ -533,7 +536,22 @@ def call_by(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
 
     It is no part of the module's state, nor of its copies: as `Module.compile` keeps what it made.
     """
+    _leave_replicas_alone()
     module._compiled_call_impl = call
+
+
+@functools.cache
+def _leave_replicas_alone() -> None:
+    """Have replicas, by which `DataParallel` computes with other parameters, call themselves."""
+    own: Any = torch.nn.Module._replicate_for_data_parallel
+
+    def replicate(self: torch.nn.Module) -> Any:
+        replica: Any = own(self)
+        if getattr(called_by(replica), "is_replay", False):
+            replica._compiled_call_impl = None
+        return replica
+
+    torch.nn.Module._replicate_for_data_parallel = replicate  # type: ignore[method-assign]
 
 
 def called_by(module: torch.nn.Module) -> Any:
@@ -607,6 +625,11 @@ def _count_reading(change: int) -> None:
 def saves_by_hooks() -> bool:
     """Whether hooks see what autograd saves, as those of checkpointing do."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` takes a program apart."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def is_forward_differentiated() -> bool:

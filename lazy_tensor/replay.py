@@ -242,6 +242,8 @@ class Replay(Generic[P, R]):
         self._check_every = check_every
         self._cuda_graphs = cuda_graphs
         self._is_part = is_part  # of a module's: see `replay_module`
+        self.must_record: Callable[[Settled], bool] = lambda _: False  # what might be replayed
+        self.checks_next = False  # call: it is recorded and compared
         self._captured: Captured | None = None  # of the call that settled last
         self._options = options
         self._lock = threading.RLock()
@@ -273,7 +275,7 @@ class Replay(Generic[P, R]):
     def is_seen_by_others(self) -> bool:
         """Whether a call must run its Python, as it is a part of another replay's, or something
         else than our mode sees what it does."""
-        if _here.is_recording:
+        if _here.is_recording or torch_private.is_traced():
             return True
         watched = _watched(saves=not self._is_part)
         if watched is not None:
@@ -281,9 +283,24 @@ class Replay(Generic[P, R]):
         return watched is not None
 
     def ran(self) -> Settled | None:
-        """What this thread's last call was replayed by; None if it was recorded."""
+        """What this thread's last call was, or might have been, replayed by."""
         found: Settled | None = getattr(self._here, "ran", None)
         return found
+
+    def has_replayed(self) -> bool:
+        """Whether this thread's last call was replayed."""
+        return bool(getattr(self._here, "has_replayed", False))
+
+    def is_captured(self) -> bool:
+        """Whether there is a plan for calls with arguments such as this thread's last call had."""
+        known: _Signature | None = getattr(self._here, "known", None)
+        return known is not None and bool(known.settled)
+
+    def forget(self) -> None:
+        """Drop all that is known of calls."""
+        with self._lock:
+            self._signatures.clear()
+            self._latest = (None, None)
 
     def recorded(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """A call that is recorded, and says nothing about others."""
@@ -292,7 +309,7 @@ class Replay(Generic[P, R]):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = perf_counter()
-        self._here.ran = None
+        self._here.ran, self._here.has_replayed = None, False
         flush_here("replay", quiet=True)
         if not self._is_part and self.is_seen_by_others():
             return self._function(*args, **kwargs)
@@ -305,7 +322,7 @@ class Replay(Generic[P, R]):
             self.n_signatures += 1
             if self.n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
                 self._meet(NEVER_THE_SAME, tells=True)
-        verified = None
+        verified, self._here.known = None, known
         with self._lock:
             for settled in known.settled:
                 try:
@@ -313,7 +330,13 @@ class Replay(Generic[P, R]):
                 except Changed as reason:
                     self.obstacle = str(reason)
                     continue
-                if self._check_every and settled.n_runs >= settled.next_check:
+                if self.must_record(settled):
+                    self.obstacle = ""
+                    result = self._recorded(args, kwargs)
+                    self._here.ran = settled
+                    return result
+                is_due = self._check_every and settled.n_runs >= settled.next_check
+                if is_due or self.checks_next:
                     known.settled.remove(settled)
                     verified = settled
                     break
@@ -321,7 +344,7 @@ class Replay(Generic[P, R]):
                 self._latest = key, known
                 result = settled.run(found, arguments.tensors)
                 self._account(start)
-                self._here.ran = settled
+                self._here.ran, self._here.has_replayed = settled, True
                 return result
         if verified is not None:
             return self._verified(known, verified, arguments, args, kwargs)
@@ -350,7 +373,7 @@ class Replay(Generic[P, R]):
         with recording(), listening_mode(**self._options):
             taken = take(
                 self._function, args, kwargs, arguments.tensors, roots,
-                lambda: arguments.are_unchanged(args, kwargs),
+                lambda: arguments.are_unchanged(args, kwargs), may_have_graphs=self._is_part,
             )  # fmt: skip
         self._account_recorded(start)
         return taken
@@ -414,6 +437,7 @@ class Replay(Generic[P, R]):
             settled.n_runs += 1
             settled.next_check = self._next_check(settled.n_runs)
             known.settled.insert(0, settled)
+        self._here.ran = settled
         return result
 
     def _next_check(self, n_runs: int) -> int:

@@ -2,12 +2,12 @@
 
 In: a module. Out: the same module, whose calls give what they gave, joined to autograd by one node.
 `Replay`s do the work. One runs forward and gives, besides the outputs, the tensors that autograd
-saved for backward. Each plan of forward has a second that runs backward, on these and the outputs'
-gradients.
+saved for backward. Each plan of forward has a companion that runs backward, on these and the
+outputs' gradients.
 
-A replayed forward makes no graph. Where backward has to be recorded after one, forward runs again
-for its nodes alone: they find each tensor that they saved by its number, among those that the
-replay gave.
+A replayed forward makes no graph. So forward is recorded until its companion has learnt backward
+from the graphs of these calls, and whenever the two are checked. A recorded call whose graph can't
+be stood for by one node gives its outputs with that graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,19 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.tape import is_random_on_tape, stop_tape
+from lazy_tensor.dispatch.tape import stop_tape
 from lazy_tensor.reach import is_atom
 from lazy_tensor.replay import Replay, recording
 from lazy_tensor.settled import Settled
 from lazy_tensor.tensor import LazyTensor, computed
 
-RECORDED_BEFORE_EAGER = 8
-"""Calls of each signature that are recorded without a replay after which a module runs as in eager:
-recording it would cost more than it gains."""
+RECORDED_BEFORE_EAGER, MOST_SIGNATURES = 8, 4
+"""Recorded calls without a replay, for each signature up to so many, after which a module runs as
+in eager: recording it would cost more than it gains."""
 EAGER_CALLS = 1000
 """Calls as in eager before it is tried again."""
+TAUGHT_AFTER = 3
+"""Recorded calls of forward from which its companion learns a backward that it didn't know."""
 
 Tensors = list[torch.Tensor]
 Gradients = list[torch.Tensor | None]
@@ -48,11 +50,12 @@ def replay_module(module: nn.Module, options: dict[str, Any]) -> nn.Module:
 
 @dataclass(slots=True)
 class Graph:
-    """What a recorded forward leaves for a recorded backward: outputs with their graph, and the
-    tensors whose gradients are wanted."""
+    """What a recorded forward leaves for a recorded backward: outputs with their graph, and where
+    the gradients leave it. `flaw` says why one node can't stand for it, "" if one can."""
 
     outputs: Tensors
-    wanted: Tensors
+    edges: list[Any]
+    flaw: str = ""
 
 
 class _NeedsGraph(Exception):
@@ -75,7 +78,7 @@ class _Named:
         self.__name__ = self.__qualname__ = name
 
 
-N_HEADER = 4
+N_HEADER = 6
 """Numbers before the tensors in what `_Forward` gives."""
 
 
@@ -83,48 +86,95 @@ class _Forward(_Named):
     """Calls a module, and keeps its graph in `_here.made`.
 
     Gives a list: how many outputs there are, which of them have a graph (a bit each), the number of
-    their form, how many tensors backward needs; then the outputs, these tensors, and the parameters
-    whose gradients are wanted. `differentiated` are numbers of tensors among the arguments whose
-    gradients are wanted too.
+    their form, how many tensors backward needs, which of the differentiated arguments the graph
+    reaches (a bit each), and how many parameters; then the outputs, these tensors, the parameters,
+    and the module's other parameters and buffers.
     """
 
     def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        differentiated: tuple[int, ...],
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         if not torch.is_grad_enabled():
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
-            return [len(outputs), 0, _number_of(form), 0, *outputs]
-        inputs: Tensors = []
-        if differentiated:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            for i in differentiated:
-                leaves[i] = leaves[i].detach().requires_grad_()
-                inputs.append(leaves[i])
-            args, kwargs = _unflattened(leaves, spec)
-        with _saving() as saved, torch_private.noting_saved_tensors_hooks() as other_hooks:
+            return [len(outputs), 0, _number_of(form), 0, 0, 0, *outputs]
+        first = torch_private.next_sequence_number()
+        inputs = _differentiated(args, kwargs)
+        edges = [torch.autograd.graph.get_gradient_edge(one) for one in inputs]
+        versions = [one._version for one in inputs]
+        with _saving() as saved:
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
-        parameters = [p for p in module.parameters() if p.requires_grad]
         bits, with_graph = 0, []
         for i, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 bits |= 1 << i
                 with_graph.append(output)
                 outputs[i] = output.detach()
-        _here.made = Graph(with_graph, [*inputs, *parameters])
-        if is_random_on_tape() and (other_hooks or torch_private.has_python_nodes(with_graph)):
-            stop_tape("it draws random numbers that an autograd.Function or a checkpoint may keep")
-        header = [len(outputs), bits, _number_of(form), len(saved)]
-        return [*header, *outputs, *saved, *parameters]
+        reached, parameters, flaw = _reached(with_graph, edges, first)
+        if versions != [one._version for one in inputs]:
+            flaw = "it writes an argument whose gradient is wanted"
+        if any(_shares(output, inputs) for output in with_graph):
+            flaw = "it gives an argument whose gradient is wanted, or a view of it"
+        wanted = [one for i, one in enumerate(inputs) if reached >> i & 1] + parameters
+        if any(one._backward_hooks or (one.retains_grad and not one.is_leaf) for one in wanted):
+            flaw = "a parameter or an argument has a hook for its gradient, which would run twice"
+        if flaw:
+            stop_tape(flaw)
+        edges = [edge for i, edge in enumerate(edges) if reached >> i & 1]
+        edges += [torch.autograd.graph.get_gradient_edge(one) for one in parameters]
+        _here.made = Graph(with_graph, edges, flaw)
+        known = {id(one) for one in parameters}
+        others = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in known]
+        header = [len(outputs), bits, _number_of(form), len(saved), reached, len(parameters)]
+        return [*header, *outputs, *saved, *parameters, *others]
+
+
+def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensors:
+    """The tensors among the arguments whose gradients are wanted, each once."""
+    return list({id(one): one for one in _tensors_in(args, kwargs) if one.requires_grad}.values())
+
+
+def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensors:
+    found = [one for one in args if isinstance(one, torch.Tensor)]
+    if kwargs or len(found) < len(args):
+        found = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    return found
+
+
+def _shares(output: torch.Tensor, inputs: Tensors) -> bool:
+    base = output._base if output._is_view() else output
+    return any(base is (one._base if one._is_view() else one) for one in inputs)
+
+
+def _reached(outputs: Tensors, edges: list[Any], first: int) -> tuple[int, Tensors, str]:
+    """Where the outputs' graph ends: at which of these edges (a bit each), and at which leaves; and
+    what in it is older than the number `first`."""
+    ends = {(edge.node, edge.output_nr): i for i, edge in enumerate(edges)}
+    reached, leaves, flaw = 0, {}, ""
+    waiting = [(output.grad_fn, output.output_nr) for output in outputs]
+    seen: set[Any] = set()
+    while waiting:
+        edge = waiting.pop()
+        node = edge[0]
+        if node is None:
+            continue
+        if edge in ends:
+            reached |= 1 << ends[edge]
+        elif node in seen:
+            continue
+        elif hasattr(node, "variable"):
+            leaves[id(node.variable)] = node.variable
+        elif node._sequence_nr() < first:
+            flaw = "it uses a tensor whose graph was made before the call"
+        else:
+            seen.add(node)
+            waiting += node.next_functions
+    return reached, list(leaves.values()), flaw
 
 
 @contextmanager
 def _saving() -> Iterator[Tensors]:
     """Have autograd save numbers in place of tensors, which go into the list. What runs the graph
-    without `_Backward`, as a module may keep a part of it, finds them there."""
+    without `_Backward` finds them there."""
     saved: Tensors = []
     number_of: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -132,8 +182,7 @@ def _saving() -> Iterator[Tensors]:
         known = number_of.get(id(tensor))
         if known is None:
             known = number_of[id(tensor)] = (len(saved), tensor)
-            is_parameter = tensor.is_leaf and isinstance(tensor, nn.Parameter)
-            saved.append(tensor if is_parameter else tensor.detach())
+            saved.append(tensor if tensor.is_leaf else tensor.detach())
         return known[0]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: (_here.saved or saved)[i]):
@@ -141,21 +190,22 @@ def _saving() -> Iterator[Tensors]:
 
 
 class _Backward(_Named):
-    """Gives the gradients of what is wanted of the graph in `_here.used`, from what was saved and
-    the outputs' gradients; None for an output that has none."""
+    """Gives the gradients that are wanted of the graph in `_here.used`, from what was saved and the
+    outputs' gradients; None for an output that has none."""
 
     def __call__(self, saved: Tensors, gradients: Gradients) -> Gradients:
         graph = _here.used
         if graph is None:
             raise _NeedsGraph
-        pairs = zip(graph.outputs, gradients, strict=True)
-        outputs, given = zip(*[pair for pair in pairs if pair[1] is not None], strict=True)
+        pairs = [pair for pair in zip(graph.outputs, gradients, strict=True) if pair[1] is not None]
+        if not pairs:
+            return [None] * len(graph.edges)
         saved_before, _here.saved = _here.saved, saved
         try:
-            with torch_private.without_hooks(graph.wanted):  # they get what this gives
-                found = torch.autograd.grad(
-                    outputs, graph.wanted, given, allow_unused=True, retain_graph=True
-                )
+            found = torch.autograd.grad(
+                [output for output, _ in pairs], graph.edges, [given for _, given in pairs],
+                allow_unused=True, retain_graph=True,
+            )  # fmt: skip
             return list(found)
         finally:
             _here.saved = saved_before
@@ -179,13 +229,22 @@ def _flattened(result: Any) -> tuple[list[Any], _Form]:
     objects: list[tuple[int, type[Any], tuple[str, ...], _Form]] = []
     for i in range(n_leaves):
         one = leaves[i]
-        if is_atom(one) or isinstance(one, (torch.Tensor, type)) or not hasattr(one, "__dict__"):
+        if not _is_taken_apart(one):
             continue
         inner, form = _flattened(list(vars(one).values()))
-        leaves[i] = None
-        leaves += inner
-        objects.append((i, type(one), tuple(vars(one)), form))
+        if any(isinstance(leaf, torch.Tensor) for leaf in inner):
+            leaves[i] = None
+            leaves += inner
+            objects.append((i, type(one), tuple(vars(one)), form))
     return leaves, _Form(spec, tuple(objects), n_leaves)
+
+
+def _is_taken_apart(one: Any) -> bool:
+    """Whether an object may be made anew from its attributes. Others are given back as they are, if
+    `replay` finds them where the module may look."""
+    if is_atom(one) or isinstance(one, (torch.Tensor, type, nn.Module, dict, list, tuple, set)):
+        return False
+    return hasattr(one, "__dict__") and not callable(one) and "__dict__" not in vars(one)
 
 
 def _made_of(leaves: list[Any], form: _Form) -> Any:
@@ -223,54 +282,78 @@ class ReplayedModule:
         self._options = options
         self._name = type(module).__name__
         self.forward = Replay(_Forward(self._name), is_part=True, **options)
+        self.forward.must_record = self._teaches
         self.backward = self.new_backward()  # of calls whose forward was recorded
         self._module = weakref.ref(module)
         self._n_eager = 0  # calls to come
+        self._n_in_vain = 0  # recorded calls since one was replayed
 
     def new_backward(self) -> Replay[Any, Any]:
-        """What runs backward of one plan of forward, which has repeated already."""
-        options = {**self._options, "warmup": 0}
+        """What runs backward of one plan of forward, which has repeated already. It is checked when
+        that is."""
+        options = {**self._options, "warmup": 0, "check_every": 0}
         return Replay(_Backward(f"{self._name}, backward"), is_part=True, **options)
+
+    def _teaches(self, settled: Settled) -> bool:
+        """Whether a forward that might be replayed is recorded, for its companion to learn."""
+        if not torch.is_grad_enabled() or settled.n_to_teach == 0:
+            return False
+        settled.n_to_teach -= 1
+        return True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         assert module is not None, "it is being called"
         if self._runs_eagerly() or self.forward.is_seen_by_others():
             return torch_private.call_module(module, args, kwargs)
-        given: Tensors = []
-        wanted: Tensors = []
-        differentiated: list[int] = []
-        if torch.is_grad_enabled():
-            is_flat = not kwargs and all([isinstance(one, torch.Tensor) for one in args])
-            leaves, spec = (list(args), None) if is_flat else pytree.tree_flatten((args, kwargs))
-            for i, leaf in enumerate(leaves):
-                if isinstance(leaf, torch.Tensor):
-                    given.append(leaf)
-                    if leaf.requires_grad:
-                        differentiated.append(i)
-                        wanted.append(leaf)
-                        leaves[i] = leaf.detach()
-            if wanted:
-                args, kwargs = (tuple(leaves), {}) if is_flat else _unflattened(leaves, spec)
         _here.made = None
-        call = (module, args, kwargs, tuple(differentiated))
+        states = torch_private.generator_states() if torch.is_grad_enabled() else ()
+        call = (module, args, kwargs)
         found = self.forward(*call)
         graph, _here.made = _here.made, None
-        n_outputs, bits, form, n_saved = found[:N_HEADER]
-        n_before = N_HEADER + n_outputs
-        outputs = list(map(_plain, found[N_HEADER:n_before]))
-        if bits:
-            saved = list(map(_plain, found[n_before : n_before + n_saved]))
-            parameters = found[n_before + n_saved :]
-            places = [i for i in range(n_outputs) if bits >> i & 1]
-            computed = [outputs[i] for i in places]
-            wanted += parameters
-            may_be_saved = [*given, *parameters, *computed]
-            run = _Run(self, call, graph, self.forward.ran(), wanted, may_be_saved)
-            joined: Any = _Joined.apply(run, saved, computed, *wanted)  # type: ignore[no-untyped-call]
-            for i, output in zip(places, joined, strict=True):
-                outputs[i] = output
+        self._n_in_vain = 0 if self.forward.has_replayed() else self._n_in_vain + 1
+        n_outputs, bits, form, n_saved, reached, n_parameters = found[:N_HEADER]
+        at = N_HEADER + n_outputs
+        outputs = list(map(_plain, found[N_HEADER:at]))
+        places = [i for i in range(n_outputs) if bits >> i & 1]
+        if graph is not None and graph.flaw:
+            given: Any = graph.outputs
+        elif places:
+            saved = list(map(_plain, found[at : at + n_saved]))
+            at += n_saved
+            inputs = _differentiated(args, kwargs)
+            wanted = [one for i, one in enumerate(inputs) if reached >> i & 1]
+            wanted += found[at : at + n_parameters]
+            run = _Run(self, call, states, graph, self.forward.ran(), wanted)
+            seen = [*_tensors_in(args, kwargs), *outputs, *found[at:]]
+            saved_too = [seen[i] for i in self._whose_memory_is_saved(saved, seen)]
+            given = _Joined.apply(
+                run, len(saved), [*saved, *saved_too], [outputs[i] for i in places], *wanted
+            )  # type: ignore[no-untyped-call]
+        else:
+            given = ()
+        for i, output in zip(places, given, strict=True):
+            outputs[i] = output
         return _made_of(outputs, _forms[form])
+
+    def _whose_memory_is_saved(self, saved: Tensors, seen: Tensors) -> list[int]:
+        """The numbers of the tensors whose memory something has that was saved: a write to them is
+        an error of backward. Views that are saved don't count it."""
+        settled = self.forward.ran()
+        if settled is not None and settled.shared is not None:
+            return settled.shared
+        storages = {torch_private.storage_id(_plain(one)) for one in saved if _is_strided(one)}
+        found = [
+            i
+            for i, one in enumerate(seen)
+            if isinstance(one, torch.Tensor)
+            and _is_strided(one)
+            and not one.is_inference()
+            and torch_private.storage_id(_plain(one)) in storages
+        ]
+        if settled is not None:
+            settled.shared = found
+        return found
 
     def _runs_eagerly(self) -> bool:
         """Whether this call does, as recording was in vain. Not while hooks see what is saved: to
@@ -280,58 +363,62 @@ class ReplayedModule:
         if self._n_eager > 0:
             self._n_eager -= 1
             return True
-        self.look_at(self.forward)
+        n_signatures = max(1, min(self.forward.n_signatures, MOST_SIGNATURES))
+        if self._n_in_vain >= RECORDED_BEFORE_EAGER * n_signatures:
+            self.go_eager()
         return self._n_eager > 0
 
-    def look_at(self, part: Replay[Any, Any]) -> None:
-        """Have the next calls run as in eager if this part of them was recorded in vain."""
-        most = RECORDED_BEFORE_EAGER * part.n_signatures
-        if part.n_replayed == 0 and part.n_recorded >= most > 0:
-            part.n_recorded = 0
-            self._n_eager = EAGER_CALLS
+    def go_eager(self) -> None:
+        """Run the next calls as in eager."""
+        self._n_eager, self._n_in_vain = EAGER_CALLS, 0
+        self.forward.forget()
 
 
 class _Run:
-    """One forward: by what call of which module; its graph if it was recorded, else what it was
-    replayed by; the tensors whose gradients are wanted; and those whose memory backward may need,
-    with their versions then."""
+    """One forward: by what call of which module, from which states of random generators; its graph
+    if it was recorded, and what it was, or might have been, replayed by; and the tensors whose
+    gradients are wanted."""
 
-    __slots__ = ("_autocast", "_call", "_graph", "_module", "_settled", "_versions", "_wanted")
+    __slots__ = ("_autocast", "_call", "_graph", "_module", "_settled", "_states", "_wanted")
 
     def __init__(
         self,
         module: ReplayedModule,
         call: tuple[Any, ...],
+        states: tuple[Any, ...],
         graph: Graph | None,
         settled: Settled | None,
         wanted: Tensors,
-        may_be_saved: Tensors,
     ) -> None:
         self._module = module
         self._call = call
+        self._states = states
         self._graph = graph
         self._settled = settled
         self._wanted = wanted
-        self._versions = [(t, t._version) for t in may_be_saved if not t.is_inference()]
         self._autocast = torch_private.autocast_state()
 
     def gradients(self, saved: Tensors, given: Gradients) -> Gradients:
-        """Those wanted. RuntimeError if what forward saved was written since."""
-        self._check(saved)
-        if self._settled is None:
-            found = self._by(self._module.backward.recorded, saved, given)
-        else:
-            backward = self._settled.companion
-            if backward is None:
-                backward = self._settled.companion = self._module.new_backward()
-            try:
-                found = self._by(backward, saved, given)
-            except _NeedsGraph:
-                with self._again():
-                    _Forward("")(*self._call)
-                self._graph, _here.made = _here.made, None
-                found = self._by(backward, saved, given)
-            self._module.look_at(backward)
+        """Those wanted."""
+        settled = self._settled
+        if settled is None:
+            return list(map(_plain, self._by(self._module.backward.recorded, saved, given)))
+        if settled.companion is None:
+            settled.companion = self._module.new_backward()
+        backward = settled.companion
+        backward.checks_next = self._graph is not None
+        try:
+            found = self._by(backward, saved, given)
+        except _NeedsGraph:
+            settled.n_to_teach = TAUGHT_AFTER
+            self._graph = self._made_again(saved)
+            found = self._by(backward, saved, given)
+        finally:
+            backward.checks_next = False
+        if backward.is_captured():
+            settled.n_to_teach = 0
+        elif backward.n_replayed == 0 and backward.n_recorded >= RECORDED_BEFORE_EAGER:
+            self._module.go_eager()
         return list(map(_plain, found))
 
     def _by(
@@ -343,40 +430,28 @@ class _Run:
         finally:
             _here.used = used_before
 
-    def _check(self, saved: Tensors) -> None:
-        """Autograd does so too, but views that were saved don't count the writes to what they are
-        views of."""
-        written = [tensor for tensor, version in self._versions if tensor._version != version]
-        if not written:
-            return
-        storages = {torch_private.storage_id(tensor) for tensor in saved}
-        for tensor in written:
-            if torch_private.storage_id(_plain(tensor)) in storages:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: a tensor of shape {tuple(tensor.shape)} that a replayed "
-                    f"{type(self._call[0]).__name__} read; copy it, or write it after backward()"
-                )
-
-    def differentiable(self, given: Gradients) -> Gradients:
-        """The gradients with a graph of their own: by an eager forward and backward.
-
-        RuntimeError if the module draws random numbers, which these would not be.
-        """
-        module, args, kwargs, differentiated = self._call
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        for i, tensor in zip(differentiated, self._wanted, strict=False):
-            leaves[i] = tensor
-        args, kwargs = _unflattened(leaves, spec)
-        with self._again():
-            before = torch.random.get_rng_state()
-            found, _ = _flattened(torch_private.call_module(module, args, kwargs))
-            is_random = not torch.equal(torch.random.get_rng_state(), before)
-        if is_random:
+    def _made_again(self, saved: Tensors) -> Graph:
+        """The graph of a forward that was replayed, by another. RuntimeError unless that saves the
+        same, bit for bit."""
+        with self._as_then():
+            found = _Forward("")(*self._call)
+        graph, _here.made = _here.made, None
+        n_outputs, n_saved = found[0], found[3]
+        again = found[N_HEADER + n_outputs : N_HEADER + n_outputs + n_saved]
+        if graph is None or graph.flaw or not _are_equal(again, saved):
             raise RuntimeError(
-                f"a replayed {type(module).__name__} can't be differentiated twice, as it draws "
-                "random numbers; call it without replay there"
+                f"backward of a replayed {type(self._call[0]).__name__} has to be recorded, and "
+                "its forward does something else when it runs again; run backward before what "
+                "forward reads changes, or call the module without replay"
             )
+        return graph
+
+    def differentiable(self, saved: Tensors, given: Gradients) -> Gradients:
+        """The gradients with a graph of their own: by an eager forward and backward, which must
+        save what the replayed one did."""
+        self._made_again(saved)
+        with self._as_then():
+            found, _ = _flattened(torch_private.call_module(*self._call))
         again = [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
         pairs = [pair for pair in zip(again, given, strict=True) if pair[1] is not None]
         gradients = torch.autograd.grad(
@@ -386,19 +461,35 @@ class _Run:
         return list(gradients)
 
     @contextmanager
-    def _again(self) -> Iterator[None]:
-        """Call the module once more: random numbers and buffers are as they were afterwards."""
-        buffers = [buffer for buffer in self._call[0].buffers() if not buffer.is_inference()]
-        copies = [buffer.detach().clone() for buffer in buffers]
-        as_then = torch_private.autocast_as(self._autocast)
-        with torch_private.versions_kept(buffers):
-            try:
-                with recording(), torch.random.fork_rng(), torch.enable_grad(), as_then:
-                    yield
-            finally:
-                with torch.no_grad():
-                    for buffer, copy in zip(buffers, copies, strict=True):
-                        buffer.copy_(copy)
+    def _as_then(self) -> Iterator[None]:
+        """Call the module once more, as from the forward's generators and autocast; afterwards its
+        attributes and the generators are as they were before."""
+        with ExitStack() as stack:
+            stack.enter_context(torch_private.attributes_kept(self._call[0]))
+            stack.enter_context(torch_private.generators_at(self._states))
+            stack.enter_context(torch_private.autocast_as(self._autocast))
+            stack.enter_context(recording())
+            stack.enter_context(torch.enable_grad())
+            yield
+
+
+def _are_equal(some: Sequence[Any], others: Tensors) -> bool:
+    return len(some) == len(others) and all(
+        one.shape == other.shape
+        and one.dtype == other.dtype
+        and torch.equal(_bits(one), _bits(other))
+        for one, other in zip(map(_plain, some), others, strict=True)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """NaNs are equal if their bits are."""
+    tensor = tensor.detach()
+    return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 class _Joined(torch.autograd.Function):
@@ -406,26 +497,19 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: _Run, saved: Tensors, outputs: Tensors, *wanted: torch.Tensor
+        ctx: Any, run: _Run, n_saved: int, saved: Tensors, outputs: Tensors, *wanted: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.run = run
+        ctx.run, ctx.n_saved = run, n_saved
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
         return tuple([output.detach() for output in outputs])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        run, saved = ctx.run, list(ctx.saved_tensors)
-        given = [None if one is None else one.contiguous() for one in gradients]
-        creates_graph = torch.is_grad_enabled()
-        found = run.differentiable(given) if creates_graph else run.gradients(saved, given)
-        return (None, None, None, *found)
-
-
-def _unflattened(leaves: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments."""
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    return args, kwargs
+        run, saved = ctx.run, list(ctx.saved_tensors[: ctx.n_saved])
+        given, creates_graph = list(gradients), torch.is_grad_enabled()
+        found = run.differentiable(saved, given) if creates_graph else run.gradients(saved, given)
+        return (None, None, None, None, *found)
 
 
 def _plain(tensor: Any) -> Any:

@@ -45,6 +45,9 @@ Fetch = Callable[[Tensors], torch.Tensor]
 """Finds a tensor, given those among a call's arguments."""
 
 
+MOST_TAUGHT = 8
+"""Calls of a module that are recorded for its backward to be learnt: of a program that runs none
+there are no more."""
 CACHED_BYTES = 1 << 20
 """What a core's own cache holds, about: plans that read more leave nothing else in it."""
 
@@ -126,6 +129,8 @@ class Settled:
         self._gives_plain = gives_plain
         self.companion: Any = None
         """Of a module's forward: the `Replay` of its backward."""
+        self.n_to_teach = MOST_TAUGHT  # calls that are recorded for it
+        self.shared: list[int] | None = None  # of what it sees, what backward may need
         self._left_slots = {one.slot for one in outline.left}
         self._instances = take.after.instances
         self._classes = [type(instance) for instance in self._instances]

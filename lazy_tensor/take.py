@@ -261,6 +261,8 @@ def take(
     tensors: list[torch.Tensor],
     objects: list[tuple[str, Any]],
     is_unchanged: Callable[[], bool],
+    *,
+    may_have_graphs: bool = False,
 ) -> tuple[Any, Take | str]:
     """Call the function with a tape on; its result, and the take of the call or the obstacle to it.
 
@@ -270,7 +272,8 @@ def take(
     """
     roots = [*objects, *torch_private.hooks_of_all_modules()]
     try:
-        if torch.is_grad_enabled() and any(_graph_of(tensor) is not None for tensor in tensors):
+        have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
+        if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
         before = Picture(roots, tensors)
     except (Obstacle, Unreachable) as reason:

@@ -150,7 +150,9 @@ PyObject* py_run_known(PyObject*, PyObject* args) {
   restart(trace);
   if (noted.get() != state.get()) append(of_trace.behind.in(trace), hits.get());
   for (Ref* freed : {&content.kept, &content.copies}) *freed = Ref();  // the plan may want memory
-  if (!run(plan.get(), content, given.get())) {
+  const bool has_run = run(plan.get(), content, given.get());
+  if (!has_run || PyList_GET_SIZE(given.get()) != 1) {
+    if (has_run) PyErr_SetString(PyExc_RuntimeError, "a plan gives its results once");
     PyObject *type, *error, *place;
     PyErr_Fetch(&type, &error, &place);
     const Ref pending(sure(PyTuple_Pack(

@@ -264,9 +264,9 @@ def test_sizes_that_alternate():
 
 def test_parameters_that_are_frozen_and_thawed():
     def after(i, model):
-        model[0].requires_grad_(i % 6 < 3)
+        model[0].requires_grad_(i % 16 < 8)
 
-    both(blocks, lambda model: trained(model, n=20, after=after))
+    both(blocks, lambda model: trained(model, n=40, after=after), n_replayed=8)
 
 
 def test_unused_and_tied_parameters():
@@ -292,7 +292,6 @@ def test_hooks():
             model.register_forward_hook(lambda module, args, out: out * 2),
             model[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
             model[1].register_full_backward_hook(lambda module, given, out: (given[0] * 2,)),
-            model[0].wide.weight.register_hook(lambda grad: grad * 3),
             model[0].wide.bias.register_post_accumulate_grad_hook(halve),
         ]  # fmt: skip
         found = trained(model)
@@ -301,6 +300,37 @@ def test_hooks():
         return [*found, *trained(model)]
 
     both(blocks, run)
+
+
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_hooks_for_gradients_run_once():
+    def run(model):
+        handle = model[0].wide.weight.register_hook(lambda grad: grad * 3)
+        found = trained(model, n=14)
+        handle.remove()
+        return found
+
+    both(blocks, run, n_replayed=0)
+
+
+def test_replicas_compute_with_their_own_parameters():
+    model = replay(nn.Linear(8, 2), compile="off")
+    for x in batches(8):
+        model(x).sum().backward()
+    replica = model._replicate_for_data_parallel()
+    replica.weight = torch.zeros(2, 8)
+    replica.bias = torch.ones(2)
+    assert torch.equal(replica(batches()[0]), torch.ones(4, 2))
+    assert model._compiled_call_impl is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_tracing():
+    model = replay(nn.Linear(8, 2), compile="off")
+    for x in batches(8):
+        model(x).sum().backward()
+    traced = torch.jit.trace(model, batches()[0])
+    assert torch.equal(traced(batches()[1]), model(batches()[1]))
 
 
 def test_checkpointing_around_it():
@@ -456,7 +486,8 @@ def test_what_is_saved_may_not_be_written():
         del out
 
 
-def test_gradients_of_gradients():
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_gradients_of_gradients(p):
     """As WGAN-GP's critic has them."""
 
     def loss_of(model, x, _):
@@ -466,19 +497,71 @@ def test_gradients_of_gradients():
         return out.mean() + (gradient.norm(dim=1) - 1).square().mean()
 
     def make():
-        return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(p), nn.Linear(8, 1))
 
     # the sums of what reaches a parameter by two ways are in another order
-    both(make, lambda model: trained(model, loss_of=loss_of), tolerance=1e-5)
+    both(make, lambda model: trained(model, loss_of=loss_of, n=16), tolerance=1e-5)
 
 
-def test_gradients_of_gradients_of_what_is_random_are_refused():
-    model = replay(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh()), compile="off")
-    for x in batches(6):
-        x.requires_grad_()
+class Drifting(nn.Module):
+    """What it does is another thing with each call."""
+
+    scale: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        self.scale.mul_(1.5)
+        return (self.linear(x) * self.scale.clone()).tanh()
+
+
+def test_backward_learns_from_the_graphs_of_its_own_forwards():
+    """A forward that runs again later would save other values."""
+    both(Drifting, lambda model: trained(model, n=14))
+    model = replay(Drifting(), compile="off")
+    for i, x in enumerate(batches(12)):
+        model.zero_grad()
         out = model(x)
-        with pytest.raises(RuntimeError, match="differentiated twice"):
-            torch.autograd.grad(out.sum(), x, create_graph=True)
+        if i == 11:
+            with pytest.raises(RuntimeError, match="has to be recorded"):
+                torch.autograd.grad(out.sum(), list(model.parameters()), create_graph=True)
+        else:
+            out.sum().backward()
+
+
+class Aside(nn.Module):
+    """It computes with tensors that are none of its arguments and parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.others = [nn.Linear(8, 8)]
+        self.scale: torch.Tensor | None = None
+
+    def forward(self, x):
+        x = self.others[0](self.linear(x))
+        return x if self.scale is None else x * self.scale
+
+
+@pytest.mark.parametrize("kind", ["a module in a list", "an attribute with a graph"])
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_gradients_reach_what_is_no_argument_and_no_parameter(kind):
+    def run(model):
+        leaf = torch.ones(8, requires_grad=True)
+        found = []
+        for x in batches(14):
+            if kind == "an attribute with a graph":
+                model.scale = leaf * 2
+            model.zero_grad()
+            x.requires_grad_()
+            model(x * 1).square().mean().backward()
+            found += [leaf.grad, x.grad, model.others[0].weight.grad.clone()]
+        return [one if one is None else one.clone() for one in found]
+
+    both(Aside, run, n_replayed=0, tolerance=1e-6)
 
 
 class Reading(nn.Module):
@@ -523,6 +606,7 @@ def test_an_exception_in_forward_passes():
     assert calls_of(model).forward.n_replayed
 
 
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
 def test_an_output_that_is_an_input_or_a_parameter():
     class Giving(nn.Module):
         def __init__(self):
@@ -541,7 +625,7 @@ def test_an_output_that_is_an_input_or_a_parameter():
             found += [y.grad, model.weight.grad.clone()]
         return found
 
-    both(Giving, run)
+    both(Giving, run, n_replayed=0)
 
 
 def test_a_graph_that_the_module_keeps_is_run_as_in_eager():
