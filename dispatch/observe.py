@@ -51,7 +51,7 @@ def is_timing() -> bool:
 
 
 def is_looked_at() -> bool:
-    """Whether a flush is timed or profiled, or ranges of the user's that were are open."""
+    """Whether a flush is timed or profiled, or a range of the user's was noted or is open."""
     open_ = _open
     is_timed = _timing.steps_s is not None
     return is_timed or torch_private.is_profiled() or bool(open_.noted or open_.names)

@@ -549,17 +549,16 @@ def replay(function: Any = None, **options: Any) -> Any:
     without the function's Python: tensors among the arguments by position; parameters, buffers,
     optimizer state by identity, read anew each call. What it leaves behind (`p.grad`, caches) gets
     the new values in the same objects; returned tensors are new ones; random ops draw fresh
-    numbers. Values that the function reads (`if mask.all()`) are computed first, and have the call
-    recorded again if they are others. Anything else that the function can see and that changed does
-    so too.
+    numbers. Values that the function reads (`if mask.all()`) are computed first; if they differ,
+    the call is recorded, as after any other change that the function can see.
 
     `replay(model)` gives the same module, whose calls are replayed: forward, and the backward of
     what it gave, join the program's autograd as one node. The loss, the optimizer and all else stay
     outside and run as they did. Copies of the module, and its pickle, are not replayed.
 
-    `warmup` calls are recorded before the first is compared. After random numbers of replays, which
-    grow with all there were up to `check_every`, a call is recorded and compared; RuntimeError if
-    it did something else (0: never). With `cuda_graphs` a
+    `warmup` calls are recorded before the first is compared. Now and then, at random, and after
+    `check_every` replays at the latest, a call is recorded and compared; RuntimeError if it did
+    something else (0: never). With `cuda_graphs` a
     plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
     graph; arguments are copied into it, results out of it. Other options are `lazy_mode`'s. What
     the function prints, or counts in Python, happens in recorded calls only: a call that changes

@@ -509,6 +509,8 @@ class _Joined(torch.autograd.Function):
         run, saved = ctx.run, list(ctx.saved_tensors[: ctx.n_saved])
         given, creates_graph = list(gradients), torch.is_grad_enabled()
         found = run.differentiable(saved, given) if creates_graph else run.gradients(saved, given)
+        if not torch_private.keeps_graph():
+            ctx.run = None  # as what was saved is freed
         return (None, None, None, None, *found)
 
 

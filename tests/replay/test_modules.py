@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import gc
 import io
 import itertools
 import pickle
+import weakref
 from collections import UserDict
 from typing import Any
 
@@ -300,6 +302,24 @@ def test_hooks():
         return [*found, *trained(model)]
 
     both(blocks, run)
+
+
+def test_what_a_call_was_given_is_freed_after_backward():
+    model = replay(blocks(), compile="off")
+    losses, inputs = [], []
+
+    def step():
+        x = torch.randn(4, 8)
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss, weakref.ref(x)
+
+    for _ in range(10):
+        loss, given = step()
+        losses.append(loss)
+        inputs.append(given)
+    gc.collect()
+    assert [given() for given in inputs[-3:]] == [None] * 3
 
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
