@@ -9,7 +9,7 @@ import torch
 import lazy_tensor
 from lazy_tensor import lazy_mode, replay, unwrap, wrap
 from lazy_tensor.dispatch.flush import compiler
-from lazy_tensor.dispatch.trace import Trace, local
+from lazy_tensor.dispatch.trace import local
 
 COLD = 1
 """What the policy has where ops run at once, unrecorded."""
@@ -38,12 +38,13 @@ def is_ours(thing):
 
 
 def garbage_of(steps, n=4):
-    """The objects that only the collector can free after so many calls; not those of kernels that
-    an earlier test has asked for, which are built meanwhile, nor those of a thread of an earlier
-    test that ends meanwhile."""
+    """The objects that only the collector can free after so many calls.
+
+    Seen twice: what an earlier test has left (kernels that are built meanwhile, the trace of a
+    thread that ends) is gone by the second time.
+    """
     compiler().wait()
-    found = new_garbage(steps, n)
-    return new_garbage(steps, n) if any(type(thing) is Trace for thing in found) else found
+    return new_garbage(steps, n) and new_garbage(steps, n)
 
 
 def new_garbage(steps, n):
