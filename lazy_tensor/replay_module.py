@@ -432,7 +432,7 @@ class _Run:
 
     def _made_again(self, saved: Tensors) -> Graph:
         """The graph of a forward that was replayed, by another. RuntimeError unless that saves the
-        same, bit for bit."""
+        same values: those of kernels may differ by rounding."""
         with self._as_then():
             found = _Forward("")(*self._call)
         graph, _here.made = _here.made, None
@@ -483,7 +483,7 @@ def _are_equal(some: Sequence[Any], others: Tensors) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaNs are equal if their bits are."""
+    """What is compared: NaNs are equal, and an infinity is the largest number."""
     tensor = tensor.detach()
     return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor
 
