@@ -403,7 +403,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     plans = state.plans  # another thread may clear the caches meanwhile
     if plans is None or len(plans) >= MAX_PLANS_OF_A_STATE:
         plans = state.plans = {}
-    if not (seen_before or now.compile == "blocking" or at_once()) or not _may_plan(now):
+    if not (seen_before or now.compile == "blocking" or at_once()) or not may_plan():
         return None
     try:
         plan = build_plan(pending, live)
@@ -423,11 +423,14 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     return plan
 
 
-def _may_plan(now: settings.Settings) -> bool:
-    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too."""
+def may_plan(*, at_once: bool = False) -> bool:
+    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too or
+    `at_once`."""
+    now = settings.current()
     return program.are_there() or program.ask_for(
         compiler().disk,
-        may_compile=now.compile == "blocking" or (now.compile != "off" and STATS.has_worked_long()),
+        may_compile=now.compile == "blocking"
+        or (now.compile != "off" and (at_once or STATS.has_worked_long())),
         wait=now.compile == "blocking",
     )
 

@@ -28,8 +28,10 @@ import torch
 
 from lazy_tensor.captured import Captured
 from lazy_tensor.dispatch import hits, settings, torch_private
+from lazy_tensor.dispatch.flush import may_plan
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.kernels import program
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
 from lazy_tensor.reach import ATOMS
@@ -352,6 +354,8 @@ class Replay(Generic[P, R]):
             known.n_calls += 1
             known.wait -= known.wait > 0
             return self._recorded(args, kwargs)
+        if not self.may_plan():
+            return self._recorded(args, kwargs)
         result, taken = self._taken(arguments, args, kwargs)
         with self._lock:
             self._learn(known, taken, arguments)
@@ -363,6 +367,17 @@ class Replay(Generic[P, R]):
             result = self._in_mode(*args, **kwargs)
         self._account_recorded(start)
         return result
+
+    def may_plan(self) -> bool:
+        """Whether plans can be made; if not, their C++ is asked for."""
+        if program.are_there():
+            return True
+        with lazy_mode(**self._options):
+            if may_plan(at_once=True):
+                return True
+        status = program.EXTENSION.status
+        self._meet(f"the C++ that runs plans: {status}", tells=status != "compiling")
+        return False
 
     def _taken(
         self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -23,8 +23,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.tape import stop_tape
+from lazy_tensor.kernels.verify import difference
 from lazy_tensor.reach import is_atom
 from lazy_tensor.replay import Replay, recording
 from lazy_tensor.settled import Settled
@@ -356,10 +357,12 @@ class ReplayedModule:
         return found
 
     def _runs_eagerly(self) -> bool:
-        """Whether this call does, as recording was in vain. Not while hooks see what is saved: to
-        checkpointing a forward and its repetition must look alike."""
+        """Whether this call does: recording was in vain, or there can't be plans yet. Not while
+        hooks see what is saved: to checkpointing a forward and its repetition must look alike."""
         if torch_private.saves_by_hooks():
             return False
+        if not self.forward.may_plan():
+            return True
         if self._n_eager > 0:
             self._n_eager -= 1
             return True
@@ -367,6 +370,10 @@ class ReplayedModule:
         if self._n_in_vain >= RECORDED_BEFORE_EAGER * n_signatures:
             self.go_eager()
         return self._n_eager > 0
+
+    def may_run_kernels(self) -> bool:
+        """Whether results may differ from those of ops one by one, by rounding."""
+        return bool(self._options.get("compile", settings.current().compile) != "off")
 
     def go_eager(self) -> None:
         """Run the next calls as in eager."""
@@ -432,13 +439,14 @@ class _Run:
 
     def _made_again(self, saved: Tensors) -> Graph:
         """The graph of a forward that was replayed, by another. RuntimeError unless that saves the
-        same values: those of kernels may differ by rounding."""
+        same values, up to rounding where that one may have run kernels."""
         with self._as_then():
             found = _Forward("")(*self._call)
         graph, _here.made = _here.made, None
         n_outputs, n_saved = found[0], found[3]
         again = found[N_HEADER + n_outputs : N_HEADER + n_outputs + n_saved]
-        if graph is None or graph.flaw or not _are_equal(again, saved):
+        rounds = self._module.may_run_kernels()
+        if graph is None or graph.flaw or not _are_equal(again, saved, rounds=rounds):
             raise RuntimeError(
                 f"backward of a replayed {type(self._call[0]).__name__} has to be recorded, and "
                 "its forward does something else when it runs again; run backward before what "
@@ -473,19 +481,22 @@ class _Run:
             yield
 
 
-def _are_equal(some: Sequence[Any], others: Tensors) -> bool:
-    return len(some) == len(others) and all(
-        one.shape == other.shape
-        and one.dtype == other.dtype
-        and torch.equal(_bits(one), _bits(other))
-        for one, other in zip(map(_plain, some), others, strict=True)
-    )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What is compared: NaNs are equal, and an infinity is the largest number."""
-    tensor = tensor.detach()
-    return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor
+def _are_equal(some: Sequence[Any], others: Tensors, *, rounds: bool) -> bool:
+    """Whether values are the same; up to the rounding that fusion brings if one side `rounds`."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(map(_plain, some), others, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not _is_strided(one):
+            is_equal = torch.equal(one, other)
+        elif rounds:
+            is_equal = difference([one.detach()], [other.detach()]) is None
+        else:
+            is_equal = torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+        if not is_equal:
+            return False
+    return True
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

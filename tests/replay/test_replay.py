@@ -11,6 +11,7 @@ import re
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 import lazy_tensor
 from lazy_tensor import materialize, replay
 from lazy_tensor.dispatch import hits
+from lazy_tensor.kernels import program
 from lazy_tensor.replay import UNCHECKED
 from tests.processes import run_python
 
@@ -1187,3 +1189,29 @@ def test_numbers_that_always_change_are_told_of():
             step(torch.ones(1), i)
     assert len(caught) == 1
     assert "pass numbers that change as tensors" in str(caught[0].message)
+
+
+@pytest.mark.parametrize(("status", "n_warnings"), [("compiling", 0), ("it can't be compiled", 1)])
+@torch.no_grad()
+def test_calls_wait_for_the_cpp_that_runs_plans(status, n_warnings):
+    step = replay(lambda x: x.sin() * 2 + 1)
+    model = nn.Linear(4, 4)
+    expected = [model(x) for x in batches()]
+    replay(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "are_there", lambda: False)
+        patch.setattr(program, "ask_for", lambda *_, **__: False)
+        patch.setattr(program.EXTENSION, "status", status)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for x, y in zip(batches(), expected, strict=True):
+                assert torch.equal(step(x), x.sin() * 2 + 1)
+                assert torch.equal(model(x), y)
+        assert len(told) == 2 * n_warnings, told
+        assert f"the C++ that runs plans: {status}" in step.summary()
+    for x, y in zip(batches(), expected, strict=True):
+        assert torch.equal(step(x), x.sin() * 2 + 1)
+        assert torch.equal(model(x), y)
+    assert step.n_replayed > 0
+    calls: Any = model._compiled_call_impl
+    assert calls.forward.n_replayed > 0
