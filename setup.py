@@ -1,7 +1,9 @@
 """What pyproject.toml can't say of the build.
 
-A package whose modules lie at the root has its `__init__.py` below `lazy_tensor`. The C++ is
-compiled too, where torch and a compiler are: else the first programs would wait for it.
+`dispatch`, `kernels` and `sharding` stand at the root, but install below `lazy_tensor`: top-level
+packages of such common names would collide with other people's. Their `__init__.py` lie below
+`lazy_tensor` in a checkout too. The C++ is compiled where torch and a compiler are: else the first
+programs would wait for it.
 """
 
 import os
@@ -9,16 +11,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+
+AT_ROOT = ("dispatch", "kernels", "sharding")
+PACKAGES = [
+    *find_packages(include=["lazy_tensor*"]),
+    *(f"lazy_tensor.{top}.{room}" for top in AT_ROOT for room in find_packages(top)),
+]
 
 
 class Build(build_py):
     def run(self) -> None:
         super().run()
-        script = Path(__file__).resolve().parent / "kernels" / "cpp.py"
+        kernels = Path(__file__).resolve().parent / "kernels"
+        script = kernels / "extension" / "cpp.py"
         package = Path(self.build_lib).resolve() / "lazy_tensor" / "kernels"
-        target = (script.parent if self.editable_mode else package) / "built"
+        target = (kernels if self.editable_mode else package) / "built"
         # pip builds in an environment without torch, which it makes by PYTHONPATH
         around = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         command = [sys.executable, "-P", str(script), str(target)]
@@ -34,4 +43,8 @@ class Build(build_py):
         return found
 
 
-setup(cmdclass={"build_py": Build})
+setup(
+    cmdclass={"build_py": Build},
+    packages=PACKAGES,
+    package_dir={"lazy_tensor": "lazy_tensor", **{f"lazy_tensor.{top}": top for top in AT_ROOT}},
+)

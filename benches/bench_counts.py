@@ -27,10 +27,10 @@ from lazy_tensor import sharding
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.trie.trace import Node, local
 from lazy_tensor.kernels import Kernel, Segment, register_backend
-from lazy_tensor.kernels.aten import compile_aten
-from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.backends.aten import compile_aten
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 
 COUNTS = Path(__file__).parent / "results" / "counts.json"
 N_WARM = 4

@@ -19,9 +19,9 @@ from results_table import page
 from timing import interleaved
 
 from lazy_tensor.kernels import Call, Ref, ScalarRef, Segment, TensorSpec
-from lazy_tensor.kernels.compile import Compiler
-from lazy_tensor.kernels.inductor import InductorBackend
-from lazy_tensor.kernels.verify import difference
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.service.compile import Compiler
+from lazy_tensor.kernels.service.verify import difference
 
 aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ from timing import Timings, interleaved
 
 import lazy_tensor
 from lazy_tensor.dispatch import settings, torch_private
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.examples.gpt import GPT, SIZES, train_step
 
 make_wrapper = torch_private.make_wrapper

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
 from lazy_tensor import sharding
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.trie.trace import Node, local
 
 WORLDS = (8, 64, 1024, 16_384)
 TENSOR_PARALLEL = 8

@@ -19,7 +19,7 @@ from results_table import bytes_text, page, seconds_text
 from timing import interleaved
 from workloads import QUICK, SIDES, WORKLOADS, Report, Step, refusal, run_alone, run_here, step_of
 
-from lazy_tensor.replay import Replay
+from lazy_tensor.capture.replay import Replay
 
 COLUMNS = ("model", "side", "settled step", "/ eager", "first step, empty caches",
            "first step, full caches", "peak memory", "/ eager")  # fmt: skip

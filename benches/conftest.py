@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits, settings
-from lazy_tensor.dispatch.flush import compiler
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.flush import compiler
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import lazy_tensor
-from lazy_tensor.cli.scenes import SCENES, SIDES, Step
-from lazy_tensor.kernels.fusion import Fusion
+from lazy_tensor.cli.race.scenes import SCENES, SIDES, Step
+from lazy_tensor.kernels.service.fusion import Fusion
 
 BUSY = """
 import sys, torch

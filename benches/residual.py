@@ -18,8 +18,8 @@ from peers import PEERS
 from torch import Tensor
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits
-from lazy_tensor.dispatch.flush import compiler
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.flush import compiler
 
 N_STEPS = 40
 

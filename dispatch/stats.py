@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from lazy_tensor.dispatch.plan import Step
-    from lazy_tensor.dispatch.trace import State
+    from lazy_tensor.dispatch.plan.plan import Step
+    from lazy_tensor.dispatch.trie.trace import State
 
 
 @dataclass(slots=True)  # to be frozen would cost 1 us a flush

@@ -13,13 +13,13 @@ __path__ = (
     else [*__path__, str(Path(__file__).parents[1])]
 )
 
-from lazy_tensor.dispatch import assumptions as _assumptions
+from lazy_tensor.dispatch.torch_checks import assumptions as _assumptions
 
 if TYPE_CHECKING or not _assumptions.failed():
+    from lazy_tensor.capture.replay import replay
     from lazy_tensor.convert import flush, is_lazy, is_pending, materialize, unwrap, wrap
-    from lazy_tensor.leaving import let_workers_finish as _let_workers_finish
+    from lazy_tensor.interop.leaving import let_workers_finish as _let_workers_finish
     from lazy_tensor.mode import lazy_mode
-    from lazy_tensor.replay import replay
     from lazy_tensor.report import (
         cache_clear,
         cache_info,

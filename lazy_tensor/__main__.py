@@ -1,6 +1,6 @@
 """`python -m lazy_tensor`: see `cli/main.py`, or `cli/checks.py` where recording is off."""
 
-from lazy_tensor.dispatch import assumptions
+from lazy_tensor.dispatch.torch_checks import assumptions
 
 if assumptions.failed():
     from lazy_tensor.cli.checks import main

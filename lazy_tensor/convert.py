@@ -11,9 +11,10 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import hits, host, memory, noting
-from lazy_tensor.dispatch.meta import is_recordable
-from lazy_tensor.dispatch.policy import Policy
+from lazy_tensor.dispatch.metadata.infer import is_recordable
+from lazy_tensor.dispatch.record import sync_points
+from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import (
     call_by,
     called_by,
@@ -23,7 +24,8 @@ from lazy_tensor.dispatch.torch_private import (
     no_modes,
     without_weak_references,
 )
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detached
 
@@ -54,11 +56,11 @@ def flush() -> None:
 
 def _end_stretch() -> None:
     """Begin a stretch of the program, as where an op reads values."""
-    if get_ident() in noting.asleep:
-        noting.pass_read(local.trace)
+    if get_ident() in sync_points.asleep:
+        sync_points.pass_read(local.trace)
         make_met_plain()
     else:
-        noting.at_read(local.trace)
+        sync_points.at_read(local.trace)
 
 
 def materialize(tree: Any) -> Any:
@@ -102,7 +104,7 @@ def wrap(x: Any) -> Any:
     Policy.has_wrapped = True
     if hits.native is not None:
         hits.native.end_rests()
-    noting.see_outside_blocks(local.trace)
+    sync_points.see_outside_blocks(local.trace)
     import_for_subclasses()
     for prepare in before_wrapping:
         prepare()
@@ -114,7 +116,7 @@ def wrap(x: Any) -> Any:
         if not _can_be_lazy(x):
             return x
         if not (_is_sharded(x) or is_resizable(x)):
-            memory.expose(x)  # an array, a file or another process has its memory too
+            memory_sharing.expose(x)  # an array, a file or another process has its memory too
         return _lazy_twin(x)
     raise _wrong_type("wrap()", x)
 
@@ -212,8 +214,8 @@ def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
         return _like(tensor, _sharding().adopted(tensor.detach()))
     with no_modes():
         data = tensor.detach()
-    memory.share(data)
-    return _like(tensor, host.concrete(data))
+    memory_sharing.share(data)
+    return _like(tensor, tensor_types.concrete(data))
 
 
 def _sharding() -> Any:

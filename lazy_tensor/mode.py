@@ -1,7 +1,7 @@
 """`lazy_mode`: inside it every aten op is recorded, on ordinary tensors too.
 
 In: a `with` block or a decorated function. Out: nothing pending when it is left. What reaches
-tensors by other ways than ops is seen to meanwhile (`lazy_tensor.ways`).
+tensors by other ways than ops is seen to meanwhile (`lazy_tensor.interop.patch_table`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overloa
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lazy_tensor import convert, ways
-from lazy_tensor.dispatch import hits, noting, routes, run_now, settings, torch_private
-from lazy_tensor.dispatch.flush import begin_hits
+from lazy_tensor import convert
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.ops import composite_overrides
 from lazy_tensor.dispatch.options import Options
-from lazy_tensor.dispatch.policy import Policy
+from lazy_tensor.dispatch.record import eager_fallback, sync_points
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.flush import begin_hits
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
-from lazy_tensor.dispatch.trace import local, restart_own_trace
+from lazy_tensor.dispatch.trie.trace import local, restart_own_trace
+from lazy_tensor.interop import patch_table
+from lazy_tensor.interop.wrappers import here
 from lazy_tensor.tensor import LazyTensor, flush_here, record
-from lazy_tensor.treatments import here
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,13 +86,13 @@ def _leave_mode() -> None:
     does not, before torch 2.13."""
     here.mode.__exit__(None, None, None)
     here.mode = None
-    ways.IN_MODE.take_back()
-    ways.WITH_LAZY.take_back()
+    patch_table.IN_MODE.take_back()
+    patch_table.WITH_LAZY.take_back()
 
 
 def _after_step(*_: Any) -> None:
-    if here.mode is not None or Policy.has_wrapped or noting.asleep:
-        noting.at_step(local.trace)
+    if here.mode is not None or Policy.has_wrapped or sync_points.asleep:
+        sync_points.at_step(local.trace)
         if local.trace.policy.is_asleep:
             convert.make_met_plain()  # the optimizer's state, which was recorded
 
@@ -99,9 +103,15 @@ def _see_steps() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
-hits.use(LazyTensor, RecordingMode, noting.close_segment, noting.at_turn, run_now.share_with_parts)
+hits.use(
+    LazyTensor,
+    RecordingMode,
+    sync_points.close_segment,
+    sync_points.at_turn,
+    eager_fallback.share_with_parts,
+)
 convert.before_wrapping += begin_hits, _see_steps
-routes.install(LazyTensor, RecordingMode)
+composite_overrides.install(LazyTensor, RecordingMode)
 
 
 class _BlocksWithoutParentheses(type):
@@ -178,7 +188,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             self._entered.append(_COUNTED)
             return self
         if here.mode is not None and not here.depth:
-            noting.listen(local.trace)
+            sync_points.listen(local.trace)
             _leave_mode()  # an interrupt in the last block's begin or end has left it entered
         if self._rests(sys._getframe(1)):
             STATS.counts["unrecorded_blocks"] += 1
@@ -189,15 +199,15 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
         mode, depth = None, here.depth
         if depth == 0 or self._options or self._listens_always:
-            noting.listen(local.trace)
+            sync_points.listen(local.trace)
         if depth == 0:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
                 _see_steps()
                 if local.thread is not threading.main_thread():
                     begin_hits()
-                ways.WITH_LAZY.put()
-                ways.IN_MODE.put()
+                patch_table.WITH_LAZY.put()
+                patch_table.IN_MODE.put()
                 here.mode = mode = RecordingMode()
                 mode.__enter__()
         before = settings.put_here(after) if self._options else None
@@ -232,9 +242,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         """Whether ops must come here: not where all of them would be let pass."""
         trace = local.trace
-        noting.at_break(trace)
+        sync_points.at_break(trace)
         place, must_record = self._place(caller, options), options.record == "always"
-        may_choose = noting.may_choose(trace, options)
+        may_choose = sync_points.may_choose(trace, options)
         if trace.policy.begin_block(place, may_choose=may_choose, must_record=must_record):
             return True
         STATS.counts["unrecorded_blocks"] += 1
@@ -263,11 +273,11 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         """Do all that is left to do at the end of the block."""
         try:
             if here.depth == 0:
-                noting.listen(local.trace)
+                sync_points.listen(local.trace)
             if mode is not None and here.mode is mode:
                 _leave_mode()
             if here.depth == 0:
-                noting.at_break(local.trace)  # it may warn, which may raise
+                sync_points.at_break(local.trace)  # it may warn, which may raise
         finally:
             self._end(before)
 
@@ -342,5 +352,5 @@ class listening_mode(lazy_mode):
     _listens_always = True
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
-        noting.at_break(local.trace)
+        sync_points.at_break(local.trace)
         return True

@@ -11,16 +11,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack, cast
 
-from lazy_tensor.dispatch import flush, observe, settings
+from lazy_tensor.capture.replay import REPLAYS
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.options import Options
+from lazy_tensor.dispatch.run import flush, profiling
 from lazy_tensor.dispatch.stats import COUNTED, STATS, FlushRecord
-from lazy_tensor.dispatch.trace import all_traces, claimed, local, restart_empty_traces
+from lazy_tensor.dispatch.trie.trace import all_traces, claimed, local, restart_empty_traces
 from lazy_tensor.dispatch.wording import op_name
 from lazy_tensor.kernels import cache
-from lazy_tensor.kernels.compile import Build
-from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.kernels.extension.pool import POOL
+from lazy_tensor.kernels.service.compile import Build
 from lazy_tensor.mode import listening_mode
-from lazy_tensor.replay import REPLAYS
 from lazy_tensor.reports.advice import Advice, advice_on
 from lazy_tensor.reports.flushes import Flush, looked_at
 from lazy_tensor.reports.lanes import chrome_trace
@@ -200,7 +201,7 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     flush.flush(local.trace, "explain()", quiet=True)
     before, since_s = dict(STATS.ran_at_once_s), perf_counter()
-    with STATS.log_apart() as records, observe.timing(), listening_mode():
+    with STATS.log_apart() as records, profiling.timing(), listening_mode():
         result = fn(*args, **kwargs)
         flush.flush(local.trace, "explain()", quiet=True)
     return _report(records, before, since_s, result)

@@ -13,19 +13,22 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import hits, host, memory, noting, run_now, torch_private
-from lazy_tensor.dispatch.failure import without_frames
-from lazy_tensor.dispatch.flush import flush
-from lazy_tensor.dispatch.meta import meta_of
-from lazy_tensor.dispatch.peek import is_looked_at, peek, shown
-from lazy_tensor.dispatch.record import recorder
-from lazy_tensor.dispatch.tape import stop_tape
-from lazy_tensor.dispatch.trace import local, restart_empty_traces
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.metadata.infer import meta_of
+from lazy_tensor.dispatch.record import eager_fallback, sync_points
+from lazy_tensor.dispatch.record.recorder import recorder
+from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.run.debug_view import is_looked_at, peek, shown
+from lazy_tensor.dispatch.run.failure import without_frames
+from lazy_tensor.dispatch.run.flush import flush
+from lazy_tensor.dispatch.run.tape import stop_tape
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import local, restart_empty_traces
 
 _plain: type[torch.Tensor] = torch_private.TensorBase
 
 
-class LazyTensor(host.ValueTensor):
+class LazyTensor(tensor_types.ValueTensor):
     """A `torch.Tensor` whose value may still be pending.
 
     Shape, dtype, device, strides, `requires_grad` and `grad` are known without running anything.
@@ -64,7 +67,7 @@ class LazyTensor(host.ValueTensor):
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
             )
-        return memory.lend(read_outside(self, ".numpy()")).numpy(force=force)
+        return memory_sharing.lend(read_outside(self, ".numpy()")).numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -77,7 +80,7 @@ class LazyTensor(host.ValueTensor):
     trigger_wait = wait
 
     # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`. By methods
-    # of `Tensor`, which `ways` may have replaced, a read would count twice.
+    # of `Tensor`, which patches may have replaced, a read would count twice.
     def __float__(self) -> float:
         return _plain.__float__(_to_convert(self, "float()"))
 
@@ -148,7 +151,7 @@ class LazyTensor(host.ValueTensor):
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return memory.lend(computed(self, "DLPack")).__dlpack__(**options)
+        return memory_sharing.lend(computed(self, "DLPack")).__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return computed(self).__dlpack_device__()
@@ -174,10 +177,10 @@ class LazyTensor(host.ValueTensor):
         if not isinstance(new, LazyTensor):
             flush_here("Tensor.data", quiet=True)
             with torch_private.no_modes():
-                new = host.concrete(new.detach())
+                new = tensor_types.concrete(new.detach())
         assert isinstance(new, LazyTensor)
         if meta_of(self) != meta_of(new):
-            host.become(self, new)
+            tensor_types.become(self, new)
         self._value = new._value
 
     def as_subclass(self, cls: type[Any]) -> Any:
@@ -215,7 +218,9 @@ class LazyTensor(host.ValueTensor):
     def _copied(self, memo: dict[int, Any]) -> LazyTensor:
         """A copy of the value; what shares memory in `self`'s tree shares it in the copy's."""
         with torch_private.no_modes():
-            new = host.concrete(copy.deepcopy(computed(self, "copy.deepcopy()").detach(), memo))
+            new = tensor_types.concrete(
+                copy.deepcopy(computed(self, "copy.deepcopy()").detach(), memo)
+            )
         assert isinstance(new, LazyTensor)
         return new
 
@@ -235,7 +240,7 @@ class LazyTensor(host.ValueTensor):
         return plain.__reduce_ex__(protocol)
 
 
-host.install(LazyTensor)
+tensor_types.install(LazyTensor)
 torch_private.allow_foreach(LazyTensor)
 torch_private.hide_from_dynamo(["lazy_tensor", "lazy_tensor.dispatch", "lazy_tensor.kernels"])
 record = recorder(LazyTensor)
@@ -271,7 +276,7 @@ def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
     if local.trace.tape is not None:
         stop_tape(cause if cause == READ else f"{cause} reads a tensor's values")
     if value.failure is None:
-        run_now.compute(value, cause)
+        eager_fallback.compute(value, cause)
     if value.failure is not None:
         raise without_frames(value.failure)
     assert value.data is not None
@@ -280,8 +285,8 @@ def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
 
 def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
     """Like `computed`, for who reads values by an op in eager: a stretch of the program ends."""
-    if noting.ends_stretch(tensor):
-        noting.at_read(local.trace)
+    if sync_points.ends_stretch(tensor):
+        sync_points.at_read(local.trace)
     return computed(tensor, cause)
 
 
@@ -317,7 +322,7 @@ def plain_detached(tensor: LazyTensor) -> torch.Tensor:
 def shared(tensor: LazyTensor) -> torch.Tensor:
     """Like `computed`, for callers that give the memory to a plain tensor."""
     data = computed(tensor)
-    memory.share(data)
+    memory_sharing.share(data)
     return data
 
 
@@ -327,7 +332,7 @@ def exposed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
     What reads the tensor from now on runs at once: a write through that memory would not be seen.
     """
     data = computed(tensor, cause)
-    memory.expose(data)
+    memory_sharing.expose(data)
     return data
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.dispatch import assumptions, settings
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.stats import COUNTED, STATS
+from lazy_tensor.dispatch.torch_checks import assumptions
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.counters import Counters
 

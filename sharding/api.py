@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Placement
 
 from lazy_tensor.dispatch import torch_private as dispatch_private
-from lazy_tensor.dispatch.meta import dense_stride
+from lazy_tensor.dispatch.metadata.infer import dense_stride
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import part_of
 from lazy_tensor.sharding.tensor import DTensor, normalized, sharded

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Placement, Replicate
 
-from lazy_tensor.dispatch import host
-from lazy_tensor.dispatch.grow import wrapper_arguments
-from lazy_tensor.dispatch.meta import Meta, dense_stride, meta_of
+from lazy_tensor.dispatch.metadata.infer import Meta, dense_stride, meta_of
+from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
+from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.sharding.torch_private import (
     DeviceMesh,
     DTensorSpec,
@@ -33,7 +33,7 @@ _known: weakref.WeakValueDictionary[tuple[Any, ...], ShardLayout] = weakref.Weak
 _lock = threading.Lock()
 
 
-class ShardLayout(host.Layout):
+class ShardLayout(tensor_types.Layout):
     """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype.
 
     `moves` is what is known of redistributing tensors that lie so, for `tensor`.
@@ -97,7 +97,9 @@ def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
 def offset_of_pending(local: torch.Tensor) -> int:
     """Where in its base's memory a pending view begins; 0 for what is computed, as rows of a data
     set lie alike."""
-    is_pending = type(local) is host.tensor_class and host.value_in(local).slot is not None
+    is_pending = (
+        type(local) is tensor_types.tensor_class and tensor_types.value_in(local).slot is not None
+    )
     return int(local.storage_offset()) if is_pending else 0
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import experimental as _experimental
 from torch.distributed.tensor.parallel import api as _api
 from torch.distributed.tensor.parallel import style as _style
 
-from lazy_tensor.dispatch.trace import setting_apart
+from lazy_tensor.dispatch.trie.trace import setting_apart
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.api import distribute_module, distribute_tensor
 from lazy_tensor.sharding.tensor import DTensor

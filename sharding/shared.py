@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch.run.watch import Watch
 from lazy_tensor.dispatch.torch_private import in_backward
-from lazy_tensor.dispatch.trace import local
-from lazy_tensor.dispatch.watch import Watch
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import local
 
 
 class _Phases(threading.local):
@@ -61,4 +61,4 @@ def shared(parameter: Any, how: Any, gather: Callable[[], Any]) -> Any:
         watch.start(trace, value, n_writes, key, kept)
         if kept is None:
             return made
-    return torch.clone(host.new_sharded(*watch.kept))
+    return torch.clone(tensor_types.new_sharded(*watch.kept))

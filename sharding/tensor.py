@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from lazy_tensor.dispatch import hits, host, memory
 from lazy_tensor.dispatch import torch_private as dispatch_private
-from lazy_tensor.dispatch.meta import is_recordable, meta_of
-from lazy_tensor.dispatch.trace import Value
+from lazy_tensor.dispatch.metadata.infer import is_recordable, meta_of
+from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Value
 from lazy_tensor.kernels.cache import on_clear
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import ShardLayout, everywhere, layout_of, offset_of_pending
@@ -27,7 +28,7 @@ from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TensorMe
 from lazy_tensor.tensor import LazyTensor, computed
 
 
-class DTensor(LazyTensor, host.ShardedTensor, torch_private.TorchDTensor):
+class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor):
     """A tensor on a mesh of ranks: what torch's `DTensor` is, recorded.
 
     Made by `from_local`, `distribute_tensor`, the factory functions, and by ops on other ones.
@@ -236,7 +237,7 @@ def value_of(local: torch.Tensor) -> Value:
     if isinstance(alias, LazyTensor):  # the mode has recorded it
         return alias._value
     if is_recordable(alias):
-        memory.share(alias)
+        memory_sharing.share(alias)
     value = Value()
     value.data = alias
     return value
@@ -254,22 +255,22 @@ def laid_out(local: torch.Tensor, layout: ShardLayout) -> DTensor:
         return made
     with torch.no_grad():
         value = value_of(local)
-    return host.new_sharded(value, layout, local)  # type: ignore[return-value]
+    return tensor_types.new_sharded(value, layout, local)  # type: ignore[return-value]
 
 
-def local_of(tensor: host.ShardedTensor) -> torch.Tensor:
+def local_of(tensor: tensor_types.ShardedTensor) -> torch.Tensor:
     """The local tensor, lazy, on the same value."""
     if hits.native is not None:
         local: torch.Tensor | None = hits.native.local(tensor)
         if local is not None:
             return local
-    return host.local_of(tensor)
+    return tensor_types.local_of(tensor)
 
 
 def become(tensor: DTensor, twin: DTensor) -> None:
     """Make `tensor` what `twin` is, the same object for Python and for autograd."""
     if meta_of(twin) != meta_of(tensor):
-        host.become(tensor, laid_out(local_of(twin), twin._layout))
+        tensor_types.become(tensor, laid_out(local_of(twin), twin._layout))
     tensor._value, tensor._layout = twin._value, twin._layout
 
 
@@ -283,7 +284,7 @@ def adopted(tensor: Any) -> DTensor:
 def released(tensor: DTensor) -> Any:
     """torch's DTensor for ours, its local tensor computed, on the same memory."""
     local = computed(tensor)
-    memory.share(local)
+    memory_sharing.share(local)
     with dispatch_private.no_modes():
         return torch_private.TorchDTensor(local.detach(), tensor._spec, requires_grad=False)
 
@@ -333,8 +334,8 @@ def _checked(local: torch.Tensor, spec: DTensorSpec, *, with_size: bool) -> torc
 def _another(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor on the same value, for autograd to take."""
     if isinstance(tensor, DTensor):
-        return host.new_sharded(tensor._value, tensor._layout, tensor)
-    return host.local_like(tensor)
+        return tensor_types.new_sharded(tensor._value, tensor._layout, tensor)
+    return tensor_types.local_like(tensor)
 
 
 class _Linked(torch.autograd.Function):

@@ -22,9 +22,14 @@ from torch.testing._internal import common_utils
 from torch.testing._internal.opinfo import core
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits, policy, rules, settings, sites, trace
-from lazy_tensor.dispatch.flush import compiler
-from lazy_tensor.kernels import backend, program
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.ops import rules
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.tiering import policy, sites
+from lazy_tensor.dispatch.trie import trace
+from lazy_tensor.kernels import backend
+from lazy_tensor.kernels.extension import program
 from tests.conformance.summary import pytest_terminal_summary as pytest_terminal_summary
 from tests.counting import Counting
 from tests.models import summary as model_summary

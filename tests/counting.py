@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lazy_tensor.kernels import Call, Kernel, Segment, TensorSpec
-from lazy_tensor.kernels.aten import compile_aten
+from lazy_tensor.kernels.backends.aten import compile_aten
 from lazy_tensor.kernels.fusible import refuses
 
 

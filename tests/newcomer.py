@@ -11,8 +11,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-from lazy_tensor.dispatch.flush import compiler
-from lazy_tensor.kernels import cpp
+from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.kernels.extension import cpp
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = """#!{python}

@@ -13,8 +13,9 @@ MAY_IMPORT = {
     "sharding": {"sharding", "lazy_tensor", "dispatch", "kernels"},
 }
 ADAPTERS = {
-    "dispatch/torch_private.py", "kernels/torch_inductor.py", "kernels/torch_private.py",
-    "lazy_tensor/torch_ways.py", "sharding/torch_fsdp.py", "sharding/torch_private.py",
+    "dispatch/torch_private.py", "kernels/backends/torch_inductor.py",
+    "kernels/nvfuser/torch_private.py", "lazy_tensor/interop/torch_ways.py",
+    "sharding/fsdp/torch_private.py", "sharding/torch_private.py",
 }  # fmt: skip
 # What torch's own documentation, or other libraries, use under these names.
 PUBLIC_IN_ALL_BUT_NAME = {

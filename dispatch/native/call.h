@@ -61,7 +61,7 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
 }
 
 // The slot of the trace's latest copy of a tensor that others may write, if it has one and its bits
-// are still the tensor's (see copies.py); else null.
+// are still the tensor's (see input_snapshots.py); else null.
 PyObject* slot_of_copy(PyObject* trace, const at::Tensor& tensor) {
   PyObject* copies = of_trace.copies.in(trace);
   if (PyDict_GET_SIZE(copies) == 0 || !tensor.is_non_overlapping_and_dense()) return nullptr;

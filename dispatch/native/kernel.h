@@ -215,7 +215,7 @@ class Kernel : public c10::OperatorKernel {
   }
 
   // Run an in-place random op on a pending tensor: draw now, in program order, into new memory, and
-  // take the step that copies it (see `special._draw_into`). False where no such step is known.
+  // take the step that copies it (see `op_handlers._draw_into`). False where no such step is known.
   bool draw_into(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                  PyObject* trace) const {
     const size_t n = info_.schema.arguments().size();
@@ -265,7 +265,7 @@ class Kernel : public c10::OperatorKernel {
     return take(trace, *copy, *known, {}, stack);
   }
 
-  // While the trace is cold: run the call on the data of its lazy tensors, as `run_now.run_cold`.
+  // While the trace is cold: run the call on the data of its lazy tensors, as `eager_fallback.run_cold`.
   bool run_computed(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                     PyObject* trace, bool in_mode) {
     if (info_.reshapes ||
@@ -283,7 +283,7 @@ class Kernel : public c10::OperatorKernel {
     if (!call.any_lazy() || (info_.is_view && call.any_plain())) return false;
     if (info_.is_copy && !torch::jit::peek(*stack, 0, n).toTensor().sizes().equals(
                              torch::jit::peek(*stack, 1, n).toTensor().sizes())) {
-      return false;  // it may be there already (see overlap.py)
+      return false;  // it may be there already (see memory_overlap.py)
     }
     of_trace.busy.set(trace, Py_True);
     struct Done {
@@ -350,7 +350,7 @@ class Kernel : public c10::OperatorKernel {
            (info_.writes_list && value.isList());
   }
 
-  // What optimizers do to every parameter's step count, run at once (see `admit.is_tiny`).
+  // What optimizers do to every parameter's step count, run at once (see `inputs.is_tiny`).
   bool run_tiny(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
                 bool in_mode) const {
     const size_t n = info_.schema.arguments().size();
@@ -382,7 +382,7 @@ class Kernel : public c10::OperatorKernel {
   }
 
   // An op that autograd would have taken apart, seen whole in inference mode: what it is made of is
-  // recorded, as `special._decompose` has it.
+  // recorded, as `op_handlers._decompose` has it.
   bool decompose(const c10::OperatorHandle& op, Stack* stack, const IValue* arguments,
                  bool in_mode) const {
     constexpr auto COMPOSITE = DispatchKey::CompositeImplicitAutograd;

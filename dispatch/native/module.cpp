@@ -1,4 +1,4 @@
-// Recording a hit below Python: what `record.py` does for a call that the trie knows, on the same
+// Recording a hit below Python: what `recorder.py` does for a call that the trie knows, on the same
 // objects (trace, states, values), in a kernel for the dispatch key "Python". Whatever it does not
 // know goes on to `__torch_dispatch__` as it would without this folder, and is learnt from there.
 //
@@ -248,18 +248,18 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "lazy_tensor_hits", nullptr, -1, me
 
 PyMODINIT_FUNC PyInit_lazy_tensor_hits() {
   using namespace hits;
-  edges_type.tp_name = "lazy_tensor.dispatch.hits.Edges";
+  edges_type.tp_name = "lazy_tensor.dispatch.run.hits.Edges";
   edges_type.tp_basicsize = sizeof(Edges);
   edges_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
   edges_type.tp_traverse = visit_edges;
   edges_type.tp_clear = clear_edges;
   edges_type.tp_dealloc = delete_edges;
-  value_type.tp_name = "lazy_tensor.dispatch.hits.Value";
+  value_type.tp_name = "lazy_tensor.dispatch.run.hits.Value";
   value_type.tp_basicsize = sizeof(Value);
   value_type.tp_flags = Py_TPFLAGS_DEFAULT;
   value_type.tp_getset = value_members;
   value_type.tp_dealloc = delete_value;
-  past_type.tp_name = "lazy_tensor.dispatch.hits.Past";
+  past_type.tp_name = "lazy_tensor.dispatch.run.hits.Past";
   past_type.tp_basicsize = sizeof(PastObject);
   past_type.tp_flags = Py_TPFLAGS_DEFAULT;
   past_type.tp_methods = past_methods;

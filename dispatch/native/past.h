@@ -1,5 +1,5 @@
 // Which sequences of calls a program has made before, each from its last sync point on: where values
-// are read or a block ends. A Python object with the methods of `past.Past`.
+// are read or a block ends. A Python object with the methods of `call_history.Past`.
 
 #pragma once
 
@@ -159,7 +159,7 @@ PyMethodDef past_methods[] = {
 };
 PyTypeObject past_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Whether reading the tensor's values ends a stretch of the program (see `noting.ends_stretch`).
+// Whether reading the tensor's values ends a stretch of the program (see `sync_points.ends_stretch`).
 bool ends_stretch(const at::Tensor& tensor) {
   if (tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0) return true;
   Ref object, held;

@@ -1,4 +1,4 @@
-// Composite ops as in eager, where torch takes them apart otherwise: see `routes.py`.
+// Composite ops as in eager, where torch takes them apart otherwise: see `composite_overrides.py`.
 
 #pragma once
 

@@ -13,7 +13,7 @@ Ref storage_id(const at::Tensor& tensor) {
   return Ref(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
 }
 
-// Whether traces hold such a tensor (see `meta.is_recordable`). Not to be asked of strangers'
+// Whether traces hold such a tensor (see `infer.is_recordable`). Not to be asked of strangers'
 // tensors, whose classes may answer in Python.
 bool is_dense(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&

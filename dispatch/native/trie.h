@@ -39,7 +39,7 @@ struct OpInfo {
   bool is_select = false, is_slice = false;  // it takes a part of its argument, by an index
   bool begins_state = false;  // what it gives is often written later: copies, blanks
   bool is_note = false;       // a mark in a profile, which no value has to do with
-  bool is_counted = true;     // it is part of the past (see `noting.begin`)
+  bool is_counted = true;     // it is part of the past (see `sync_points.begin`)
   std::atomic<bool> is_described = false;  // what follows is known; read without the GIL
   bool is_recorded = false;   // it was recorded before
   bool is_alias = false;      // it gives another handle on its argument's value
@@ -50,7 +50,7 @@ struct OpInfo {
   bool lets_in = false;       // its tensors may enter a trace without being looked at in Python
   bool writes_list = false;   // it writes the tensors of its first argument, which nobody counts
   bool draws_into = false;    // it writes random numbers to its first argument
-  bool reads_copies = false;  // of memory that others may write it may read a copy (see copies.py)
+  bool reads_copies = false;  // of memory that others may write it may read a copy (see input_snapshots.py)
   Ref function;               // the OpOverload; null if Python wants to see all its calls
 };
 

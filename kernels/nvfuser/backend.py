@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import torch
 
 from lazy_tensor.kernels import fusible
-from lazy_tensor.kernels.artifact import Outputs, View, hold
 from lazy_tensor.kernels.backend import Busy, Kernel
-from lazy_tensor.kernels.cpp import built_for
-from lazy_tensor.kernels.inductor import default_dtype
+from lazy_tensor.kernels.backends.artifact import Outputs, View, hold
+from lazy_tensor.kernels.backends.inductor import default_dtype
+from lazy_tensor.kernels.backends.torch_inductor import SymbolicSizes
+from lazy_tensor.kernels.extension.cpp import built_for
 from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, loaded
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, extent, n_bytes
-from lazy_tensor.kernels.torch_inductor import SymbolicSizes
 
 Run = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
 """Runs a definition: takes tensors, then numbers, returns the outputs that aren't written."""
@@ -211,10 +211,10 @@ def definition_of(segment: Segment) -> bytes:
     Unsupported if nvFuser has no way to compute it, TooManyPaths if it might never be done.
     """
     # imported late: tracing costs half a second to import
-    from lazy_tensor.kernels import lower
+    from lazy_tensor.kernels.backends import lower
     from lazy_tensor.kernels.nvfuser.rules import rule_of
+    from lazy_tensor.kernels.nvfuser.torch_private import decompositions
     from lazy_tensor.kernels.nvfuser.translate import translated
-    from lazy_tensor.kernels.torch_private import decompositions
 
     with default_dtype(segment.default_dtype):
         table = decompositions(lambda op: rule_of(op) is not None)
@@ -245,7 +245,7 @@ def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
         header["has_check"],
     )
     # imported late: it imports torch's decompositions
-    from lazy_tensor.kernels.torch_private import assert_in_range
+    from lazy_tensor.kernels.nvfuser.torch_private import assert_in_range
 
     names: dict[str, Any] = {"run": run, "assert_in_range": assert_in_range}
     numbers = "".join(
@@ -263,8 +263,8 @@ def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
 
 
 SOURCES = (
-    "../generic", "../index_checks", "../lower", "../scalar_rules", "backend", "definition",
-    "library", "pointwise", "reductions", "shapes", "translate",
+    "../backends/index_checks", "../backends/lower", "../generic", "../scalar_rules", "backend",
+    "definition", "library", "pointwise", "reductions", "shapes", "translate",
 )  # fmt: skip
 """The modules that decide what an artifact is."""
 

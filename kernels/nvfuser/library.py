@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.extension import Extension
+from lazy_tensor.kernels.extension.extension import Extension
 from lazy_tensor.kernels.library import loaded
 from lazy_tensor.kernels.nvfuser.definition import Line, V
 

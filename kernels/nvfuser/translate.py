@@ -16,11 +16,11 @@ import torch
 from torch import fx
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.backends.lower import Lowered
+from lazy_tensor.kernels.backends.torch_inductor import text_of_size
 from lazy_tensor.kernels.generic import Sizes, order_of
-from lazy_tensor.kernels.lower import Lowered
 from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Definition, Line, V, operands
 from lazy_tensor.kernels.segment import Segment, TensorSpec
-from lazy_tensor.kernels.torch_inductor import text_of_size
 
 WIDE = {"Half": "Float", "BFloat16": "Float"}
 """What a dtype is computed in, where that is another."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from lazy_tensor.cli.errors import BAD_REQUEST
-from lazy_tensor.dispatch import assumptions
+from lazy_tensor.dispatch.torch_checks import assumptions
 
 
 def checks() -> Iterator[tuple[str, str]]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazy_tensor.cli.errors import INTERRUPTED, CommandError
-from lazy_tensor.cli.scenes import EXAMPLES, SCENES, SIDES
-from lazy_tensor.cli.turn import Turn, prepare, run_turn
+from lazy_tensor.cli.race.scenes import EXAMPLES, SCENES, SIDES
+from lazy_tensor.cli.race.turn import Turn, prepare, run_turn
 
 if TYPE_CHECKING:
-    from lazy_tensor.cli.screen import Screen
+    from lazy_tensor.cli.race.screen import Screen
 
 Results = dict[str, dict[str, Turn]]
 """What each side has done, by scene and side, in the order of the run."""
@@ -86,7 +86,7 @@ def run_side(
 def open_screen(out: Path) -> Screen:
     """The terminal and the image file; CommandError without the `demo` extra or for a bad `out`."""
     try:
-        from lazy_tensor.cli.screen import Screen
+        from lazy_tensor.cli.race.screen import Screen
     except ModuleNotFoundError as error:
         message = f"{error.name} is missing: pip install 'lazy-tensor[demo]'"
         raise CommandError(message) from None

@@ -19,9 +19,10 @@ from torch._inductor import config as inductor_config
 import lazy_tensor
 from lazy_tensor.cli.checks import checks
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.flush import compiler
 from lazy_tensor.dispatch.options import NAMES
-from lazy_tensor.kernels import available_backends, cpp
+from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.kernels import available_backends
+from lazy_tensor.kernels.extension import cpp
 from lazy_tensor.kernels.nvfuser import library as nvfuser
 
 Line = tuple[str, str]

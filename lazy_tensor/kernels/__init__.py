@@ -6,7 +6,6 @@ from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)  # by the folder at the root of a checkout
 
-from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import (
     Backend,
     Kernel,
@@ -14,7 +13,8 @@ from lazy_tensor.kernels.backend import (
     available_backends,
     register_backend,
 )
-from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.backends.aten import AtenBackend
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.nvfuser.backend import NvfuserBackend
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
 

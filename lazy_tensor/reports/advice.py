@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lazy_tensor.dispatch.misses import latest_difference
+from lazy_tensor.dispatch.trie.recompile_reason import latest_difference
 from lazy_tensor.reports.flushes import Flush, code_at
 
 MOST = 3

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazy_tensor.dispatch.misses import reason_of_miss
-from lazy_tensor.dispatch.trace import Leaf, Node
+from lazy_tensor.dispatch.trie.recompile_reason import reason_of_miss
+from lazy_tensor.dispatch.trie.trace import Leaf, Node
 from lazy_tensor.dispatch.wording import title_of
 from lazy_tensor.kernels.segment import TensorSpec, n_bytes
 
 if TYPE_CHECKING:
-    from lazy_tensor.dispatch.plan import Step as PlanStep
+    from lazy_tensor.dispatch.plan.plan import Step as PlanStep
     from lazy_tensor.dispatch.stats import FlushRecord
 
 

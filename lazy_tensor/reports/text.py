@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED
-from lazy_tensor.kernels.fusion import Status
+from lazy_tensor.kernels.service.fusion import Status
 from lazy_tensor.reports.bandwidth import share_of_bandwidth
 from lazy_tensor.reports.flushes import Flush, Step, amount, shortened
 

@@ -6,7 +6,7 @@ from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)  # by the folder at the root of a checkout
 
-from lazy_tensor.dispatch import assumptions as _assumptions
+from lazy_tensor.dispatch.torch_checks import assumptions as _assumptions
 
 if _assumptions.failed():
     raise ImportError(
@@ -17,11 +17,10 @@ if _assumptions.failed():
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from lazy_tensor.dispatch import hits, host, rules
 from lazy_tensor.dispatch import torch_private as _dispatch_private
-from lazy_tensor.sharding import at_once as _at_once
-from lazy_tensor.sharding import calls as _calls
-from lazy_tensor.sharding import order as _order
+from lazy_tensor.dispatch.ops import rules
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.sharding import ranks as _ranks
 from lazy_tensor.sharding.api import (
     distribute_module,
@@ -34,7 +33,20 @@ from lazy_tensor.sharding.api import (
     zeros,
 )
 from lazy_tensor.sharding.comm_mode import CommDebugMode
-from lazy_tensor.sharding.decisions import get_sharding_prop_cache_info
+from lazy_tensor.sharding.fsdp.states import fully_shard
+from lazy_tensor.sharding.fsdp.torch_private import (  # with a clear error where torch lacks one
+    CPUOffloadPolicy,
+    DataParallelMeshDims,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+    register_fsdp_forward_method,
+)
+from lazy_tensor.sharding.ops import at_once as _at_once
+from lazy_tensor.sharding.ops import calls as _calls
+from lazy_tensor.sharding.ops import order as _order
+from lazy_tensor.sharding.ops.decisions import get_sharding_prop_cache_info
 from lazy_tensor.sharding.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -49,18 +61,8 @@ from lazy_tensor.sharding.parallel import (
     parallelize_module,
     register_sharding,
 )
-from lazy_tensor.sharding.states import fully_shard
 from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE
 from lazy_tensor.sharding.tensor import DTensor
-from lazy_tensor.sharding.torch_fsdp import (  # with a clear error where torch lacks one
-    CPUOffloadPolicy,
-    DataParallelMeshDims,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    UnshardHandle,
-    register_fsdp_forward_method,
-)
 
 __all__ = [
     "CPUOffloadPolicy", "ColwiseParallel", "CommDebugMode", "DTensor", "DataParallelMeshDims",
@@ -74,7 +76,7 @@ __all__ = [
 ]  # fmt: skip
 
 rules.RULES[_REDISTRIBUTE] = rules.Rule.RECORD
-host.install_sharded(DTensor, _calls.call, _at_once.run, _ranks.who_is_missing)
+tensor_types.install_sharded(DTensor, _calls.call, _at_once.run, _ranks.who_is_missing)
 hits.use_sharded(DTensor)
 _dispatch_private.allow_foreach(DTensor)
 _order.keep()

@@ -11,7 +11,7 @@ import pytest
 
 from lazy_tensor.cli import demo
 from lazy_tensor.cli.main import main
-from lazy_tensor.cli.scenes import SCENES
+from lazy_tensor.cli.race.scenes import SCENES
 
 SHORT = ["demo", "--scene", "monte_carlo", "--seconds", "0.1"]
 COMMAND = [sys.executable, "-u", "-m", "lazy_tensor"]
@@ -105,7 +105,7 @@ def test_bad_value_is_refused_by_the_parser(arguments, capsys):
 
 
 def test_missing_extra_is_named(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "lazy_tensor.cli.screen", raising=False)
+    monkeypatch.delitem(sys.modules, "lazy_tensor.cli.race.screen", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(SHORT) == 2
     assert "pip install 'lazy-tensor[demo]'" in capsys.readouterr().err

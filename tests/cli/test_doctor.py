@@ -13,7 +13,8 @@ from lazy_tensor.cli import doctor
 from lazy_tensor.cli.main import main
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.options import NAMES
-from lazy_tensor.kernels import available_backends, cpp
+from lazy_tensor.kernels import available_backends
+from lazy_tensor.kernels.extension import cpp
 
 
 def test_doctor_shows_versions_backends_and_every_setting(capsys):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lazy_tensor.cli import plot
 from lazy_tensor.cli.errors import CommandError
-from lazy_tensor.cli.turn import Turn
+from lazy_tensor.cli.race import plot
+from lazy_tensor.cli.race.turn import Turn
 
 PATTERN = np.zeros((8, 8), dtype=np.float32)
 

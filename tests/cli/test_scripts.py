@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from lazy_tensor.cli.main import main
-from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.extension import cpp
 
 PROGRAM = """
 import sys

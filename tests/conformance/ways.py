@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import lazy_tensor
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 
 
 class Tolerance(NamedTuple):

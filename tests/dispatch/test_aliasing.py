@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lazy_tensor import lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 
 
 def base_and_view(x):

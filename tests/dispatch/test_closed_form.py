@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from lazy_tensor.dispatch.closed_form import KEEP_DTYPE, closed_form
-from lazy_tensor.dispatch.closed_others import OTHERS
-from lazy_tensor.dispatch.closed_views import VIEWS
-from lazy_tensor.dispatch.meta import meta_of, outcome_of
-from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.metadata.infer import meta_of, outcome_of
+from lazy_tensor.dispatch.metadata.other_formulas import OTHERS
+from lazy_tensor.dispatch.metadata.shape_formulas import KEEP_DTYPE, closed_form
+from lazy_tensor.dispatch.metadata.view_formulas import VIEWS
+from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.kernels.segment import Ref
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lazy_tensor import LazyTensor, lazy_mode, materialize, unwrap, wrap
-from lazy_tensor.dispatch import hits
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.trie.trace import local
 from tests.invariants.compare import assert_same
 
 

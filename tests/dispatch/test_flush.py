@@ -17,13 +17,15 @@ from lazy_tensor import (
     wrap,
 )
 from lazy_tensor import flush as flush_now
-from lazy_tensor.dispatch import flush, grow, rules
-from lazy_tensor.dispatch.closed_form import closed_form
-from lazy_tensor.dispatch.host import value_in
-from lazy_tensor.dispatch.interpret import OWN_STRIDES, restrided
-from lazy_tensor.dispatch.meta import Outcome
-from lazy_tensor.dispatch.plan import Plan
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.metadata.infer import Outcome
+from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
+from lazy_tensor.dispatch.ops import rules
+from lazy_tensor.dispatch.plan.interpret import OWN_STRIDES, restrided
+from lazy_tensor.dispatch.plan.plan import Plan
+from lazy_tensor.dispatch.record import extend_trie
+from lazy_tensor.dispatch.run import flush
+from lazy_tensor.dispatch.trie.tensor_types import value_in
+from lazy_tensor.dispatch.trie.trace import local
 
 
 def test_causes_are_counted():
@@ -279,7 +281,7 @@ def test_wrong_meta_function_costs_laziness_only(monkeypatch):
         size = (1,) if facts.op is torch.ops.aten.digamma.default else ()
         return Outcome(outs=((size, (1,) * len(size), 0, torch.float32, torch.device("cpu")),))
 
-    monkeypatch.setattr(grow, "closed_form", wrong)
+    monkeypatch.setattr(extend_trie, "closed_form", wrong)
     monkeypatch.setattr(rules, "RULES", dict(rules.RULES))
     x = torch.rand(2, 3)
     with lazy_mode():
@@ -296,7 +298,7 @@ def test_ops_on_what_a_wrong_meta_function_misjudged_are_not_blamed(monkeypatch)
     def wrong(facts, args, kwargs, metas):
         return Outcome(outs=(((1,), (1,), 0, torch.float32, torch.device("cpu")),))
 
-    monkeypatch.setattr(grow, "closed_form", wrong)
+    monkeypatch.setattr(extend_trie, "closed_form", wrong)
     monkeypatch.setattr(rules, "RULES", dict(rules.RULES))
     with lazy_mode():
         y = torch.rand(3).digamma().neg().exp()
@@ -359,7 +361,7 @@ def recorded_as(monkeypatch, op, **changed):
         meta = {"size": size, "stride": stride} | changed
         return Outcome(outs=((meta["size"], meta["stride"], offset, dtype, device),))
 
-    monkeypatch.setattr(grow, "closed_form", other)
+    monkeypatch.setattr(extend_trie, "closed_form", other)
 
 
 def stride_of(computed: torch.Tensor) -> tuple[int, ...]:

@@ -14,11 +14,11 @@ from torch.testing._internal.common_methods_invocations import (
 )
 
 from lazy_tensor import is_pending, lazy_mode, materialize, stats
-from lazy_tensor.dispatch.foreach import op_of_each, taken_apart
-from lazy_tensor.dispatch.graph import graph_of
-from lazy_tensor.dispatch.interpret import interpret
-from lazy_tensor.dispatch.tape import Tape
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.plan.foreach import op_of_each, taken_apart
+from lazy_tensor.dispatch.plan.graph import graph_of
+from lazy_tensor.dispatch.plan.interpret import interpret
+from lazy_tensor.dispatch.run.tape import Tape
+from lazy_tensor.dispatch.trie.trace import local
 
 N_SAMPLES = 12
 FOREACH = [

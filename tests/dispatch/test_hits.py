@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazy_tensor
 from lazy_tensor import lazy_mode
-from lazy_tensor.dispatch import hits
-from lazy_tensor.dispatch.failure import without_frames
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.failure import without_frames
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.mode import RecordingMode
 from tests.processes import run_python
 
@@ -447,7 +447,7 @@ def test_exceptions_of_any_class_are_kept():
 def test_both_ways_give_the_same(way, tmp_path):
     program = (
         "import torch, lazy_tensor\n"
-        "from lazy_tensor.dispatch import hits\n"
+        "from lazy_tensor.dispatch.run import hits\n"
         "x = torch.arange(6.0)\n"
         "for _ in range(5):\n"
         "    with lazy_tensor.lazy_mode(compile='off'):\n"
@@ -491,7 +491,7 @@ THREADS_RECORD = """
 import threading
 import torch
 import lazy_tensor
-from lazy_tensor.dispatch import hits
+from lazy_tensor.dispatch.run import hits
 
 def record(begun, end):
     with lazy_tensor.lazy_mode(record="always"):

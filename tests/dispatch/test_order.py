@@ -3,9 +3,9 @@
 import torch
 
 from lazy_tensor import lazy_mode
-from lazy_tensor.dispatch.graph import graph_of
-from lazy_tensor.dispatch.partition import Fusibility, units_of
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.plan.graph import graph_of
+from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.kernels.backend import backend_of
 
 

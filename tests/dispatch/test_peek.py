@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lazy_tensor import is_pending, lazy_mode, materialize, stats, wrap
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 
 
 def looked_at(frame, *commands):

@@ -16,11 +16,14 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits, noting, policy, settings, stats
-from lazy_tensor.dispatch.misses import FIRST_TIME
-from lazy_tensor.dispatch.sites import GOES_ON, LISTENS
+from lazy_tensor.dispatch import settings, stats
+from lazy_tensor.dispatch.record import sync_points
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.tiering import policy
+from lazy_tensor.dispatch.tiering.sites import GOES_ON, LISTENS
+from lazy_tensor.dispatch.trie.recompile_reason import FIRST_TIME
+from lazy_tensor.dispatch.trie.trace import local
 
 N_OPS = 100
 
@@ -38,7 +41,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program is told at its first break that nothing came twice, if nothing did."""
-    monkeypatch.setattr(noting, "_was_said", False)
+    monkeypatch.setattr(sync_points, "_was_said", False)
     monkeypatch.setattr(stats, "SAYS_SO_AFTER_S", 0.0)
     lazy_tensor.reset_stats()
 
@@ -324,10 +327,10 @@ def test_a_program_is_told_that_the_cpp_is_missing_once_that_is_certain(
     monkeypatch.setattr(hits.EXTENSION, "status", "compiling")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        noting.say_so()
+        sync_points.say_so()
     monkeypatch.setattr(hits.EXTENSION, "status", "it can't be compiled: no compiler")
     with pytest.warns(UserWarning, match="no compiler") as warned:
-        noting.say_so()
+        sync_points.say_so()
     assert 'record="always"' in str(warned[0].message)
 
 
@@ -339,12 +342,12 @@ def test_the_warning_names_a_difference_or_leaves_it_out(
     monkeypatch: pytest.MonkeyPatch, says_so: None, before: str, end: str
 ) -> None:
     told: list[Any] = [before, FIRST_TIME]
-    monkeypatch.setattr(noting, "reason_of_miss", lambda new, _: told[new])
+    monkeypatch.setattr(sync_points, "reason_of_miss", lambda new, _: told[new])
     for i in range(2):
         record: Any = SimpleNamespace(first_new=i, state=None)
         STATS.log.append(record)
     with pytest.warns(UserWarning, match="hardly anything") as warned:
-        noting.say_so()
+        sync_points.say_so()
     STATS.log.clear()
     assert end in str(warned[0].message)
     assert FIRST_TIME not in str(warned[0].message)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from lazy_tensor import cache_info, lazy_mode, materialize, stats
-from lazy_tensor.dispatch.probe import is_safe
-from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.metadata.kernel_probe import is_safe
+from lazy_tensor.dispatch.ops.schema import facts_of
 
 aten = torch.ops.aten
 OPS = {

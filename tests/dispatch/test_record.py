@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 
 
 def misses():

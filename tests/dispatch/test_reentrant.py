@@ -7,17 +7,18 @@ import torch
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, wrap
-from lazy_tensor.dispatch import grow, meta
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.metadata import infer
+from lazy_tensor.dispatch.record import extend_trie
+from lazy_tensor.dispatch.trie.trace import local
 from tests.processes import run_python
 
 PROGRAM = """
 import torch
 import lazy_tensor
-from lazy_tensor.dispatch import record
+from lazy_tensor.dispatch.record import recorder
 
 lazy_tensor.configure(record="always", backend="aten")
-make_wrapper, others, depth = record.make_wrapper, [], 0
+make_wrapper, others, depth = recorder.make_wrapper, [], 0
 
 
 def interrupted(*arguments):
@@ -44,7 +45,7 @@ def program(x, n):
 x, eager = torch.linspace(0, 1, 5), torch.linspace(0, 1, 5)
 for n in range(60):
     if n == 10:
-        record.make_wrapper = interrupted
+        recorder.make_wrapper = interrupted
     with lazy_tensor.lazy_mode():
         made = program(x, n)
     expected = program(eager, n)
@@ -78,9 +79,9 @@ def test_another_thread_waits_for_a_call_in_which_others_are_recorded(monkeypatc
             others.append(wrapped * 2)
             thread.join(0.2)
             assert thread.is_alive()
-        return meta.propagate(*arguments)
+        return infer.propagate(*arguments)
 
-    monkeypatch.setattr(grow, "propagate", interrupted)
+    monkeypatch.setattr(extend_trie, "propagate", interrupted)
     lazy_tensor.cache_clear()
     x = torch.arange(4.0)
     with lazy_mode():
@@ -96,9 +97,9 @@ def test_what_is_recorded_may_be_run_while_a_meta_function_runs(monkeypatch):
 
     def interrupted(*arguments):
         lazy_tensor.flush()
-        return meta.propagate(*arguments)
+        return infer.propagate(*arguments)
 
-    monkeypatch.setattr(grow, "propagate", interrupted)
+    monkeypatch.setattr(extend_trie, "propagate", interrupted)
     lazy_tensor.cache_clear()
     x = torch.arange(12.0)
     with lazy_mode():

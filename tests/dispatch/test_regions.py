@@ -16,9 +16,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
-from lazy_tensor.dispatch import noting, policy, sites
-from lazy_tensor.dispatch.policy import Policy
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.record import sync_points
+from lazy_tensor.dispatch.tiering import policy, sites
+from lazy_tensor.dispatch.tiering.policy import Policy
+from lazy_tensor.dispatch.trie.trace import local
 
 Step = Callable[[], object]
 
@@ -42,7 +43,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], tuple[set[Any], 
     records, at_break = True, Policy.at_break
 
     def forced(self: Policy, *, n_recorded: int) -> None:
-        noting.catch_up(local.trace)  # with the hits, which nobody notes
+        sync_points.catch_up(local.trace)  # with the hits, which nobody notes
         if self.past.has_begun():
             found.append(self.past.region())
         at_break(self, n_recorded=n_recorded)

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from lazy_tensor import lazy_mode
-from lazy_tensor.dispatch import flush as flushes
-from lazy_tensor.dispatch import remat
-from lazy_tensor.dispatch.graph import graph_of
-from lazy_tensor.dispatch.remat import rematerialized
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.plan import remat
+from lazy_tensor.dispatch.plan.graph import graph_of
+from lazy_tensor.dispatch.plan.remat import rematerialized
+from lazy_tensor.dispatch.run import flush as flushes
+from lazy_tensor.dispatch.trie.trace import local
 
 OFF = 0
 

@@ -17,10 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazy_tensor
 from lazy_tensor import convert
-from lazy_tensor.dispatch import flush, hits, policy, sites
 from lazy_tensor.dispatch.options import Record
-from lazy_tensor.dispatch.policy import STEPS, Policy
-from lazy_tensor.dispatch.sites import (
+from lazy_tensor.dispatch.run import flush, hits
+from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
+from lazy_tensor.dispatch.tiering import policy, sites
+from lazy_tensor.dispatch.tiering.policy import STEPS, Policy
+from lazy_tensor.dispatch.tiering.sites import (
     AT_MOST,
     COMPARED,
     GOES_ON,
@@ -31,9 +33,8 @@ from lazy_tensor.dispatch.sites import (
     TRIALS,
     Site,
 )  # fmt: skip
-from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
-from lazy_tensor.dispatch.trace import local
-from lazy_tensor.kernels.fusion import Fusion
+from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.kernels.service.fusion import Fusion
 
 needs_cpp = pytest.mark.skipif(
     hits.EXTENSION.status == "LAZY_TENSOR_HITS is python", reason="ops come by torch's own C++"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lazy_tensor import lazy_mode
-from lazy_tensor.dispatch import trace as traces
-from lazy_tensor.dispatch.interpret import MISJUDGED
-from lazy_tensor.dispatch.trace import MOST_SPARE, local
+from lazy_tensor.dispatch.plan.interpret import MISJUDGED
+from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie.trace import MOST_SPARE, local
 from tests.processes import run_python
 
 
@@ -21,7 +21,7 @@ def n_states_here() -> int:
 BOUNDED = """
 import torch
 from lazy_tensor import configure, lazy_mode
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 
 configure(record="always", segment_cache_size=16, compile="off")
 
@@ -100,8 +100,8 @@ def test_what_is_misjudged_is_forgotten_by_all_threads():
 
 FORKS = """
 import os, sys, threading, torch, lazy_tensor
-from lazy_tensor.dispatch import trace as traces
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie.trace import local
 held, go = threading.Event(), threading.Event()
 own = local.trace
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lazy_tensor import lazy_mode, materialize
-from lazy_tensor.kernels import program
+from lazy_tensor.kernels.extension import program
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "t": lambda x: x[0].t(),

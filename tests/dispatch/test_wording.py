@@ -11,8 +11,8 @@ import torch
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, stats
-from lazy_tensor.dispatch import rules
-from lazy_tensor.dispatch.schema import facts_of
+from lazy_tensor.dispatch.ops import rules
+from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.wording import USERS_NAMES, call_name, op_name, with_article
 
 aten = torch.ops.aten

@@ -6,8 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+from lazy_tensor.capture.replay import OWN_OPTIONS
 from lazy_tensor.dispatch.options import MEANINGS, NAMES
-from lazy_tensor.replay import OWN_OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "options.md").read_text()

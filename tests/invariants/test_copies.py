@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lazy_tensor import is_lazy, lazy_mode, materialize, stats, unwrap, wrap
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 from tests.invariants.compare import WAYS, assert_agrees, assert_same
 
 each_way = pytest.mark.parametrize("way", WAYS)

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from lazy_tensor import configure, lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.flush import compiler, flush
-from lazy_tensor.dispatch.interpret import interpret, run_node
-from lazy_tensor.dispatch.plan import Plan
-from lazy_tensor.dispatch.trace import local
-from lazy_tensor.kernels.artifact import WRAPPER
-from lazy_tensor.kernels.trial import Trial
+from lazy_tensor.dispatch.plan.interpret import interpret, run_node
+from lazy_tensor.dispatch.plan.plan import Plan
+from lazy_tensor.dispatch.run.flush import compiler, flush
+from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.kernels.backends.artifact import WRAPPER
+from lazy_tensor.kernels.service.trial import Trial
 
 
 class Injected(BaseException):

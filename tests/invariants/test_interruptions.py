@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lazy_tensor import flush, lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.trace import local
-from lazy_tensor.kernels import aten
-from lazy_tensor.treatments import is_active
+from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.interop.wrappers import is_active
+from lazy_tensor.kernels.backends import aten
 from tests.processes import run_python
 
 ERRORS = [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit]

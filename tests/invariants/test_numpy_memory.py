@@ -6,8 +6,8 @@ import torch
 
 import lazy_tensor
 from lazy_tensor import is_pending, lazy_mode, materialize, wrap
-from lazy_tensor.dispatch import copies
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.run import input_snapshots
+from lazy_tensor.dispatch.trie.trace import local
 from tests.invariants.compare import WAYS, assert_agrees, assert_same
 
 
@@ -131,7 +131,7 @@ def test_what_picks_or_sums_up_reads_where_the_memory_lies(shared):
 
 def test_copies_are_bounded(shared, monkeypatch):
     array, tensor = shared
-    monkeypatch.setattr(copies, "MOST_BYTES", 2 * array.nbytes)
+    monkeypatch.setattr(input_snapshots, "MOST_BYTES", 2 * array.nbytes)
     others = [torch.from_numpy(array + i) for i in range(3)]
     read = [wrap(other) * 2 for other in others] + [tensor * 2]
     assert len(copies_taken()) == 2

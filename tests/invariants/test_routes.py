@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.trie.trace import Node, local
 from tests.invariants.compare import assert_same
 from tests.invariants.test_linear_algebra import SETTINGS
 

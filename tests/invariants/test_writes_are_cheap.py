@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lazy_tensor import flush, is_pending, lazy_mode, stats, wrap
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.trie.trace import Node, local
 from tests.invariants.compare import WAYS, assert_agrees
 
 COPIES = ("aten.copy_", "aten.clone", "aten._to_copy", "aten.set_")

@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazy_tensor.kernels import Call, Kernel, Ref, ScalarRef, Segment, TensorSpec
-from lazy_tensor.kernels.aten import compile_aten
-from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.backends.aten import compile_aten
+from lazy_tensor.kernels.service.compile import Compiler
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:

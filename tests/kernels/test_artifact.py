@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lazy_tensor.kernels import library
-from lazy_tensor.kernels.artifact import Outputs, View, kernel_of, packed, unpacked
-from lazy_tensor.kernels.inductor import InductorBackend
-from lazy_tensor.kernels.torch_inductor import Compiled
+from lazy_tensor.kernels.backends.artifact import Outputs, View, kernel_of, packed, unpacked
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.backends.torch_inductor import Compiled
 
 
 def test_artifact_without_libraries_round_trips():

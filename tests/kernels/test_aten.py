@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec, program
-from lazy_tensor.kernels.aten import AtenBackend, compile_aten
+from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
+from lazy_tensor.kernels.backends.aten import AtenBackend, compile_aten
+from lazy_tensor.kernels.extension import program
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ import torch
 import lazy_tensor
 from lazy_tensor.kernels import PortableBackend, available_backends, register_backend
 from lazy_tensor.kernels import backend as registry
-from lazy_tensor.kernels.aten import AtenBackend
-from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.backends.aten import AtenBackend
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from lazy_tensor.kernels.aten import AtenBackend
-from lazy_tensor.kernels.inductor import InductorBackend
-from lazy_tensor.kernels.workers import WorkerDied, Workers
+from lazy_tensor.kernels.backends.aten import AtenBackend
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.service.workers import WorkerDied, Workers
 
 INPUTS = [torch.rand(3)]
 
@@ -91,7 +91,7 @@ def test_background_compiles_what_was_run_often_enough(new_compiler, toy, segmen
 
 def test_background_compiles_first_what_takes_most_time(new_compiler, toy, record, monkeypatch):
     clock = itertools.count().__next__  # however slow the machine, each run takes as long
-    monkeypatch.setattr("lazy_tensor.kernels.fusion.perf_counter", clock)
+    monkeypatch.setattr("lazy_tensor.kernels.service.fusion.perf_counter", clock)
     compiler = new_compiler(n_workers=1)
     toy.gate.clear()
     first, rare, often = (segment_of(record, factor) for factor in (3.0, 4.0, 5.0))

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from lazy_tensor.kernels import cpp, extension
+from lazy_tensor.kernels.backends.inductor import InductorBackend, _fingerprint
 from lazy_tensor.kernels.disk import Disk
-from lazy_tensor.kernels.extension import Extension
-from lazy_tensor.kernels.inductor import InductorBackend, _fingerprint
+from lazy_tensor.kernels.extension import cpp, extension
+from lazy_tensor.kernels.extension.extension import Extension
 from lazy_tensor.kernels.library import loaded
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
@@ -82,7 +82,7 @@ import sys
 import time
 from pathlib import Path
 from lazy_tensor.kernels.disk import Disk
-from lazy_tensor.kernels.extension import Extension
+from lazy_tensor.kernels.extension.extension import Extension
 
 directory, source = map(Path, sys.argv[1:])
 Extension(source, (), print).ask_for(Disk(directory), wait=False)

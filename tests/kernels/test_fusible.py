@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lazy_tensor.kernels import Call, Ref, ScalarRef, TensorSpec
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.fusible import FUSIBLE, base_name, refuses
-from lazy_tensor.kernels.inductor import InductorBackend
 from lazy_tensor.kernels.scalar_rules import RULES
 
 aten = torch.ops.aten

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lazy_tensor.kernels import fusion as fusion_module
 from lazy_tensor.kernels.counters import Counters
-from lazy_tensor.kernels.fusion import Fusion
+from lazy_tensor.kernels.service import fusion as fusion_module
+from lazy_tensor.kernels.service.fusion import Fusion
 
 
 @pytest.fixture

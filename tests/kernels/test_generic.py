@@ -5,13 +5,13 @@ import pickle
 import pytest
 import torch
 
-from lazy_tensor.kernels.artifact import Steps
-from lazy_tensor.kernels.aten import AtenBackend, compile_aten
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.backends.artifact import Steps
+from lazy_tensor.kernels.backends.aten import AtenBackend, compile_aten
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.generic import Generic, generic_of, strides_like, structure_of
-from lazy_tensor.kernels.inductor import InductorBackend
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
+from lazy_tensor.kernels.service.compile import Compiler
 
 aten = torch.ops.aten
 

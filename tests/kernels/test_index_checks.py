@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lazy_tensor.kernels.index_checks import clamped, has_any
+from lazy_tensor.kernels.backends.index_checks import clamped, has_any
 
 aten = torch.ops.aten
 

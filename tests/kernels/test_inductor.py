@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.segment import Call, Ref, Segment, TensorSpec
-from lazy_tensor.kernels.verify import difference
+from lazy_tensor.kernels.service.verify import difference
 
 aten = torch.ops.aten
 INDUCTOR = InductorBackend()
@@ -185,7 +185,7 @@ def test_kernel_leaves_what_eager_execution_leaves(compiled):
 
 def test_written_inputs_are_written_by_the_kernel_itself(record):
     """No buffer is allocated for an optimizer step and nothing is copied."""
-    from lazy_tensor.kernels import lower, torch_inductor
+    from lazy_tensor.kernels.backends import lower, torch_inductor
 
     segment = record(*CASES["optimizer step"]).segment
     lowered = lower.lower(segment, torch_inductor.decompositions())

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lazy_tensor.kernels.counters import Counters
-from lazy_tensor.kernels.fusion import Fusion
-from lazy_tensor.kernels.jobs import MOST_TOGETHER, Jobs
+from lazy_tensor.kernels.service.fusion import Fusion
+from lazy_tensor.kernels.service.jobs import MOST_TOGETHER, Jobs
 
 
 def fusions(record, toy, n):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lazy_tensor.kernels.artifact import View
-from lazy_tensor.kernels.lower import lower
+from lazy_tensor.kernels.backends.artifact import View
+from lazy_tensor.kernels.backends.lower import lower
 
 aten = torch.ops.aten
 

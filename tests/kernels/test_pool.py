@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lazy_tensor import cache_clear, cache_info, lazy_mode, materialize
-from lazy_tensor.kernels import cpp
 from lazy_tensor.kernels.disk import Disk
-from lazy_tensor.kernels.pool import POOL, Pool
+from lazy_tensor.kernels.extension import cpp
+from lazy_tensor.kernels.extension.pool import POOL, Pool
 
 SIDE = 1024
 N_BYTES = 4 * SIDE * SIDE
@@ -68,7 +68,7 @@ import resource, statistics, sys
 import torch
 from lazy_tensor import lazy_mode
 from lazy_tensor.kernels.disk import Disk
-from lazy_tensor.kernels.pool import POOL
+from lazy_tensor.kernels.extension.pool import POOL
 from pathlib import Path
 
 torch.set_num_threads(1)

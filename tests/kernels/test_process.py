@@ -12,7 +12,7 @@ PRELUDE = """
 import os, pathlib, sys, torch
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
 from lazy_tensor.kernels.backend import choose
-from lazy_tensor.kernels.compile import Compiler
+from lazy_tensor.kernels.service.compile import Compiler
 
 aten = torch.ops.aten
 spec = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lazy_tensor.kernels import program
+from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.segment import Ref, ScalarRef
 
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lazy_tensor.kernels import backend
-from lazy_tensor.kernels.aten import compile_aten
-from lazy_tensor.kernels.repro import write_script
+from lazy_tensor.kernels.backends.aten import compile_aten
+from lazy_tensor.kernels.service.repro import write_script
 from tests.kernels.conftest import PortableToy
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lazy_tensor.kernels.inductor import InductorBackend
+from lazy_tensor.kernels.backends.inductor import InductorBackend
 
 FLOAT = 0.123456789012345
 

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from lazy_tensor.kernels.torch_inductor import NotPortable, portable_source, private, steps_of
+from lazy_tensor.kernels.backends.torch_inductor import (
+    NotPortable,
+    portable_source,
+    private,
+    steps_of,
+)
 
 WRAPPER = """
 import torch

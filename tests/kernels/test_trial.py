@@ -2,8 +2,8 @@
 
 import pytest
 
-from lazy_tensor.kernels import trial
-from lazy_tensor.kernels.trial import N_ROUNDS, Trial
+from lazy_tensor.kernels.service import trial
+from lazy_tensor.kernels.service.trial import N_ROUNDS, Trial
 
 
 class Clock:

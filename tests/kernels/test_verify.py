@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lazy_tensor.kernels.aten import compile_aten
+from lazy_tensor.kernels.backends.aten import compile_aten
 from lazy_tensor.kernels.counters import Counters
-from lazy_tensor.kernels.verify import Verified, difference
+from lazy_tensor.kernels.service.verify import Verified, difference
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
-from lazy_tensor.kernels.inductor import InductorBackend
-from lazy_tensor.kernels.workers import (
-    BEHIND,
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.extension.extension import BEHIND
+from lazy_tensor.kernels.service.workers import (
     BuildError,
     Workers,
     is_known_to_workers,

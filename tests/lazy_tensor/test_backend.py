@@ -7,7 +7,7 @@ import torch
 
 from lazy_tensor import configure, lazy_mode, materialize
 from lazy_tensor.kernels import Call, Kernel, Segment, TensorSpec, backend, register_backend
-from lazy_tensor.kernels.aten import compile_aten
+from lazy_tensor.kernels.backends.aten import compile_aten
 
 
 class Toy:

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from lazy_tensor import configure, is_lazy, materialize, unwrap, wrap
-from lazy_tensor.dispatch import hits, policy
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.tiering import policy
 from tests.invariants.compare import assert_same
 
 

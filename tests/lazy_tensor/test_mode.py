@@ -13,8 +13,8 @@ import torch
 from torch.nn.utils import rnn
 
 from lazy_tensor import LazyTensor, configure, is_pending, lazy_mode, materialize, replay, stats
+from lazy_tensor.capture.replay import OWN_OPTIONS, Replay, ReplayOptions
 from lazy_tensor.dispatch import options, settings
-from lazy_tensor.replay import OWN_OPTIONS, Replay, ReplayOptions
 
 
 def test_is_reentrant_and_only_the_outermost_exit_leaves():

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor import torch_ways, unrecorded
+from lazy_tensor import unrecorded
 from lazy_tensor.cli.main import main
-from lazy_tensor.dispatch import assumptions, torch_names, torch_private
-from lazy_tensor.dispatch.liveness import live_values
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.torch_checks import assumptions, names
+from lazy_tensor.dispatch.trie.liveness import live_values
+from lazy_tensor.interop import torch_ways
 
 PROGRAM = Path(__file__).with_name("unrecorded_program.py")
 OFF = "lazy_tensor: recording is off, and programs run as in eager: "
@@ -51,7 +53,7 @@ def test_a_step_is_eagers_with_one_warning_whatever_works_differently():
 
 def test_a_step_is_eagers_with_one_warning_whatever_name_torch_lacks():
     found = outcomes("names")
-    assert len(found) == len(torch_names.NEEDED) + len(torch_names.OF_OBJECTS)
+    assert len(found) == len(names.NEEDED) + len(names.OF_OBJECTS)
     for outcome in found:
         check_outcome(outcome)
 
@@ -81,10 +83,10 @@ def names_in(module):
 def test_every_private_name_that_is_used_is_checked():
     used = names_in(torch_private) | names_in(torch_ways)
     done_without = {"torch._C._distributed_c10d.Reducer"}  # where torch.distributed isn't
-    assert used - done_without - {"torch._ops.OpOverload"} == set(torch_names.NEEDED)
+    assert used - done_without - {"torch._ops.OpOverload"} == set(names.NEEDED)
 
 
-@pytest.mark.parametrize("name", torch_names.OF_OBJECTS)
+@pytest.mark.parametrize("name", names.OF_OBJECTS)
 def test_names_that_objects_are_asked_for_are_used(name):
     assert f".{name.rpartition('.')[2]}" in inspect.getsource(torch_private)
 

@@ -19,11 +19,11 @@ from typing import Any
 
 torch: Any = importlib.import_module("torch")  # whose names are replaced
 importlib.import_module("torch._subclasses.fake_tensor")  # once, not in each process
-NAMES = Path(__file__).resolve().parents[2] / "dispatch" / "torch_names.py"
+NAMES = Path(__file__).resolve().parents[2] / "dispatch" / "torch_checks" / "names.py"
 
 
 def torch_names():
-    spec = importlib.util.spec_from_file_location("lazy_tensor.dispatch.torch_names", NAMES)
+    spec = importlib.util.spec_from_file_location("lazy_tensor.dispatch.torch_checks.names", NAMES)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -50,7 +50,7 @@ def taken_away(name):
         pass
     exists = names._exists
     names._exists = lambda asked: asked != name and exists(asked)
-    sys.modules["lazy_tensor.dispatch.torch_names"] = names
+    sys.modules["lazy_tensor.dispatch.torch_checks.names"] = names
 
 
 def free_threaded():

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import lazy_tensor  # noqa: E402
-from lazy_tensor.dispatch.policy import Policy  # noqa: E402
+from lazy_tensor.dispatch.tiering.policy import Policy  # noqa: E402
 from lazy_tensor.kernels import Call, fusible, register_backend  # noqa: E402
 from lazy_tensor.kernels.nvfuser import library  # noqa: E402
 from lazy_tensor.kernels.nvfuser.backend import TAKEN  # noqa: E402

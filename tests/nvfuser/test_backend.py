@@ -11,14 +11,14 @@ import torch
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, stats
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec, available_backends, backend
-from lazy_tensor.kernels.aten import AtenBackend
 from lazy_tensor.kernels.backend import Busy, Declined
-from lazy_tensor.kernels.compile import Compiler
-from lazy_tensor.kernels.jobs import Jobs
+from lazy_tensor.kernels.backends.aten import AtenBackend
 from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.backend import FusedKernel, NvfuserBackend, definition_of
 from lazy_tensor.kernels.nvfuser.definition import loaded
-from lazy_tensor.kernels.workers import WorkerDied
+from lazy_tensor.kernels.service.compile import Compiler
+from lazy_tensor.kernels.service.jobs import Jobs
+from lazy_tensor.kernels.service.workers import WorkerDied
 from tests.counting import Counting
 from tests.kernels.conftest import PortableToy
 from tests.nvfuser.conftest import ByTorch, Interpreted
@@ -239,7 +239,7 @@ def test_a_build_that_crashes_its_worker_is_not_tried_again(tmp_path, monkeypatc
         asked.append(backend.name)
         raise WorkerDied("the compile worker ended with exit code -11")
 
-    monkeypatch.setattr("lazy_tensor.kernels.workers.Workers.build", crash)
+    monkeypatch.setattr("lazy_tensor.kernels.service.workers.Workers.build", crash)
     for _ in range(2):
         service = Compiler(cache_dir=tmp_path)
         fusion = service.fusion_of(pair(), NvfuserBackend(), mode="blocking")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lazy_tensor.kernels.generic import generic_of, structure_of
 from lazy_tensor.kernels.nvfuser.backend import NvfuserBackend, definition_of, kernel_of
 from lazy_tensor.kernels.nvfuser.definition import loaded
-from lazy_tensor.kernels.verify import difference
+from lazy_tensor.kernels.service.verify import difference
 from tests.kernels.conftest import record
 from tests.nvfuser.conftest import check_build_if_there
 from tests.nvfuser.interpreter import run

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lazy_tensor import lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 
 
 def test_data_set_from_a_plain_tensor_inside_the_mode():

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.trie.trace import Node, local
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, reset_stats, stats
-from lazy_tensor.dispatch import flush
+from lazy_tensor.dispatch.run import flush
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import lazy_tensor
-from lazy_tensor import captured, replay, settled
+from lazy_tensor import replay
+from lazy_tensor.capture import captured, settled
 
 N = 12
 

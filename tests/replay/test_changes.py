@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor import reach, replay
+from lazy_tensor import replay
+from lazy_tensor.capture import reach
 
 Space = types.SimpleNamespace
 N_CALLS, CHANGED_AT = 8, 6

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, replay, unwrap, wrap
-from lazy_tensor.replay_module import ReplayedModule
+from lazy_tensor.capture.replay_module import ReplayedModule
 
 
 def calls_of(model: nn.Module) -> ReplayedModule:

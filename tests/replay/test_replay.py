@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor import materialize, replay
-from lazy_tensor.dispatch import hits
-from lazy_tensor.kernels import program
-from lazy_tensor.replay import UNCHECKED
+from lazy_tensor.capture.replay import UNCHECKED
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.kernels.extension import program
 from tests.processes import run_python
 
 N = 8

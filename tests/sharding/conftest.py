@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lazy_tensor import sharding
-from lazy_tensor.sharding import calls
+from lazy_tensor.sharding.ops import calls
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch.distributed.tensor import parallel
 
 import lazy_tensor
 from lazy_tensor import sharding
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.sharding import Shard
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {

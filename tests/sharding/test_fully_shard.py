@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lazy_tensor
 import lazy_tensor.sharding as sharding
-from lazy_tensor.dispatch import flush, host
+from lazy_tensor.dispatch.run import flush
+from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.sharding import MixedPrecisionPolicy, Replicate, Shard, fully_shard
 from tests.sharding.ranks import on_ranks, run_on_ranks
 
@@ -440,7 +441,7 @@ def test_memory_of_whole_parameters_comes_and_goes() -> None:
 
     def n_bytes() -> int:
         lazy_tensor.flush()
-        memory: list[Any] = [host.value_in(p.buffer).data for p in group.fsdp_params]
+        memory: list[Any] = [tensor_types.value_in(p.buffer).data for p in group.fsdp_params]
         return sum(tensor.untyped_storage().nbytes() for tensor in memory)
 
     seen: list[int] = []

@@ -12,7 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import lazy_tensor
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.sharding import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from tests.conformance.op_programs import samples_of
 from tests.conformance.spread import number_of, spread

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazy_tensor
-from lazy_tensor.dispatch import host
-from lazy_tensor.dispatch.trace import Node, local
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Node, local
 from lazy_tensor.sharding import (
     ColwiseParallel,
     DTensor,
@@ -24,12 +24,12 @@ from lazy_tensor.sharding import (
     RowwiseParallel,
     SequenceParallel,
     Shard,
-    calls,
     distribute_tensor,
     init_device_mesh,
     loss_parallel,
     parallelize_module,
 )
+from lazy_tensor.sharding.ops import calls
 from tests.sharding.ranks import run_on_ranks
 
 WIDTH, HEADS, WORDS = 8, 2, 12
@@ -250,7 +250,7 @@ def test_a_settled_step_asks_nothing(monkeypatch):
         seen.append(request.op)
         return call(trace, request)
 
-    monkeypatch.setattr(host, "call_sharded", noting)
+    monkeypatch.setattr(tensor_types, "call_sharded", noting)
     batches = images(1)
 
     def body():

@@ -13,7 +13,7 @@ from torch import nn
 
 import lazy_tensor
 from lazy_tensor import sharding
-from lazy_tensor.dispatch import host
+from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.sharding import Replicate, Shard
 
 pytestmark = pytest.mark.usefixtures("mesh")
@@ -58,7 +58,7 @@ def test_short_blocks_are_recorded_where_all_must_be(mesh: Any) -> None:
     for _ in range(4):
         with recorded():
             y = x + x
-            assert host.value_in(y).slot is not None
+            assert tensor_types.value_in(y).slot is not None
 
 
 @pytest.mark.parametrize("way", ["eager", "recorded"])

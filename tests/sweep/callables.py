@@ -26,7 +26,7 @@ import torch.utils.checkpoint
 import torch.utils.data
 import torch.utils.dlpack
 
-from lazy_tensor import ways
+from lazy_tensor.interop import patch_table
 from tests.sweep.patterns import OF_ONE
 
 CLASSES: dict[str, Any] = {
@@ -125,7 +125,7 @@ def core(every: int = 24) -> list[str]:
 def _is_a_way(name: str) -> bool:
     owner, attribute = name.rsplit(".", 1)
     of = CLASSES.get(owner) or MODULES[owner]
-    return any((of, attribute.removesuffix("=")) in way.places for way in ways.TABLE)
+    return any((of, attribute.removesuffix("=")) in way.places for way in patch_table.TABLE)
 
 
 def is_skipped_by(name: str, pattern: str) -> bool:

@@ -22,8 +22,10 @@ from collections.abc import Callable
 import torch
 
 import lazy_tensor
-from lazy_tensor.dispatch import hits, policy, trace
-from lazy_tensor.dispatch.flush import compiler
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.tiering import policy
+from lazy_tensor.dispatch.trie import trace
 from tests.sweep.operands import DTYPES, KINDS
 from tests.sweep.outcome import Outcome, Program, difference, outcome
 from tests.sweep.patterns import patterns_of

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lazy_tensor import is_lazy, lazy_mode, wrap
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 from tests.invariants.compare import WAYS, assert_same, lazily
 
 

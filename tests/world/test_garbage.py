@@ -8,8 +8,8 @@ import torch
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, replay, unwrap, wrap
-from lazy_tensor.dispatch.flush import compiler
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.trie.trace import local
 
 COLD = 1
 """What the policy has where ops run at once, unrecorded."""

@@ -13,8 +13,8 @@ import torch
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, wrap
 from lazy_tensor.dispatch import settings, torch_private
-from lazy_tensor.dispatch.tape import Tape
-from lazy_tensor.dispatch.trace import all_traces, local
+from lazy_tensor.dispatch.run.tape import Tape
+from lazy_tensor.dispatch.trie.trace import all_traces, local
 
 
 @pytest.fixture

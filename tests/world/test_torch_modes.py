@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lazy_tensor import is_lazy, lazy_mode, materialize, stats
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.trie.trace import local
 from tests.invariants.compare import WAYS, assert_same, lazily
 
 pytestmark = [

@@ -19,8 +19,8 @@ import torch
 
 import lazy_tensor
 from fuzzing.program import Program, eager_names
-from lazy_tensor.dispatch import remat
-from lazy_tensor.dispatch.trace import local
+from lazy_tensor.dispatch.plan import remat
+from lazy_tensor.dispatch.trie.trace import local
 
 
 @dataclass(frozen=True)

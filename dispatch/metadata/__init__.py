@@ -1,0 +1,1 @@
+"""Shapes, strides and dtypes of what an op gives, without running it."""

@@ -1,0 +1,214 @@
+"""What an op's kernels say that its meta function doesn't: refused dtypes, the layout of results,
+their dtypes where those of inputs are mixed.
+
+In: an op, its inputs' metadata, the outcome by the meta function. Out: the outcome as kernels give
+it, asked of them once for each op, dtypes and layouts, with tensors of at most two elements a
+dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, dense_stride, is_dense, substituted
+from lazy_tensor.dispatch.metadata.shrunk import SHRUNK, tiny
+from lazy_tensor.dispatch.ops.schema import OpFacts
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.fusible import base_name
+
+MAX_PROBED = 1 << 16
+"""Elements up to which an op is tried on tensors of its own shapes."""
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What kernels said of tiny tensors: whether they refuse, None if the shapes may be why; else
+    the order of each result's dimensions in memory, fastest first, and its dtype (None where it is
+    left open)."""
+
+    refuses: bool | None
+    orders: tuple[Order | None, ...] = ()
+    dtypes: tuple[torch.dtype | None, ...] = ()
+
+
+_said: Cache[tuple[Any, ...], Said] = Cache("probes", 4096)
+
+
+def as_kernels_say(
+    outcome: Outcome,
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    metas: list[Meta],
+) -> Outcome:
+    """`outcome`, put right where the op's kernels refuse these inputs or give other results.
+
+    Kernels check dtypes when they run, meta functions seldom do; meta functions in Python guess the
+    strides of mixed layouts, and the dtypes of statistics where inputs of few bits have parameters
+    of more, as under autocast. A probe takes 10-30 us.
+    """
+    if facts.is_view or not metas:
+        return outcome
+    shrinks = SHRUNK.get(base_name(facts.op))
+    small = None if shrinks is None or kwargs else shrinks(args, metas)
+    if small is None and not is_safe(facts):
+        return outcome
+
+    def refused(value: int) -> bool:
+        return isinstance(_run(facts, args, kwargs, metas, value), str)
+
+    is_small = sum(math.prod(meta[0]) for meta in metas) <= MAX_PROBED
+    if is_small and any(0 in meta[0] for meta in metas):
+        # not all meta functions check for emptiness
+        return REFUSED if refused(0) else outcome
+    inputs = [tiny(meta) for meta in metas]
+    tried = args if small is None else small
+    # 1 == True, but kernels differ; numbers have the default dtype
+    key = (facts.op._op, repr(tried), repr(kwargs), tuple(inputs), torch.get_default_dtype())
+    said = _said.get(key)
+    if said is None:
+        said = _ask(facts, tried, kwargs, inputs)
+        _said.put(key, said)
+    if said.refuses or (said.refuses is None and is_small and refused(0) and refused(1)):
+        return REFUSED
+    outs = outcome.outs
+    if len(said.dtypes) == len(outs):
+        outs = tuple(map(_with_dtype, outs, said.dtypes))
+    if len(said.orders) == len(outs) and not any(map(_overlaps_itself, metas)):
+        outs = tuple(map(_laid_out, outs, said.orders))  # no tiny tensor overlaps itself as these
+    return replace(outcome, outs=outs)
+
+
+REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
+
+
+# fmt: off
+CHECKING = frozenset(
+    """bucketize complex dot hardsigmoid_backward hardswish_backward hardtanh_backward
+    huber_loss_backward index_put masked_fill masked_scatter max median min mse_loss_backward mv
+    native_batch_norm smooth_l1_loss_backward std std_mean var var_mean vdot""".split()  # noqa: SIM905
+)
+# fmt: on
+"""Other ops that check their inputs before they touch memory."""
+
+
+UNFIT = frozenset({"glu", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
+"""glu warns where its real input gives no reason to; the others hand LAPACK pivots that it doesn't
+check, and zeros are none."""
+
+
+@cache
+def is_safe(facts: OpFacts) -> bool:
+    """Whether the op raises for shapes that don't go together, rather than read foreign memory.
+
+    Structured kernels do (those whose shape function C++ generates), and elementwise ones.
+    """
+    if base_name(facts.op) in UNFIT:
+        return False
+    return _has_no_sizes(facts) or torch_private.is_structured(facts.op)
+
+
+def _has_no_sizes(facts: OpFacts) -> bool:
+    """Whether no number among the op's arguments has to go with its tensors' shapes."""
+    return torch.Tag.pointwise in facts.op.tags or base_name(facts.op) in CHECKING
+
+
+def _run(
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    inputs: list[Meta],
+    value: int,
+) -> Any:
+    """The op's result on tensors full of `value`, or its error as text: an exception would keep
+    frames alive, and with them results, which autograd then has to copy."""
+    with torch_private.kernels_only():
+        tensors = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(value)
+            for size, stride, _, dtype, device in inputs
+        ]
+        plain_args = [substituted(a, tensors) for a in args]
+        try:
+            return facts.op(*plain_args, **{name: substituted(a, tensors) for name, a in kwargs})
+        except Exception as error:
+            unknown = isinstance(error, NotImplementedError)
+            return f"not implemented: {error}" if unknown else str(error)
+
+
+def _ask(
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    inputs: list[Meta],
+) -> Said:
+    result = _run(facts, args, kwargs, inputs, 0)
+    if isinstance(result, str):
+        result = _run(facts, args, kwargs, inputs, 1)
+    if not isinstance(result, str):
+        results = result if isinstance(result, (list, tuple)) else [result]
+        mixed = any(meta[1] != dense_stride(meta[0]) for meta in inputs)
+        dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in results)
+        return Said(refuses=False, orders=_orders(results) if mixed else (), dtypes=dtypes)
+    if "not implemented" in result or _has_no_sizes(facts) or base_name(facts.op) in SHRUNK:
+        return Said(refuses=True)
+    odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
+    one_float = inputs[0][3].is_floating_point and len({meta[3] for meta in inputs}) == 1
+    return Said(refuses=False if one_float and not odd else None)  # floats of one kind go together
+
+
+def _overlaps_itself(meta: Meta) -> bool:
+    """Whether steps in two dimensions lead to the same element, as after `unfold`."""
+    size, stride, *_ = meta
+    extent = 1
+    for step, n in sorted(zip(stride, size, strict=True)):
+        if step and n > 1:
+            if step < extent:
+                return True
+            extent += step * (n - 1)
+    return False
+
+
+def _orders(results: Sequence[Any]) -> tuple[Order | None, ...]:
+    return tuple(
+        _order(t.shape, t.stride())
+        if isinstance(t, torch.Tensor) and is_dense(t.shape, t.stride())
+        else None
+        for t in results
+    )
+
+
+def _with_dtype(meta: Meta | None, dtype: torch.dtype | None) -> Meta | None:
+    if meta is None or dtype is None or dtype is meta[3]:
+        return meta
+    return (*meta[:3], dtype, meta[4])
+
+
+def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:
+    """`meta` with dense strides in this order, unless its strides have the order already."""
+    if meta is None or order is None:
+        return meta
+    size, stride = meta[:2]
+    own = _order(size, stride)
+    if order == own or set(order) != set(own):
+        return meta  # as it is, or the small result had dimensions of size 1 where this one has not
+    rest = [d for d in range(len(size)) if d not in order]
+    steps, step = [0] * len(size), 1
+    for d in (*order, *reversed(rest)):
+        steps[d] = step
+        step *= max(size[d], 1)
+    return (size, tuple(steps), *meta[2:])
+
+
+def _order(size: Sequence[int], stride: Sequence[int]) -> Order:
+    """The dimensions of more than one element, fastest first."""
+    dims = [d for d in range(len(size)) if size[d] > 1]
+    return tuple(sorted(dims, key=lambda d: stride[d]))

@@ -1,0 +1,194 @@
+"""Output metadata in closed form: most of a program's ops.
+
+In: an op and its inputs' metadata. Out: `Outcome`, or None where only the op's meta function knows.
+A meta function takes 20-2000 us where its inputs are new, most of the time of a program's first
+step and of every step whose shapes were never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, dense_stride, is_dense
+from lazy_tensor.dispatch.metadata.other_formulas import OTHERS, broadcast
+from lazy_tensor.dispatch.metadata.view_formulas import VIEWS
+from lazy_tensor.dispatch.ops.schema import OpFacts
+
+aten = torch.ops.aten
+
+# fmt: off
+KEEP_DTYPE = frozenset(
+    """abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh ceil clamp clamp_max clamp_min
+    cos cosh copysign digamma div elu empty_like erf erfc erfinv exp exp2 expm1 fill floor
+    fmax fmin fmod frac gelu gelu_backward hardsigmoid hardswish hardtanh hypot leaky_relu
+    leaky_relu_backward lerp lgamma log log10 log1p log2 logaddexp logit maximum minimum mish mul
+    neg nextafter ones_like pow reciprocal relu remainder round rsqrt rsub sgn sigmoid
+    sigmoid_backward sign silu silu_backward sin sinc sinh softplus sqrt square sub tan tanh
+    tanh_backward threshold threshold_backward trunc xlogy zeros_like""".split()  # noqa: SIM905
+)
+# fmt: on
+"""Ops that give floating inputs' common dtype and broadcast shape; their in-place forms too."""
+
+_FLOATING = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
+
+def closed_form(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+) -> Outcome | None:
+    """The outcome on tensors without empty ones; floating ones of one dtype if not a view."""
+    form = _form_of(facts.op)
+    if form is None or not metas:
+        return None
+    for size, *_ in metas:
+        if 0 in size:
+            return None
+    if form is _view:
+        return _view(facts, args, kwargs, metas)
+    return form(facts, args, kwargs, metas) if metas[0][3] in _FLOATING else None
+
+
+@cache
+def _form_of(op: OpOverload) -> Callable[..., Outcome | None] | None:
+    if op in VIEWS:
+        return _view
+    if op in OTHERS:
+        return _of_other
+    keeps_dtype = op.overloadpacket.__name__.removesuffix("_") in KEEP_DTYPE
+    return _elementwise if op.namespace == "aten" and keeps_dtype else None
+
+
+def _view(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+) -> Outcome | None:
+    viewed = None if kwargs else VIEWS[facts.op](args, metas[0])
+    return None if viewed is None else Outcome(outs=(viewed,))
+
+
+def _of_other(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+) -> Outcome | None:
+    named = dict(zip(facts.argument_names, args, strict=False))
+    named.update(kwargs)
+    result = OTHERS[facts.op](named, metas)
+    if result is None:
+        return None
+    if isinstance(result, list):
+        return Outcome(outs=tuple(result), is_single=False)
+    return Outcome(outs=(result,))
+
+
+def _elementwise(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
+) -> Outcome | None:
+    if len(args) == 1 and facts.op.overloadpacket in (aten.clamp, aten.clamp_):
+        return None  # it asks for a bound
+    for i, argument in enumerate(args):
+        kind = type(argument)
+        if kind in _CHANGES_RESULT or (kind is bool and i in facts.number_args):
+            return None  # not all take a bool
+    for _, argument in kwargs:
+        if type(argument) in _CHANGES_RESULT:
+            return None
+    first, *others = metas
+    if all(meta[:2] == first[:2] and meta[3:] == first[3:] for meta in others):
+        shape = tuple(first[0])
+    else:
+        if any(meta[3:] != first[3:] for meta in others):
+            return None
+        shared = broadcast([tuple(meta[0]) for meta in metas])
+        if shared is None:
+            return None
+        shape = shared
+    if facts.returns_arg == 0:
+        return Outcome() if shape == first[0] else None
+    if facts.writes or any(_asks_for_layout(a) for _, a in kwargs):
+        return None
+    stride = result_stride(facts.op, shape, metas)
+    return None if stride is None else Outcome(outs=((shape, stride, 0, *first[3:]),))
+
+
+_CHANGES_RESULT = frozenset({torch.dtype, torch.layout, torch.device, complex, str})
+"""Types of arguments that may change dtype, layout or device of the result."""
+
+
+def _asks_for_layout(argument: Any) -> bool:
+    return isinstance(argument, torch.memory_format) and argument not in (
+        torch.preserve_format,
+        torch.contiguous_format,
+    )
+
+
+def result_stride(
+    op: OpOverload, shape: tuple[int, ...], metas: list[Meta]
+) -> tuple[int, ...] | None:
+    """The strides of an elementwise result; None if only torch can tell."""
+    for size, stride, *_ in metas:
+        if stride != dense_stride(size):
+            break
+    else:
+        return dense_stride(shape)
+    if op.overloadpacket.__name__ in NOT_ITERATED or (len(shape) > 3 and 1 in shape):
+        return None  # size 1 makes a layout "channels last" and something else at a time
+    by_order = iterated_stride(shape, [_broadcast_stride(shape, meta) for meta in metas])
+    sizes, strides = zip(*((tuple(meta[0]), tuple(meta[1])) for meta in metas), strict=True)
+    if set(sizes) != {shape}:
+        return by_order
+    if len(set(strides)) == 1 and is_dense(shape, strides[0]):
+        # Numbers among the operands decide which of two ways torch takes.
+        return by_order if by_order == strides[0] else None
+    return by_order
+
+
+NOT_ITERATED = frozenset({
+    "fill", "empty_like", "ones_like", "zeros_like", "pow",
+    "threshold_backward", "leaky_relu_backward", "rsub",  # their second operand comes first
+})  # fmt: skip
+
+
+def _broadcast_stride(shape: tuple[int, ...], meta: Meta) -> tuple[int, ...]:
+    size, stride = meta[:2]
+    n_new = len(shape) - len(size)
+    kept = (
+        0 if n == 1 and wide != 1 else step
+        for n, wide, step in zip(size, shape[n_new:], stride, strict=True)
+    )
+    return (0,) * n_new + tuple(kept)
+
+
+def iterated_stride(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The strides that TensorIterator gives a result (aten/src/ATen/TensorIterator.cpp).
+
+    `reorder_dimensions` sorts the dimensions, innermost first, by the operands' strides.
+    """
+    order = list(range(len(shape)))[::-1]
+    for i in range(1, len(order)):
+        place = i
+        for before in range(i - 1, -1, -1):
+            compared = _compare(shape, operands, order[before], order[place])
+            if compared > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+            elif compared < 0:
+                break
+    stride, step = [0] * len(shape), 1
+    for dim in order:
+        stride[dim] = step
+        step *= shape[dim]
+    return tuple(stride)
+
+
+def _compare(shape: tuple[int, ...], operands: list[tuple[int, ...]], one: int, two: int) -> int:
+    """Whether dimension `one` belongs outside `two` (1), inside (-1), or nobody minds (0)."""
+    for stride in operands:
+        if stride[one] == 0 or stride[two] == 0:
+            continue
+        if stride[one] != stride[two]:
+            return 1 if stride[one] > stride[two] else -1
+        if shape[one] > shape[two]:
+            return 1
+    return 0

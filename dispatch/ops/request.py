@@ -1,0 +1,141 @@
+"""One call on its way into a trace: its arguments read once, and the tensors among them.
+
+In: the op and its arguments as torch gave them. Out: keys for the trie, for the schema cache, and
+the argument templates of a node. Used where no state knew the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
+from lazy_tensor.dispatch.torch_private import is_mode_entered
+from lazy_tensor.kernels.segment import ScalarRef
+
+
+def is_shown(owner: Any) -> bool:
+    """Whether a mode of somebody else's, which counts collectives, say, wants to see what a call on
+    sharded tensors is made of. `owner` is the class or mode that was given the call."""
+    return isinstance(owner, type) and is_mode_entered()
+
+
+class Request:
+    """A call that no state knew.
+
+    `in_mode`: it came through `lazy_mode`, else through a LazyTensor. `tensors` are all those among
+    the arguments, in order, repeats included. `key` is the call's, where `miss` has made it; a
+    higher-order op has no `facts`. `learns` is set where the call runs once to tell what it gives:
+    the key for the schema cache. `began_s` is when, by `perf_counter`: the thread's own time takes
+    a system call, 10 us beside busy threads.
+    """
+
+    __slots__ = (
+        "args", "began_s", "facts", "in_mode", "key", "kwargs", "learns", "op", "owner", "tensors",
+    )  # fmt: skip
+
+    facts: OpFacts
+
+    def __init__(
+        self, owner: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.began_s = perf_counter()
+        self.owner = owner
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.in_mode = not isinstance(owner, type)
+        self.key: tuple[Any, ...] | None = None
+        self.learns: tuple[Any, ...] | None = None
+        if isinstance(op, OpOverload):
+            self.facts = facts_of(op)
+        self.tensors: list[torch.Tensor] = []
+        for argument in args:
+            if type(argument) not in FIXED:
+                _collect(argument, self.tensors)
+        for argument in kwargs.values():
+            _collect(argument, self.tensors)
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """The argument called `name` in the schema, wherever it was passed."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for position, described in enumerate(self.op._schema.arguments):
+            if described.name == name:
+                return self.args[position] if position < len(self.args) else default
+        return default
+
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that the op writes."""
+        found: list[torch.Tensor] = []
+        for label in self.facts.writes:
+            _collect(self.labelled(label), found)
+        return found
+
+    def labelled(self, label: int | str) -> Any:
+        if isinstance(label, str):
+            return self.kwargs.get(label)
+        if label < len(self.args):
+            return self.args[label]
+        return self.kwargs.get(self.op._schema.arguments[label].name)
+
+    def mapped(
+        self, on_tensor: Callable[[torch.Tensor], Any], on_number: Callable[[Any], Any] | None
+    ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+        """The arguments with tensors replaced, and numbers in arithmetic too if `on_number`."""
+        numeric = self.facts.number_args if on_number else NOTHING
+        args: list[Any] = []
+        for i, argument in enumerate(self.args):
+            if type(argument) in FIXED:
+                args.append(argument)
+            else:
+                args.append(_mapped(argument, on_tensor, on_number if i in numeric else None))
+        kwargs = [
+            (name, _mapped(argument, on_tensor, on_number if name in numeric else None))
+            for name, argument in self.kwargs.items()
+        ]
+        return tuple(args), tuple(kwargs)
+
+
+NOTHING: frozenset[int | str] = frozenset()
+FIXED = frozenset({bool, str, type(None), torch.dtype, torch.device, torch.memory_format})
+"""Types of arguments that are neither tensors nor numbers in arithmetic, nor hold any."""
+
+
+def _collect(argument: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(argument, torch.Tensor):
+        found.append(argument)
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            _collect(item, found)
+
+
+def _mapped(
+    argument: Any,
+    on_tensor: Callable[[torch.Tensor], Any],
+    on_number: Callable[[Any], Any] | None,
+) -> Any:
+    kind = type(argument)
+    if kind is int or kind is float or kind is complex:
+        return argument if on_number is None else on_number(argument)
+    if isinstance(argument, torch.Tensor):
+        return on_tensor(argument)
+    if isinstance(argument, (list, tuple)):
+        return tuple([_mapped(item, on_tensor, on_number) for item in argument])
+    return argument
+
+
+def scalar_refs(first: int) -> Callable[[Any], ScalarRef]:
+    """Replaces numbers by consecutive `ScalarRef`s from `first` on."""
+    count = first
+
+    def next_ref(_: Any) -> ScalarRef:
+        nonlocal count
+        count += 1
+        return ScalarRef(count - 1)
+
+    return next_ref

@@ -1,0 +1,1 @@
+"""From a recorded trace to the instructions that run it."""

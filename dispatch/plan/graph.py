@@ -1,0 +1,214 @@
+"""The graph of a trace: which recorded calls are needed, in which order their effects must come.
+
+In: the steps from root to a state, and the slots somebody still holds. Out: `Graph`, without dead
+code and repeated expressions. Pure: no tensor data, no caches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.ops.may_raise import may_raise
+from lazy_tensor.dispatch.trie.trace import Leaf, Node
+from lazy_tensor.kernels.segment import Ref, TensorSpec
+
+
+@dataclass(slots=True)
+class Graph:
+    """Calls in program order, and facts of the slots that they name.
+
+    `root` maps a slot to the one that owns its memory: itself, the base of a view, or the first
+    leaf of a shared storage. `live` are the slots to hand back, in the order asked for, repeats
+    included.
+    """
+
+    leaves: tuple[Leaf, ...]
+    nodes: list[Node]
+    live: tuple[int, ...]
+    root: dict[int, int]
+    spec: dict[int, TensorSpec]
+    producer: dict[int, Node]
+
+    @property
+    def lasting(self) -> frozenset[int]:
+        """The owners of memory that outlives the flush."""
+        return frozenset(
+            self.root[slot] for slot in (*(leaf.slot for leaf in self.leaves), *self.live)
+        )
+
+    @property
+    def parts_of_leaves(self) -> tuple[tuple[int, int], ...]:
+        """The live views of leaves: their places in `live`, and the owners of their memory."""
+        leaves = {leaf.slot for leaf in self.leaves}
+        found = ((i, self.root[slot]) for i, slot in enumerate(self.live) if slot not in leaves)
+        return tuple([(i, owner) for i, owner in found if owner in leaves])
+
+    def is_view(self, slot: int) -> bool:
+        node = self.producer.get(slot)
+        return node is not None and node.view_of is not None
+
+
+def may_fail(graph: Graph, node: Node) -> bool:
+    """Whether the call may raise for the values that it gets."""
+    return may_raise(node.facts.op, [graph.spec[slot].dtype for slot in node.reads])
+
+
+def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
+    """The graph of a trace's steps, with dead code gone."""
+    leaves = tuple(step for step in steps if isinstance(step, Leaf))
+    nodes = [step for step in steps if isinstance(step, Node)]
+    graph = Graph(leaves, nodes, live, {}, {}, {})
+    _find_owners(graph)
+    graph.nodes = _needed(graph)
+    return graph
+
+
+def with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
+    """The graph with other nodes, that make and write the same slots or fewer."""
+    changed = Graph(graph.leaves, nodes, graph.live, {}, graph.spec, {})
+    _find_owners(changed)
+    return changed
+
+
+def _find_owners(graph: Graph) -> None:
+    """Fill in `root`, `spec` and `producer`."""
+    for leaf in graph.leaves:
+        graph.root[leaf.slot] = leaf.slot if leaf.shares is None else graph.root[leaf.shares]
+        graph.spec[leaf.slot] = leaf.spec
+    for node in graph.nodes:
+        for slot, spec in zip(node.outs, node.specs, strict=True):
+            if slot is not None and spec is not None:
+                graph.root[slot] = slot if node.view_of is None else graph.root[node.view_of]
+                graph.spec[slot] = spec
+                graph.producer[slot] = node
+
+
+def _needed(graph: Graph) -> list[Node]:
+    """The nodes whose values or effects somebody sees, by one walk from the end.
+
+    A storage counts as a whole: once something reads it, all earlier writes to it are needed. Calls
+    that may raise are: eager would have raised.
+    """
+    wanted = {graph.root[slot] for slot in graph.live}
+    wanted.update(graph.root[leaf.slot] for leaf in graph.leaves)
+    kept: list[Node] = []
+    wanted_views = set(graph.live)
+    for node in reversed(graph.nodes):
+        if node.facts.communicates:
+            is_needed = True
+        elif node.view_of is not None:
+            is_needed = any(slot in wanted_views for slot in node.outs)
+        else:
+            is_needed = (
+                any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
+                or any(graph.root[slot] in wanted for slot in node.writes)
+                or may_fail(graph, node)
+            )
+        if is_needed:
+            kept.append(node)
+            for slot in node.reads:
+                wanted.add(graph.root[slot])
+                wanted_views.add(slot)
+    kept.reverse()
+    return kept
+
+
+CLONE = torch.ops.aten.clone.default
+NEAR = 12
+"""Calls between the last use of a value and its repeat over which the value is kept for it."""
+
+
+def without_repeats(graph: Graph) -> Graph:
+    """The graph with each repeated pure call replaced by the first one's value.
+
+    Only where the first value was last used shortly before the repeat, or is used after it, so that
+    hardly a value lives longer: recomputation (`torch.utils.checkpoint`) stays what it is. Values
+    that are written or handed back keep their own memory.
+    """
+    last_use = _last_uses(graph)
+    written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
+    kept_apart = written | {graph.root[slot] for slot in graph.live}
+    version: dict[int, int] = defaultdict(int)
+    seen: dict[tuple[Any, ...], tuple[int, Node]] = {}
+    names: dict[int, int] = {}
+    nodes: list[Node] = []
+    for position, original in enumerate(graph.nodes):
+        node = renamed(original, names) if names else original
+        reads = tuple((slot, version[graph.root[slot]]) for slot in node.reads)
+        key = (node.facts.op, repr(node.args), repr(node.kwargs), reads)
+        first = seen.get(key)
+        roots = {graph.root[slot] for slot in node.outs if slot is not None}
+        can_merge = (
+            bool(node.outs)
+            and not node.writes
+            and not node.facts.communicates
+            and not (
+                roots & kept_apart if node.view_of is None else set(node.outs) & set(graph.live)
+            )
+        )
+        if _is_bare_copy(graph, node) and can_merge and graph.root[node.reads[0]] not in written:
+            names[next(iter(roots))] = node.reads[0]
+            continue
+        if first and can_merge and last_use[first[0]] >= position - NEAR:
+            names.update(
+                (new, old)
+                for new, old in zip(node.outs, first[1].outs, strict=True)
+                if new is not None and old is not None
+            )
+            last_use[first[0]] = max(last_use[first[0]], last_use[position])
+            continue
+        if can_merge:
+            seen[key] = (position, node)
+        for slot in node.writes:
+            version[graph.root[slot]] += 1
+        nodes.append(node)
+    return with_nodes(graph, nodes)
+
+
+def _is_bare_copy(graph: Graph, node: Node) -> bool:
+    """Whether the call gives what it was given, laid out alike, in memory of its own."""
+    return node.facts.op is CLONE and node.specs[0] == graph.spec[node.reads[0]]
+
+
+def _last_uses(graph: Graph) -> list[int]:
+    """For each node the position of the last one that uses its value, through views too."""
+    last_by_root: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for slot in node.reads:
+            last_by_root[graph.root[slot]] = position
+    for slot in graph.live:
+        last_by_root[graph.root[slot]] = len(graph.nodes)
+    return [
+        max((last_by_root.get(graph.root[s], -1) for s in node.outs if s is not None), default=-1)
+        for node in graph.nodes
+    ]
+
+
+def _renamed(argument: Any, names: dict[int, int]) -> Any:
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.index, argument.index))
+    if type(argument) is tuple:
+        return tuple(_renamed(item, names) for item in argument)
+    return argument
+
+
+def renamed(node: Node, names: dict[int, int]) -> Node:
+    """`node` with other slots in its arguments."""
+    return Node(
+        facts=node.facts,
+        args=_renamed(node.args, names),
+        kwargs=tuple((name, _renamed(a, names)) for name, a in node.kwargs),
+        outs=node.outs,
+        specs=node.specs,
+        is_single=node.is_single,
+        writes=tuple(names.get(slot, slot) for slot in node.writes),
+        view_of=None if node.view_of is None else names.get(node.view_of, node.view_of),
+        where=node.where,
+        in_backward=node.in_backward,
+        after=node.after,
+    )

@@ -1,0 +1,374 @@
+"""Plans: a trace's graph as a program, segments and single calls its instructions.
+
+In: a `Graph`, its units, the fusions of its segments. Out: `Plan`, a pure function of (leaves,
+scalars) to the live values. Called by `flush`, which keeps plans in the trie's states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.plan.comm_schedule import gives_less
+from lazy_tensor.dispatch.plan.graph import Graph
+from lazy_tensor.dispatch.plan.interpret import MISJUDGED, OWN_STRIDES, is_of, laid_out
+from lazy_tensor.dispatch.plan.partition import Fusibility, Unit, entry_of
+from lazy_tensor.dispatch.plan.view_offsets import offset_of
+from lazy_tensor.dispatch.trie.trace import Node
+from lazy_tensor.kernels.extension import program
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, n_bytes
+from lazy_tensor.kernels.service.fusion import Fusion
+
+FusionOf = Callable[[Segment], Fusion]
+Given = list[Sequence[torch.Tensor]]
+"""Where a run leaves its results: an interrupt may come before it returns."""
+
+
+POOLED_FROM_BYTES = 4 << 20
+"""Peak of a plan from which memory is worth keeping: below it, the C library does."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One instruction of a plan: what it reads, what it sets, and the nodes it stands for.
+
+    `fusion` is a segment's, which gets the run-time scalars `numbers`; a single call has none, and
+    `reason` says why it isn't part of one.
+    """
+
+    reads: tuple[int, ...]
+    sets: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    fusion: Fusion | None = None
+    numbers: tuple[int, ...] = ()
+    reason: str = ""
+
+    def instruction(self, dead: Sequence[int], spec: dict[int, TensorSpec]) -> program.Instruction:
+        """For C++; `dead` are the slots used last here, `spec` says what all are."""
+        if self.fusion is not None:
+            return program.segment(self.fusion, self.reads, self.numbers, self.sets, dead)
+        (node,) = self.nodes
+        offset = offset_of(node, spec)
+        if offset is not None:
+            (made,), base = self.sets, spec[self.sets[0]]
+            return program.view(made, node.reads[0], base.size, base.stride, offset, dead)
+        op, strides = node.facts.op, []
+        if op in OWN_STRIDES and node.view_of is None:
+            strides = [None if out is None else spec[out].stride for out in node.outs]
+        touched = [spec[slot] for slot in (*self.reads, *self.sets)]
+        return program.call(op, node.args, dict(node.kwargs), node.outs, dead, touched, strides)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Plan:
+    """`run(leaves, scalars, given)` gives the live values.
+
+    `root`, `lasting` and `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that
+    values made by the plan take at a time, those inside a kernel left out. `is_pooled`: it takes
+    so much that its memory is worth keeping. `communicates`: other ranks wait for it. `n_there` and
+    `n_under_way` are the ops in kernels that are there, and that are being built, as of the last
+    `told()`. `is_checked`: its calls were seen to give what was recorded.
+    """
+
+    program: program.Program
+    steps: list[Step]
+    fusions: tuple[Fusion, ...]
+    root: dict[int, int]
+    lasting: frozenset[int]
+    parts_of_leaves: tuple[tuple[int, int], ...]
+    peak_bytes: int
+    communicates: bool
+    _distinct: tuple[Fusion, ...] = field(init=False)
+    _told: tuple[Any, ...] = ()
+    n_there: int = 0
+    n_under_way: int = 0
+    is_checked: bool = True
+    is_pooled: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
+        self._distinct = tuple(dict.fromkeys(self.fusions))
+
+    def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The status of each fusion, and the reason for it."""
+        now = [(fusion.status, fusion.reason) for fusion in self._distinct]
+        if not self._told or now != self._told[0]:
+            fusions = self.fusions
+            statuses = tuple([fusion.status for fusion in fusions])
+            self._told = (now, statuses, tuple([fusion.reason for fusion in fusions]))
+            self.n_there = self._n_ops("measuring", "ready")
+            self.n_under_way = self._n_ops("queued", "compiling")
+        return self._told[1:]
+
+    def _n_ops(self, *statuses: str) -> int:
+        return sum(len(one.segment.calls) for one in self.fusions if one.status in statuses)
+
+    def awaits_kernels(self) -> bool:
+        """Whether more of its ops are in kernels that are being built than in those there are."""
+        self.told()
+        return self.n_under_way > self.n_there
+
+    def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
+        """Append the live values to `given`; `leaves` is empty then.
+
+        After an exception `failure` finds this function in the traceback.
+        """
+        self.program.run(leaves, scalars, given)
+
+    def run_observed(
+        self,
+        leaves: list[torch.Tensor],
+        scalars: list[complex],
+        given: Given,
+        around: Callable[[int], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        """The same, step `i` run within `around(i)`.
+
+        What single calls give is checked, as by `interpret`, unless `is_checked` says that it was.
+        """
+        check = None if self.is_checked else partial(self._check, set())
+        self.program.run_observed(leaves, scalars, given, around, check)
+
+    def _check(
+        self, wrong: set[int], number: int, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What step `number` gave, laid out as was recorded; `wrong` gets what can't be."""
+        (node,), slots = self.steps[number].nodes, self.steps[number].sets
+        specs = [spec for spec in node.specs if spec is not None]
+        found = []
+        is_given_right = wrong.isdisjoint(node.reads)
+        for slot, tensor, spec in zip(slots, tensors, specs, strict=True):
+            if not is_of(tensor, spec):
+                wrong.add(slot)
+                if is_given_right:
+                    MISJUDGED.add(node.facts.op)
+            found.append(laid_out(tensor, node, spec))
+        return found
+
+
+class Planner:
+    """Emits a plan's steps, making each view where it is first needed."""
+
+    def __init__(
+        self, graph: Graph, scalars: Sequence[complex], fusible: Fusibility | None
+    ) -> None:
+        self.graph = graph
+        self.fusible = fusible
+        self.scalar_types = [type(scalar) for scalar in scalars]
+        self.steps: list[Step] = []
+        self.fusions: list[Fusion] = []
+        self.made = {leaf.slot for leaf in graph.leaves}
+        self.users = _users(graph)
+        self.in_flight: dict[int, list[int]] = {}  # memory that collectives read: their waits
+        self.reductions: list[int] = []  # the waits for the last one
+        self.waits = {
+            node.view_of: node.outs[0]
+            for node in graph.nodes
+            if node.facts.communicates and node.view_of is not None and node.outs[0] is not None
+        }
+
+    def plan(self, units: list[Unit], fusion_of: FusionOf) -> Plan:
+        for unit in units:
+            if unit.is_fused:
+                self._add_segment(unit, fusion_of)
+            else:
+                self._add_call(unit.nodes[0])
+        for slot in (*self.graph.live, *self.waits.values()):
+            self._need(slot)
+        return self._compiled()
+
+    def _need(self, slot: int) -> None:
+        """Make `slot`, a view, if it isn't yet; units make all else in time."""
+        if slot in self.made:
+            return
+        node = self.graph.producer[slot]
+        assert node.view_of is not None, "a unit runs after what it depends on"
+        self._add_call(node)
+
+    def _await_readers(self, nodes: Sequence[Node]) -> None:
+        """Have collectives finished that read what is about to be written."""
+        if self.in_flight:
+            for node in nodes:
+                for slot in node.writes:
+                    for wait in self.in_flight.pop(self.graph.root[slot], ()):
+                        self._need(wait)
+
+    def _add_call(self, node: Node) -> None:
+        reads = node.reads
+        for slot in reads:
+            self._need(slot)
+        self._await_readers((node,))
+        if node.issues:
+            if gives_less(node.facts.op):
+                for wait in self.reductions:
+                    self._need(wait)  # its input stays as long as it is under way
+                self.reductions = [self.waits[out] for out in node.outs if out in self.waits]
+            for slot in reads:
+                self.in_flight.setdefault(self.graph.root[slot], []).extend(
+                    self.waits[out] for out in node.outs if out in self.waits
+                )
+        self._add(Step(reads, _made(node.outs), (node,), reason=self._reason(node)))
+
+    def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
+        assert self.fusible is not None
+        segmenter = Segmenter(self.graph, self.fusible, self.users)
+        segment, inputs, scalars, outputs = segmenter.build(unit.nodes, self.scalar_types)
+        for slot in inputs:
+            self._need(slot)
+        self._await_readers(unit.nodes)
+        fusion = fusion_of(segment)
+        self.fusions.append(fusion)
+        inside = tuple(segmenter.inside)
+        self._add(Step(tuple(inputs), tuple(outputs), inside, fusion, tuple(scalars)))
+
+    def _add(self, step: Step) -> None:
+        self.made.update(step.sets)
+        self.steps.append(step)
+
+    def _reason(self, node: Node) -> str:
+        """Why `node` runs by itself."""
+        if node.view_of is not None:
+            return "a view"
+        if self.fusible is None:
+            return "nothing is fused with these settings"
+        return self.fusible.reason_against(node) or "nothing beside it can be fused with it"
+
+    def _compiled(self) -> Plan:
+        graph, dying = self.graph, self._dying()
+        leaves = [leaf.slot for leaf in graph.leaves]
+        instructions = [
+            step.instruction(dead, graph.spec) for step, dead in zip(self.steps, dying, strict=True)
+        ]
+        n_slots = max((*leaves, *graph.spec), default=-1) + 1
+        return Plan(
+            program=program.program_of(n_slots, leaves, graph.live, instructions),
+            steps=self.steps,
+            fusions=tuple(self.fusions),
+            root=graph.root,
+            lasting=graph.lasting,
+            parts_of_leaves=graph.parts_of_leaves,
+            peak_bytes=self._peak_bytes(dying),
+            communicates=any(node.facts.communicates for node in graph.nodes),
+        )
+
+    def _dying(self) -> list[list[int]]:
+        """For each step the values used last there: deleted then, memory goes back as in eager."""
+        alive = set(self.graph.live)
+        dying: list[list[int]] = []
+        for step in reversed(self.steps):
+            dead = [s for s in dict.fromkeys((*step.reads, *step.sets)) if s not in alive]
+            alive.update(dead)
+            dying.append(dead)
+        dying.reverse()
+        return dying
+
+    def _peak_bytes(self, dying: list[list[int]]) -> int:
+        root = self.graph.root
+        own = {slot for step in self.steps for slot in step.sets}
+        users = Counter(root[slot] for slot in own)
+        now = peak = 0
+        for step, dead in zip(self.steps, dying, strict=True):
+            now += sum(n_bytes(self.graph.spec[slot]) for slot in step.sets if root[slot] == slot)
+            peak = max(peak, now)
+            for slot in dead:
+                users[root[slot]] -= 1
+                if users[root[slot]] == 0 and root[slot] in own:
+                    now -= n_bytes(self.graph.spec[root[slot]])
+        return peak
+
+
+def _made(outs: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple([slot for slot in outs if slot is not None])
+
+
+def _users(graph: Graph) -> dict[int, set[int]]:
+    """For each owner of memory the `id`s of the nodes, views left out, that use it."""
+    users: dict[int, set[int]] = defaultdict(set)
+    for node in graph.nodes:
+        if node.view_of is None:
+            for slot in node.reads:
+                users[graph.root[slot]].add(id(node))
+    return users
+
+
+class Segmenter:
+    """Renumbers one unit's nodes into a canonical segment."""
+
+    def __init__(self, graph: Graph, fusible: Fusibility, users: dict[int, set[int]]) -> None:
+        self.graph = graph
+        self.fusible = fusible
+        self.users = users
+        self.inputs: list[int] = []
+        self.inside: list[Node] = []
+        self.made: set[int] = set()
+        self.scalars: list[int] = []
+
+    def build(
+        self, nodes: list[Node], scalar_types: list[type]
+    ) -> tuple[Segment, list[int], list[int], list[int]]:
+        """The segment; the slots it takes; the scalars it takes; the slots it gives."""
+        for node in nodes:
+            self._take(node)
+        numbers = {slot: i for i, slot in enumerate(self.inputs)}
+        count = len(self.inputs)
+        for node in self.inside:
+            for slot in node.outs:
+                if slot is not None:
+                    numbers[slot] = count
+                count += 1
+        calls = tuple(
+            Call(
+                node.facts.op,
+                self._local(node.args, numbers),
+                tuple((name, self._local(a, numbers)) for name, a in node.kwargs),
+                node.specs,
+            )
+            for node in self.inside
+        )
+        outputs = self._seen_outside(nodes)
+        segment = Segment(
+            tuple(self.graph.spec[slot] for slot in self.inputs),
+            tuple(scalar_types[i] for i in self.scalars),
+            calls,
+            tuple(numbers[slot] for slot in outputs),
+        )
+        return segment, self.inputs, self.scalars, outputs
+
+    def _take(self, node: Node) -> None:
+        for slot in node.reads:
+            self._bring_in(slot)
+        self.inside.append(node)
+        self.made.update(slot for slot in node.outs if slot is not None)
+
+    def _bring_in(self, slot: int) -> None:
+        if slot in self.made or slot in self.inputs:
+            return
+        entry = entry_of(self.graph, slot, self.fusible)
+        if entry == slot:
+            self.inputs.append(slot)
+        else:
+            self._take(self.graph.producer[slot])
+
+    def _local(self, argument: Any, numbers: dict[int, int]) -> Any:
+        if isinstance(argument, Ref):
+            return Ref(numbers[argument.index])
+        if isinstance(argument, ScalarRef):
+            if argument.index not in self.scalars:
+                self.scalars.append(argument.index)
+            return ScalarRef(self.scalars.index(argument.index))
+        if type(argument) is tuple:
+            return tuple(self._local(item, numbers) for item in argument)
+        return argument
+
+    def _seen_outside(self, nodes: list[Node]) -> list[int]:
+        """The values that the unit's nodes create and others use, as they are or through views."""
+        members = {id(node) for node in nodes}
+        live = {self.graph.root[slot] for slot in self.graph.live}
+        created = [slot for node in nodes for slot in node.outs if slot is not None]
+        return [slot for slot in created if slot in live or self.users.get(slot, set()) - members]

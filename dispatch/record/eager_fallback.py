@@ -1,0 +1,293 @@
+"""Runs a call at once, on computed values: what can't be recorded, or isn't worth it.
+
+In: a call and the reason. Out: what eager execution would return, tensors as lazy ones. Flushes
+first if the call could see, or change, anything that is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.metadata.infer import (
+    LEARNED,
+    Outcome,
+    is_recordable,
+    learn,
+    meta_of,
+    outcome_of,
+)
+from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.ops.rules import READS_VALUES, Rule, needs_care, rule_of
+from lazy_tensor.dispatch.record import sync_points
+from lazy_tensor.dispatch.record.inputs import admit, flush_foreign, is_plain, slot_of
+from lazy_tensor.dispatch.run import memory_sharing, profiling, watch
+from lazy_tensor.dispatch.run.failure import without_frames
+from lazy_tensor.dispatch.run.flush import flush
+from lazy_tensor.dispatch.run.tape import Draw, Read, drawn
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.torch_private import storage_id
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Trace, Value, local
+from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.dispatch.wording import call_name, op_name
+from lazy_tensor.kernels.logs import FALLBACKS
+
+PLAIN_RESULT = frozenset({
+    "all arguments are computed 0-dim CPU tensors",
+    "an argument's memory belongs to somebody else",
+})  # fmt: skip
+"""Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
+
+EXPECTED = frozenset({"all arguments are computed 0-dim CPU tensors", "debug", LEARNED})
+"""Reasons that are no fallback, as `rules.why_now` gives others: the op is best run at once."""
+
+
+def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -> Any:
+    """The call's result, computed now. `reason` is counted and shown; `by_rule` it is no fallback:
+    the op is one that never is recorded."""
+    STATS.fallbacks[request.op, reason] += 1
+    is_fallback = not by_rule and reason not in EXPECTED
+    if is_fallback and "fallback" in settings.current().forbid:
+        raise RuntimeError(
+            f"{op_name(request.op)} at {user_line()} can't be recorded ({reason}), and forbid has "
+            "'fallback'; move it out of the block"
+        )
+    if trace.tape is not None:
+        if request.facts.is_random and not request.tensors:
+            return _returned(drawn(trace, Draw(request)), {}, True)
+        if request.op is ITEM and (known := _read_on_tape(trace, request)) is not None:
+            return known.number
+        trace.tape.ran_at_once(request, reason)
+    if sync_points.is_break(request):
+        sync_points.at_read(trace)
+    if sees_pending(trace, request.tensors):
+        flush(trace, call_name(request.op))
+    trace.ran = request.op, trace.state
+    start = perf_counter()
+    if not all(is_plain(tensor) for tensor in request.tensors):
+        result = _run(trace, request, wraps=True)
+    else:
+        result = _careful(request, request.args, request.kwargs)
+        if reason not in PLAIN_RESULT and not request.facts.is_view:
+            result = _returned(result, {}, True)
+    if is_fallback:
+        call, times_s = f"{op_name(request.op)} at {user_line()} ({reason})", STATS.ran_at_once_s
+        times_s[call] = times_s.get(call, 0.0) + perf_counter() - start
+        FALLBACKS.info("%s ran at once", call)
+    if request.op in torch_private.RANGE_OPS:
+        profiling.note_range(trace, request)
+    return result
+
+
+def _read_on_tape(trace: Trace, request: Request) -> Read | None:
+    """What the tape reads of a tensor, without a flush; None if it can't."""
+    (tensor,) = request.tensors
+    if tensor_types.layout_of(tensor) is not None or admit(trace, request) is not None:
+        return None
+    slot = slot_of(trace, tensor)
+    found: Read | None = None if slot is None else trace.tape.read(slot.index)
+    return found
+
+
+ITEM = torch.ops.aten._local_scalar_dense.default
+_ITEM_NAME = call_name(ITEM)
+
+
+def item(trace: Trace, tensor: torch.Tensor) -> Any:
+    """The value of a lazy tensor of one element while ops are recorded, as `run` gives it: what
+    many programs do many times a step."""
+    STATS.fallbacks[ITEM, READS_VALUES] += 1
+    if sync_points.ends_stretch(tensor):
+        sync_points.at_read(trace)
+    if sees_pending(trace, [tensor]):
+        flush(trace, _ITEM_NAME)
+    trace.ran = ITEM, trace.state
+    data = _data(tensor)
+    with torch_private.kernels_only(dispatches=True):
+        return ITEM(data)
+
+
+def _careful(request: Request, args: Any, kwargs: Any) -> Any:
+    """The op's result on these arguments, tensors of its own among them as they are."""
+    with torch_private.kernels_only(dispatches=True):
+        result = request.op(*args, **kwargs)
+    if request.facts.writes_list:
+        torch_private.count_writes(request.args[0])
+    if request.facts.writes:
+        watch.note_writes(request.written())
+    if request.learns is not None:
+        learn(request.learns, _told_by(request, result))
+    return result
+
+
+def _told_by(request: Request, result: Any) -> Outcome:
+    """What the call gives, as its first result says. One that the schema says is new may be an
+    argument itself (`dequantize` of what isn't quantized)."""
+    outcome = outcome_of(result, request.facts)
+    if request.facts.is_view or not outcome.outs:
+        return outcome
+    given = {storage_id(_data(tensor)) for tensor in request.tensors if is_recordable(tensor)}
+    results = [result] if outcome.is_single else result
+    if any(one is not None and storage_id(one) in given for one in results):
+        return Outcome(runs_now="gives an argument back")
+    return outcome
+
+
+def run_higher_order(trace: Trace, request: Request) -> Any:
+    """A higher-order op's result (`torch.cond`, flex attention) on computed values."""
+    if trace.tape is not None:
+        trace.tape.ran_at_once(request, "a higher-order op")
+    if sees_pending(trace, request.tensors):
+        flush(trace, call_name(request.op))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _data, (request.args, request.kwargs))
+    return _returned(request.op(*args, **kwargs), {}, True)
+
+
+def run_cold(trace: Trace, request: Request) -> Any:
+    """The call's result while nothing is recorded, because the program never repeats itself."""
+    sync_points.count_cold()
+    if sync_points.is_break(request):
+        if trace.policy.is_paused:
+            trace.policy.past.at_sync_point()
+        else:
+            sync_points.at_read(trace)
+    if sees_pending(trace, request.tensors):
+        flush(trace, call_name(request.op), quiet=True)
+    trace.ran = request.op, trace.state
+    if trace.policy.is_paused:
+        # tensors and modes of torch's own are at work, and see the call on plain tensors
+        args, kwargs, lazy_of = _real_arguments(request)
+        return _returned(request.op(*args, **kwargs), lazy_of, False)
+    if isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.ALIAS:
+        tensor = request.tensors[0]
+        if type(tensor) is tensor_types.tensor_class:  # what is detached stays of its class
+            return tensor_types.local_like(tensor)
+    if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
+        if needs_care(request.op):
+            return _careful(request, request.args, request.kwargs)
+        return request.op(*request.args, **request.kwargs)
+    return _run(trace, request, wraps=not request.in_mode)
+
+
+def compute(value: Value, cause: str) -> None:
+    """Run what `value` waits for, pending writes too, whichever thread recorded it."""
+    slot, trace = value.slot, local.trace
+    if slot is None:
+        data = value.data
+        if trace.storages and data is not None and storage_id(data) in trace.storages:
+            flush(trace, cause)
+    elif slot.trace is trace:
+        flush(trace, cause)
+    else:
+        flush_foreign(trace, slot.trace)
+
+
+def sees_pending(trace: Trace, tensors: list[torch.Tensor]) -> bool:
+    """Whether one of `tensors` waits for its value, or shares memory with what the trace uses."""
+    for tensor in tensors:
+        if type(tensor) is tensor_types.tensor_class:
+            slot = tensor._value.slot
+            if slot is not None:
+                if slot.trace is trace:
+                    return True
+                flush_foreign(trace, slot.trace)
+        elif not is_recordable(tensor):
+            if trace.state is not trace.root:
+                return True  # a sparse tensor's parts may be pending
+            continue
+        if trace.storages and storage_id(_data(tensor)) in trace.storages:
+            return True
+    return False
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    """The computed tensor behind a lazy one, any other tensor as it is."""
+    if type(tensor) is not tensor_types.tensor_class:
+        return tensor
+    value = tensor._value
+    if value.failure is not None:
+        raise without_frames(value.failure)
+    assert value.data is not None, "what is pending was flushed"
+    return value.data
+
+
+def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
+    facts = request.facts
+    if facts.changes_metadata or facts.is_out:
+        for tensor in request.written():
+            _leave_aliases(tensor)
+    args, kwargs, lazy_of = _real_arguments(request)
+    result = _careful(request, args, kwargs)
+    if (facts.changes_metadata or facts.is_view) and any(map(is_plain, request.tensors)):
+        # `set_`, or a view, of the other kind's memory
+        memory_sharing.share(_data(request.tensors[0]))
+    for tensor in request.written():
+        _follow_data(tensor)
+    return _returned(result, lazy_of, wraps)
+
+
+def _real_arguments(request: Request) -> tuple[list[Any], dict[str, Any], dict[int, torch.Tensor]]:
+    """The call's arguments with computed tensors for lazy ones, and whose each of these is."""
+    lazy_of: dict[int, torch.Tensor] = {}
+    args = [_real(argument, lazy_of) for argument in request.args]
+    kwargs = {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()}
+    return args, kwargs, lazy_of
+
+
+def _real(argument: Any, lazy_of: dict[int, torch.Tensor]) -> Any:
+    """`argument` with computed tensors for lazy ones; `lazy_of` gets the lazy one by its id()."""
+    if isinstance(argument, torch.Tensor):
+        data = _data(argument)
+        lazy_of[id(data)] = argument
+        return data
+    if isinstance(argument, (list, tuple)):
+        return [_real(item, lazy_of) for item in argument]
+    return argument
+
+
+def _leave_aliases(tensor: torch.Tensor) -> None:
+    """Give a lazy tensor a value of its own on the same memory: its aliases keep their shape."""
+    if type(tensor) is tensor_types.tensor_class:
+        value = Value()
+        value.data = _data(tensor).detach()
+        tensor._value = value
+
+
+def share_with_parts(tensors: Iterable[torch.Tensor]) -> None:
+    """Note that a sparse, or nested, tensor may have these as its parts: plain ops reach them."""
+    for tensor in tensors:
+        if type(tensor) is tensor_types.tensor_class:
+            memory_sharing.share(_data(tensor))
+            _leave_aliases(tensor)  # a part may be the very tensor that was given
+
+
+def _follow_data(tensor: torch.Tensor) -> None:
+    """Give a lazy tensor the shape that an op (`resize_`, `t_`, `out=`) gave its data."""
+    if type(tensor) is not tensor_types.tensor_class:
+        return
+    data = _data(tensor)
+    if meta_of(tensor) == meta_of(data):
+        return
+    tensor_types.become(tensor, tensor_types.concrete(data))
+
+
+def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:
+    """`result`: arguments come back as themselves, new tensors lazy if `wraps`."""
+    if isinstance(result, torch.Tensor):
+        if id(result) in lazy_of:
+            return lazy_of[id(result)]
+        if not is_recordable(result):
+            share_with_parts(lazy_of.values())
+            return result
+        return tensor_types.concrete(result) if wraps and is_plain(result) else result
+    if isinstance(result, (list, tuple)):
+        items = [_returned(item, lazy_of, wraps) for item in result]
+        return items if isinstance(result, list) else tuple(items)
+    return result

@@ -1,0 +1,340 @@
+"""Growth of the trie: the state that a call leads to, made the first time it is seen there.
+
+In: a call whose tensors all have slots. Out: a new `State`, or the reason to run the call now. Asks
+the schema cache for metadata; decides which numbers become run-time inputs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.metadata.infer import (
+    LEARNED,
+    Meta,
+    Outcome,
+    dense_stride,
+    is_marked,
+    known_outcome,
+    learn,
+    meta_of,
+    needs_fakes,
+    propagate,
+)
+from lazy_tensor.dispatch.metadata.kernel_probe import as_kernels_say
+from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
+from lazy_tensor.dispatch.ops.request import Request, scalar_refs
+from lazy_tensor.dispatch.record import moving_index
+from lazy_tensor.dispatch.record.inputs import index_of, is_in
+from lazy_tensor.dispatch.record.memory_overlap import overlaps
+from lazy_tensor.dispatch.run.flush import closes_segment, flush, must_record
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trie.trace import (
+    MANY,
+    MARKED,
+    NOTHING,
+    ONE,
+    SELF,
+    SLOW,
+    Node,
+    State,
+    Trace,
+)
+from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes, ref
+
+
+def cut_if_full(trace: Trace) -> None:
+    """Flush a trace that reached a bound (`max_segment_ops`, ...) or may not grow."""
+    limits = settings.current()
+    if trace.is_outdated and trace.state is trace.root:
+        trace.reset()
+    state = trace.state
+    if not (trace.policy.may_grow() or must_record(trace)):
+        flush(trace, "nothing repeats", quiet=True)
+        trace.policy.cold = 1
+        STATS.counts["went_cold"] += 1
+    if state.n_ops >= limits.max_segment_ops:
+        flush(trace, "max_segment_ops", quiet=True)
+    elif state.n_bytes >= limits.max_pending_bytes:
+        flush(trace, "max_pending_bytes", quiet=True)
+
+
+def grow(
+    trace: Trace,
+    request: Request,
+    key: tuple[Any, ...],
+    generic_key: tuple[Any, ...],
+    numbers: list[complex],
+) -> State | str | None:
+    """The state after `request`, made and linked; a string says why the call must run now. None,
+    and nothing changed, if its tensors are in the trace no more: a finalizer, or a meta function,
+    may call anything, and has had it run."""
+    call = numbered(request)
+    may_run = not (must_record(trace) or "flush" in settings.current().forbid)
+    outcome = _outcome(trace, request, *call, may_run=may_run)
+    reason = outcome.runs_now
+    if reason is None and request.facts.is_view and is_marked(viewed := request.tensors[0]):
+        if not outcome.is_single:
+            reason = "gives several conjugate or negative views"
+        elif outcome.outs[0] is not None and outcome.outs[0][3] != viewed.dtype:
+            reason = "views a conjugate, or a negative, as another dtype"
+    if reason is None and request.facts.writes and overlaps(trace, request):
+        reason = "what is written overlaps"
+    if reason is not None:
+        trace.policy.add_growth(perf_counter() - request.began_s)
+        return reason
+    if not all(is_in(trace, tensor) for tensor in request.tensors):
+        return None
+    parent = trace.state
+    is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
+    if is_generic:
+        refs = scalar_refs(parent.n_scalars)
+        args, kwargs = request.mapped(lambda tensor: ref(index_of(trace, tensor)), refs)
+        state = State(parent, generic_key, None)
+        state.n_scalars += len(numbers)
+    else:
+        slots = [index_of(trace, tensor) for tensor in request.tensors]
+        args, kwargs = _placed(call[0], slots), _placed(call[1], slots)
+        state = State(parent, key, None)
+    _fill(state, trace, request, outcome, args, kwargs)
+    link(trace, parent, trace.twin_of(parent), state, key, generic_key)
+    if is_generic:
+        trace.scalars[parent.n_scalars :] = numbers
+    else:
+        moving_index.note(trace, parent, request, state)
+    trace.note_new(state)
+    trace.policy.add_growth(perf_counter() - request.began_s)
+    return state
+
+
+MOST_VARYING = 10_000
+
+
+def _varies(
+    trace: Trace, parent: State, request: Request, key: tuple[Any, ...], generic: tuple[Any, ...]
+) -> bool:
+    """Whether the call came with other numbers before: here, at this place's twin, or elsewhere
+    where such calls varied."""
+    signature = (request.op, request.mapped(lambda _: None, type))
+    twin = trace.twin_of(parent)
+    if generic in (parent.seen or ()) or (
+        twin is not None and key not in twin and generic in (twin.seen or ())
+    ):
+        if len(trace.varying) >= MOST_VARYING:
+            trace.varying.clear()
+        trace.varying.add(signature)
+    return signature in trace.varying
+
+
+def link(
+    trace: Trace, parent: State, twin: State | None, state: State,
+    key: tuple[Any, ...], generic_key: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Have `parent` lead to a new state by one of these keys, which it has; find its twin, here or
+    where the twin of `parent` led."""
+    trace.twin = None
+    for known in (parent, twin):
+        if known is not None and (found := _like(known, key, generic_key)) is not None:
+            trace.twin = (state, found)
+            break
+    if state.key is key:
+        parent[key] = state
+        if key is not generic_key:
+            parent.seen = parent.seen or {}
+            parent.seen[generic_key] = state
+    else:
+        parent.generic = parent.generic or {}
+        parent.generic[generic_key] = state
+
+
+def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> State | None:
+    """Where `state` led by the same call, whatever its numbers; by the same numbers at best."""
+    for children, name in ((state, key), (state.seen, generic_key), (state.generic, generic_key)):
+        if children and name in children:
+            return children[name]
+    return None
+
+
+Args = tuple[Any, ...]
+Kwargs = tuple[tuple[str, Any], ...]
+
+
+def outcome_of_call(trace: Trace, request: Request) -> Outcome:
+    """The metadata of what the call gives: in closed form, else from the schema cache; of sharded
+    tensors the global ones."""
+    return _outcome(trace, request, *numbered(request))
+
+
+def numbered(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
+    """The call's arguments with tensors numbered, and their metadata in this order."""
+    metas: list[Meta] = []
+
+    def number(tensor: torch.Tensor) -> Ref:
+        metas.append(meta_of(tensor))
+        return ref(len(metas) - 1)
+
+    args, kwargs = request.mapped(number, None)
+    return args, kwargs, metas
+
+
+def _placed(arguments: tuple[Any, ...], slots: list[int]) -> tuple[Any, ...]:
+    """Arguments with tensors by number, those replaced by their slots."""
+    return tuple([
+        ref(slots[a.index]) if type(a) is Ref else _placed(a, slots) if type(a) is tuple else a
+        for a in arguments
+    ])  # fmt: skip
+
+
+def _outcome(
+    trace: Trace,
+    request: Request,
+    args: Args,
+    kwargs: Kwargs,
+    metas: list[Meta],
+    *,
+    may_run: bool = False,
+) -> Outcome:
+    facts = request.facts
+    outcome = closed_form(facts, args, kwargs, metas)
+    if outcome is not None:
+        return outcome
+    of_numbers = _typed if facts.checks_numbers else type
+    described = request.mapped(_anything, of_numbers)
+    key: tuple[Any, ...] = (request.op._op, described, tuple(metas), *trace.environment[:2])
+    if facts.numbers_decide:
+        key += (tuple(map(type, request.args)),)  # 4 == 4.0, but the results' dtypes differ
+    known = known_outcome(key)
+    if known is not None:
+        return known
+    STATS.counts["schema_misses"] += 1
+    is_slow = needs_fakes(facts, metas) and not torch_private.has_fakes()
+    if is_slow and may_run and torch_private.has_meta_kernel(request.op):
+        request.learns = key
+        return Outcome(runs_now=LEARNED)
+    outcome = propagate(facts, args, kwargs, metas)
+    if outcome.runs_now is None:
+        outcome = as_kernels_say(outcome, facts, args, kwargs, metas)
+    return learn(key, outcome)
+
+
+def _anything(_: torch.Tensor) -> Any:
+    """A tensor in a key: they stand there in order, by their metadata."""
+    return Ref
+
+
+def _typed(number: complex) -> tuple[type, complex]:
+    """A number in a key: 2 == 2.0, but results differ in dtype."""
+    return (type(number), number)
+
+
+def _fill(
+    state: State, trace: Trace, request: Request, outcome: Outcome, args: Args, kwargs: Kwargs
+) -> None:
+    """Note in a new state what its call is and gives."""
+    facts = request.facts
+    state.n_ops += 1
+    viewed = request.tensors[0] if facts.is_view and request.tensors else None
+    state.step = node = Node(
+        facts=facts,
+        args=args,
+        kwargs=kwargs,
+        outs=_new_slots(state, outcome),
+        specs=tuple(map(_spec, outcome.outs)),
+        is_single=outcome.is_single,
+        writes=tuple([index_of(trace, tensor) for tensor in request.written()]),
+        view_of=None if viewed is None else index_of(trace, viewed),
+        where=user_line(),
+        in_backward=torch_private.in_backward(),
+    )
+    if viewed is not None:
+        state.rebase = _rebase(trace, request, viewed)
+    else:
+        for spec in node.specs:
+            if spec is not None:
+                state.n_bytes += n_bytes(spec)
+    _set_kind(trace, request, state, node, outcome)
+    if viewed is not None and state.kind == ONE:
+        marks = _marks_after(request.op, viewed)
+        if any(marks):
+            state.kind, state.meta = MARKED, (state.meta, marks)
+    state.ends_turn = trace.tape is None and trace.policy.past.ends_turn()
+    state.closes = state.ends_turn or (trace.tape is None and closes_segment(node, state.n_ops))
+    is_slow = (
+        state.rebase
+        or state.closes
+        or torch.is_inference_mode_enabled()
+        or (viewed is not None and viewed.is_inference())
+    )
+    if is_slow and state.kind in (ONE, SELF):
+        state.kind += SLOW
+
+
+def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:
+    outs: list[int | None] = []
+    for meta in outcome.outs:
+        outs.append(None if meta is None else state.n_slots)
+        state.n_slots += meta is not None
+    return tuple(outs)
+
+
+@lru_cache(4096)  # the same object for equal ones: programs describe few tensors again and again
+def _spec(meta: Meta | None) -> TensorSpec | None:
+    if meta is None:
+        return None
+    size, stride, _, dtype, device = meta
+    return TensorSpec(tuple(size), tuple(stride), dtype, device)
+
+
+def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome: Outcome) -> None:
+    slots = tuple([None if i is None else trace.slot_at(i) for i in node.outs])
+    describe = wrapper_arguments if state.rebase is None else _full_arguments
+    metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])
+    if node.facts.returns_arg == 0:
+        state.kind = SELF
+    elif node.facts.returns_nothing:
+        state.kind, state.meta = NOTHING, node.facts.writes_list
+        if node.facts.writes_list and any(t.device.type != "cpu" for t in request.tensors):
+            state.counts_writes = True
+    elif outcome.is_single:
+        state.kind, state.slot, state.meta = ONE, slots[0], metas[0]
+    else:
+        state.kind, state.slot, state.meta = MANY, slots, (outcome.container, metas)
+
+
+@lru_cache(4096)
+def wrapper_arguments(meta: Meta) -> tuple[Any, ...]:
+    """`make_wrapper`'s arguments; without strides it makes dense ones, 0.23 us cheaper."""
+    size, stride, offset, dtype, device = meta
+    if offset == 0 and tuple(stride) == dense_stride(size):
+        return (size, None, None, None, dtype, torch.strided, device)
+    return _full_arguments(meta)
+
+
+def _full_arguments(meta: Meta) -> tuple[Any, ...]:
+    size, stride, offset, dtype, device = meta
+    return (size, stride, offset, None, dtype, torch.strided, device)
+
+
+def _marks_after(op: OpOverload, viewed: torch.Tensor) -> tuple[bool, bool]:
+    """The conjugate and the negative bit of a view of `viewed`."""
+    return (viewed.is_conj() ^ (op is CONJ), viewed.is_neg() ^ (op is NEG_VIEW))
+
+
+CONJ, NEG_VIEW = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
+AS_STRIDED = torch.ops.aten.as_strided.default
+
+
+def _rebase(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
+    """For a view of a leaf with a storage offset: the leaf and the offset it has this time."""
+    if request.op is AS_STRIDED and request.argument("storage_offset") is not None:
+        return None  # an absolute offset
+    leaf: int | None = index_of(trace, viewed)
+    if leaf not in trace.leaf_offsets:
+        leaf = getattr(getattr(viewed, "_value", None), "leaf", None)
+    return None if leaf is None else (leaf, trace.leaf_offsets[leaf])

@@ -1,0 +1,392 @@
+"""Whether a call's tensors can be part of a trace, and their entry into it.
+
+In: a call that no state knew. Out: each of its tensors has a slot, or the reason to run the call
+now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.metadata.infer import Meta, is_marked, is_recordable, meta_of
+from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
+from lazy_tensor.dispatch.run import flush, input_snapshots, memory_sharing
+from lazy_tensor.dispatch.run.failure import without_frames
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie.keys import key_part
+from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, Value, claimed
+from lazy_tensor.dispatch.wording import with_article
+from lazy_tensor.kernels.segment import TensorSpec
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def is_plain(tensor: Any) -> bool:
+    return type(tensor) in PLAIN
+
+
+def slot_of(trace: Trace, tensor: torch.Tensor) -> Slot | None:
+    """The tensor's place in `trace`; None if it has none yet, or is of a class that traces don't
+    hold."""
+    if is_plain(tensor):
+        return trace.leaf_slots.get(id(tensor)) or trace.snapshot_slots.get(id(tensor))
+    if not isinstance(tensor, tensor_types.ValueTensor):
+        return None
+    slot = tensor_types.value_in(tensor).slot
+    if slot is not None and slot.trace is not trace:
+        flush_foreign(trace, slot.trace)
+        return None
+    return slot
+
+
+def index_of(trace: Trace, tensor: torch.Tensor) -> int:
+    """The slot number of a tensor that was admitted."""
+    slot = slot_of(trace, tensor)
+    assert slot is not None, "tensors are admitted before the trie grows"
+    return slot.index
+
+
+def flush_foreign(trace: Trace, other: Trace) -> None:
+    """Compute what another thread has recorded, with that thread kept out of its trace."""
+    with claimed(other, trace):
+        flush.flush(other, "used by another thread")
+
+
+def is_tiny(trace: Trace, args: tuple[Any, ...]) -> bool:
+    """Whether `args` hold no tensors but plain 0-dim CPU ones that nothing pending uses.
+
+    The short way for what optimizers do to every parameter's step count; `admit` covers all else.
+    """
+    found = False
+    for argument in args:
+        if type(argument) is torch.Tensor:
+            if argument.dim() or not argument.is_cpu or not is_recordable(argument):
+                return False
+            if trace.storages and torch_private.storage_id(argument) in trace.storages:
+                return False
+            found = True
+        elif type(argument) not in _NUMBERS:
+            return False
+    return found
+
+
+_NUMBERS = frozenset({int, float, bool})
+
+
+def retrace(
+    trace: Trace, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], in_mode: bool
+) -> list[Any] | None:
+    """The call's key, its tensors let in where the same leaves followed before.
+
+    The short way into a trace, which every parameter takes at every step. None if a tensor must be
+    looked at by `admit`; those before it may be in by then.
+    """
+    key: list[Any] = [op._op]
+    are_tiny: list[bool] = []
+    facts = facts_of(op)
+    try:
+        for i, argument in enumerate(args):
+            reads = i not in facts.writes
+            key.append(_part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
+        for name, argument in kwargs.items():
+            reads = name not in facts.writes
+            key += (name, _part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
+    except _NeedsALook:
+        return None
+    return None if trace.tape is None and all(are_tiny) else key
+
+
+def _part_let_in(
+    trace: Trace, facts: OpFacts, argument: Any, reads: bool, in_mode: bool, are_tiny: list[bool]
+) -> Any:
+    """An argument's part of the key, a tensor let in; `are_tiny` gets for each whether it is a
+    0-dim CPU one that was not there yet. `reads`: the op doesn't write the argument."""
+    kind = type(argument)
+    if kind is tensor_types.tensor_class or kind is tensor_types.sharded_class:
+        value = argument._value
+        if value.slot is not None:
+            if value.slot.trace is not trace:
+                raise _NeedsALook
+            are_tiny.append(False)
+            return key_part(trace.leaf_slots, tensor_types.tensor_class, argument)
+        data = value.data
+        if data is None or not _is_simple(data) or (not in_mode and memory_sharing.is_shared(data)):
+            raise _NeedsALook
+        passes = memory_sharing.is_exposed(data)
+        if passes and kind is tensor_types.tensor_class:
+            slot = _known_copy(trace, facts, data, reads)
+        elif not passes and _is_private(data, in_mode):
+            slot = _known_leaf(trace, data, meta_of(data))
+        else:
+            raise _NeedsALook
+        if not traces.enter(value, slot):
+            raise _NeedsALook
+        if passes:
+            trace.passing.append(value)
+        if kind is tensor_types.sharded_class:
+            are_tiny.append(False)
+            return (slot, argument._layout)
+    elif kind is torch.Tensor or kind is torch.nn.Parameter:
+        known = trace.leaf_slots.get(id(argument))
+        if known is not None:
+            are_tiny.append(False)
+            return known
+        if not in_mode:
+            raise _NeedsALook
+        data = argument
+        if not _is_simple(data):
+            raise _NeedsALook
+        if _is_private(data, in_mode):
+            slot = _known_leaf(trace, data, meta_of(data))
+        else:
+            slot = _known_copy(trace, facts, data, reads)
+            trace.passing.append(id(argument))
+        trace.leaf_slots[id(argument)] = slot
+    elif kind is list or kind is tuple:
+        parts = [_part_let_in(trace, facts, a, reads, in_mode, are_tiny) for a in argument]
+        return tuple(parts)
+    else:
+        return key_part(trace.leaf_slots, tensor_types.tensor_class, argument)
+    are_tiny.append(not data.dim() and data.is_cpu)
+    return slot
+
+
+class _NeedsALook(Exception):
+    """A tensor of the call can't take the short way in."""
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    """Whether nothing but its metadata says what the tensor's memory holds."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not torch_private.is_zero_tensor(tensor)
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
+    """The slot of one more leaf, of metadata that came here before."""
+    storage = torch_private.storage_id(data)
+    state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
+    if state is None:
+        raise _NeedsALook
+    return _step_to_leaf(trace, state, data, storage, meta[2])
+
+
+def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
+    """The slot of a copy of what others may write, there or of metadata that came here before."""
+    if not (reads and input_snapshots.serve(trace, facts)):
+        raise _NeedsALook
+    slot = input_snapshots.known(trace, tensor)
+    if slot is None:
+        if not input_snapshots.can_take(trace, tensor):
+            raise _NeedsALook
+        slot = _slot_of_new_copy(trace, tensor, _known_leaf)
+    return slot
+
+
+def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
+    """What leads to the state of one more leaf; `shares` is the first on the same storage."""
+    size, stride, offset, dtype, device = meta
+    return ("leaf", size, stride, bool(offset), dtype, device, shares)
+
+
+def admit(trace: Trace, request: Request) -> str | None:
+    """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
+    while True:
+        reason = _admit(trace, request)
+        if reason is not None or all(is_in(trace, tensor) for tensor in request.tensors):
+            return reason
+        # another thread flushed this trace while one was waited for, or has taken a value in
+
+
+def is_in(trace: Trace, tensor: torch.Tensor) -> bool:
+    """Whether the tensor has a slot in `trace`."""
+    if is_plain(tensor):
+        return id(tensor) in trace.leaf_slots or id(tensor) in trace.snapshot_slots
+    slot = tensor_types.value_in(tensor).slot
+    return slot is not None and slot.trace is trace
+
+
+def _admit(trace: Trace, request: Request) -> str | None:
+    newcomers: list[torch.Tensor] = []
+    all_tiny = bool(request.tensors)
+    written = {id(t) for t in request.written()}
+    serves = input_snapshots.serve(trace, request.facts)
+    for tensor in request.tensors:
+        may_copy = serves and id(tensor) not in written
+        if type(tensor) is tensor_types.tensor_class:
+            slot = tensor._value.slot
+            if slot is not None and slot.trace is trace:
+                all_tiny = False
+                continue
+            aliases = request.facts.is_view or id(tensor) in written
+            aliases = aliases and not request.in_mode
+            reason = _reason_against_lazy(trace, tensor, aliases, may_copy)
+        elif id(tensor) in trace.leaf_slots:
+            all_tiny = False
+            continue
+        else:
+            reason = _reason_against_plain(trace, tensor, request.in_mode, may_copy)
+        if reason is not None:
+            return reason
+        newcomers.append(tensor)
+        all_tiny = all_tiny and not tensor.dim() and tensor.is_cpu
+    if all_tiny and trace.tape is None:
+        return "all arguments are computed 0-dim CPU tensors"
+    if not request.in_mode and any(is_plain(t) for t in request.written()):
+        return "a plain tensor is written outside lazy_mode"
+    if not request.in_mode and request.facts.is_view and is_plain(request.tensors[0]):
+        return "a plain tensor is viewed outside lazy_mode"
+    for tensor in newcomers:
+        if slot_of(trace, tensor) is None or (is_plain(tensor) and not request.in_mode):
+            enter(trace, tensor, request.in_mode)
+    return None
+
+
+def _reason_against_lazy(
+    trace: Trace, tensor: torch.Tensor, aliases: bool, may_copy: bool
+) -> str | None:
+    """Why a computed lazy tensor can't enter; raises what kept it from being computed.
+
+    `aliases`: outside the mode, the call writes the tensor or makes a view of it. `may_copy`: the
+    call may read a copy.
+    """
+    slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
+    value = tensor_types.value_in(tensor)
+    if value.failure is not None:
+        raise without_frames(value.failure)
+    assert value.data is not None, "what has no slot is computed"
+    if is_marked(value.data):
+        return "an argument is a conjugate or negative view of computed memory"
+    if memory_sharing.is_exposed(value.data) and not (
+        may_copy and input_snapshots.can_serve(trace, value.data)
+    ):
+        return "memory of an argument was handed out"
+    if aliases and memory_sharing.is_shared(value.data):
+        return "a plain tensor shares memory with an argument"
+    return None
+
+
+def _reason_against_plain(
+    trace: Trace, tensor: torch.Tensor, in_mode: bool, may_copy: bool
+) -> str | None:
+    if not (is_plain(tensor) and is_recordable(tensor)) or is_marked(tensor):
+        return f"an argument is {with_article(type(tensor).__name__)} that traces don't hold"
+    if not _is_private(tensor, in_mode) and not (
+        may_copy and input_snapshots.can_serve(trace, tensor)
+    ):
+        return "an argument's memory belongs to somebody else"
+    return None
+
+
+def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
+    """Whether only torch writes the tensor's memory (an array or a file may share it otherwise).
+
+    Parameters count as private: weights loaded from a mapped file are not written behind our back.
+    """
+    if not in_mode or type(tensor) is torch.nn.Parameter:
+        return True
+    return torch_private.is_resizable(tensor)
+
+
+def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
+    """Make a concrete tensor a leaf of the trace.
+
+    One that can be written by what doesn't pass through here, plain ops outside the mode or who has
+    an array on its memory, enters as it is now, for one call.
+    """
+    plain = is_plain(tensor)
+    data = tensor if plain else tensor_types.value_in(tensor).data
+    assert data is not None, "only computed values enter a trace"
+    is_foreign = not _is_private(tensor, in_mode) if plain else memory_sharing.is_exposed(data)
+    passes = is_foreign or (not in_mode and (plain or memory_sharing.is_shared(data)))
+    if is_foreign:
+        slot = input_snapshots.known(trace, data) or _slot_of_new_copy(trace, data, _new_leaf)
+    else:
+        data = torch_private.snapshot(data) if passes else data
+        slot = _new_leaf(trace, data, meta_of(data))
+    if not plain:
+        value = tensor_types.value_in(tensor)
+        if traces.enter(value, slot) and passes:
+            trace.passing.append(value)
+    elif in_mode:
+        trace.leaf_slots[id(tensor)] = slot
+        if passes:
+            trace.passing.append(id(tensor))
+    else:
+        trace.kept.append(tensor)
+        trace.snapshot_slots[id(tensor)] = slot
+
+
+def _slot_of_new_copy(
+    trace: Trace, tensor: torch.Tensor, let_in: Callable[[Trace, torch.Tensor, Meta], Slot]
+) -> Slot:
+    """The slot that `let_in` gives a copy of what others may write."""
+    copy = input_snapshots.copied(tensor)
+    slot = let_in(trace, copy, meta_of(copy))
+    input_snapshots.keep(trace, tensor, copy, slot)
+    return slot
+
+
+def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
+    """The slot of one more leaf; the trace takes the step to the state for its metadata."""
+    size, stride, offset, dtype, device = meta
+    storage = torch_private.storage_id(data)
+    shares = trace.storages.get(storage)
+    key = _leaf_key(meta, shares)
+    state = trace.state.get(key)
+    if state is None:
+        spec = TensorSpec(tuple(size), tuple(stride), dtype, device)
+        state = State(trace.state, key, Leaf(trace.state.n_slots, spec, shares))
+        state.n_slots += 1
+        twin = trace.twin_of(trace.state)
+        found = None if twin is None else twin.get(key)
+        trace.twin = None if found is None else (state, found)
+        trace.state[key] = state
+        trace.note_new(state)
+    return _step_to_leaf(trace, state, data, storage, offset)
+
+
+def _step_to_leaf(
+    trace: Trace, state: State, data: torch.Tensor, storage: int, offset: int
+) -> Slot:
+    slot = trace.slot_at(state.n_slots - 1)
+    trace.state = state
+    trace.leaves.append(data)
+    trace.storages.setdefault(storage, slot.index)
+    if offset:
+        trace.leaf_offsets[slot.index] = offset
+    return slot
+
+
+def leave(trace: Trace) -> None:
+    """Take away the slots of what entered for one call."""
+    for passing in trace.passing:
+        if isinstance(passing, int):
+            trace.leaf_slots.pop(passing, None)
+        else:
+            passing.slot = None
+    trace.passing.clear()
+
+
+def value_of(trace: Trace, tensor: torch.Tensor) -> Value:
+    """The tensor's value; for a plain leaf a new one that shares its place and its memory."""
+    if not is_plain(tensor):
+        return tensor_types.value_in(tensor)
+    value = Value()
+    value.slot = slot_of(trace, tensor)
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        value.data = tensor.detach()
+    memory_sharing.share(value.data)
+    trace.leaf_values.append(value)
+    return value

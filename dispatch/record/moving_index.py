@@ -1,0 +1,86 @@
+"""Views at an index that changes from one run of a program to the next: `X[i]`, `X[a:b]`.
+
+In: a call of `select` or `slice` that no state knows. Out: the view, made at once where another
+index stood before, so that the calls behind it repeat themselves; None for a call to record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.metadata.infer import is_marked
+from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.record.inputs import is_plain, slot_of
+from lazy_tensor.dispatch.torch_private import kernels_only
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Node, State, Trace
+
+SELECT, SLICE = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
+_MOVES = State(None, (), None)
+"""In `State.seen`: the call came with several indices."""
+
+
+def note(trace: Trace, parent: State, request: Request, state: State) -> None:
+    """The call is recorded, and leads from `parent` to `state`."""
+    call = _without_index(trace, request)
+    if call is not None:
+        parent.seen = parent.seen or {}
+        parent.seen[call] = state
+
+
+def view(trace: Trace, request: Request) -> torch.Tensor | None:
+    """The view, if the same call came here with another index; else None.
+
+    A view is recorded, too, if its base is pending or a pending call writes it.
+    """
+    place = trace.state
+    if not place.seen or trace.tape is not None:
+        return None
+    call = _without_index(trace, request)
+    found = None if call is None else place.seen.get(call)
+    if call is None or found is None:
+        return None
+    base, *others = request.args
+    data = base if is_plain(base) else tensor_types.value_in(base).data
+    if data is None or is_marked(data) or _is_written(trace, call[0].index):
+        return None
+    if found is not _MOVES:
+        place.pop(found.key, None)
+        place.edges = None  # of `hits`, some of which would lead to the state that has left
+        place.seen[call] = _MOVES
+    trace.ran = request.op, place
+    with kernels_only(dispatches=True):
+        made = request.op(data, *others)
+    return made if is_plain(base) else tensor_types.concrete(made)
+
+
+def _without_index(trace: Trace, request: Request) -> tuple[Any, ...] | None:
+    """What is the same of the call with any index: its base's slot, and the size of what it takes.
+    None if it is no such call."""
+    if request.op not in (SELECT, SLICE) or request.kwargs:
+        return None
+    slot = slot_of(trace, request.args[0])
+    if slot is None:
+        return None
+    _, *others = request.args
+    if request.op is SELECT and len(others) > 1:
+        return (slot, SELECT, others[0])
+    if request.op is SLICE and len(others) > 2 and None not in others[1:3]:
+        dim, begin, end, *step = others
+        return (slot, SLICE, dim, end - begin, *step)
+    return None
+
+
+def _is_written(trace: Trace, slot: int) -> bool:
+    """Whether a pending call writes the memory of the slot."""
+    root = trace.root_of(slot)
+    state: State | None = trace.state
+    while state is not None:
+        if isinstance(state.step, Node) and any(
+            trace.root_of(w) == root for w in state.step.writes
+        ):
+            return True
+        state = state.parent
+    return False

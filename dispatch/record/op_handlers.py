@@ -1,0 +1,176 @@
+"""Calls that need more than recording: random draws, aliases, masks, composite ops.
+
+In: a call whose rule isn't `RECORD`. Out: `(True, result)`, or `(False, None)` to record it after
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.metadata.infer import is_marked, is_recordable, meta_of
+from lazy_tensor.dispatch.ops.composite_overrides import ROUTES
+from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.ops.rules import DRAWS, Rule, rule_from_schema, why_now
+from lazy_tensor.dispatch.record import eager_fallback
+from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
+from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of, value_of
+from lazy_tensor.dispatch.run.tape import Draw, drawn
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import ALIAS, SLOW, State, Trace
+
+Handled = tuple[bool, Any]
+RECORD_IT: Handled = (False, None)
+aten = torch.ops.aten
+DTYPE_OF_NUMBER = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+}  # fmt: skip
+"""What the dispatcher makes of a Python number that stands where a tensor is wanted."""
+
+
+def _now(trace: Trace, request: Request, reason: str | None = None) -> Handled:
+    return True, eager_fallback.run(trace, request, reason or why_now(request.op), by_rule=True)
+
+
+def _same(trace: Trace, request: Request) -> Handled:
+    return True, request.args[0]
+
+
+def _decompose(trace: Trace, request: Request) -> Handled:
+    """Ops that autograd would have taken apart, seen whole under `torch.inference_mode()`."""
+    if any(torch_private.has_own_kernel(request.op, t.device) for t in request.tensors):
+        return HANDLERS[rule_from_schema(request.facts)](trace, request)
+    if request.facts.is_out:
+        return _now(trace, request)
+    if not all(is_recordable(t) for t in request.tensors):
+        return _now(trace, request, "an argument is a tensor that traces don't hold")
+    trace.busy = False
+    with request.owner if request.in_mode else nullcontext():
+        route = ROUTES.get(request.op)
+        if route is not None and route.is_taken(*request.args, **request.kwargs):
+            result = route.run(*request.args, **request.kwargs)
+        else:
+            result = torch_private.decompose(request.op, request.args, request.kwargs)
+    if result is NotImplemented:
+        return _now(trace, request, "torch doesn't say which ops it is made of")
+    return True, result
+
+
+def _alias(trace: Trace, request: Request) -> Handled:
+    """`detach`, `alias`: another tensor on the same value. Computed ones stay out of the trace."""
+    tensor = request.args[0]
+    if is_marked(tensor):
+        return RECORD_IT
+    if not is_plain(tensor) and type(tensor) is tensor_types.tensor_class:
+        meta = wrapper_arguments(meta_of(tensor))
+        if tensor._value.slot is not None:
+            _link_alias(trace, request, meta)
+        return True, tensor_types.new_tensor(tensor._value, meta, tensor)
+    reason = admit(trace, request) if request.in_mode else "a plain tensor outside lazy_mode"
+    if reason is not None:
+        return True, eager_fallback.run(trace, request, reason)
+    meta = wrapper_arguments(meta_of(tensor))
+    _link_alias(trace, request, meta)
+    return True, tensor_types.new_tensor(value_of(trace, tensor), meta, tensor)
+
+
+def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
+    """Make the next alias at this place a hit."""
+    slot = slot_of(trace, request.args[0])
+    key = (request.op._op, slot)
+    if slot is None or key in trace.state:
+        return
+    state = State(trace.state, key, None)
+    state.kind, state.meta = ALIAS, meta
+    if torch.is_inference_mode_enabled() or request.args[0].is_inference():
+        state.kind += SLOW
+    trace.state[key] = state
+
+
+def _zeros(trace: Trace, request: Request) -> Handled:
+    return True, record_again(request, aten.zeros.default, *request.args, **request.kwargs)
+
+
+def _draw(trace: Trace, request: Request) -> Handled:
+    """Random ops that need a shape only: drawn now, in program order."""
+    return True, tensor_types.concrete(drawn(trace, Draw(request, like=request.args[0])))
+
+
+def _draw_into(trace: Trace, request: Request) -> Handled:
+    """In-place random ops: on what is pending, draw into memory of its own and record a copy."""
+    target = request.args[0]
+    if trace.tape is None and not eager_fallback.sees_pending(trace, [target]):
+        return _now(trace, request, DRAWS)
+    numbers = drawn(trace, Draw(request, like=target))
+    return True, record_again(request, aten.copy_.default, target, tensor_types.concrete(numbers))
+
+
+def _dropout(trace: Trace, request: Request) -> Handled:
+    """`native_dropout`: the mask drawn now; as in its kernels, `x * mask * (1 / (1 - p))`."""
+    tensor, p = request.args[0], request.args[1]
+    trains = request.argument("train")
+    if trains is False or tensor.numel() == 0 or not is_recordable(tensor):
+        return RECORD_IT
+    mask = drawn(trace, Draw(request, like=tensor, zeroed=True, item=1))
+    lazy_mask = tensor_types.concrete(mask)
+    masked = record_again(request, aten.mul.Tensor, tensor, lazy_mask)
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    return True, (record_again(request, aten.mul_.Tensor, masked, scale), lazy_mask)
+
+
+def _index(trace: Trace, request: Request) -> Handled:
+    masks = (t for t in request.tensors[1:] if t.dtype in (torch.bool, torch.uint8))
+    reason = "an index is a mask, whose values say how many elements there are"
+    return _now(trace, request, reason) if any(True for _ in masks) else RECORD_IT
+
+
+def _wait(trace: Trace, request: Request) -> Handled:
+    """torch's wrapper around a collective's result, which waits when it is used: views do so."""
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    return True, record_again(request, wait, request.args[0])
+
+
+def _if_no_dropout(trace: Trace, request: Request) -> Handled:
+    drops_out = request.argument("dropout_p", 0.0)
+    return _now(trace, request, DRAWS) if drops_out else RECORD_IT
+
+
+def view_of_number(request: Request) -> Any:
+    """Record a view of a Python number as the same view of a 0-dim tensor.
+
+    Autograd's formulas have such views: the gradient of `z * (1 + 2j)` conjugates the number.
+    """
+    number, *others = request.args
+    dtype = DTYPE_OF_NUMBER[type(number)]
+    tensor = record_again(request, aten.scalar_tensor.default, number, dtype=dtype)
+    return record_again(request, request.op, tensor, *others, **request.kwargs)
+
+
+def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record another op in a call's place."""
+    recorder = type(request.owner) if request.in_mode else request.owner
+    function = recorder.__torch_dispatch__
+    if request.in_mode:
+        return function(request.owner, op, (), args, kwargs)
+    return function(op, (), args, kwargs)
+
+
+HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
+    Rule.RECORD: lambda trace, request: RECORD_IT,
+    Rule.NOW: _now,
+    Rule.SAME: _same,
+    Rule.DECOMPOSE: _decompose,
+    Rule.ALIAS: _alias,
+    Rule.ZEROS: _zeros,
+    Rule.DRAW: _draw,
+    Rule.DRAW_INTO: _draw_into,
+    Rule.DROPOUT: _dropout,
+    Rule.INDEX: _index,
+    Rule.WAIT: _wait,
+    Rule.IF_NO_DROPOUT: _if_no_dropout,
+}

@@ -1,0 +1,213 @@
+"""What one call of a function records, taken down so that it can run again without the function.
+
+In: each op that runs at once, and each flush, while a tape is on a trace. Out: what was drawn and
+what was read, or the first thing that keeps the call from being one trace. `lazy_tensor.replay`
+puts tapes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.metadata.infer import Meta, meta_of
+from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.run.aside import Aside
+from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only
+from lazy_tensor.dispatch.trie.trace import Trace, local
+from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.dispatch.wording import op_name
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A number that the call read at `where`, as `.item()` does, behind so many ops: the value of a
+    slot, which `aside` computes."""
+
+    n_ops: int
+    slot: int
+    number: Any
+    where: str
+    aside: Aside
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that read the same there."""
+        return (self.where, repr(self.number), self.n_ops, self.slot)
+
+
+MOST_READS = 64
+"""Reads of a call: each is computed by itself at every replay."""
+
+
+class Draw:
+    """An op that makes a tensor from none, random numbers as a rule: calling it draws anew.
+
+    Ops that draw for a tensor need its metadata only, `like`: they get other memory laid out so,
+    zeros where `zeroed`. `item` picks one of several results.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        like: torch.Tensor | None = None,
+        zeroed: bool = False,
+        item: int | None = None,
+    ) -> None:
+        self.op = request.op
+        self.like: Meta | None = None if like is None else meta_of(like)
+        self.args = request.args if like is None else request.args[1:]
+        self.kwargs = request.kwargs
+        self.zeroed = zeroed
+        self.item = item
+
+    def __call__(self) -> torch.Tensor:
+        with below_autograd():
+            if self.like is None:
+                result = self.op(*self.args, **self.kwargs)
+            else:
+                blank = _blank(self.like)
+                if self.zeroed:
+                    blank.zero_()
+                result = self.op(blank, *self.args, **self.kwargs)
+        drawn: torch.Tensor = result if self.item is None else result[self.item]
+        return drawn
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two draws must have in common to be the same."""
+        given = [*enumerate(self.args), *self.kwargs.items()]
+        numbers = repr([(k, v) for k, v in given if not isinstance(v, torch.Generator)])
+        return (self.op, self.like, numbers, generator_id(self.generator), self.zeroed, self.item)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Where its numbers come from."""
+        given = self.kwargs.get("generator")
+        if given is None:
+            found = [a for a in self.args if isinstance(a, torch.Generator)]
+            device = self.like[4] if self.like is not None else self.kwargs.get("device")
+            given = found[0] if found else _default_generator(torch.device(device or "cpu"))
+        generator: torch.Generator = given
+        return generator
+
+
+def _blank(meta: Meta) -> torch.Tensor:
+    """Uninitialised memory of this layout."""
+    size, stride, _, dtype, device = meta
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def _default_generators() -> list[torch.Generator]:
+    return [torch.default_generator, *torch.cuda.default_generators]
+
+
+def drawn(trace: Trace, draw: Draw) -> torch.Tensor:
+    """What `draw` draws, noted if a tape is on."""
+    tape = trace.tape
+    return draw() if tape is None else tape.drawn(draw)
+
+
+def stop_tape(why: str) -> None:
+    """Take the tape off this thread's trace, if one is on: `why` this line can't be replayed."""
+    if local.trace.tape is not None:
+        local.trace.tape.stop(f"{why} at {user_line()}")
+
+
+class _Watched:
+    """torch's default generator while a tape is on: seeds and states that are set stop the tape,
+    those too that leave the generator as it is."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        is_own = threading.get_ident() == self._thread
+        if is_own and name in ("manual_seed", "seed", "set_state"):
+            self._tape.stop(f"the state of a random generator is set at {user_line()}")
+        return getattr(torch.default_generator, name)
+
+
+class Tape:
+    """Takes down what `trace` records from an empty trace on.
+
+    `generators` are those besides torch's own that the call may draw from. `obstacle` says why the
+    call can't be repeated from what the trace holds, once something stood in the way: the tape is
+    off the trace then. `draws` are what was drawn, with the results; `reads` is what was read.
+    """
+
+    def __init__(self, trace: Trace, generators: Iterable[torch.Generator] = ()) -> None:
+        self.obstacle: str | None = None
+        self.draws: list[tuple[Draw, torch.Tensor]] = []
+        self.reads: list[Read] = []
+        self._trace = trace
+        known = (*_default_generators(), *generators)
+        self._states = {generator_id(g): (g, g.get_state()) for g in known}
+        self._calls_left = trace.policy.calls_left
+        trace.policy.cold = 0
+        trace.tape = self
+        torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
+        trace.reset()  # to the root of what was recorded on a tape before
+
+    def stop(self, obstacle: str) -> None:
+        """Take the tape off: the call needs more than its trace."""
+        if self.obstacle is None:
+            self.obstacle = obstacle
+        self.take_off()
+
+    def take_off(self) -> None:
+        """Let the trace go on as without a tape; checks that nobody else drew or set a seed."""
+        if self._trace.tape is not self:
+            return
+        self._trace.tape = None
+        torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
+        # what a tape records says nothing about the program
+        self._trace.policy.calls_left = self._calls_left
+        generators = [generator for generator, _ in self._states.values()]
+        if self.obstacle is None and not all(map(self._is_untouched, generators)):
+            self.obstacle = "the state of a random generator is set inside"
+
+    def drawn(self, draw: Draw) -> torch.Tensor:
+        generator = draw.generator
+        if generator_id(generator) not in self._states:
+            self.stop(f"a generator that the call makes itself is drawn from at {user_line()}")
+            return draw()
+        if not self._is_untouched(generator):
+            self.stop(f"the state of a random generator is set before {user_line()}")
+            return draw()
+        result = draw()
+        self._states[generator_id(generator)] = (generator, generator.get_state())
+        self.draws.append((draw, result))
+        return result
+
+    def read(self, slot: int) -> Read | None:
+        """The number in a slot, noted; None if it can't be had without effects."""
+        trace, aside = self._trace, Aside(self._trace.state, slot)
+        if aside.communicates or len(self.reads) >= MOST_READS:
+            return None
+        number = torch.Tensor.item(aside(trace.leaves, trace.scalars))
+        self.reads.append(Read(trace.state.n_ops, slot, number, user_line(), aside))
+        return self.reads[-1]
+
+    def ran_at_once(self, request: Request, reason: str) -> None:
+        """Note that an op was run, not recorded. What only marks a place for profilers may be left
+        out of a replay."""
+        if request.op.namespace != "profiler":
+            self.stop(f"{op_name(request.op)} at {user_line()} runs at once ({reason})")
+
+    def _is_untouched(self, generator: torch.Generator) -> bool:
+        with kernels_only():
+            return torch.equal(generator.get_state(), self._states[generator_id(generator)][1])

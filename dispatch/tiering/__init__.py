@@ -1,0 +1,1 @@
+"""Whether a region of the program is recorded or runs as in eager."""

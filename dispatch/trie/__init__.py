@@ -1,0 +1,1 @@
+"""The tree of all programs seen: states, their keys, and why a call was no hit."""

@@ -1,0 +1,137 @@
+"""Keys of calls: what in a call decides where it leads, as cheap hashable tuples.
+
+In: an op and its arguments. Out: the exact key, and the generic one in which numbers in arithmetic
+are replaced by their types. Every argument counts by slot (tensors) or by value and type (the
+rest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.dispatch.ops.schema import facts_of
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Slot, Trace
+
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+PlainSlots = Mapping[int, Slot]
+
+
+class _Absent:
+    """In a key: a tensor that the trace doesn't know yet, so that no state matches."""
+
+
+ABSENT = _Absent()
+TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
+NONE = object()  # `record` takes a computed tensor's slot as it is, which is None
+NUMBERS = frozenset({float, int, complex})
+MAY_VARY = NUMBERS | {list, tuple}
+
+
+def key_part(plain_slots: PlainSlots, tensor_class: type[Any], argument: Any) -> Any:
+    """What of an argument the key needs: a slot, or the static value with its type."""
+    kind = type(argument)
+    if kind is int:
+        return argument
+    if kind is tensor_class:
+        return argument._value.slot or ABSENT
+    if kind is Tensor or kind is Parameter:
+        return plain_slots.get(id(argument), ABSENT)
+    if kind is list or kind is tuple:
+        return tuple([key_part(plain_slots, tensor_class, item) for item in argument])
+    if kind is float:
+        return (float, argument) if argument else (float, str(argument))
+    if kind is bool:
+        return TRUE if argument else FALSE
+    if kind is complex:
+        return (complex, str(argument))
+    if kind is tensor_types.sharded_class:
+        slot = argument._value.slot
+        return ABSENT if slot is None else (slot, argument._layout)
+    return NONE if argument is None else argument
+
+
+def exact_key(
+    plain_slots: PlainSlots,
+    tensor_class: type[Any],
+    op: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, ...]:
+    """The key of a call; `record` spells the same out for speed."""
+    key = [op._op, *(key_part(plain_slots, tensor_class, argument) for argument in args)]
+    for name, argument in kwargs.items():
+        key += (name, key_part(plain_slots, tensor_class, argument))
+    return tuple(key)
+
+
+def lacks_slots(trace: Trace, key: tuple[Any, ...]) -> bool:
+    """Whether a tensor of the call has no place in `trace`; a key that `record` made will do."""
+    for part in key:
+        kind = type(part)
+        if kind is Slot:
+            if part.trace is not trace:
+                return True
+        elif part is ABSENT or part is None or (kind is tuple and lacks_slots(trace, part)):
+            return True
+    return False
+
+
+@cache
+def _number_args(op: OpOverload) -> frozenset[int | str]:
+    return facts_of(op).number_args
+
+
+def generic_key(
+    plain_slots: PlainSlots,
+    tensor_class: type[Any],
+    op: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    exact: tuple[Any, ...] | None = None,
+) -> tuple[tuple[Any, ...], list[complex]]:
+    """The key with numbers in arithmetic replaced by their types; and these numbers, in order.
+
+    That is the exact one, where the caller has it, of a call without any.
+    """
+    if exact is not None and not kwargs and MAY_VARY.isdisjoint(map(type, args)):
+        return exact, []
+    numeric = _number_args(op)
+    numbers: list[complex] = []
+    key: list[Any] = [op._op]
+    for position, argument in enumerate(args):
+        if type(argument) is tensor_class:
+            key.append(argument._value.slot)
+        elif position in numeric and type(argument) in NUMBERS:
+            numbers.append(argument)
+            key.append(type(argument))
+        elif position in numeric and type(argument) in (list, tuple):
+            key.append(_generic_list(plain_slots, tensor_class, argument, numbers))
+        else:
+            key.append(key_part(plain_slots, tensor_class, argument))
+    for name, argument in kwargs.items():
+        key.append(name)
+        if name in numeric and type(argument) in NUMBERS:
+            numbers.append(argument)
+            key.append(type(argument))
+        else:
+            key.append(key_part(plain_slots, tensor_class, argument))
+    return tuple(key), numbers
+
+
+def _generic_list(
+    plain_slots: PlainSlots, tensor_class: type[Any], items: Any, numbers: list[complex]
+) -> tuple[Any, ...]:
+    parts: list[Any] = []
+    for item in items:
+        if type(item) in NUMBERS:
+            numbers.append(item)
+            parts.append(type(item))
+        else:
+            parts.append(key_part(plain_slots, tensor_class, item))
+    return tuple(parts)

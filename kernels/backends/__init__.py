@@ -1,0 +1,1 @@
+"""Aten and Inductor: what turns a segment into a kernel."""

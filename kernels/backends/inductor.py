@@ -1,0 +1,150 @@
+"""The backend that fuses with Inductor: C++ kernels on the CPU, Triton kernels on CUDA.
+
+In: segments. Out: artifacts that any process on the same kind of machine can load (CPU), or kernels
+compiled in this process (on CUDA: by Triton; never yet run on a GPU).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from lazy_tensor.kernels import fusible
+from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.backends.artifact import Outputs, holds_for, kernel_of, packed, unpacked
+from lazy_tensor.kernels.backends.torch_inductor import Compiled, Unit
+from lazy_tensor.kernels.extension import program
+from lazy_tensor.kernels.extension.cpp import built_for, compiler_identity, found_compiler
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
+
+
+class InductorBackend:
+    """Fuses pointwise ops, reductions, norms and moves of data; see `fusible` for which."""
+
+    name = "inductor"
+
+    def unavailable(self, device_type: str) -> str | None:
+        if device_type == "cpu":
+            no_compiler = "no C++ compiler was found (set CXX, or install g++)"
+            return None if found_compiler() else no_compiler
+        if device_type == "cuda":
+            found = importlib.util.find_spec("triton")
+            return None if found else "triton, which it needs on CUDA, is not installed"
+        return f"it runs on cpu and cuda, not on {device_type}"
+
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
+        return fusible.refuses(call)
+
+    def compile(self, segment: Segment) -> Kernel:
+        if self.can_build(segment):
+            return self.load(segment, self.build(segment))
+        # imported late: it imports Inductor
+        from lazy_tensor.kernels.backends import lower, torch_inductor
+
+        with default_dtype(segment.default_dtype):
+            lowered = lower.lower(segment, torch_inductor.decompositions())
+        call = torch_inductor.compile_in_process(lowered.graph, lowered.inputs)
+        return kernel_of(call, lowered.outputs, segment.scalars)
+
+    def can_build(self, segment: Segment) -> bool:
+        return segment.device.type == "cpu"
+
+    def fingerprint(self) -> str:
+        # kernels are compiled for a number of threads
+        return f"{_fingerprint()} threads={torch.get_num_threads()}"
+
+    def build(self, segment: Segment) -> bytes:
+        return packed(*_compiled(segment))
+
+    def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
+        unit = Unit()
+        found = [_compiled_in(unit, segment) for segment in segments]
+        library = unit.compile()
+        return [
+            one and packed(replace(one[0], libraries=(library,) if one[0].kernels else ()), one[1])
+            for one in found
+        ]
+
+    def load(self, segment: Segment, artifact: bytes) -> Kernel:
+        return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
+
+    def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
+        return holds_for(artifact, values)
+
+
+def _compiled(segment: Segment) -> tuple[Compiled, Outputs]:
+    """What Inductor makes of a segment, and what its results are."""
+    # imported late: it imports Inductor
+    from lazy_tensor.kernels.backends import lower, torch_inductor
+
+    with default_dtype(segment.default_dtype):
+        lowered = lower.lower(segment, torch_inductor.decompositions())
+    compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
+    lowered.check_strides(compiled.strides)
+    return compiled, lowered.outputs
+
+
+def _compiled_in(unit: Unit, segment: Segment) -> tuple[Compiled, Outputs] | None:
+    """The same, its kernels put into `unit`; None if it fails."""
+    try:
+        with unit:
+            return _compiled(segment)
+    except Exception:
+        return None
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """The default dtype that was in force when a segment was recorded, in force again."""
+    before = torch.get_default_dtype()
+    if dtype is before:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SOURCES = (
+    "backends/artifact", "backends/index_checks", "backends/lower", "backends/torch_inductor",
+    "generic", "scalar_rules",
+)  # fmt: skip
+"""The modules that decide what an artifact is."""
+
+
+@cache
+def _fingerprint() -> str:
+    """What an artifact depends on: our lowering, torch, Python's binary interface, the compiler,
+    the CPU."""
+    sources = hashlib.sha256()
+    for module in SOURCES:
+        sources.update((Path(__file__).parents[1] / f"{module}.py").read_bytes())
+    parts = (
+        sources.hexdigest()[:16],
+        *built_for(),
+        platform.system(),
+        compiler_identity(),
+        torch.backends.cpu.get_cpu_capability(),
+        _cpu_flags(),
+    )
+    return " ".join(parts)
+
+
+def _cpu_flags() -> str:
+    """A digest of the instruction sets of this CPU: kernels are compiled for all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(flags.encode()).hexdigest()[:16]

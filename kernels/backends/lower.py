@@ -1,0 +1,341 @@
+"""From a segment to the graph that Inductor compiles: no writes but to inputs, no composite ops.
+
+In: a segment. Out: an `fx.GraphModule` over fake tensors, and how the kernel's results make up the
+segment's outputs. Runs where `build` runs; nothing here touches real memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lazy_tensor.kernels import scalar_rules
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.backends import index_checks
+from lazy_tensor.kernels.backends.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.backends.torch_inductor import SymbolicSizes
+from lazy_tensor.kernels.fusible import NORMS, base_name
+from lazy_tensor.kernels.generic import Generic, strides_like
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """`graph(*inputs)`, what is to be compiled, and how its results make up the segment's outputs.
+
+    The example `inputs` are the segment's inputs, then its scalars as 0-dim tensors. `strides` are
+    those that eager execution gives each result. `symbols` are those of a generic segment.
+    """
+
+    graph: fx.GraphModule
+    inputs: list[torch.Tensor]
+    strides: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+    outputs: Outputs
+    symbols: SymbolicSizes | None
+
+    def check_strides(self, compiled: Sequence[tuple[int, ...] | None]) -> None:
+        """RuntimeError if the compiled function returns other strides where they matter."""
+        for size, expected, actual in zip(self.sizes, self.strides, compiled, strict=True):
+            if actual is None or _differs(size, actual, expected):
+                raise RuntimeError(f"a result has strides {actual} instead of {expected}")
+
+
+def lower(
+    segment: Segment,
+    decompositions: dict[Any, Callable[..., Any]],
+    *,
+    checks_index: bool | None = None,
+) -> Lowered:
+    """The graph of `segment` in the ops that `decompositions` leave.
+
+    `checks_index` clamps indices and returns whether one was out of range: by default on the CPU.
+    Of a generic segment the sizes in it are symbolic; RuntimeError if it can't be. Declined if
+    Inductor would get it wrong.
+    """
+    with FakeTensorMode():
+        values, roots = _shadow(segment)
+        kept, outputs = _kept(segment, values, roots)
+        strides, sizes = _promised(segment, kept)
+        specs = _specs(segment)
+        if any(values[number].dtype is not specs[number].dtype for number in kept):
+            raise RuntimeError("a result has another dtype than was promised")
+    symbols: SymbolicSizes | None = None
+    calls: Sequence[Call] = segment.calls
+    given: list[tuple[Any, ...]] = [spec.size for spec in segment.inputs]
+    layouts: list[Layout] = [partial(_as_promised, stride) for stride in strides]
+    if isinstance(segment, Generic):
+        if any(isinstance(output, View) for output in outputs):
+            raise RuntimeError("outputs share memory, at places that depend on sizes")
+        symbols = SymbolicSizes(segment.own_values)
+        given, calls = segment.with_symbols(symbols.values)
+        layouts = [partial(_in_order, specs[number]) for number in kept]
+    if checks_index is None:
+        checks_index = segment.device.type == "cpu"
+    checks_index = checks_index and index_checks.has_any(segment)
+    with symbols.fake_mode if symbols is not None else FakeTensorMode():
+        inputs = [_input(*pair, symbols) for pair in zip(segment.inputs, given, strict=True)]
+        # on the CPU wherever the segment runs: Inductor passes these by value
+        inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
+        laid_out = dict(zip(kept, layouts, strict=True))
+        program = _program(calls, segment.scalars, len(segment.inputs), laid_out, checks_index)
+        functional = torch.func.functionalize(program, remove="mutations")
+        graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
+    results: Any = graph.graph.output_node().args[0]
+    if any(_would_be_an_input(node, graph.graph) for node in results):
+        raise Declined("a result is a copy of an input that is written in part")
+    if checks_index:
+        strides, sizes = (*strides, ()), (*sizes, ())
+    # Inductor keeps the strides of results that users see
+    graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
+    return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index), symbols)
+
+
+PARTS = frozenset({
+    aten.index_put.default, aten._unsafe_index_put.default, aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default, aten.select_scatter.default, aten.slice_scatter.default,
+})  # fmt: skip
+"""Ops that give their first argument with a part of it replaced, which Inductor does in place."""
+MAY_CHANGE_NOTHING = frozenset({
+    aten.alias.default, aten.cat.default, aten.ceil.default, aten.clone.default,
+    aten.constant_pad_nd.default, aten.copy.default, aten.floor.default, aten.pow.Tensor_Scalar,
+    aten.repeat.default, aten.round.decimals, aten.round.default, aten.trunc.default,
+    torch.ops.prims.convert_element_type.default, torch.ops.prims.device_put.default,
+})  # fmt: skip
+"""Ops that Inductor leaves out where they change nothing."""
+
+
+def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
+    """Whether Inductor would return the memory of an input for a result that has its own.
+
+    Of `x[0] = 1; y = x.clone()` it leaves out the copy, then writes `x` in place, so that `y` is
+    `x` (torch 2.13; `torch.compile` does so, too).
+    """
+    written = {n.args[0] for n in graph.nodes if n.target is aten.copy_.default}
+    node: Any = result
+    is_written = False
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if node.target in PARTS:
+            is_written = True
+        elif node.target not in MAY_CHANGE_NOTHING and not _is_view(node):
+            return False
+        source = node.args[1] if node.target is aten.copy.default else node.args[0]
+        node = source[0] if isinstance(source, (list, tuple)) else source
+    return is_written and node in written
+
+
+def _is_view(node: fx.Node) -> bool:
+    op = node.target
+    return isinstance(op, OpOverload) and any(
+        argument.alias_info is not None for argument in op._schema.arguments
+    )
+
+
+Layout = Callable[[torch.Tensor], Sequence[int]]
+"""The strides that a result must have, by the tensor that it is so far."""
+
+
+def _as_promised(stride: tuple[int, ...], tensor: torch.Tensor) -> Sequence[int]:
+    return stride
+
+
+def _in_order(spec: TensorSpec, tensor: torch.Tensor) -> Sequence[int]:
+    return strides_like(spec, tensor.size())
+
+
+def _input(spec: TensorSpec, size: Sequence[int], symbols: SymbolicSizes | None) -> torch.Tensor:
+    if symbols is None:
+        return _empty(spec)
+    return torch.empty_strided(size, strides_like(spec, size), dtype=spec.dtype, device=spec.device)
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def _resolved(value: Any, values: Sequence[Any], scalars: Sequence[Any]) -> Any:
+    match value:
+        case Ref(index):
+            return values[index]
+        case ScalarRef(index):
+            return scalars[index]
+        case tuple():
+            return [_resolved(item, values, scalars) for item in value]
+    return value
+
+
+def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
+    """What `call` adds to the values, out of what its op returned.
+
+    A norm's in the dtypes that its kernels give for inputs of mixed dtypes.
+    """
+    created = _new_among(call, returned)
+    if base_name(call.op) not in NORMS:
+        return created
+    return [
+        value if value is None or spec is None else value.to(spec.dtype)
+        for value, spec in zip(created, call.outputs, strict=True)
+    ]
+
+
+def _new_among(call: Call, returned: Any) -> list[torch.Tensor | None]:
+    if not call.outputs:
+        return []
+    if isinstance(returned, torch.Tensor):
+        return [returned]
+    if len(call.op._schema.returns) > 1:
+        returned = [v for v, new in zip(returned, creates(call), strict=True) if new]
+    return [value if isinstance(value, torch.Tensor) else None for value in returned]
+
+
+def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
+    """Every value as a fake tensor that eager execution would give, and who made each one's memory.
+
+    The second maps an output's number to that of the first value with the same storage.
+    """
+    values: list[Any] = [_empty(spec) for spec in segment.inputs]
+    samples = [kind(1) for kind in segment.scalars]
+    for call in segment.calls:
+        args = [_resolved(arg, values, samples) for arg in call.args]
+        kwargs = {name: _resolved(value, values, samples) for name, value in call.kwargs}
+        values += _created(call, call.op(*args, **kwargs))
+    first: dict[int, int] = {}
+    for number, value in enumerate(values):
+        if value is not None:
+            first.setdefault(value.untyped_storage()._cdata, number)
+    return values, {o: first[values[o].untyped_storage()._cdata] for o in segment.outputs}
+
+
+def _kept(
+    segment: Segment, values: Sequence[Any], roots: dict[int, int]
+) -> tuple[list[int], tuple[int | View, ...]]:
+    """The values that the graph returns, and the segment's outputs in terms of them.
+
+    Outputs that share memory come from one result, the value that owns it; so a kernel never
+    returns two tensors where eager has one memory, or one where it has two.
+    """
+    sharing = list(roots.values())
+    kept: list[int] = []
+    outputs: list[int | View] = []
+    for number in segment.outputs:
+        root = roots[number]
+        assert root >= len(segment.inputs), f"output %{number} is a view of an input"
+        source = root if sharing.count(root) > 1 else number
+        if source not in kept:
+            kept.append(source)
+        result = kept.index(source)
+        value = values[number]
+        shares = source != number
+        outputs.append(
+            View(result, tuple(value.size()), tuple(value.stride()), value.storage_offset())
+            if shares
+            else result
+        )
+    return kept, tuple(outputs)
+
+
+def _promised(
+    segment: Segment, kept: Sequence[int]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Strides and sizes of the `kept` values as the calls promise them."""
+    specs = _specs(segment)
+    return tuple(specs[n].stride for n in kept), tuple(specs[n].size for n in kept)
+
+
+def _specs(segment: Segment) -> dict[int, TensorSpec]:
+    """What is promised of each value."""
+    specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
+    return {number: spec for number, spec in enumerate(specs) if spec is not None}
+
+
+def _program(
+    calls: Sequence[Call],
+    scalar_kinds: Sequence[type],
+    n_inputs: int,
+    kept: dict[int, Layout],
+    checks_index: bool,
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """`calls` as a function of inputs and scalars, all tensors, to the `kept` values."""
+
+    def program(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: list[Any] = list(arguments[:n_inputs])
+        scalars = arguments[n_inputs:]
+        bad: list[torch.Tensor] = []
+        for call in calls:
+            if scalar_rules.has_scalars(call):
+                returned = _with_scalars(call, values, scalars, scalar_kinds)
+            else:
+                returned = _called(call, values, bad if checks_index else None)
+            values += _created(call, returned)
+        results = [_laid_out(values[n], layout(values[n])) for n, layout in kept.items()]
+        if checks_index:
+            results.append(torch.stack(bad).any())
+        return tuple(results)
+
+    return program
+
+
+def _with_scalars(
+    call: Call, values: Sequence[Any], scalars: Sequence[torch.Tensor], kinds: Sequence[type]
+) -> torch.Tensor:
+    arguments = {name: _resolved(value, values, scalars) for name, value in call.arguments()}
+    scalar_kinds = {n: kinds[v.index] for n, v in call.arguments() if isinstance(v, ScalarRef)}
+    return scalar_rules.computed(call, arguments, scalar_kinds)
+
+
+def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
+    op, args = call.op, [_resolved(arg, values, ()) for arg in call.args]
+    if base_name(op) in NORMS:
+        args = _in_one_dtype(args)
+    if op is aten.native_batch_norm.default:
+        op, args = _declared_batch_norm(args)
+    if bad_indices is not None:
+        args = index_checks.clamped(op, args, bad_indices)
+    return op(*args, **{name: _resolved(value, values, ()) for name, value in call.kwargs})
+
+
+def _in_one_dtype(args: list[Any]) -> list[Any]:
+    """A norm's arguments, mixed floating tensors all in the dtype of most bits.
+
+    So its kernels compute with them: decompositions would round the statistics as the input is.
+    """
+    dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+    if len(dtypes) < 2:
+        return args
+    widest = functools.reduce(torch.promote_types, dtypes)
+    return [
+        a.to(widest) if isinstance(a, torch.Tensor) and a.dtype is not widest else a for a in args
+    ]
+
+
+def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:
+    """The form of native_batch_norm whose schema says that it writes the running statistics."""
+    inputs, weight, bias, mean, var, *rest = args
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats, [inputs, weight, bias, *rest]
+    return aten._native_batch_norm_legit.default, args
+
+
+def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """`tensor` with its dimensions in the order of memory that `stride` says."""
+    if not _differs(tensor.size(), tensor.stride(), stride):
+        return tensor
+    order = sorted(range(tensor.ndim), key=lambda dim: -stride[dim])
+    dense = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return dense.permute([order.index(dim) for dim in range(tensor.ndim)])
+
+
+def _differs(size: Sequence[int], actual: Sequence[int], expected: Sequence[int]) -> bool:
+    # the stride of a dimension of one element addresses nothing
+    return any(n > 1 and a != e for n, a, e in zip(size, actual, expected, strict=True))

@@ -1,0 +1,1 @@
+"""The compile service: what is built, when, by whom, and whether it is used."""

@@ -1,0 +1,105 @@
+"""Scripts that show where a kernel and op-by-op execution differ, without the program they ran in.
+
+In: a segment, the backend's name, the inputs on which they differed. Out: `<digest>.py`, and beside
+it `<digest>.pt` with the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
+
+_SCRIPT = '''\
+"""A kernel of the backend {backend!r} and op-by-op execution differ: run this to see it.
+
+Found with torch {torch}: {reason}
+The inputs lie beside this file. Ends with status 1 if they differ here too.
+"""
+
+import sys
+from math import inf, nan
+from pathlib import Path
+
+import torch
+from torch import device
+
+from lazy_tensor.kernels import Call, Ref, ScalarRef, Segment, TensorSpec
+from lazy_tensor.kernels.backends.aten import compile_aten
+from lazy_tensor.kernels.backend import backend_of
+from lazy_tensor.kernels.generic import generic_of, structure_of
+from lazy_tensor.kernels.segment import op_named
+from lazy_tensor.kernels.service.verify import difference_of
+
+segment = {segment}
+source = {source}
+inputs = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)
+kernel = backend_of({backend!r}).compile(source)
+reason = difference_of(kernel, compile_aten(segment), segment, inputs["tensors"], inputs["scalars"])
+print(reason or "they agree")
+sys.exit(reason is not None)
+'''
+
+
+def write_script(
+    directory: Path,
+    backend: str,
+    segment: Segment,
+    first: Segment | None,
+    inputs: tuple[Sequence[torch.Tensor], Sequence[float]],
+    reason: str,
+) -> Path | None:
+    """The script, which replaces one for the same segment; None if it can't be written.
+
+    `first` is the other segment that a kernel for all sizes was made from, None for a kernel of the
+    segment's own.
+    """
+    own = "segment"
+    if first is not None:
+        own = f"generic_of(structure_of({_code(first)}), structure_of(segment), segment)"
+    script = _SCRIPT.format(
+        backend=backend,
+        torch=torch.__version__,
+        reason=reason.replace("\\", "/").replace('"', "'"),
+        segment=_code(segment),
+        source=own,
+    )
+    path = directory / f"{segment.digest[:12]}.py"
+    tensors, scalars = inputs
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        torch.save({"tensors": list(tensors), "scalars": list(scalars)}, path.with_suffix(".pt"))
+        path.write_text(script)
+    except (OSError, RuntimeError):  # torch.save raises the second on a full disk
+        return None
+    return path
+
+
+def _code(value: Any) -> str:
+    """Python that makes `value`, in the script's names."""
+    match value:
+        case Segment():
+            calls = "".join(f"\n        {_code(call)}," for call in value.calls)
+            scalars = "".join(f"{kind.__name__}, " for kind in value.scalars)
+            return (
+                f"Segment(\n    {_code(value.inputs)},\n    ({scalars}),\n    ({calls}\n    ),\n"
+                f"    {value.outputs!r},\n    {value.default_dtype!r},\n)"
+            )
+        case Call():
+            return (
+                f"Call(op_named({str(value.op)!r}), {_code(value.args)}, {_code(value.kwargs)}, "
+                f"{_code(value.outputs)})"
+            )
+        case TensorSpec():
+            return (
+                f"TensorSpec({value.size!r}, {value.stride!r}, {value.dtype!r}, {value.device!r})"
+            )
+        case Ref() | ScalarRef():
+            return f"{type(value).__name__}({value.index})"
+        case tuple():
+            return f"({''.join(f'{_code(item)}, ' for item in value)})"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""`replay`: calls that repeat run as their plan, without their Python."""

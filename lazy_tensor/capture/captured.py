@@ -1,0 +1,196 @@
+"""A settled plan as a CUDA graph: its kernels are launched at once, without the host between them.
+
+In: a plan, its trace's state, and the leaves of each run. Out: what the plan gives. Leaves whose
+memory stays where it is are read and written there; others are copied into buffers of the graph's;
+results are copied out of its memory, which the next run overwrites. Called by `settled`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lazy_tensor.dispatch.metadata.infer import is_dense
+from lazy_tensor.dispatch.plan.plan import Given, Plan
+from lazy_tensor.dispatch.torch_private import storage_id
+from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
+from lazy_tensor.dispatch.wording import op_name
+
+Tensors = Sequence[torch.Tensor]
+Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], object], Tensors]]
+"""Runs a function once so that it can be run again; how to, and the results, in the same memory
+each time. Nothing has been computed when it returns."""
+
+RUNS_BEFORE = 3
+"""Runs of a plan before it is captured: libraries set themselves up in the first ones."""
+MOST_CAPTURES = 4
+"""How often a graph is made anew, because memory that it writes has moved or a kernel was adopted,
+before that is given up."""
+UNSETTLED = frozenset({"queued", "compiling", "measuring"})
+"""Statuses of fusions that will change."""
+
+
+def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], Tensors]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph.replay, results
+
+
+class Captured:
+    """Runs a plan as a CUDA graph once that can be; `refusal` says why it can't, "" if it can: not
+    where the numbers that it gets change from run to run.
+
+    `device_type` and `capture` are for devices that have such graphs too.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        *,
+        numbers_change: bool = False,
+        device_type: str = "cuda",
+        capture: Capture = capture_on_cuda,
+    ) -> None:
+        self._plan = plan
+        self._capture = capture
+        steps = state.steps()
+        self._written = _written_leaves(plan, steps)
+        self.refusal = _refusal(steps, device_type)
+        if numbers_change and not self.refusal:
+            self.refusal = "numbers that it gets change"
+        self._before: list[int] = []  # where the leaves lay in the run before
+        self._n_runs = self._n_captures = 0
+        self._statuses: list[str] = []
+        self._forget()
+
+    def told(self) -> str:
+        """What became of it, for `explain()`."""
+        if self.refusal:
+            return f"no CUDA graph because {self.refusal}"
+        return "as a CUDA graph" if self._replay is not None else "no CUDA graph yet"
+
+    def _forget(self) -> None:
+        self._replay: Callable[[], object] | None = None
+        self._inputs: list[torch.Tensor] = []
+        self._addresses: list[int | None] = []  # None: the leaf is copied
+        self._results: Tensors = ()
+
+    def __call__(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
+        """Append the plan's results for these leaves; the scalars are the same each time."""
+        is_ready = not self.refusal and self._is_ready(leaves)
+        if is_ready and (self._replay is not None or self._make(leaves, scalars)):
+            given.append(self._run(leaves))
+        else:
+            self._plan.run(leaves, scalars, given)
+
+    def _is_ready(self, leaves: list[torch.Tensor]) -> bool:
+        """Whether the graph fits, or one can be made; a graph that fits no more is dropped."""
+        statuses: list[str] = [fusion.status for fusion in self._plan.fusions]
+        if self._replay is not None:
+            fits = statuses == self._statuses and all(
+                address is None or leaf.data_ptr() == address
+                for leaf, address in zip(leaves, self._addresses, strict=True)
+            )
+            if fits:
+                return True
+            self._forget()
+        self._n_runs += 1
+        before, self._before = self._before, [leaf.data_ptr() for leaf in leaves]
+        if self._n_runs <= RUNS_BEFORE or not UNSETTLED.isdisjoint(statuses):
+            return False
+        if self._n_captures == MOST_CAPTURES:
+            self.refusal = "the memory that it writes moves"
+            return False
+        stays = [now == then for now, then in zip(self._before, before, strict=True)]
+        if any(i in self._written and not stay for i, stay in enumerate(stays)):
+            return False
+        self._addresses = [
+            address if stay else None for address, stay in zip(self._before, stays, strict=True)
+        ]
+        self._statuses = statuses
+        return True
+
+    def _make(self, leaves: list[torch.Tensor], scalars: list[complex]) -> bool:
+        """Capture the plan; False, with the refusal, if that fails."""
+        shared = _shared(leaves)
+        self._inputs = []
+        for i, (leaf, address) in enumerate(zip(leaves, self._addresses, strict=True)):
+            if address is not None:
+                self._inputs.append(leaf)
+            elif storage_id(leaf) in shared or not is_dense(leaf.shape, leaf.stride()):
+                self.refusal = f"input {i} moves, and shares memory or has gaps"
+                return False
+            else:
+                buffer = torch.empty_strided(
+                    leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+                )
+                self._inputs.append(buffer)
+        try:
+            made = self._capture(lambda: self._planned(scalars))
+        except Exception as error:  # what can't be captured runs as it did before
+            self._forget()
+            self.refusal = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            return False
+        self._replay, self._results = made
+        self._n_captures += 1
+        return True
+
+    def _planned(self, scalars: list[complex]) -> Tensors:
+        given: Given = []
+        self._plan.run([*self._inputs], scalars, given)
+        return given[0]
+
+    def _run(self, leaves: list[torch.Tensor]) -> Tensors:
+        assert self._replay is not None, "it was captured"
+        memory: dict[int, tuple[torch.UntypedStorage, int]] = {}  # in which a result is handed out
+        for mine, leaf, address in zip(self._inputs, leaves, self._addresses, strict=True):
+            if address is None:
+                mine.copy_(leaf)
+            moved = int(leaf.storage_offset()) if address is None else 0
+            memory[storage_id(mine)] = leaf.untyped_storage(), moved
+        self._replay()
+        found: list[torch.Tensor] = []
+        for result in self._results:
+            where = storage_id(result)
+            if where not in memory:
+                memory[where] = result.untyped_storage().clone(), 0
+            storage, moved = memory[where]
+            empty = torch.empty(0, dtype=result.dtype, device=result.device)
+            offset = result.storage_offset() + moved
+            found.append(empty.set_(storage, offset, result.shape, result.stride()))
+        return found
+
+
+def _refusal(steps: list[Node | Leaf], device_type: str) -> str:
+    """Why a trace can't be captured; "" if nothing is known to stand in the way."""
+    for step in steps:
+        specs = step.specs if isinstance(step, Node) else (step.spec,)
+        others = {spec.device.type for spec in specs if spec is not None} - {device_type}
+        if others:
+            return f"a tensor is on {others.pop()}"
+        if isinstance(step, Node) and step.facts.communicates:
+            return f"{op_name(step.facts.op)} communicates"
+    return ""
+
+
+def _written_leaves(plan: Plan, steps: list[Node | Leaf]) -> set[int]:
+    """The numbers of the leaves whose memory the plan writes."""
+    leaves = [step for step in steps if isinstance(step, Leaf)]
+    written = {
+        plan.root[slot]
+        for step in plan.steps
+        for node in step.nodes
+        for slot in node.writes
+        if slot in plan.root
+    }
+    return {i for i, leaf in enumerate(leaves) if plan.root.get(leaf.slot, leaf.slot) in written}
+
+
+def _shared(leaves: Tensors) -> set[int]:
+    """The memory that several leaves lie in."""
+    counts = Counter(map(storage_id, leaves))
+    return {where for where, count in counts.items() if count > 1}

@@ -1,0 +1,449 @@
+"""Numbers that optimizers compute from step counts and rates, so that replays compute them anew.
+
+In: while a call is taken down, what torch's optimizers read of 0-dim tensors and of their groups,
+and Python's arithmetic on it. Out: `Formulas`, to be compared with another call's, and a `Recount`
+that applies them to the leaves of further calls. Called by `take` and `settled`.
+
+Optimizers read step counts by `.item()`: the value is computed aside, nothing is run for it. What
+Python makes of such a number is noted line by line, and found again by its value among the numbers
+that the trace got.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from lazy_tensor.capture.reach import Picture, is_atom, is_same
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.plan import foreach
+from lazy_tensor.dispatch.record.inputs import slot_of
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.trie.trace import Leaf, Node, State, Trace, local
+from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
+
+
+class Line(NamedTuple):
+    """How one value is made, from those of other lines.
+
+    "leaf" and "scalar" are of the trace, by number; "place" is a number in an optimizer's group,
+    `what` its holding and the number of the key there (see `reach`); "constant" is a number or the
+    like, `what` its type and text; "op" is an op's result, its last operands passed by `names`;
+    "item" is a tensor's value, "number" what Python's operator of the name `what` gives, "branch"
+    its `outcome`; "read" is a number that was turned into something else, which no line follows.
+    """
+
+    kind: str
+    what: Any
+    operands: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    outcome: bool | None = None
+
+
+NUMBERS = frozenset({"place", "item", "number"})
+"""Kinds of lines that give numbers that an op may have got."""
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """How a call computed numbers; equal for calls that did so alike. `values` are what each line
+    gave then."""
+
+    code: tuple[Line, ...]
+    values: tuple[Any, ...] = field(compare=False)
+
+    def places(self) -> set[Place]:
+        """Where the numbers of optimizers' groups lie."""
+        return {line.what for line in self.code if line.kind == "place"}
+
+    def explained(self, before: Formulas) -> dict[tuple[str, str], list[int]]:
+        """By what they gave in this call and in one before, as text: the lines of numbers."""
+        found: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for i, line in enumerate(self.code):
+            if line.kind in NUMBERS:
+                found[repr(self.values[i]), repr(before.values[i])].append(i)
+        return found
+
+    def read_another(self, before: Formulas) -> bool:
+        """Whether a number that was turned into something else was another one than before."""
+        return any(
+            line.kind == "read" and not is_same(mine, theirs)
+            for line, mine, theirs in zip(self.code, self.values, before.values, strict=True)
+        )
+
+
+class Counts:
+    """What a call that is taken down reads of 0-dim CPU tensors, and computes from it.
+
+    It knows their values although they are pending: it runs the ops on them aside. Made when the
+    tape is on.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._tape = trace.tape
+        self._seen: State | None = trace.state
+        self._n_leaves = 0
+        self._line_of: dict[int, int] = {}  # by slot
+        self._code: list[Line] = []
+        self._values: list[Any] = []
+        self._number_of: dict[Line, int] = {}
+
+    def formulas(self) -> Formulas:
+        return Formulas(tuple(self._code), tuple(self._values))
+
+    @property
+    def is_going_on(self) -> bool:
+        return self._trace.tape is self._tape and local.trace is self._trace
+
+    @contextmanager
+    def lent_to_optimizers(self, picture: Picture) -> Iterator[None]:
+        """torch's own optimizers among what the call can reach find counts in their groups, while
+        they step. Not where code of the user's may look into groups: what it makes of a rate is
+        seen by nobody."""
+        groups = {id(h.holder): name for name, h in picture.holdings.items()}
+        lent: list[tuple[dict[str, Any], str, float, Count]] = []
+
+        def lend(optimizer: Any, *_: Any) -> None:
+            for group in optimizer.param_groups if self.is_going_on else ():
+                name = groups.get(id(group))
+                for i, key in enumerate(() if name is None else picture.holdings[name].keys):
+                    number = group.get(key)
+                    if type(number) is float:
+                        line = self._noted(Line("place", (name, i)), number)
+                        group[key] = count = Count.of(self, number, line)
+                        lent.append((group, key, number, count))
+
+        def take_back(*_: Any) -> None:
+            for group, key, number, count in lent:
+                if group.get(key) is count:
+                    group[key] = number
+            lent.clear()
+
+        hooks: list[Any] = []
+        if not picture.may_mention("param_groups", "lr"):
+            for instance in filter(torch_private.is_own_optimizer, picture.instances):
+                hooks.append(instance.register_step_pre_hook(lend))
+                hooks.append(instance.register_step_post_hook(take_back))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            take_back()
+
+    def read(self, tensor: torch.Tensor) -> Count | None:
+        """The tensor's value; None if the tensor is nothing that a count could be."""
+        slot = slot_of(self._trace, tensor) if self.is_going_on else None
+        if slot is None:
+            return None
+        self._catch_up()
+        line = self._line_of.get(slot.index)
+        if line is None:
+            return None
+        value = torch_private.values_of(self._values[line])
+        if type(value) is not float:
+            return None
+        return Count.of(self, value, self._noted(Line("item", None, (line,)), value))
+
+    def computed(self, name: str, *arguments: Any) -> Any:
+        """What Python's operator gives, as a count if it is a number."""
+        result = getattr(operator, name)(*map(_plain, arguments))
+        if not self.is_going_on or type(result) not in (float, bool):
+            return result
+        operands = tuple([
+            argument.line
+            if type(argument) is Count and argument.counts is self
+            else self._constant(_plain(argument))
+            for argument in arguments
+        ])  # fmt: skip
+        if type(result) is bool:
+            self._noted(Line("branch", name, operands, outcome=result), result)
+            return result
+        return Count.of(self, result, self._noted(Line("number", name, operands), result))
+
+    def read_as_it_is(self, line: int) -> None:
+        """A count was read in a way that can't be followed: it must stay what it is."""
+        if self.is_going_on:
+            self._noted(Line("read", None, (line,)), self._values[line])
+
+    def _noted(self, line: Line, value: Any) -> int:
+        number = self._number_of.get(line)
+        if number is None:
+            number = self._number_of[line] = len(self._code)
+            self._code.append(line)
+            self._values.append(value)
+        return number
+
+    def _constant(self, value: Any) -> int:
+        return self._noted(Line("constant", (type(value), repr(value))), value)
+
+    def _catch_up(self) -> None:
+        """Follow the calls recorded since."""
+        steps: list[Leaf | Node] = []
+        state: State | None = self._trace.state
+        while state is not self._seen:
+            assert state is not None, "a trace only grows while its tape is on"
+            if state.step is not None:
+                steps.append(state.step)
+            state = state.parent
+        self._seen = self._trace.state
+        drawn = {id(data) for _, data in self._tape.draws}
+        for step in reversed(steps):
+            if isinstance(step, Node):
+                self._follow(step)
+                continue
+            data = self._trace.leaves[self._n_leaves]
+            if step.shares is not None:
+                self._line_of.pop(step.shares, None)
+            elif _is_count(step.spec) and id(data) not in drawn:
+                line = Line("leaf", self._n_leaves)
+                self._line_of[step.slot] = self._noted(line, torch_private.copy_of(data))
+            self._n_leaves += 1
+
+    def _follow(self, node: Node) -> None:
+        if self._line_of.keys().isdisjoint((*node.reads, *node.writes)):
+            return
+        for part in foreach.parts_of(node):
+            given = [*part.args, *(value for _, value in part.kwargs)]
+            if self._is_followed(part, given):
+                self._run(part, given)
+                continue
+            for slot in part.writes if part.view_of is None else part.reads:
+                self._line_of.pop(slot, None)
+
+    def _is_followed(self, node: Node, given: list[Any]) -> bool:
+        if node.view_of is not None or node.facts.is_random or not node.is_single:
+            return False
+        if node.facts.writes not in ((), (0,)):
+            return False
+        return all(map(_is_count, node.specs)) and all(
+            argument.index in self._line_of
+            if isinstance(argument, Ref)
+            else isinstance(argument, ScalarRef) or is_atom(argument)
+            for argument in given
+        )
+
+    def _run(self, node: Node, given: list[Any]) -> None:
+        operands: list[int] = []
+        for argument in given:
+            if isinstance(argument, Ref):
+                operands.append(self._line_of[argument.index])
+            elif isinstance(argument, ScalarRef):
+                line = Line("scalar", argument.index)
+                operands.append(self._noted(line, self._trace.scalars[argument.index]))
+            else:
+                operands.append(self._constant(argument))
+        names = tuple([name for name, _ in node.kwargs])
+        line = Line("op", node.facts.op, tuple(operands), names)
+        if line not in self._number_of:
+            self._noted(line, _result_of(line, [self._values[i] for i in operands]))
+        for slot in (*node.outs, *node.writes):
+            if slot is not None:
+                self._line_of[slot] = self._number_of[line]
+
+
+def _is_count(spec: TensorSpec | None) -> bool:
+    return spec is not None and not spec.size and spec.device.type == "cpu"
+
+
+def _result_of(line: Line, given: list[Any]) -> Any:
+    """What a line gives, from what its operands gave."""
+    if line.kind == "read":
+        return given[0]
+    if line.kind == "item":
+        return torch_private.values_of(given[0])
+    if line.kind != "op":
+        return getattr(operator, line.what)(*given)
+    op: OpOverload = line.what
+    n_args = len(given) - len(line.names)
+    if op._schema.is_mutable:
+        given[0] = torch_private.copy_of(given[0])
+    with torch_private.kernels_only():
+        return op(*given[:n_args], **dict(zip(line.names, given[n_args:], strict=True)))
+
+
+def _plain(number: Any) -> Any:
+    return float.__float__(number) if type(number) is Count else number
+
+
+class Count(float):
+    """A float that knows how it was computed.
+
+    C code that takes floats reads its value, and so does any other number's arithmetic; what comes
+    of that is a plain number.
+    """
+
+    __slots__ = ("counts", "line")
+    counts: Counts
+    line: int
+
+    @classmethod
+    def of(cls, counts: Counts, value: float, line: int) -> Count:
+        made = cls(value)
+        made.counts, made.line = counts, line
+        return made
+
+    def __bool__(self) -> bool:
+        return bool(self.counts.computed("truth", self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.counts.read_as_it_is(self.line)
+        return (float, (_plain(self),))
+
+
+def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
+    def method(self: Count, *other: Any) -> Any:
+        if not all(type(number) in (int, float, bool, Count) for number in other):
+            return NotImplemented
+        return self.counts.computed(name, *((*other, self) if is_swapped else (self, *other)))
+
+    return method
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    def method(self: Count, *args: Any) -> Any:
+        self.counts.read_as_it_is(self.line)
+        return getattr(float, name)(self, *args)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Count, f"__{_name}__", _operator(_name))
+    setattr(Count, f"__r{_name}__", _operator(_name, is_swapped=True))
+for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Count, f"__{_name}__", _operator(_name))
+for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__ceil__",
+              "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__",
+              "__hash__", "__format__", "__repr__", "__str__", "is_integer", "as_integer_ratio",
+              "hex"):  # fmt: skip
+    setattr(Count, _name, _reading(_name))
+
+
+class Recount:
+    """Computes the numbers of a trace from its leaves, as two calls before did.
+
+    `formulas` and `scalars` are theirs, the later call's first; `constants` are tensors that the
+    call makes. Counts that were equal then are computed once, and must stay equal; numbers that
+    were the same in both calls must stay the same. RuntimeError if nobody knows what a number that
+    changes is computed from, or where it went.
+    """
+
+    def __init__(
+        self,
+        formulas: tuple[Formulas, Formulas],
+        scalars: tuple[Sequence[complex], Sequence[complex]],
+        constants: Iterable[torch.Tensor],
+    ) -> None:
+        now, before = formulas
+        self._values: list[Any] = []  # of distinct lines; None for what is computed
+        self._alike: dict[int, list[int]] = {}  # by line: the leaves of one value
+        self._computed: dict[int, Line] = {}
+        self._fixed: dict[int, Any] = {}
+        self._moving: list[int] = []
+        self._scalars = list(scalars[0])
+        self.places: list[Place] = []
+        """Where numbers lie that may change."""
+        explained = now.explained(before)
+        explaining = {
+            i: explained[repr(one), repr(other)]
+            for i, (one, other) in enumerate(zip(*scalars, strict=True))
+            if not is_same(one, other)
+        }
+        distinct: dict[Any, int] = {}
+        places: list[int] = []  # by line of the formulas
+        for i, (line, value) in enumerate(zip(now.code, now.values, strict=True)):
+            if line.kind == "scalar" and line.what in explaining:
+                first = explaining[line.what][0]
+                if first >= i:
+                    raise RuntimeError("a number changes, and what it is computed from is unknown")
+                places.append(places[first])
+                continue
+            line = line._replace(operands=tuple([places[k] for k in line.operands]))
+            key: Any = line
+            if line.kind == "leaf":
+                key = (value.dtype, repr(torch_private.values_of(value)))
+            is_moving = line.kind == "place" and not is_same(value, before.values[i])
+            is_given = line.kind in ("constant", "scalar", "place") and not is_moving
+            place = distinct.setdefault(key, len(self._values))
+            places.append(place)
+            if place == len(self._values):
+                self._values.append(value if is_given else None)
+            if is_moving:
+                self._moving.append(place)
+                self.places.append(line.what)
+            elif line.kind == "leaf":
+                self._alike.setdefault(place, []).append(line.what)
+            elif not is_given:
+                self._computed[place] = line
+                if line.kind != "op" and is_same(value, before.values[i]):
+                    self._fixed[place] = value
+        self._changing = {i: places[lines[0]] for i, lines in explaining.items()}
+        alike = {frozenset([places[line] for line in lines]) for lines in explaining.values()}
+        self._agreeing = [sorted(one) for one in alike if len(one) > 1]
+        changing = [
+            value
+            for line, value, then in zip(now.code, now.values, before.values, strict=True)
+            if line.kind in NUMBERS and not is_same(value, then)
+        ]
+        if any(_may_be_made_from(changing, constant) for constant in constants):
+            raise RuntimeError("a tensor may be made from a number that changes")
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a call's numbers may be others than those of the call before."""
+        return bool(self._alike or self._moving)
+
+    def __call__(
+        self, leaves: list[torch.Tensor], numbers: Iterable[float]
+    ) -> list[complex] | None:
+        """The scalars for these leaves, and for what lies in `places`; None if the call may do
+        something else with them."""
+        values = self._values.copy()
+        for place, number in zip(self._moving, numbers, strict=True):
+            values[place] = number
+        for place, members in self._alike.items():
+            if not _are_equal(leaves, members):
+                return None
+            values[place] = leaves[members[0]]
+        try:
+            for place, line in self._computed.items():
+                values[place] = _result_of(line, [values[k] for k in line.operands])
+        except ArithmeticError:
+            return None  # which Python will raise again
+        if not all(is_same(values[place], value) for place, value in self._fixed.items()):
+            return None
+        for first, *others in self._agreeing:
+            if not all(is_same(values[first], values[other]) for other in others):
+                return None
+        scalars = self._scalars.copy()
+        for i, place in self._changing.items():
+            scalars[i] = values[place]
+        return scalars
+
+
+def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
+    """Whether a tensor has an element that is one of the numbers, rounded to its dtype."""
+    if not constant.is_floating_point():
+        return False
+    with torch_private.kernels_only():
+        rounded = torch.tensor(numbers, dtype=torch.float64).to(constant.dtype)
+        return bool(torch.isin(rounded.double(), constant.double()).any())
+
+
+def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
+    """Whether those of these numbers, 0-dim tensors of one dtype on the CPU, have one value."""
+    if hits.native is not None:
+        return bool(hits.native.are_equal(tensors, which))
+    first, *others = [torch_private.values_of(tensors[i]) for i in which]
+    return all(is_same(first, other) for other in others)

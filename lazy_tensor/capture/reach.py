@@ -1,0 +1,763 @@
+"""What a function can see besides its arguments: the Python objects that its code leads to.
+
+In: a function. Out: every place that it may read, by a path such as `model.blocks[0].weight`, with
+what lies there now: `replay` has to know where tensors come from, and whether anything changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import contextvars
+import enum
+import functools
+import gc
+import io
+import itertools
+import logging
+import operator
+import random
+import re
+import sys
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lazy_tensor.capture.mentions import mentions_of
+from lazy_tensor.dispatch.run import hits
+
+ATOMS: tuple[type, ...] = (
+    int, float, complex, bool, str, bytes, type(None), type(...), range, slice,
+    enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+"""Types whose instances never change, and are the same if they are equal."""
+
+MOST_HELD = 200_000
+"""Values that a picture may hold; looking at so many takes a few milliseconds a call."""
+
+MOST_ARRAY_BYTES = 4096
+
+
+class Marker(enum.Enum):
+    MISSING = "no such attribute"
+    OPEN = "any tensor"
+    NUMBER = "any float"
+
+
+MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
+
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "functorch", "lazy_tensor", "builtins"}
+"""Packages whose functions are not followed: their globals don't change what a call computes."""
+
+
+class Unreachable(Exception):
+    """What keeps a function's state from being watched."""
+
+
+def is_atom(value: Any) -> bool:
+    return isinstance(value, ATOMS)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or a tuple of numbers."""
+    if type(value) is tuple:
+        return all(map(_is_number, value))
+    return type(value) in (int, float, complex)
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two values can't be told apart: the same object, or equal ones that can't change."""
+    if a is b:
+        return True
+    if a is OPEN:
+        return isinstance(b, torch.Tensor)
+    if a is NUMBER:
+        return type(b) is float
+    if type(a) is not type(b):
+        return False
+    if type(a) in (float, complex, range):
+        return repr(a) == repr(b)  # 0.0 and -0.0 differ, nan is nan; equal ranges may differ
+    if is_atom(a):
+        return bool(a == b)
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(is_same, a, b))
+    return type(a) is types.MethodType and a.__self__ is b.__self__ and a.__func__ is b.__func__
+
+
+class Holding:
+    """One object that holds others: under which keys, and what lay there when it was looked at.
+
+    Of an object's attributes only those `among` some names may count (None: all), and those
+    `always`; it had `size`.
+    """
+
+    __slots__ = ("always", "among", "holder", "keys", "label", "read", "size", "values", "write")
+
+    def __init__(
+        self,
+        label: str,
+        holder: Any,
+        keys: tuple[Any, ...],
+        read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
+        write: Callable[[Any, Any, Any], None] | None,
+    ) -> None:
+        self.among: frozenset[str] | None = None
+        self.always: frozenset[str] = frozenset()
+        self.size = len(holder) if read is _attributes else -1
+        self.label = label
+        self.holder = holder
+        self.keys = keys
+        self.read = read
+        self.write = write
+        values = read(holder, keys)
+        assert values is not None, "its keys were taken from it"
+        self.values = values
+
+    def label_of(self, i: int) -> str:
+        """Where its `i`-th value lies, as one would write it."""
+        if self.read is _cell or self.read in _OF_ITSELF:
+            return self.label
+        key = self.keys[i]
+        if self.read is _items or self.read is _elements:
+            return f"{self.label}[{repr(key) if is_atom(key) else f'<{i}>'}]"
+        return f"{self.label}.{key}" if self.label else str(key)
+
+    def spoken(self, i: int | None = None) -> str:
+        """The label, or that of its `i`-th value, without the dicts that modules keep theirs in."""
+        label = self.label if i is None else self.label_of(i)
+        short: str = re.sub(r"\._(?:modules|parameters|buffers)\['(.*?)'\]", r".\1", label)
+        return short
+
+    def change(self) -> str | None:
+        """The place whose value isn't what it was, if there is one."""
+        if self.size >= 0 and len(self.holder) != self.size:
+            among, always = self.among, self.always
+            counted = {k for k in self.holder if among is None or k in among or k in always}
+            if counted != set(self.keys):
+                return self.spoken()
+            self.size = len(self.holder)
+        now = self.read(self.holder, self.keys)
+        if now is None or len(now) != len(self.values):
+            return self.spoken()
+        for i, (one, other) in enumerate(zip(self.values, now, strict=True)):
+            if one is not other and not is_same(one, other):
+                return self.spoken(i)
+        self.values = tuple(
+            one if type(one) is Marker else other
+            for one, other in zip(self.values, now, strict=True)
+        )
+        return None
+
+    def get(self, i: int) -> Any:
+        """What lies at its `i`-th place now; KeyError or the like if nothing does."""
+        key = self.keys[i]
+        if self.read is _cell:
+            return self.holder.cell_contents
+        return getattr(self.holder, key) if self.read in (_slots, _facets) else self.holder[key]
+
+    def expect(self, i: int, value: Any) -> None:
+        """Let `value` be what must lie at its `i`-th place: OPEN, say."""
+        self.values = (*self.values[:i], value, *self.values[i + 1 :])
+
+    @property
+    def is_of_tensor(self) -> bool:
+        """Whether the holder is a tensor, and its first value the gradient."""
+        return self.read is _facets
+
+
+# How each kind of holder is read, given the keys that it had; None if it has others now.
+def _items(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    now = _keys(holder)
+    if len(now) != len(keys) or not all(map(_is, now, keys)):
+        return None
+    return tuple([dict.__getitem__(holder, key) for key in now])
+
+
+def _keys(holder: Any) -> tuple[Any, ...]:
+    """A dict's keys, whatever its class says of them."""
+    is_ordered = isinstance(holder, collections.OrderedDict)
+    return tuple(collections.OrderedDict.__iter__(holder) if is_ordered else dict.__iter__(holder))
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b or (is_atom(a) and is_same(a, b))
+
+
+def _attributes(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([holder.get(key, MISSING) for key in keys])
+
+
+def _globals(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _attributes(holder, keys)  # those the code names are all watched, whatever else there is
+
+
+def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([getattr(holder, key, MISSING) for key in keys])
+
+
+def facets_of(tensor: Any) -> tuple[Any, ...]:
+    """`FACETS` of a tensor; torch warns who asks others than leaves for a gradient.
+
+    Unreachable if autograd refuses to tell: one of several views whose base was written.
+    """
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    try:
+        is_leaf = tensor.is_leaf
+    except RuntimeError as error:
+        raise Unreachable(f"a view is there that autograd refuses: {error}") from None
+    return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks)
+
+
+def _facets(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return facets_of(holder)
+
+
+def _function(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (holder.__code__, holder.__defaults__, holder.__kwdefaults__)
+
+
+def _elements(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(holder)
+
+
+def _set(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (len(holder), *holder)
+
+
+def _cell(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        return (holder.cell_contents,)
+    except ValueError:
+        return (MISSING,)
+
+
+def _array(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (holder.shape, str(holder.dtype), holder.tobytes())
+
+
+def _bytes(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (bytes(holder),)
+
+
+def _context(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (holder.get(MISSING),)
+
+
+def _random(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The state of Python's or numpy's random generators."""
+    bits = getattr(holder, "bit_generator", None)
+    if bits is not None:
+        return (repr(bits.state),)
+    ask = getattr(holder, "getstate", None) or holder.get_state
+    return (repr(ask()),)
+
+
+def _iterator(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How far an iterator of Python's own is."""
+    return (repr(holder),) if type(holder) is itertools.count else (operator.length_hint(holder),)
+
+
+_OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
+"""Those whose values tell about the holder: they lie nowhere."""
+_NATIVE: dict[Any, int] = {
+    _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _facets: 4, _function: 5,
+}  # fmt: skip
+_ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an ordered dict; `_set` of an empty one
+"""The kinds of holders that the C++ in `dispatch/native/watch.h` reads."""
+
+
+class Watch:
+    """Holdings that must stay as they are."""
+
+    def __init__(self, holdings: Iterable[Holding]) -> None:
+        self._holdings: list[Holding] = []  # those that C++ can read first
+        others: list[Holding] = []
+        for holding in holdings:
+            if isinstance(holding.holder, (tuple, frozenset)):
+                continue
+            is_native = _is_empty_set(holding) or (
+                holding.read in _NATIVE
+                and (
+                    type(holding.holder) is list
+                    if holding.read is _elements
+                    else holding.read in (_cell, _facets, _function)
+                    or type(holding.holder)
+                    in (dict, collections.defaultdict, collections.OrderedDict)
+                    or (isinstance(holding.holder, dict) and not holding.keys)
+                )
+            )
+            (self._holdings if is_native else others).append(holding)
+        self._for_native = [_for_native(holding) for holding in self._holdings]
+        self._holdings += others
+
+    def objects(self) -> list[Any]:
+        """What C++ looks at to find a change."""
+        return [*self._for_native, *itertools.chain.from_iterable(self._for_native)]
+
+    def change(self) -> str | None:
+        """The place that changed, if one did."""
+        n_read = 0
+        if hits.native is not None:
+            while True:
+                i: int = hits.native.first_change(self._for_native, n_read, MISSING, OPEN)
+                if i < 0:
+                    n_read = len(self._for_native)
+                    break
+                change = self._holdings[i].change()  # an equal number in a new object is none
+                if change is not None:
+                    return change
+                self._for_native[i] = _for_native(self._holdings[i])
+                n_read = i + 1
+        for holding in self._holdings[n_read:]:
+            change = holding.change()
+            if change is not None:
+                return change
+        return None
+
+
+def _is_empty_set(holding: Holding) -> bool:
+    """As each module has one."""
+    return holding.read is _set and type(holding.holder) is set and holding.values == (0,)
+
+
+def _for_native(holding: Holding) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
+    is_ordered = holding.read is _items and type(holding.holder) is collections.OrderedDict
+    if is_ordered:
+        kind = _ORDERED
+    else:
+        kind = _NO_ELEMENTS if holding.read is _set else _NATIVE[holding.read]
+    return (kind, holding.holder, holding.keys, holding.values, holding.size)
+
+
+def _put_item(holder: Any, key: Any, value: Any) -> None:
+    holder[key] = value
+
+
+def _put_cell(holder: Any, _: Any, value: Any) -> None:
+    holder.cell_contents = value
+
+
+FACETS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+"""What a call may read of a tensor besides its value and its metadata."""
+
+
+class _Part:
+    """Attributes of an object of which those count that the code mentions, and those `always`.
+
+    `attributes` gives their names now. All count if the part `is_whole`, which it becomes with
+    `takes_all_if_dynamic` where code computes names. Without any that counts the object is held
+    all the same, so that one more is noticed, if it `is_held_empty`.
+    """
+
+    __slots__ = ("always", "attributes", "holder", "holding", "is_held_empty", "is_whole", "label",
+                 "read", "takes_all_if_dynamic", "write")  # fmt: skip
+
+    def __init__(
+        self,
+        label: str,
+        holder: Any,
+        attributes: Callable[[], Iterable[str]],
+        read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
+        write: Callable[[Any, Any, Any], None] | None = None,
+    ) -> None:
+        self.label = label
+        self.holder = holder
+        self.attributes = attributes
+        self.read = read
+        self.write = write
+        self.is_held_empty = True
+        self.always: frozenset[str] = frozenset()
+        self.is_whole = self.takes_all_if_dynamic = False
+        self.holding: Holding | None = None
+
+
+class Picture:
+    """All that `roots`, pairs of a name and an object, and the tensors `given` lead to, as it is.
+
+    `holdings` are the objects found, by a name; `instances` those with attributes; `generators`
+    random generators. `arguments` names the holding of each tensor `given` that nothing else leads
+    to. Objects of the user's classes are entered only by names that occur in the code (an attribute
+    that no function mentions is none of its business), modules, optimizers and containers as a
+    whole. Unreachable, with the place, for what can't be watched: an iterator, a huge array.
+    """
+
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], given: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self.holdings: dict[str, Holding] = {}
+        self.generators: list[torch.Generator] = []
+        self.arguments: dict[int, str] = {}
+        self.instances: list[Any] = []
+        self._names = set(_ALWAYS)  # that the code mentions, as far as it was looked at
+        self._found: set[str] = set()  # those that are new
+        self._parts: list[_Part] = []
+        self._n_alike: collections.Counter[str] = collections.Counter()
+        self._seen: dict[int, Any] = {}
+        self._classes: dict[tuple[int, bool], type] = {}
+        self._is_dynamic = False
+        self._of_users: set[str] = set()  # names that code of the user's mentions
+        self._n_held = 0
+        self._queue: deque[tuple[str, Any]] = deque(roots)
+        self._explore()
+        names_of: dict[int, str] = {}
+        for i, tensor in enumerate(given):
+            if not self.has(tensor):
+                names_of[id(tensor)] = name = f"tensor {i} among the arguments"
+                self._visit(name, tensor)
+                self._explore()
+            if id(tensor) in names_of:
+                self.arguments[i] = names_of[id(tensor)]
+        names = frozenset(self._names)
+        for part in self._parts:
+            if part.holding is not None and not part.is_whole:
+                part.holding.among, part.holding.always = names, part.always
+        self._parts.clear()
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        self.holdings.clear()
+        self._seen.clear()
+
+    def has(self, value: Any) -> bool:
+        """Whether an object is among what was found."""
+        return id(value) in self._seen
+
+    def may_mention(self, *names: str) -> bool:
+        """Whether code of the user's may use one of these names."""
+        return self._is_dynamic or not self._of_users.isdisjoint(names)
+
+    def numbers(self, without: Collection[tuple[str, int]]) -> int:
+        """A digest of all numbers found, but for those `without`, by holding and place in it."""
+        return hash(tuple([
+            (name, i, repr(value))
+            for name, holding in self.holdings.items()
+            for i, value in enumerate(holding.values)
+            if _is_number(value) and (name, i) not in without
+        ]))  # fmt: skip
+
+    def tensors(self) -> dict[tuple[str, int], torch.Tensor]:
+        """The tensors found, by the holding and the number of their place in it."""
+        return {
+            (name, i): value
+            for name, holding in self.holdings.items()
+            for i, value in enumerate(holding.values)
+            if isinstance(value, torch.Tensor)
+        }
+
+    def _explore(self) -> None:
+        """Visit what is queued, and what names that are found on the way lead to, until no more
+        are."""
+        while True:
+            was_dynamic = self._is_dynamic
+            while self._queue:
+                self._visit(*self._queue.popleft())
+            new = self._found - self._names
+            if not new and self._is_dynamic == was_dynamic:
+                return
+            self._names |= new
+            self._found.clear()
+            for cls in dict.fromkeys(self._classes.values()):
+                self._follow_members(cls, new)
+            for part in self._parts:
+                if self._is_dynamic != was_dynamic or not new.isdisjoint(part.attributes()):
+                    self._widen(part)
+
+    def _hold(
+        self,
+        label: str,
+        holder: Any,
+        keys: Iterable[Any],
+        read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
+        write: Callable[[Any, Any, Any], None] | None = None,
+    ) -> Holding:
+        holding = Holding(label, holder, tuple(keys), read, write)
+        n_alike = self._n_alike[label]  # a function and its closure, an object and its slots
+        self._n_alike[label] += 1
+        self.holdings[f"{label}'{n_alike}" if n_alike else label] = holding
+        if read is _facets:
+            hooks = [(f"{label}'s hooks", value) for value in holding.values[2:]]
+            self._queue.extend(pair for pair in hooks if pair[1] is not None)
+            self._count(label, len(holding.values))
+        elif read in _OF_ITSELF:
+            self._count(label, len(holding.values))
+        else:
+            self._follow(holding, range(len(holding.values)))
+        return holding
+
+    def _follow(self, holding: Holding, places: Iterable[int]) -> None:
+        """Queue what lies at these places of a holding."""
+        places = list(places)
+        self._count(holding.label, len(places))
+        for i in places:
+            value = holding.values[i]
+            if not is_atom(value) and value is not MISSING:
+                self._queue.append((holding.label_of(i), value))
+
+    def _count(self, label: str, n_values: int) -> None:
+        self._n_held += n_values
+        if self._n_held > MOST_HELD:
+            raise Unreachable(f"{label} and what else it can see hold over {MOST_HELD} values")
+
+    def _hold_part(self, part: _Part) -> None:
+        """Hold those of an object's attributes that the code mentions, now and later."""
+        self._parts.append(part)
+        self._widen(part)
+
+    def _widen(self, part: _Part) -> None:
+        if part.takes_all_if_dynamic and self._is_dynamic:
+            part.is_whole = True
+        keys = tuple(
+            name
+            for name in part.attributes()
+            if part.is_whole or name in self._names or name in part.always
+        )
+        holding = part.holding
+        if holding is None:
+            if keys or part.is_held_empty:
+                part.holding = self._hold(part.label, part.holder, keys, part.read, part.write)
+        elif len(keys) != len(holding.keys):
+            known = frozenset(holding.keys)
+            values = holding.read(holding.holder, keys)
+            assert values is not None, "attributes are read one by one"
+            holding.keys, holding.values = keys, values
+            self._follow(holding, (i for i, key in enumerate(keys) if key not in known))
+
+    def _visit(self, label: str, value: Any) -> None:
+        if is_atom(value) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            self._hold(label, value, FACETS, _facets, setattr)
+            state = vars(value)
+            if state:
+                part = _Part(label, state, lambda: _without_lazy(state), _globals, _put_item)
+                part.is_held_empty = False
+                self._hold_part(part)
+        elif isinstance(value, dict):
+            self._hold(label, value, _keys(value), _items, _put_item)
+            self._visit_if_users(label, value)
+        elif isinstance(value, (list, deque)):
+            self._hold(label, value, range(len(value)), _elements, _put_item)
+            self._visit_if_users(label, value)
+        elif isinstance(value, (tuple, frozenset)):
+            self._hold(label, value, range(len(value)), _elements)
+            self._visit_if_users(label, value)
+        elif isinstance(value, set):
+            self._hold(label, value, ("",), _set)
+            self._visit_if_users(label, value)
+        elif isinstance(value, (bytearray, array.array)):
+            self._hold(label, value, ("",), _bytes)
+        elif isinstance(value, contextvars.ContextVar):
+            self._hold(label, value, ("",), _context)
+        elif isinstance(value, weakref.ref):
+            self._queue.append((label, value()))
+        elif isinstance(value, torch.Generator):
+            self.generators.append(value)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(label, value)
+        elif isinstance(value, types.MethodType):
+            self._queue.append((label, value.__func__))
+            self._queue.append((_owner(label), value.__self__))
+        elif isinstance(value, functools.partial):
+            inside = (value.func, value.args, value.keywords)
+            self._queue.extend((label, part) for part in inside)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._queue.append((label, value.__func__))
+        elif isinstance(value, _CACHED):
+            self._queue.append((label, value.__wrapped__))
+        elif isinstance(value, property):
+            self._queue.extend((label, f) for f in (value.fget, value.fset) if f is not None)
+        elif isinstance(value, type):
+            self._visit_classes(value, has_instance=False)
+            if not _is_of_library(value):  # the code may make an instance
+                made_by = [vars(value).get(name) for name in _MAKERS]
+                self._queue.extend((label, f) for f in made_by if f is not None)
+        elif isinstance(value, types.ModuleType):
+            if not _is_of_library(value):
+                self._hold_part(_Part(label, _dict_of(value), lambda: vars(value), _attributes))
+        elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+            if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
+                raise Unreachable(f"{label} is an array that may change; pass a tensor")
+            self._hold(label, value, ("",), _array)
+        elif isinstance(value, random.Random) or _is_random_of_numpy(kind):
+            self._hold(label, value, ("",), _random)
+        elif isinstance(value, _OPAQUE):
+            return
+        elif hasattr(kind, "__length_hint__") or kind is itertools.count:
+            self._hold(label, value, ("",), _iterator)
+        elif hasattr(kind, "__next__") and _is_of_library(kind):
+            raise Unreachable(f"{label} is an iterator; pass what it gives as an argument")
+        elif hasattr(kind, "__replayed__"):
+            self._queue.append((label, value.__replayed__))
+        elif (
+            _package(kind) not in _LIBRARIES - {"torch"}
+            or isinstance(value, _NAMESPACES)
+            or getattr(kind, "is_state_of_modules", False)
+        ):
+            self._visit_attributes(label, value)
+
+    def _visit_if_users(self, label: str, value: Any) -> None:
+        if not _is_of_library(type(value)):
+            self._visit_attributes(label, value)
+
+    def _visit_attributes(self, label: str, value: Any) -> None:
+        kind = type(value)
+        self.instances.append(value)
+        self._visit_classes(kind, has_instance=True)
+        for cls in kind.__mro__[:-1]:
+            slots = vars(cls).get("__slots__", ())
+            if slots:
+                slots = (slots,) if isinstance(slots, str) else slots
+                mangled = [_mangled(cls, name) for name in dict.fromkeys(slots)]
+                self._hold_part(
+                    _Part(label, value, functools.partial(tuple, mangled), _slots, setattr)
+                )
+        state = getattr(value, "__dict__", None)
+        if isinstance(state, dict):
+            part = _Part(label, state, functools.partial(tuple, state), _attributes, _put_item)
+            part.is_whole = _is_of_library(kind)
+            part.takes_all_if_dynamic = True
+            self._hold_part(part)
+
+    def _visit_classes(self, kind: type, *, has_instance: bool) -> None:
+        """Visit a class and its bases; Python itself may call special methods of an instance."""
+        for cls in kind.__mro__[:-1]:
+            visit = (id(cls), has_instance)
+            if visit not in self._classes and _package(cls) not in ("builtins", "abc", "typing"):
+                self._classes[visit] = cls
+                self._visit_class(cls, has_instance)
+
+    def _visit_class(self, cls: type, has_instance: bool) -> None:
+        """Note the names in a class's methods; follow those that the code mentions."""
+        if _is_of_library(cls):
+            for member in vars(cls).values():
+                function = getattr(member, "__func__", member)
+                if isinstance(function, types.FunctionType):
+                    self._found.update(mentions_of(function.__code__).names)
+            return
+        special = frozenset(
+            name
+            for name, member in vars(cls).items()
+            if has_instance
+            and name.startswith("__")
+            and name not in _MAKERS
+            and isinstance(getattr(member, "__func__", member), types.FunctionType)
+        )
+        self._follow_members(cls, self._names | special)
+        part = _Part(cls.__name__, _dict_of(cls), lambda: vars(cls), _attributes)
+        part.always = special
+        self._hold_part(part)
+
+    def _follow_members(self, cls: type, names: Collection[str]) -> None:
+        """Visit the functions of a user's class that have these names, and what else has them."""
+        if _is_of_library(cls):
+            return
+        for name, member in vars(cls).items():
+            if name in names:
+                function = getattr(member, "__func__", member)
+                if not isinstance(function, types.FunctionType):
+                    self._queue.append((f"{cls.__name__}.{name}", member))
+                elif name not in _MAKERS:
+                    self._queue.append((f"{cls.__name__}.{name}", function))
+
+    def _visit_function(self, label: str, function: types.FunctionType) -> None:
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._hold(name, cell, ("",), _cell, _put_cell)
+        if vars(function):
+            self._queue.append((label, vars(function)))
+        if _is_of_library(function):
+            return
+        self._hold(function.__name__, function, _FUNCTION, _function)
+        mentions = mentions_of(code)
+        for name in mentions.imports:
+            self._queue.append((name, sys.modules.get(name)))
+        self._is_dynamic |= mentions.computes_names
+        self._of_users |= mentions.names
+        self._found.update(mentions.names)
+        known = function.__globals__
+        if mentions.globals:
+            holder = [
+                name for name in mentions.globals if name in known or not hasattr(_BUILTINS, name)
+            ]
+            self._hold("", known, holder, _globals, _put_item)
+
+
+_OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
+"""Attributes of lazy tensors that say nothing that isn't looked at otherwise."""
+
+
+def _without_lazy(attributes: Iterable[str]) -> list[str]:
+    return [name for name in attributes if name not in _OF_LAZY]
+
+
+_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
+_ALWAYS = frozenset({"forward", "backward", "setup_context"})
+"""Methods that torch calls, whatever the code mentions."""
+_MAKERS = ("__new__", "__init__", "__post_init__")
+
+
+def _mangled(cls: type, name: str) -> str:
+    """The attribute that a name in a class's body stands for."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if is_private else name
+
+
+def _dict_of(value: Any) -> Any:
+    """The dict behind a module or a class, whose `vars()` is a view of it."""
+    state = vars(value)
+    if isinstance(state, types.MappingProxyType):
+        state = next((d for d in gc.get_referents(state) if type(d) is dict), state)
+    return state
+
+
+_BUILTINS = sys.modules["builtins"]
+
+
+def _owner(label: str) -> str:
+    """`model` for `model.forward`."""
+    return label.rpartition(".")[0] or label
+
+
+_CACHED = type(functools.cache(lambda: None))
+
+
+def _is_random_of_numpy(kind: type) -> bool:
+    return _package(kind) == "numpy" and (
+        hasattr(kind, "bit_generator") or hasattr(kind, "get_state")
+    )
+
+
+_OPAQUE = (io.IOBase, logging.Logger, logging.Handler)
+"""What programs write to, whose state changes nothing that they compute."""
+_NAMESPACES = (
+    types.SimpleNamespace, argparse.Namespace, threading.local, threading.Event,
+    collections.UserDict, collections.UserList, collections.ChainMap,
+)  # fmt: skip
+
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that a class statement made
+
+
+def _package(value: Any) -> str:
+    """The package that a function, a class or a module belongs to."""
+    if isinstance(value, types.FunctionType):  # `functools.wraps` changes its `__module__`
+        name: Any = value.__globals__.get("__name__")
+    else:
+        name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    if name and name.startswith("lazy_tensor.examples"):
+        return str(name)  # its models are programs like any other
+    if name in (None, "builtins"):  # what `exec` makes may have no module either
+        is_users = isinstance(value, types.FunctionType) or getattr(value, "__flags__", 0) & _HEAP
+        return "" if is_users else "builtins"
+    return str(name).partition(".")[0]
+
+
+def _is_of_library(value: Any) -> bool:
+    return _package(value) in _LIBRARIES

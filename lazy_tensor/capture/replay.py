@@ -1,0 +1,589 @@
+"""`replay`: a function whose calls repeat themselves runs as its plan, without its Python.
+
+In: a function and its calls. Out: what recording them would give. Calls are recorded until one does
+what another did before it (`take`); from then on its plan runs (`settled`) while all that the
+function can see is as it was (`reach`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+import operator
+import random
+import re
+import threading
+import types
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+
+import torch
+
+from lazy_tensor.capture.captured import Captured
+from lazy_tensor.capture.reach import ATOMS
+from lazy_tensor.capture.settled import Changed, Settled
+from lazy_tensor.capture.take import Outline, Take, described, take
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.options import Options, check_names
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.flush import may_plan
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.extension import program
+from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
+from lazy_tensor.tensor import LazyTensor, flush_here
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
+
+MOST_SIGNATURES, SIGNATURES_BEFORE_WARNING = 64, 16
+MOST_SETTLED = 4
+"""Plans for one signature: a gradient that is there or not, say, makes two."""
+TAKES_BEFORE_WARNING = 3
+MOST_CALLS_BETWEEN_TAKES = 1000
+UNCHECKED = 16
+"""Replays before the first check, at least: it takes the time of several."""
+_random = random.Random()  # not the program's
+
+
+NEVER_THE_SAME = (
+    "its arguments are others at each call: a number, a string, an object, a tensor's size; "
+    "pass numbers that change as tensors"
+)
+
+
+_PLAIN = frozenset({*ATOMS, list, tuple, dict})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
+
+
+class Arguments:
+    """A call's arguments read once: `key`, equal for calls that may do the same; what is inside.
+
+    `tensors` count by metadata (see `described`), numbers and the like by value, `objects`, with
+    their names, by identity.
+    """
+
+    __slots__ = ("_inside", "key", "objects", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.objects: list[tuple[str, Any]] = []
+        self._inside: set[int] = set()
+        parts: list[Any] = [len(args)]
+        for i, value in enumerate(args):
+            self._read(f"argument {i + 1}", value, parts)
+        for name, value in kwargs.items():
+            parts.append(name)
+            self._read(name, value, parts)
+        self.key = (tuple(parts), described(self.tensors))
+
+    def are_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether they still hold the same objects; tensors may have other values."""
+        now = Arguments(args, kwargs)
+        mine, theirs = self.tensors, now.tensors
+        return self.key[0] == now.key[0] and all(map(operator.is_, mine, theirs))
+
+    def _read(self, label: str, value: Any, parts: list[Any]) -> None:
+        kind = type(value)
+        parts.append(kind)
+        if kind not in _PLAIN and not isinstance(value, torch.Tensor):
+            self.objects.append((label, kind))  # for its methods
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            if not issubclass(kind, LazyTensor) and value.__dict__:
+                self._read_attributes(label, value, parts)
+        elif kind in (float, complex, slice, range):
+            parts.append(repr(value))
+        elif kind in ATOMS:
+            parts.append(value)
+        elif isinstance(value, (list, tuple)):
+            parts.append(len(value))
+            if kind in _PLAIN and _are_bare(value):
+                parts.extend(map(type, value))
+                self.tensors.extend(value)
+            else:
+                self._read_items(label, value, enumerate(value), parts)
+        elif isinstance(value, Mapping):
+            parts.append(tuple([(type(name), name) for name in value]))
+            self._read_items(label, value, value.items(), parts)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._read_items(label, value, (), parts)
+        else:
+            parts.append(id(value))
+            self.objects.append((label, value))
+
+    def _read_items(
+        self, label: str, value: Any, items: Iterable[tuple[Any, Any]], parts: list[Any]
+    ) -> None:
+        if id(value) in self._inside:
+            parts.append("again")
+            return
+        self._inside.add(id(value))
+        for name, item in items:
+            kind = type(item)
+            if kind in _TENSORS and (kind is LazyTensor or not item.__dict__):
+                parts.append(kind)
+                self.tensors.append(item)
+            else:
+                self._read(f"{label}[{name!r}]", item, parts)
+        if type(value) not in _PLAIN:
+            self._read_attributes(label, value, parts)
+        self._inside.discard(id(value))
+
+    def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
+        for name, item in getattr(value, "__dict__", {}).items():
+            parts.append(name)
+            self._read(f"{label}.{name}", item, parts)
+
+
+class _Here(threading.local):
+    is_recording = False
+    """Whether a call of some replay is recorded."""
+
+
+_here = _Here()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """What is called inside is a part of a call that is recorded: its Python runs."""
+    was_recording, _here.is_recording = _here.is_recording, True
+    try:
+        yield
+    finally:
+        _here.is_recording = was_recording
+
+
+def _watched(*, saves: bool) -> str | None:
+    """As `torch_private.is_watched`."""
+    is_unwatched = hits.native is not None and hits.native.is_unwatched(saves)
+    if is_unwatched and not torch_private.is_forward_differentiated():
+        return None
+    return torch_private.is_watched(RecordingMode, saves=saves)
+
+
+def _environment() -> object:
+    """As `torch_private.call_environment`."""
+    if hits.native is None:
+        return torch_private.call_environment()
+    return (hits.native.call_environment(), torch_private.is_parametrization_cached())
+
+
+def _are_bare(values: Iterable[Any]) -> bool:
+    """Whether all are tensors of torch's own classes without attributes of their own."""
+    return all([
+        type(value) is LazyTensor or (type(value) in _TENSORS and not value.__dict__)
+        for value in values
+    ])  # fmt: skip
+
+
+class _Signature:
+    """What is known of calls with arguments of one kind."""
+
+    def __init__(self, objects: list[tuple[str, Any]]) -> None:
+        self.objects = objects  # their ids stand in the key
+        self.settled: list[Settled] = []
+        self.outlines: deque[Outline] = deque(maxlen=MOST_SETTLED)
+        self.n_calls = 0
+        self.n_failed = 0
+        self.wait = 0
+
+    def postpone(self) -> None:
+        """Take down fewer calls the more often that was in vain."""
+        self.n_failed += 1
+        self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
+
+
+OWN_OPTIONS = ("warmup", "check_every", "cuda_graphs")
+
+
+class ReplayOptions(Options, total=False):
+    """The options of `replay`."""
+
+    warmup: int
+    check_every: int
+    cuda_graphs: bool
+
+
+class Replay(Generic[P, R]):
+    """A function as `replay` gives it.
+
+    `n_replayed` and `n_recorded` count its calls, `n_signatures` the kinds of arguments that came;
+    `obstacle` says why the last call that was recorded was, "" if none stands in the way.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        warmup: int = 1,
+        check_every: int = 1000,
+        cuda_graphs: bool = False,
+        is_part: bool = False,
+        **options: Any,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"replay(): function={function!r} can't be called")
+        for name, value in (("warmup", warmup), ("check_every", check_every)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"replay(): {name}={value!r} is not a whole number")
+            if value < 0:
+                raise ValueError(f"replay(): {name}={value!r} must be at least 0")
+        check_names(options, "replay()", OWN_OPTIONS)
+        settings.updated(settings.current(), options, "replay()")
+        self._function = function
+        self._in_mode = lazy_mode(**options)(function)
+        self._warmup = warmup
+        self._check_every = check_every
+        self._cuda_graphs = cuda_graphs
+        self._is_part = is_part  # of a module's: see `replay_module`
+        self.must_record: Callable[[Settled], bool] = lambda _: False  # what might be replayed
+        self.checks_next = False  # call: it is recorded and compared
+        self._captured: Captured | None = None  # of the call that settled last
+        self._options = options
+        self._lock = threading.RLock()
+        self._here = threading.local()
+        self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
+        self._latest: tuple[Any, _Signature | None] = (None, None)  # of these, that was replayed
+        self._told: set[str] = set()
+        self.n_signatures = 0
+        self.obstacle = ""
+        self.n_replayed = self.n_recorded = 0
+        self._replayed_s, self._fastest_recorded_s = 0.0, math.inf
+        functools.update_wrapper(self, function, updated=())
+        REPLAYS.add(self)
+
+    @property
+    def __replayed__(self) -> Callable[P, R]:
+        return self._function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if _here.is_recording or getattr(self._here, "is_inside", False):
+            return self._function(*args, **kwargs)  # a part of another replay's call
+        self._here.is_inside = True
+        try:
+            result: R = self._call(args, kwargs)
+            return result
+        finally:
+            self._here.is_inside = False
+
+    def is_seen_by_others(self) -> bool:
+        """Whether a call must run its Python, as it is a part of another replay's, or something
+        else than our mode sees what it does."""
+        if _here.is_recording or torch_private.is_traced():
+            return True
+        watched = _watched(saves=not self._is_part)
+        if watched is not None:
+            self._meet(watched)
+        return watched is not None
+
+    def ran(self) -> Settled | None:
+        """What this thread's last call was, or might have been, replayed by."""
+        found: Settled | None = getattr(self._here, "ran", None)
+        return found
+
+    def has_replayed(self) -> bool:
+        """Whether this thread's last call was replayed."""
+        return bool(getattr(self._here, "has_replayed", False))
+
+    def is_captured(self) -> bool:
+        """Whether there is a plan for calls with arguments such as this thread's last call had."""
+        known: _Signature | None = getattr(self._here, "known", None)
+        return known is not None and bool(known.settled)
+
+    def forget(self) -> None:
+        """Drop all that is known of calls."""
+        with self._lock:
+            self._signatures.clear()
+            self._latest = (None, None)
+
+    def recorded(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """A call that is recorded, and says nothing about others."""
+        result: R = self._recorded(args, kwargs)
+        return result
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = perf_counter()
+        self._here.ran, self._here.has_replayed = None, False
+        flush_here("replay", quiet=True)
+        if not self._is_part and self.is_seen_by_others():
+            return self._function(*args, **kwargs)
+        arguments = Arguments(args, kwargs)
+        key = (arguments.key, _environment(), settings.current())
+        known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
+        if known is None:
+            known = _Signature(arguments.objects)
+            self._signatures.put(key, known)
+            self.n_signatures += 1
+            if self.n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
+                self._meet(NEVER_THE_SAME, tells=True)
+        verified, self._here.known = None, known
+        with self._lock:
+            for settled in known.settled:
+                try:
+                    found = settled.found(arguments.tensors)
+                except Changed as reason:
+                    self.obstacle = str(reason)
+                    continue
+                if self.must_record(settled):
+                    self.obstacle = ""
+                    result = self._recorded(args, kwargs)
+                    self._here.ran = settled
+                    return result
+                is_due = self._check_every and settled.n_runs >= settled.next_check
+                if is_due or self.checks_next:
+                    known.settled.remove(settled)
+                    verified = settled
+                    break
+                self.obstacle = ""
+                self._latest = key, known
+                result = settled.run(found, arguments.tensors)
+                self._account(start)
+                self._here.ran, self._here.has_replayed = settled, True
+                return result
+        if verified is not None:
+            return self._verified(known, verified, arguments, args, kwargs)
+        if known.n_calls < self._warmup or known.wait > 0:
+            known.n_calls += 1
+            known.wait -= known.wait > 0
+            return self._recorded(args, kwargs)
+        if not self.may_plan():
+            return self._recorded(args, kwargs)
+        result, taken = self._taken(arguments, args, kwargs)
+        with self._lock:
+            self._learn(known, taken, arguments)
+        return result
+
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = perf_counter()
+        with recording():
+            result = self._in_mode(*args, **kwargs)
+        self._account_recorded(start)
+        return result
+
+    def may_plan(self) -> bool:
+        """Whether plans can be made; if not, their C++ is asked for."""
+        if program.are_there():
+            return True
+        with lazy_mode(**self._options):
+            if may_plan(at_once=True):
+                return True
+        status = program.EXTENSION.status
+        self._meet(f"the C++ that runs plans: {status}", tells=status != "compiling")
+        return False
+
+    def _taken(
+        self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Take | str]:
+        name = getattr(self._function, "__name__", "")
+        roots = [(name, self._function), *arguments.objects]
+        start = perf_counter()
+        with recording(), listening_mode(**self._options):
+            taken = take(
+                self._function, args, kwargs, arguments.tensors, roots,
+                lambda: arguments.are_unchanged(args, kwargs), may_have_graphs=self._is_part,
+            )  # fmt: skip
+        self._account_recorded(start)
+        return taken
+
+    def _settled(self, taken: Take, before: Outline, arguments: Arguments) -> Settled:
+        name = f"replay({self._name})"
+        with lazy_mode(**self._options):  # the plan is made as the options want it
+            settled = Settled(
+                taken, before, arguments.tensors, name,
+                cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
+            )  # fmt: skip
+        settled.next_check = self._next_check(0)
+        self._captured = settled.captured
+        return settled
+
+    def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
+        """Settle on the call, if it did what one before it did; else say what differs."""
+        obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
+        if isinstance(taken, Take):
+            for outline in known.outlines:
+                obstacle = taken.outline.difference(outline)
+                if obstacle is None:
+                    break
+            known.outlines.append(taken.outline)
+        if obstacle is None:
+            assert isinstance(taken, Take)
+            try:
+                known.settled.insert(0, self._settled(taken, outline, arguments))
+            except RuntimeError as error:
+                obstacle = str(error)
+            else:
+                del known.settled[MOST_SETTLED:]
+                known.n_failed = 0
+                self.obstacle = ""
+                return
+        known.postpone()
+        self._meet(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
+
+    def _verified(
+        self,
+        known: _Signature,
+        settled: Settled,
+        arguments: Arguments,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a call that would be replayed; RuntimeError if it does something else."""
+        result, taken = self._taken(arguments, args, kwargs)
+        if isinstance(taken, str):
+            self._meet(taken)  # it says nothing about the calls before
+            return result
+        found = taken.outline.difference(settled.outline)
+        if found is not None:
+            known.outlines.clear()
+            raise RuntimeError(
+                f"replay({self._name}): recorded again after {settled.n_runs} replays, the call "
+                f"did something else: {found}. What the function reads must reach it as an "
+                "argument, or from where replay can watch it"
+            )
+        with self._lock:
+            settled.n_runs += 1
+            settled.next_check = self._next_check(settled.n_runs)
+            known.settled.insert(0, settled)
+        self._here.ran = settled
+        return result
+
+    def _next_check(self, n_runs: int) -> int:
+        """The number of replays, so many being done, after which a call is recorded and compared:
+        at random, so that no rhythm of the program hides from checks."""
+        most = min(max(n_runs, 2 * UNCHECKED), self._check_every)
+        least = min(UNCHECKED, most) if n_runs == 0 else 1
+        return n_runs + _random.randint(least, max(least, most))
+
+    def _account_recorded(self, start: float) -> None:
+        self.n_recorded += 1
+        self._fastest_recorded_s = min(self._fastest_recorded_s, perf_counter() - start)
+
+    def _account(self, start: float) -> None:
+        seconds = perf_counter() - start
+        self.n_replayed += 1
+        self._replayed_s += seconds
+        STATS.counts["replayed"] += 1
+        STATS.add_work(start, seconds)
+
+    def _meet(self, obstacle: str, *, tells: bool = False) -> None:
+        """Note why a call was recorded; tell the user, once."""
+        self.obstacle = obstacle
+        kind = re.sub(r"[\d.]+", "#", obstacle)  # numbers in it may change
+        if tells and kind not in self._told:
+            self._told.add(kind)
+            warnings.warn(
+                f"replay({self._name}) goes on recording: {obstacle}{_remedy(obstacle)}",
+                stacklevel=5,
+            )
+
+    def summary(self) -> str:
+        """A line on what became of the calls, for `explain()`."""
+        words = [f"replay({self._name}): {self.n_replayed} calls replayed"]
+        if self.n_replayed:
+            mean = self._replayed_s / self.n_replayed
+            words.append(f"{mean * 1e3:.2f} ms each")
+        words.append(f"{self.n_recorded} recorded")
+        if self.n_recorded:
+            words.append(f"{self._fastest_recorded_s * 1e3:.2f} ms at best")
+        if self.n_replayed and self.n_recorded:
+            saved = max(self._fastest_recorded_s - mean, 0.0) * self.n_replayed
+            words.append(f"{saved:.2f} s saved")
+        if self._captured is not None:
+            words.append(self._captured.told())
+        if self.obstacle:
+            words.append(f"recorded last because {self.obstacle}")
+        return ", ".join(words)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._function, "__qualname__", type(self._function).__name__))
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replay[P, R]:
+        return self._with(copy.deepcopy(self._function, memo))
+
+    def __reduce__(self) -> Any:
+        return functools.partial(replay, **self._made_with), (self._function,)
+
+    def _with(self, function: Callable[P, R]) -> Replay[P, R]:
+        return Replay(function, **self._made_with)
+
+    @property
+    def _made_with(self) -> dict[str, Any]:
+        return {
+            "warmup": self._warmup,
+            "check_every": self._check_every,
+            "cuda_graphs": self._cuda_graphs,
+            **self._options,
+        }
+
+
+REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
+
+
+def _remedy(obstacle: str) -> str:
+    for part, words in _REMEDIES.items():
+        if part in obstacle:
+            return f"; {words}"
+    return ""
+
+
+_REMEDIES = {
+    **dict.fromkeys(
+        ("it reads values", "reads a tensor's values", "where the call before read"),
+        "what is read decides what a call does, so it must come again: compare tensors, as in "
+        "`if norm > 1`, move .item() or float() out of the function, or return the tensor; "
+        "optimizers with a tensor as lr: fused=True or capturable=True",
+    ),
+    "where the call before gave it": "a number that changes must come in as a tensor; so must an "
+    "optimizer's betas, and the rate of an optimizer that isn't torch's own",
+}
+
+
+@overload
+def replay(function: M, **options: Unpack[ReplayOptions]) -> M: ...  # type: ignore[overload-overlap]
+@overload
+def replay(function: Callable[P, R], **options: Unpack[ReplayOptions]) -> Replay[P, R]: ...
+@overload
+def replay(**options: Unpack[ReplayOptions]) -> Callable[[Callable[P, R]], Replay[P, R]]: ...
+def replay(function: Any = None, **options: Any) -> Any:
+    """A steady loop's body, run as its plan once its recording has settled.
+
+    `step = replay(step)`, `@replay`, or `@replay(warmup=3)`. Calls are recorded (in `lazy_mode`)
+    until two do the same. From then on a call whose arguments have the same metadata runs the plan,
+    without the function's Python: tensors among the arguments by position; parameters, buffers,
+    optimizer state by identity, read anew each call. What it leaves behind (`p.grad`, caches) gets
+    the new values in the same objects; returned tensors are new ones; random ops draw fresh
+    numbers. Values that the function reads (`if mask.all()`) are computed first; if they differ,
+    the call is recorded, as after any other change that the function can see.
+
+    `replay(model)` gives the same module, whose calls are replayed: forward, and the backward of
+    what it gave, join the program's autograd as one node. The loss, the optimizer and all else stay
+    outside and run as they did. Copies of the module, and its pickle, are not replayed.
+
+    `warmup` calls are recorded before the first is compared. Now and then, at random, and after
+    `check_every` replays at the latest, a call is recorded and compared; RuntimeError if it did
+    something else (0: never). With `cuda_graphs` a
+    plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
+    graph; arguments are copied into it, results out of it. Other options are `lazy_mode`'s. What
+    the function prints, or counts in Python, happens in recorded calls only: a call that changes
+    what it can see in Python is not replayed, and a warning says why, once.
+    """
+    if function is None:
+        return functools.partial(replay, **options)
+    if isinstance(function, torch.nn.Module):
+        from lazy_tensor.capture.replay_module import replay_module  # which imports `Replay`
+
+        return replay_module(function, options)
+    return Replay(function, **options)

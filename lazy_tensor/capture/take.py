@@ -1,0 +1,697 @@
+"""One call of a function, recorded on a tape: what it read, what it left behind, what it gave back.
+
+In: a function, its arguments, and the places it can reach. Out: its result, and a `Take` of the
+call, or the obstacle that keeps it from being repeated without Python. Called by `replay`.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.capture.counts import Count, Counts, Formulas
+from lazy_tensor.capture.reach import Holding, Picture, Unreachable, is_atom, is_same
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
+from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
+from lazy_tensor.dispatch.run import hits, watch
+from lazy_tensor.dispatch.run.tape import Draw, Read, Tape
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Leaf, Node, State, Trace, live_values, local
+from lazy_tensor.dispatch.wording import op_name, with_article
+from lazy_tensor.kernels.segment import Ref, ScalarRef
+from lazy_tensor.tensor import LazyTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a leaf of the trace came from: `kind` and what tells it from others of its kind.
+
+    "argument" i, "draw" i, "place" (holding, number of the key), or "constant", a small tensor made
+    inside, by its values. `view`, (size, stride, offset from that tensor's), for another tensor on
+    its memory, as `Tensor.data` gives.
+    """
+
+    kind: str
+    name: Any
+    view: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A place where the call put a new tensor: its holding, the key there, the slot in the trace
+    (draw i counts as slot -1 - i).
+
+    `was_empty`: nothing lay there before. Else the tensor that lies there takes the new value.
+    """
+
+    holding: str
+    key: int
+    slot: int
+    was_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A leaf of what the call gave back: `kind` and its number, constant or object.
+
+    "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`, "data" one of
+    these values; "argument", "place" and "left" are the very object, "again" is what an earlier one
+    is, "constant" is no tensor. `grad` says whether the tensor requires one ("leaf") or has been
+    differentiated ("spent").
+    """
+
+    kind: str
+    name: Any
+    meta: tuple[Any, ...] | None = None
+    grad: str = ""
+    layout: tensor_types.Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a call did, without the tensors it did it to: equal for calls that did the same."""
+
+    state: State
+    scalars: tuple[complex, ...]
+    formulas: Formulas
+    numbers: int  # a digest of those that the call may have seen elsewhere
+    draws: tuple[Any, ...]
+    reads: tuple[Any, ...]
+    sources: tuple[Source, ...]
+    left: tuple[Left, ...]
+    live: tuple[int, ...]
+    returned: tuple[Returned, ...]
+    structure: Any
+
+    def difference(self, before: Outline) -> str | None:
+        """The first thing in which this call differed from one before."""
+        if self.state is not before.state:  # as it is in another thread's trie
+            found = _first_difference(before, self)
+            if found is not None:
+                return found
+        for now, then in zip(self.reads, before.reads, strict=False):
+            if now != then and now[0] == then[0]:
+                return f"it reads {now[1]} at {now[0]} where the call before read {then[1]}"
+        for name, words in _WORDS.items():
+            if getattr(self, name) != getattr(before, name):
+                return words
+        if self.formulas.read_another(before.formulas):
+            return "an optimizer's step count or rate is turned into a plain number, or into text"
+        # a number that changed elsewhere may be equal by chance to what an optimizer computed
+        is_known = self.numbers == before.numbers
+        explained = self.formulas.explained(before.formulas) if is_known else {}
+        for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
+            if not is_same(now, then) and (repr(now), repr(then)) not in explained:
+                return self._other_number(i, now, then)
+        return None
+
+    def _other_number(self, i: int, now: complex, before: complex) -> str:
+        nodes = [step for step in self.state.steps() if isinstance(step, Node)]
+        where = next((_named(n) for n in nodes if ScalarRef(i) in _flat(n)), "an op")
+        return f"{where} gets {now!r} where the call before gave it {before!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One call: its outline, and what a repetition needs.
+
+    `after` is what the call could reach when it ended, `places` the tensors it found, and read or
+    returned, when it began, `constants` those among the leaves that it made from data.
+    `written` are the indices of the leaves it wrote, `n_writes` says how many writes to each
+    autograd counted: none of a batch norm's to its running mean. `metadata` is that of all leaves
+    not drawn.
+    """
+
+    outline: Outline
+    draws: tuple[Draw, ...]
+    reads: tuple[Read, ...]
+    constants: dict[int, torch.Tensor]
+    written: tuple[int, ...]
+    n_writes: dict[int, int]
+    metadata: Any
+    after: Picture
+    places: dict[tuple[str, int], torch.Tensor]
+
+
+_WORDS = {
+    "formulas": "it computes other numbers from its step counts each call",
+    "draws": "it draws other random numbers each call",
+    "reads": "it reads values at other places each call",
+    "sources": "it reads other tensors each call",
+    "left": "it leaves tensors in other places each call",
+    "live": "other results outlive it each call",
+    "returned": "it returns something else each call",
+    "structure": "it returns something else each call",
+}
+
+
+def _flat(node: Node) -> list[Any]:
+    """The arguments of a call, those in lists too."""
+    leaves: list[Any] = pytree.tree_leaves((node.args, [value for _, value in node.kwargs]))
+    return leaves
+
+
+def _first_difference(before: Outline, now: Outline) -> str | None:
+    """Where two traces part, as a user would look for it."""
+    old, new = before.state.steps(), now.state.steps()
+    if old == new:
+        return None
+    for one, other in zip(old, new, strict=False):
+        if one == other:
+            continue
+        if isinstance(one, Leaf) or isinstance(other, Leaf):
+            specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
+            return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
+        if one.facts.op is not other.facts.op:
+            called = op_name(one.facts.op)
+            return f"it calls {_named(other)} where the call before called {called}"
+        for a, b in zip(_flat(one), _flat(other), strict=False):
+            shown = _shown(b, now), _shown(a, before)
+            if shown[0] != shown[1]:
+                return f"{_named(other)} gets {shown[0]} where the call before gave it {shown[1]}"
+        return f"{_named(other)} gives something else than before"
+    return f"it has {len(new)} steps where the call before had {len(old)}"
+
+
+def _named(node: Node) -> str:
+    return f"{op_name(node.facts.op)} at {node.where}"
+
+
+def _shown(argument: Any, outline: Outline) -> str:
+    if isinstance(argument, ScalarRef):
+        return repr(outline.scalars[argument.index])
+    return f"tensor {argument.index}" if isinstance(argument, Ref) else repr(argument)
+
+
+MOST_SHOWN = 100
+"""Characters of a change that are worth reading."""
+
+MOST_CONSTANTS = 16
+"""Elements of a tensor made inside, `torch.tensor(0.5)`, that count as a number does: the call is
+not the same if they differ."""
+
+
+class Obstacle(Exception):
+    """Why a call can't be repeated without its Python."""
+
+
+def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor that stands for a computed one in a trace."""
+    return tensor._value.data if isinstance(tensor, LazyTensor) else tensor
+
+
+def described(tensors: Sequence[torch.Tensor], *, with_types: bool = True) -> Any:
+    """What decides whether a call may treat such tensors alike; comparable, nothing else.
+
+    Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
+    a storage offset, is a conjugate or negative view, the first place of the same object, and how
+    it is sharded.
+    """
+    try:
+        words = None if hits.native is None else hits.native.argument_words(tensors, with_types)
+        return described_in_python(tensors, with_types=with_types) if words is None else words
+    except RuntimeError:
+        return object()  # like nothing else: autograd refuses to tell of a view
+
+
+def described_in_python(tensors: Sequence[torch.Tensor], *, with_types: bool) -> Any:
+    """The same, comparable with what Python told."""
+    first: dict[int, int] = {}
+    found: list[Any] = []
+    for i, tensor in enumerate(tensors):
+        found += (type(tensor) if with_types else None, first.setdefault(id(tensor), i))
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            found.append(tensor.layout)
+            continue
+        size, stride, offset, dtype, device = meta_of(tensor)
+        marks = bool(offset), tensor.is_conj(), tensor.is_neg()
+        layout = tensor_types.layout_of(tensor)
+        found += (size, stride, dtype, device, *marks, tensor.requires_grad, tensor.is_leaf, layout)
+    return tuple(found)
+
+
+def metadata(tensors: Sequence[torch.Tensor | None]) -> Any:
+    """What decides whether the same trace would take such leaves; comparable, nothing else.
+
+    Size, strides, dtype, device of each, whether it has a storage offset, and which share memory.
+    """
+    owners: dict[int, int] = {}
+    found: list[tuple[Any, ...] | None] = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None or tensor.layout is not torch.strided:
+            found.append(None)
+            continue
+        size, stride, offset, dtype, device = meta_of(tensor)
+        owner = owners.setdefault(torch_private.storage_id(tensor), i)
+        found.append((size, stride, bool(offset), dtype, device, owner))
+    return found
+
+
+def take(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[torch.Tensor],
+    objects: list[tuple[str, Any]],
+    is_unchanged: Callable[[], bool],
+    *,
+    may_have_graphs: bool = False,
+) -> tuple[Any, Take | str]:
+    """Call the function with a tape on; its result, and the take of the call or the obstacle to it.
+
+    `tensors` are those among the arguments, `objects` the named others that the call can look into;
+    `is_unchanged` tells afterwards whether the arguments hold what they held.
+    Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
+    """
+    roots = [*objects, *torch_private.hooks_of_all_modules()]
+    try:
+        have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
+        if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
+            raise Obstacle("an argument has a graph, which each call has another of; detach it")
+        before = Picture(roots, tensors)
+    except (Obstacle, Unreachable) as reason:
+        return function(*args, **kwargs), str(reason)
+    versions = {
+        id(tensor): tensor._version
+        for tensor in (*before.tensors().values(), *tensors)  # nothing else may keep them alive
+        if not tensor.is_inference()
+    }
+    trace = local.trace
+    numbers = _random_states()
+    torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
+    tape = Tape(trace, before.generators)
+    counts = Counts(trace)
+    try:
+        with torch_private.step_counts_read_by(counts.read), counts.lent_to_optimizers(before):
+            result = function(*args, **kwargs)
+    except BaseException:
+        tape.stop("it raised an exception")
+        raise
+    tape.take_off()
+    torch.clear_autocast_cache()
+    if tape.obstacle is not None:
+        return result, tape.obstacle
+    watch.before_flush(trace)  # what is out of date at its end need not outlive it
+    try:
+        if numbers != _random_states():
+            raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
+        if not is_unchanged():
+            raise Obstacle("it changes lists, dicts or objects that are arguments")
+        after = Picture(roots, tensors)
+        return result, _Reading(
+            trace, tape, counts.formulas(), before, after, tensors, versions, result
+        ).take()
+    except (Obstacle, Unreachable) as reason:
+        return result, str(reason)
+    except Exception as error:  # the call is done; losing its result would be worse
+        return result, f"it can't be taken down: {error!r}; please report it"
+
+
+def _random_states() -> tuple[Any, ...]:
+    """The states of Python's and numpy's random numbers, which no tape sees drawn."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    kind, words, *rest = numpy.random.get_state()
+    return (random.getstate(), kind, words.tobytes(), *rest)
+
+
+class _Reading:
+    """Reads a take off a trace that holds one call."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        tape: Tape,
+        formulas: Formulas,
+        before: Picture,
+        after: Picture,
+        tensors: list[torch.Tensor],
+        versions: dict[int, int],
+        result: Any,
+    ) -> None:
+        self.trace = trace
+        self.tape = tape
+        self.formulas = formulas
+        self.before = before
+        self.after = after
+        self.tensors = tensors
+        self.versions = versions  # before the call, by `id`
+        self.result = result
+        self.leaf_at = {
+            step.slot: i
+            for i, step in enumerate(s for s in trace.state.steps() if isinstance(s, Leaf))
+        }
+        self.live = self._live()
+        self.claimed: set[int] = set()
+        tensors_given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        data = [concrete(tensor) for tensor in tensors_given]
+        self.n_given = Counter(  # tensors that the call gives, by their memory
+            torch_private.storage_id(one)
+            for one in data
+            if one is not None and one.layout is torch.strided and not one.is_nested
+        )
+
+    def _live(self) -> tuple[int, ...]:
+        values = live_values(self.trace.values)
+        return tuple(value.slot.index for value in values if value.slot is not None)
+
+    def take(self) -> Take:
+        places = self.before.tensors()
+        sources = self._sources(places)
+        left = self._left()
+        self._check_identities(left)
+        leaves, structure = pytree.tree_flatten(self._whole(self.result))
+        returned = self._all_returned(leaves, left, places)
+        kept = {one.name for one in sources if one.kind == "place"}
+        kept |= {one.name for one in returned if one.kind == "place"}
+        kept -= {(one.holding, one.key) for one in left}
+        places = {place: tensor for place, tensor in places.items() if place in kept}
+        self.before.forget()  # what it alone kept was thrown away by the call
+        self.live = self._live()
+        if self._unclaimed():
+            gc.collect()  # a cycle of objects may hold what nobody can reach
+            self.live = self._live()
+        for slot in self._unclaimed():
+            raise Obstacle(
+                f"{self._made_by(slot)} outlives it where replay can't see it: in a graph that "
+                "backward() hasn't freed, or with an object that keeps tensors to itself"
+            )
+        drawn = {id(data) for _, data in self.tape.draws}
+        for read in self.tape.reads:
+            if any(id(self.trace.leaves[i]) in drawn for i in read.aside.leaves):
+                raise Obstacle(f"it reads a random number at {read.where}")
+        leaves_now = [None if id(leaf) in drawn else leaf for leaf in self.trace.leaves]
+        draws = tuple(draw for draw, _ in self.tape.draws)
+        outline = Outline(
+            state=self.trace.state,
+            scalars=tuple(self.trace.scalars),
+            formulas=self.formulas,
+            numbers=self.after.numbers(self.formulas.places()) if self.formulas.code else 0,
+            draws=tuple(draw.key for draw in draws),
+            reads=tuple(read.key for read in self.tape.reads),
+            sources=sources,
+            left=left,
+            live=self.live,
+            returned=returned,
+            structure=structure,
+        )
+        constants = {
+            i: torch_private.copy_of(self.trace.leaves[i])
+            for i, source in enumerate(sources)
+            if source.kind == "constant"
+        }
+        told = metadata(leaves_now)
+        reads = tuple(self.tape.reads)
+        written = self._written()
+        return Take(
+            outline, draws, reads, constants, written, self._n_writes(written, sources, places),
+            told, self.after, places,
+        )  # fmt: skip
+
+    def _unclaimed(self) -> list[int]:
+        """What outlives the call and lies nowhere that replay looks. A view keeps what it is a view
+        of, which nobody else can see."""
+        roots = {self.trace.root_of(slot) for slot in self.claimed if slot >= 0}
+        return [
+            slot
+            for slot in self.live
+            if slot not in self.claimed and self.trace.root_of(slot) not in roots
+        ]
+
+    def _check_identities(self, left: tuple[Left, ...]) -> None:
+        """Obstacle if tensors in places that replays leave open were one object, and aren't now."""
+        places = [(one.holding, one.key) for one in left if not one.was_empty]
+        places += [(name, 0) for name, h in self.after.holdings.items() if h.is_of_tensor]
+        patterns: list[list[int]] = []
+        for picture in (self.before, self.after):
+            first: dict[int, int] = {}
+            found = [
+                picture.holdings[name].values[key] if name in picture.holdings else None
+                for name, key in places
+            ]
+            patterns.append([
+                first.setdefault(id(value), i) if isinstance(value, torch.Tensor) else -1
+                for i, value in enumerate(found)
+            ])  # fmt: skip
+        for before, after in zip(*patterns, strict=True):
+            if before != after and before >= 0 and after >= 0:
+                raise Obstacle("tensors that were one object are two now, or the other way round")
+
+    def _whole(self, result: Any) -> Any:
+        """The call's result; as one leaf if it is a container that the function keeps."""
+        is_kept = isinstance(result, (list, dict)) and self.after.has(result)
+        return _Kept(result) if is_kept else result
+
+    def _all_returned(
+        self,
+        leaves: list[Any],
+        left: tuple[Left, ...],
+        places: dict[tuple[str, int], torch.Tensor],
+    ) -> tuple[Returned, ...]:
+        found: dict[int, Returned] = {
+            id(self.after.holdings[one.holding].values[one.key]): Returned(
+                "left", (one.holding, one.key)
+            )
+            for one in left
+        }
+        replaced = {(one.holding, one.key) for one in left}
+        returned: list[Returned] = []
+        for i, leaf in enumerate(leaves):
+            returned.append(found.get(id(leaf)) or self._returned(leaf, places, replaced))
+            if isinstance(leaf, torch.Tensor):
+                found[id(leaf)] = Returned("again", i)
+        return tuple(returned)
+
+    def _sources(self, places: dict[tuple[str, int], torch.Tensor]) -> tuple[Source, ...]:
+        known: dict[int, Source] = {}
+        by_storage: dict[int, tuple[Source, torch.Tensor]] = {}
+        for i, (_, data) in enumerate(self.tape.draws):
+            known[id(data)] = Source("draw", i)
+        named = [(Source("place", path), tensor) for path, tensor in places.items()]
+        named += [
+            (Source("argument", i), tensor)
+            for i, tensor in enumerate(self.tensors)
+            if i in self.before.arguments
+        ]
+        for source, tensor in named:
+            found = concrete(tensor)
+            if found is None or found.layout is not torch.strided or found.is_nested:
+                continue
+            known.setdefault(id(found), source)
+            if source.kind == "argument":
+                continue  # others have another offset in their memory
+            by_storage.setdefault(torch_private.storage_id(found), (source, found))
+        return tuple(self._source(leaf, known, by_storage) for leaf in self.trace.leaves)
+
+    def _source(
+        self,
+        leaf: torch.Tensor,
+        known: dict[int, Source],
+        by_storage: dict[int, tuple[Source, torch.Tensor]],
+    ) -> Source:
+        found = known.get(id(leaf))
+        if found is not None:
+            return found
+        base = by_storage.get(torch_private.storage_id(leaf))
+        if base is not None:
+            source, data = base
+            if data.dtype is leaf.dtype:
+                moved = leaf.storage_offset() - data.storage_offset()
+                return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
+        n_given = self.n_given[torch_private.storage_id(leaf)]
+        if _is_small(leaf) and torch_private.n_users(leaf) <= 1 + n_given:
+            return Source("constant", _contents(leaf))
+        slot = next(s for s, i in self.leaf_at.items() if self.trace.leaves[i] is leaf)
+        users = [n for n in self._nodes() if slot in n.reads]
+        used = f", first used by {_named(users[0])}" if users else ""
+        raise Obstacle(
+            f"a tensor of shape {tuple(leaf.shape)}{used} is neither an argument nor anywhere that "
+            "replay looks: made from data inside, or handed over by an object that keeps it to "
+            "itself; pass it as an argument"
+        )
+
+    def _nodes(self) -> list[Node]:
+        return [step for step in self.trace.state.steps() if isinstance(step, Node)]
+
+    def _made_by(self, slot: int) -> str:
+        node = next(n for n in self._nodes() if slot in n.outs)
+        return f"what {op_name(node.facts.op)} gives at {node.where}"
+
+    def _slot_of(self, tensor: torch.Tensor) -> int | None:
+        """The slot of a pending result, -1 - i for draw i; None for any other tensor."""
+        if not isinstance(tensor, LazyTensor):
+            return None
+        value = tensor._value
+        for i, (_, data) in enumerate(self.tape.draws):
+            if data is value.data:
+                return -1 - i
+        slot = value.slot
+        return slot.index if slot is not None and slot.index in self.live else None
+
+    def _left(self) -> tuple[Left, ...]:
+        """The places that hold another tensor than before; Obstacle for any other change."""
+        before, after = self.before.holdings, self.after.holdings
+        left: list[Left] = []
+        for name, now in after.items():
+            then = before.get(name)
+            if then is None:
+                if isinstance(now.holder, torch.Tensor):
+                    continue  # of a tensor that the call left
+                raise Obstacle(f"it makes {now.spoken()}; the next call may find it")
+            if len(now.values) != len(then.values) or now.keys != then.keys:
+                raise Obstacle(f"it adds to {now.spoken()}, or takes from it")
+            for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
+                if old is not new and not is_same(old, new):
+                    found = self._change(name, now, i, old, new)
+                    if found is not None:
+                        left.append(found)
+        return tuple(left)
+
+    def _change(self, name: str, holding: Holding, i: int, old: Any, new: Any) -> Left | None:
+        place = holding.spoken(i)
+        if isinstance(new, torch.Tensor):
+            slot = self._slot_of(new)
+            was_empty = old is None
+            if slot is None or not (was_empty or isinstance(old, torch.Tensor)):
+                raise Obstacle(f"it puts a tensor that it didn't compute at {place}")
+            if is_marked(new) or (was_empty and (holding.write is None or new.requires_grad)):
+                raise Obstacle(f"it puts a tensor at {place}, which replay can't")
+            if _graph_of(new) is not None and not _is_spent(new):
+                raise Obstacle(f"it puts a tensor with a graph at {place}")
+            self.claimed.add(slot)
+            return Left(name, i, slot, was_empty)
+        path = holding.label_of(i)
+        are_atoms = is_atom(old) and is_atom(new)
+        are_held = path in self.before.holdings and path in self.after.holdings
+        if are_held and not are_atoms and type(old) is type(new):
+            return None  # a container made anew, whose contents are compared for themselves
+        shown = f" from {old!r} to {new!r}" if are_atoms else ""
+        if len(shown) > MOST_SHOWN:
+            shown = ""
+        raise Obstacle(f"it changes {place}{shown}, which a replay would not")
+
+    def _returned(
+        self,
+        leaf: Any,
+        places: dict[tuple[str, int], torch.Tensor],
+        replaced: set[tuple[str, int]],
+    ) -> Returned:
+        """How to give `leaf` back; what the call has put another tensor in the place of is found
+        there no more."""
+        if isinstance(leaf, _Kept):
+            return Returned("constant", leaf.value)
+        if type(leaf) is Count:
+            raise Obstacle("it returns an optimizer's step count or rate")
+        if not isinstance(leaf, torch.Tensor):
+            if is_atom(leaf) or self.after.has(leaf):
+                return Returned("constant", leaf)
+            given = with_article(type(leaf).__name__)
+            raise Obstacle(f"it returns {given}; return tensors in lists or dicts")
+        for i, tensor in enumerate(self.tensors):
+            if leaf is tensor:
+                return Returned("argument", i)
+        slot = self._slot_of(leaf)
+        if slot is None:
+            for path, tensor in places.items():
+                if leaf is tensor and path not in replaced:
+                    return Returned("place", path)
+        if is_marked(leaf):
+            raise Obstacle("it returns a conjugate or negative view; return a copy")
+        grad = ""
+        if leaf.requires_grad:
+            grad = "leaf" if _graph_of(leaf) is None else "spent"
+        if grad == "spent" and not _is_spent(leaf):
+            raise Obstacle(
+                "it returns a tensor with its graph, which a replay doesn't build; call backward() "
+                "inside, or return the tensor's detach()"
+            )
+        meta, layout = wrapper_arguments(meta_of(leaf)), tensor_types.layout_of(leaf)
+        if slot is not None:
+            self.claimed.add(slot)
+            return Returned("slot", slot, meta, grad, layout)
+        if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
+            return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad, layout)
+        if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
+            return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
+        raise Obstacle("it returns a tensor that it didn't compute")
+
+    def _n_writes(
+        self,
+        written: tuple[int, ...],
+        sources: tuple[Source, ...],
+        places: dict[tuple[str, int], torch.Tensor],
+    ) -> dict[int, int]:
+        """How many writes to the tensors behind these leaves autograd counted, by the leaf."""
+        found: dict[int, int] = {}
+        for i in written:
+            source, tensor = sources[i], None
+            if source.kind == "argument":
+                tensor = self.tensors[source.name]
+            elif source.kind == "place":
+                tensor = places.get(source.name)
+            if tensor is not None and source.view is None and id(tensor) in self.versions:
+                found[i] = tensor._version - self.versions[id(tensor)]
+        return found
+
+    def _written(self) -> tuple[int, ...]:
+        """The indices of the leaves whose memory the call writes."""
+        roots = {self.trace.root_of(slot) for node in self._nodes() for slot in node.writes}
+        return tuple(
+            i for slot, i in self.leaf_at.items() if roots and self.trace.root_of(slot) in roots
+        )
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether the tensor counts as a number does."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_CONSTANTS
+
+
+def _contents(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a small tensor from others."""
+    values = torch_private.values_of(tensor)
+    return (tensor.dtype, tensor.size(), tensor.stride(), repr(values))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A container that is returned as it is."""
+
+    value: Any
+
+
+def _graph_of(tensor: torch.Tensor) -> Any:
+    """The node that made `tensor`. Obstacle if autograd refuses to tell: views of several may not
+    be written."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError as error:
+        raise Obstacle(f"it leaves a view that autograd refuses: {error}") from None
+
+
+def _is_spent(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass freed the graph behind `tensor`."""
+    seen: set[Any] = set()
+    waiting = [_graph_of(tensor)]
+    is_freed = False
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        keeps = torch_private.keeps_tensors(node)
+        if keeps:
+            return False
+        is_freed |= keeps is False
+        waiting += [following for following, _ in node.next_functions]
+    return is_freed

@@ -1,0 +1,166 @@
+"""One side's turn in the demo: a process of its own, one thread, empty caches.
+
+In: a program, a side, seconds. Out, by a pipe: the times of its steps while it runs, then what to
+compare with other sides.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import lazy_tensor
+from lazy_tensor.cli.race.scenes import SIDES, Begin, Step
+from lazy_tensor.kernels import available_backends
+from lazy_tensor.reports.flushes import amount
+
+EVERY_S = 0.2
+"""Seconds from one message to the next."""
+Values = dict[int, NDArray[np.float32]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one side has done.
+
+    `ends_s` are the times at which its steps ended, in seconds from the begin of the first.
+    `values` are what some of its steps gave, by the step's number, `last` what the last one did.
+    `why` says what made it quick, in a sentence; `error` what ended it.
+    """
+
+    ends_s: list[float] = field(default_factory=list)
+    values: Values = field(default_factory=dict)
+    last: NDArray[np.float32] | None = None
+    why: str = ""
+    error: str = ""
+
+    @property
+    def times_s(self) -> list[float]:
+        """The seconds that each step took."""
+        return [b - a for a, b in zip([0.0, *self.ends_s], self.ends_s, strict=False)]
+
+    def settled_s(self) -> float:
+        """The median of the last fifth of its steps, in seconds."""
+        times = self.times_s
+        return float(np.median(times[-max(1, len(times) // 5) :]))
+
+    def steps_by(self, seconds: float) -> int:
+        return sum(end <= seconds for end in self.ends_s)
+
+
+def difference(one: Turn, other: Turn) -> float | None:
+    """The largest difference between values of equal steps; None if no step is kept by both."""
+    common = one.values.keys() & other.values.keys()
+    gaps = [np.abs(other.values[n] - one.values[n]).max() for n in common]
+    return float(max(gaps)) if gaps else None
+
+
+def prepare() -> None:
+    """Start the process that turns are forked from: it imports PyTorch meanwhile."""
+    forkserver.set_forkserver_preload([__name__])
+    forkserver.ensure_running()
+
+
+def run_turn(
+    begin: Begin,
+    side: str,
+    seconds: float,
+    show: Callable[[Turn], None] = lambda turn: None,
+    least_steps: int = 1,
+) -> Turn:
+    """Run a program to the end of a side's turn, which has `least_steps` at least; `show` is called
+    now and then with what has been done so far.
+
+    KeyboardInterrupt ends the process before it is passed on.
+    """
+    turn = Turn()
+    prepare()
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    with TemporaryDirectory(prefix="lazy_tensor_demo") as caches:
+        process = context.Process(
+            target=_work, args=(begin, side, seconds, least_steps, caches, theirs)
+        )
+        try:
+            process.start()
+            theirs.close()
+            for message in _received(ours):
+                if isinstance(message, Turn):
+                    turn = message
+                    break
+                turn.ends_s.extend(message)
+                show(turn)
+            else:
+                turn.error = "its process ended early"
+        finally:
+            if process.pid is not None:
+                process.terminate()  # it has nothing more to say
+                process.join()
+    return turn
+
+
+def _received(pipe: Connection) -> Iterator[Turn | list[float]]:
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return
+
+
+def _work(
+    begin: Begin, side: str, seconds: float, least_steps: int, caches: str, pipe: Connection
+) -> None:
+    """What the process does."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(caches, "inductor"))
+    torch.set_num_threads(1)
+    lazy_tensor.configure(cache_dir=Path(caches, "lazy_tensor"), warn=False)
+    turn = Turn()
+    try:
+        _run_steps(begin(SIDES[side]), seconds, least_steps, turn, pipe)
+        turn.why = _why() if side in ("lazy", "replay") else ""
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(1)  # all processes get Ctrl-C: the one that shows the table answers it
+    except Exception as error:  # the table says so, and the other sides have their turns
+        turn.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    with suppress(BrokenPipeError):
+        pipe.send(turn)
+
+
+def _run_steps(step: Step, seconds: float, least_steps: int, turn: Turn, pipe: Connection) -> None:
+    n_sent, sent_s, began = 0, 0.0, time.perf_counter()
+    while len(turn.ends_s) < least_steps or turn.ends_s[-1] < seconds:
+        value = step()
+        end_s = time.perf_counter() - began
+        turn.ends_s.append(end_s)
+        n = len(turn.ends_s)
+        if value.dim() == 0 or n & (n - 1) == 0:  # images are kept at powers of two
+            turn.values[n] = value.numpy().copy()
+        if end_s - sent_s >= EVERY_S:
+            pipe.send(turn.ends_s[n_sent:])
+            n_sent, sent_s = n, end_s
+    turn.last = value.numpy().copy()
+
+
+def _why() -> str:
+    """Which kernel of the last flush saves most, and what it saves."""
+    flushes = lazy_tensor.explain().flushes
+    kernels = [step for step in flushes[-1].steps if step.is_segment] if flushes else []
+    best = max(kernels, key=lambda step: step.n_bytes_saved, default=None)
+    if best is None or best.status not in available_backends() or best.status == "aten":
+        return ""  # no kernel yet
+    return (
+        f"{len(best.ops)} ops at {best.lines} run as one kernel. It moves {amount(best.n_bytes)}; "
+        f"{amount(best.n_bytes_saved)} of results between the ops never go to memory"
+    )

@@ -1,0 +1,1 @@
+"""What reaches tensors without an op, and the patches for it."""

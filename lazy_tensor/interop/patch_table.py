@@ -1,0 +1,141 @@
+"""Every way to a tensor's memory, class or dispatch that is no recorded op, and what is done there.
+
+In: nothing. Out: `TABLE`, in which each way stands with its reason; `IN_MODE` and `WITH_LAZY`, the
+patches that a mode, and the first lazy tensor outside one, put in place. The treatments stand in
+`lazy_tensor.interop.wrappers`; LazyTensor's own methods in `lazy_tensor.tensor`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.pool
+import multiprocessing.process
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.dlpack
+from wrapt import register_post_import_hook
+
+from lazy_tensor import convert
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.patches import Patch, Patches
+from lazy_tensor.interop import torch_ways, wrappers
+from lazy_tensor.interop.torch_ways import Place, of
+
+
+class Way(NamedTuple):
+    """Attributes that are treated alike.
+
+    `reason` says what would go wrong; `treatment` gives what is to stand there, from an attribute's
+    name and what stands there. `without_mode`: it is in place as soon as there are lazy tensors
+    outside a mode.
+    """
+
+    places: tuple[Place, ...]
+    reason: str
+    treatment: Any
+    without_mode: bool = False
+
+
+TAKES_APART = "takes a program apart by means of its own: tensors, modes, proxies"
+
+TABLE: tuple[Way, ...] = (
+    Way(torch_ways.READS_MEMORY, "reads, or hands out, memory that a pending op writes",
+        wrappers.flushing),
+    Way(
+        of(torch.Tensor, "__dlpack__"), "hands out memory that a pending op writes, for good",
+        partial(wrappers.flushing, before=torch_private.fix_memory),
+    ),
+    Way(((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")),
+        "C++ reads memory, and hands it out", wrappers.to_dlpack, without_mode=True),
+    Way(
+        of(torch.Tensor, "__float__", "__int__", "__index__", "__bool__", "__complex__"),
+        "C++ reads tensors in a list by them (`torch.tensor`), with modes put aside",
+        wrappers.converting, without_mode=True,
+    ),
+    Way(of(torch.Tensor, "item", "tolist"), "reads a value of a program that isn't listened to",
+        wrappers.converting, without_mode=True),
+    Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
+        wrappers.releasing),
+    Way(of(torch.Tensor, "data"), "torch takes a tensor of another class for one with memory",
+        wrappers.setting_data, without_mode=True),
+    Way(of(torch.Tensor, "map_", "map2_"), "goes through the memory of all that it is given",
+        wrappers.on_computed, without_mode=True),
+    Way(
+        torch_ways.STORAGE,
+        "reads memory that a pending op writes; what it copies the mode would record",
+        wrappers.flushing_storage,
+    ),
+    Way(torch_ways.TYPED_STORAGE, "makes tensors that the mode would record",
+        wrappers.flushing_storage),
+    Way(torch_ways.MAKES_MEMORY, "writes memory that it makes, or reads files into it",
+        wrappers.on_plain_tensors),
+    Way(torch_ways.READS_ARGUMENTS,
+        "C++ reads the values of what it is given before any mode is asked",
+        wrappers.on_computed, without_mode=True),
+    Way(torch_ways.READS_INTEGERS,
+        "C++ reads the sizes of batches before any mode is asked",
+        wrappers.with_plain_integers, without_mode=True),
+    Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
+        wrappers.with_plain_memory, without_mode=True),
+    Way(torch_ways.TAKES_PROGRAMS, TAKES_APART, wrappers.on_plain_program, without_mode=True),
+    Way(torch_ways.OWN_MODES,
+        "a mode of torch's own: what runs below it is none of the program's",
+        wrappers.around_own_mode, without_mode=True),
+    Way(of(torch.nn.parallel.DistributedDataParallel, "__init__"),
+        "its reducer is C++ that reads parameters' memory",
+        wrappers.on_plain_module, without_mode=True),
+    Way(of(torch.Tensor, "_make_subclass"), "one object can't have two classes",
+        wrappers.making_subclass, without_mode=True),
+    Way(of(torch.Tensor, "__new__"),
+        "its result is recorded, and one object can't have two classes",
+        wrappers.making_tensor, without_mode=True),
+    Way(of(torch.nn.Parameter, "__new__"), "a derived class would be lost",
+        wrappers.making_parameter, without_mode=True),
+    Way(of(multiprocessing.process.BaseProcess, "_bootstrap"),
+        "a forked process ends without leaving the blocks that it was forked in",
+        wrappers.in_new_process),
+    Way(
+        (
+            (threading.Thread, "start"),
+            (threading.Condition, "notify"),
+            (ThreadPoolExecutor, "submit"),
+            *of(multiprocessing.pool.Pool, "apply_async", "_map_async", "imap", "imap_unordered"),
+            (multiprocessing.process.BaseProcess, "start"),
+        ),
+        "another thread, or process, goes on from here without the mode",
+        wrappers.releasing,
+    ),
+)  # fmt: skip
+
+
+def _patches(ways: Iterable[Way]) -> list[Patch]:
+    return [
+        Patch(owner, name, partial(way.treatment, name))
+        for way in ways
+        for owner, name in way.places
+    ]
+
+
+IN_MODE = Patches(_patches(way for way in TABLE if not way.without_mode))
+WITH_LAZY = Patches(_patches(way for way in TABLE if way.without_mode))
+
+
+def _with_compiler(compiler: ModuleType) -> None:
+    """Have the ways of `torch.compile` in place, as soon as torch has imported it."""
+    runs = Way(torch_ways.compiled_modules(compiler), TAKES_APART, wrappers.on_plain_program)
+    makes = Way(
+        torch_ways.compiles(compiler),
+        "compiled functions are made before a mode is entered, and read memory in it",
+        wrappers.compiling,
+    )
+    WITH_LAZY.add(_patches([runs]))
+    Patches(_patches([makes])).put()
+
+
+register_post_import_hook(_with_compiler, torch_ways.COMPILER)
+convert.before_wrapping.append(cache(WITH_LAZY.put))

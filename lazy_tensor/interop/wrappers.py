@@ -1,0 +1,361 @@
+"""What is done where memory, class or dispatch of tensors is reached without a recorded op.
+
+Each treatment takes the name and the function that stands there, and gives the one to stand there
+instead. `lazy_tensor.interop.patch_table` says which is used where, and why.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.convert import make_met_plain, unwrap
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.record import sync_points
+from lazy_tensor.dispatch.record.eager_fallback import sees_pending
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.run.debug_view import is_looked_at, peek_memory, shown
+from lazy_tensor.dispatch.run.tape import stop_tape
+from lazy_tensor.dispatch.torch_private import no_modes
+from lazy_tensor.dispatch.trie.trace import Trace, local
+from lazy_tensor.dispatch.wording import method_name
+from lazy_tensor.interop.held import made_plain, make_attributes_plain
+from lazy_tensor.interop.torch_ways import compiled_from
+from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, shared
+
+
+class _Here(threading.local):
+    """The mode that this thread is in, and how many of torch's own it is in."""
+
+    depth = 0
+    mode: Any = None
+    n_own = 0
+
+
+here = _Here()
+
+
+def is_active() -> bool:
+    """Whether this thread is in `lazy_mode`."""
+    return here.depth > 0
+
+
+def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
+    """Run what is pending, for `cause`; a call that is to be replayed is told `why` it can't be."""
+    stop_tape(why)
+    flush_here(cause, quiet=quiet)
+
+
+def flushing(
+    name: str, own: Any, *, whose: str = "", before: Callable[[Any], object] | None = None
+) -> Any:
+    """A method of plain tensors, or storages, that reads memory: what is pending goes first, then
+    `before`."""
+    cause = f"{whose}{method_name(name)}"
+
+    @functools.wraps(own)
+    def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # busy: the call comes from within recording, which reads storages and metadata only
+        if isinstance(self, LazyTensor) or not is_active() or local.trace.busy:
+            return own(self, *args, **kwargs)
+        if name == "__repr__" and is_looked_at():
+            found = peek_memory(local.trace, self)
+            return f"<{type(self).__name__}, pending>" if found is None else shown(found)
+        _flush(cause, f"{cause} reads memory")
+        with no_modes():
+            if before is not None:
+                before(self)
+            return own(self, *args, **kwargs)
+
+    return flush_first
+
+
+flushing_storage = functools.partial(flushing, whose="a storage's ")
+"""The same for storages; one may have been taken before a write was recorded, so all is run."""
+
+
+def converting(name: str, own: Any) -> Any:
+    """A conversion to one of Python's numbers, or lists: an op, which the mode sees unless it is
+    put aside, as C++ does while it reads the items of a list, or asleep."""
+
+    asleep = sync_points.asleep
+
+    @functools.wraps(own)
+    def flush_first(self: torch.Tensor) -> Any:
+        # no function is called for a read that is none of ours: it would cost as much as the read
+        if asleep and get_ident() in asleep:
+            if not hits.native.pass_read(self):
+                sync_points.pass_read(local.trace)
+                make_met_plain()
+        elif here.depth and torch_private.are_modes_put_aside():
+            _flush_if_pending([self], method_name(name))
+        return own(self)
+
+    return flush_first
+
+
+def _flush_if_pending(tensors: list[torch.Tensor], cause: str) -> None:
+    if not local.trace.busy and sees_pending(local.trace, tensors):
+        _flush(cause, f"{cause} reads memory")
+
+
+def on_plain_tensors(name: str, own: Any) -> Any:
+    """A function that needs memory: called outside the mode, on computed values."""
+
+    def computed_all(arguments: Any) -> Any:
+        _flush(name, f"{name}() runs inside", quiet=True)
+        return pytree.tree_map_only(LazyTensor, computed, arguments)
+
+    return _outside(own, computed_all)
+
+
+def _outside(own: Any, prepared: Callable[[Any], Any] | None = None) -> Any:
+    """`own`, called outside the mode if this thread is in it, on its `prepared` arguments."""
+
+    @functools.wraps(own)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        if not is_active():
+            return own(*args, **kwargs)
+        if prepared is not None:
+            args, kwargs = prepared((args, kwargs))
+        with no_modes():
+            return own(*args, **kwargs)
+
+    return outside
+
+
+def on_computed(name: str, own: Any) -> Any:
+    """A function whose C++ reads values: called on memory that is there, and current."""
+
+    @functools.wraps(own)
+    def on_memory(*args: Any, **kwargs: Any) -> Any:
+        lazy = [a for a in _flat(args, kwargs) if isinstance(a, LazyTensor)]
+        if not (lazy or is_active()):
+            return own(*args, **kwargs)
+        _flush(name, f"{name}() reads a tensor's values")
+        plain_of = {id(tensor): plain_alias(tensor) for tensor in lazy}
+        lazy_of = {id(plain_of[id(tensor)]): tensor for tensor in lazy}
+        args, kwargs = pytree.tree_map_only(
+            LazyTensor, lambda tensor: plain_of[id(tensor)], (args, kwargs)
+        )
+        with no_modes():
+            result = own(*args, **kwargs)
+        return lazy_of.get(id(result), result)
+
+    return on_memory
+
+
+def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, (list, tuple)):
+            yield from argument
+        else:
+            yield argument
+
+
+def to_dlpack(name: str, own: Any) -> Any:
+    """The function beside `Tensor.__dlpack__`."""
+
+    @functools.wraps(own)
+    def by_method(tensor: torch.Tensor) -> Any:
+        return tensor.__dlpack__()
+
+    return by_method
+
+
+def with_plain_integers(name: str, own: Any) -> Any:
+    """A function that is recorded as ever, but for integers whose memory C++ reads before any mode
+    is asked: indices, or the sizes of batches. They stand in the second place."""
+
+    def plain(argument: Any) -> Any:
+        if not isinstance(argument, LazyTensor) or argument.is_floating_point():
+            return argument
+        stop_tape(f"torch.{name} reads a tensor's values")
+        return computed(argument)
+
+    @functools.wraps(own)
+    def with_plain(*args: Any, **kwargs: Any) -> Any:
+        for keyword in ("tensor_indices_or_sections", "batch_sizes"):
+            if keyword in kwargs:
+                kwargs[keyword] = plain(kwargs[keyword])
+        if len(args) > 1:
+            args = (args[0], plain(args[1]), *args[2:])
+        return own(*args, **kwargs)
+
+    return with_plain
+
+
+def with_plain_memory(name: str, own: Any) -> Any:
+    """The same for one that writes the memory of new tensors, too: those are none of the mode's."""
+    return with_plain_integers(name, _outside(own))
+
+
+def on_plain_program(name: str, own: Any) -> Any:
+    """What traces, exports or compiles a program: called outside the mode, on plain tensors that
+    autograd knows, those that the program holds among them, and on modules whose parameters are
+    made plain."""
+
+    @functools.wraps(own)
+    def without_mode(*args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, torch.nn.Module):
+                _make_plain(leaf)
+        is_lazy = any(isinstance(leaf, LazyTensor) for leaf in leaves)
+        if not (is_active() or is_lazy) or torch_private.is_own_mode_entered():
+            return own(*args, **kwargs)  # a part of what is taken apart already
+        _flush(name, f"{name}() takes a program apart", quiet=True)
+        if is_lazy:
+            args, kwargs = pytree.tree_map_only(LazyTensor, plain_alias, (args, kwargs))
+        with made_plain((compiled_from(own), *leaves)), no_modes():
+            return own(*args, **kwargs)
+
+    return without_mode
+
+
+def _make_plain(module: torch.nn.Module) -> None:
+    """For good; what its attributes hold is left to `made_plain`."""
+    if any(isinstance(t, LazyTensor) for t in (*module.parameters(), *module.buffers())):
+        unwrap(module)
+    make_attributes_plain(module)
+
+
+def compiling(name: str, own: Any) -> Any:
+    """What makes a compiled function: the function is called on plain tensors."""
+
+    @functools.wraps(own)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        made = own(*args, **kwargs)
+        return on_plain_program(name, made) if isinstance(made, FunctionType) else made
+
+    return compiled
+
+
+def on_plain_module(name: str, own: Any) -> Any:
+    """The constructor of what reads a module's memory in C++: its parameters become plain."""
+
+    @functools.wraps(own)
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        _make_plain(module)
+        flush_here(type(self).__name__, quiet=True)
+        with no_modes():
+            own(self, module, *args, **kwargs)
+
+    return init
+
+
+def releasing(name: str, own: Any) -> Any:
+    """What lets another thread or process go on: it sees all that was written so far."""
+
+    @functools.wraps(own)
+    def flush_first(*args: Any, **kwargs: Any) -> Any:
+        # not before it is known that this thread is in the mode: a thread that begins has no trace
+        if is_active() and _holds_a_whole_call(local.trace):
+            _flush(name, f"{name}() lets another thread go on", quiet=True)
+        return own(*args, **kwargs)
+
+    return flush_first
+
+
+def in_new_process(name: str, own: Any) -> Any:
+    """What runs in a process of its own: as in one that was not forked, outside the mode."""
+
+    @functools.wraps(own)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        sync_points.listen(local.trace)
+        here.depth, here.mode = 0, None
+        with no_modes():
+            result = own(*args, **kwargs)
+            flush_here("the process ends", quiet=True)
+        return result
+
+    return run
+
+
+def _holds_a_whole_call(trace: Trace) -> bool:
+    """Whether something is pending, and no call is on its way into the trace."""
+    return trace.state is not trace.root and not trace.busy and trace.holds is None
+
+
+def around_own_mode(name: str, own: Any) -> Any:
+    """Where one of torch's own modes begins or ends: ours sleeps in between."""
+    change = 1 if name == "__enter__" else -1
+
+    @functools.wraps(own)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        here.n_own = max(here.n_own + change, 0)
+        local.trace.policy.pause(here.n_own > 0)
+        if here.mode is not None:
+            here.mode.sleeps(here.n_own > 0)
+        return result
+
+    return counted
+
+
+def making_subclass(name: str, own: Any) -> Any:
+    """`Tensor._make_subclass` of a lazy tensor: a lazy parameter, or a plain object of the class
+    asked for, on its memory."""
+
+    @functools.wraps(own)
+    def made(cls: type[Any], data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(data, LazyTensor):
+            return own(cls, data, *args, **kwargs)
+        if cls in (torch.Tensor, torch.nn.Parameter):
+            requires_grad = args[0] if args else kwargs.get("require_grad", False)
+            if cls is torch.nn.Parameter:
+                return torch.nn.Parameter(data, requires_grad)
+            return data.detach().requires_grad_(requires_grad)
+        return own(cls, shared(data), *args, **kwargs)
+
+    return staticmethod(made)
+
+
+def making_tensor(name: str, own: Any) -> Any:
+    """`Tensor.__new__`, as derived classes inherit it: a plain object, on computed values."""
+
+    @functools.wraps(own)
+    def new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+        derives = cls is not torch.Tensor and any(isinstance(a, LazyTensor) for a in args)
+        if local.trace.busy or not (derives or is_active()):
+            return own(cls, *args, **kwargs)
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]  # among sizes, say
+        _flush_if_pending(tensors, "torch.Tensor")
+        args = tuple(shared(a) if isinstance(a, LazyTensor) else a for a in args)
+        with no_modes():
+            return own(cls, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+def making_parameter(name: str, own: Any) -> Any:
+    """`nn.Parameter.__new__` of a derived class: a plain object of that class."""
+
+    @functools.wraps(own)
+    def new(cls: type[Any], data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if cls is not torch.nn.Parameter and isinstance(data, LazyTensor):
+            data = shared(data)
+        return own(cls, data, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+def setting_data(name: str, own: Any) -> Any:
+    """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
+
+    def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+        if not isinstance(self, LazyTensor):
+            if is_active():  # what is pending knows `self` by the size it had
+                _flush("Tensor.data", "Tensor.data is set")
+            if isinstance(new, LazyTensor):
+                new = shared(new)
+        own.__set__(self, new)
+
+    return property(own.__get__, set_data)

@@ -1,0 +1,1 @@
+"""`fully_shard`: parameters gathered for a layer, gradients reduced."""

@@ -1,0 +1,1 @@
+"""One op on sharded tensors: its decision, its local ops, its collectives."""

@@ -1,0 +1,181 @@
+"""A call on sharded tensors that no state knows: what it does on each rank, recorded and learnt.
+
+In: a call, some of whose tensors are sharded. Out: its result, the local ops and collectives it
+takes recorded, and a state of the trie behind them, to which the same call leads at once next time.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.metadata.infer import meta_of
+from lazy_tensor.dispatch.ops.request import Request, is_shown
+from lazy_tensor.dispatch.ops.rules import Rule, rule_of
+from lazy_tensor.dispatch.record import inputs
+from lazy_tensor.dispatch.record.extend_trie import link, wrapper_arguments
+from lazy_tensor.dispatch.record.sync_points import close_segment
+from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.torch_private import count_writes
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.keys import exact_key, generic_key
+from lazy_tensor.dispatch.trie.trace import (
+    MANY,
+    NOTHING,
+    ONE,
+    SELF,
+    SLOW,
+    Leaf,
+    State,
+    Trace,
+    begin,
+)
+from lazy_tensor.sharding.ops import compute
+from lazy_tensor.sharding.tensor import DTensor, local_of
+
+
+def call(trace: Trace, request: Request) -> Any:
+    """What `tensor_types.call_sharded` is."""
+    if rule_of(request.op) is Rule.ALIAS:
+        tensor = request.args[0]
+        return tensor_types.new_sharded(tensor._value, tensor._layout, tensor)
+    trace.policy.span_ranks()
+    # without the numbers of a state that was found but not taken, as a mode wants to see the call
+    del trace.scalars[trace.state.n_scalars :]
+    start = None if is_shown(request.owner) else _start(trace, request)
+    twin = None if start is None else trace.twin_of(start)
+    ran, n_numbers = trace.ran, len(trace.scalars)
+    layouts = _layouts(request) if request.facts.writes else None
+    trace.busy = False
+    outer, trace.holds = trace.holds, False
+    try:
+        with request.owner if request.in_mode else nullcontext():
+            result = compute.run(request)
+        if request.facts.writes_list:
+            count_writes(request.args[0])
+    finally:
+        begin(trace)
+        closes = trace.holds
+        trace.holds = None if outer is None else outer or closes
+        inputs.leave(trace)
+    if start is not None and trace.ran is ran and (layouts is None or layouts == _layouts(request)):
+        state = _learnt(trace, request, start, twin, trace.scalars[n_numbers:], result)
+        if state is not None:
+            state.closes = closes
+            if hits.learn is not None:
+                hits.learn(trace, request.op, state)
+    if closes:
+        close_segment(trace)
+    return result
+
+
+def _layouts(request: Request) -> list[tensor_types.Layout]:
+    return [tensor._layout for tensor in request.tensors if isinstance(tensor, DTensor)]
+
+
+def _start(trace: Trace, request: Request) -> State | None:
+    """The state in which all tensors of the call have their places; None if one can't have any."""
+    if trace.is_outdated or trace.policy.cold or settings.current().debug:
+        return None
+    if request.key is not None and {tensor_types.sharded_class}.issuperset(
+        map(type, request.tensors)
+    ):
+        return trace.state
+    aliases = not request.in_mode and (request.facts.is_view or request.facts.writes)
+    local = Request(request.owner, request.op, (), {})
+    for tensor in request.tensors:
+        if type(tensor) is tensor_types.sharded_class:
+            tensor = local_of(tensor)
+            if type(tensor) is not tensor_types.tensor_class:
+                return None  # a meta tensor
+            data = tensor_types.value_in(tensor).data
+            if aliases and data is not None and memory_sharing.is_shared(data):
+                return None  # the local op runs at once, on the memory itself
+        local.tensors.append(tensor)
+    return None if inputs.admit(trace, local) is not None else trace.state
+
+
+def _learnt(
+    trace: Trace, request: Request, start: State, twin: State | None, scalars: list[complex],
+    result: Any,
+) -> State | None:  # fmt: skip
+    """The state behind what the call has recorded, to which `start` now leads, whose `twin` is that
+    of `Trace.twin_of`; None if the call did more than record."""
+    end = trace.state
+    if end is start or not _is_recorded(start, end):
+        return None
+    slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
+    call = (slots, tensor_types.tensor_class, request.op, request.args, request.kwargs)
+    key = exact_key(*call) if request.key is None else request.key
+    generic, numbers = generic_key(*call, key)
+    if scalars and scalars != numbers:
+        return None  # only this call's numbers, in their order, can be given again
+    known = (start.generic or {}).get(generic) if scalars else start.get(key)
+    if known is not None and known.parent is end:
+        trace.state = known  # something kept the call from being a hit
+        return known
+    state = State(end, generic if scalars else key, None)
+    state.origin = start
+    if not _describe(trace, request, state, result):
+        return None
+    link(trace, start, twin, state, key, generic)
+    trace.state = state
+    return state
+
+
+def _is_recorded(start: State, end: State) -> bool:
+    """Whether `end` follows `start`, with nothing between them that came in from outside."""
+    state: State | None = end
+    while state is not None and state is not start:
+        if isinstance(state.step, Leaf):
+            return False
+        state = state.parent
+    return state is start
+
+
+def _describe(trace: Trace, request: Request, state: State, result: Any) -> bool:
+    """Note what the call gives; False if a state can't say it."""
+    if result is None:
+        state.kind, state.meta, state.slot = NOTHING, request.facts.writes_list, None
+        return True
+    if isinstance(result, torch.Tensor):
+        if request.args and result is request.args[0]:
+            state.kind, state.meta, state.slot = SELF, None, None
+            return True
+        if not _is_new(trace, state, result):
+            return False
+        state.kind = ONE | SLOW
+        state.layout, state.meta, state.slot = _described(result)
+        return True
+    if not isinstance(result, (list, tuple)) or not result:
+        return False
+    if not all(item is None or _is_new(trace, state, item) for item in result):
+        return False
+    state.kind = MANY | SLOW
+    parts = [(None, None, None) if item is None else _described(item) for item in result]
+    state.layout, metas, state.slot = zip(*parts, strict=True)
+    state.meta = (type(result), metas)
+    return True
+
+
+def _described(result: Any) -> tuple[Any, Any, Any]:
+    """Layout, metadata and slot of a new tensor; a plain one has no layout."""
+    slot = tensor_types.value_in(result).slot
+    if type(result) is DTensor:
+        return result._layout, result._layout.meta, slot
+    return None, wrapper_arguments(meta_of(result)), slot
+
+
+def _is_new(trace: Trace, state: State, result: Any) -> bool:
+    """Whether it is a pending tensor that the call itself has made, and that lies where it will
+    the next time: not in a view of memory that may begin elsewhere then."""
+    if type(result) not in (DTensor, tensor_types.tensor_class):
+        return False
+    slot = result._value.slot
+    if result._value.leaf is not None:
+        return False
+    assert state.origin is not None, "it is a sharded call's"
+    return slot is not None and slot.trace is trace and slot.index >= state.origin.n_slots

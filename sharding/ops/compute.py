@@ -1,0 +1,760 @@
+"""What a call on sharded tensors does on this rank: redistribute, run the op locally, wrap.
+
+In: an op and its arguments, sharded ones among them. Out: sharded results. All it does goes through
+local lazy tensors, so that it is recorded like anything else; what follows from that is `calls`'.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Shard
+
+from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch import torch_private as dispatch_private
+from lazy_tensor.dispatch.metadata.infer import meta_of, substituted
+from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.ops.schema import facts_of
+from lazy_tensor.dispatch.record.extend_trie import numbered, outcome_of_call, wrapper_arguments
+from lazy_tensor.dispatch.run.tape import Draw, drawn
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.keys import NUMBERS
+from lazy_tensor.dispatch.trie.trace import KIND_MASK, ONE, Node
+from lazy_tensor.dispatch.trie.trace import local as here
+from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.sharding import torch_private
+from lazy_tensor.sharding.layout import (
+    ShardLayout,
+    everywhere,
+    part_of,
+    spec_of_regular,
+    spec_with,
+)
+from lazy_tensor.sharding.ops import at_once, errors
+from lazy_tensor.sharding.ops.buckets import reduced_together
+from lazy_tensor.sharding.ops.decisions import decide, learn_for_any_size, placements_at_any_size
+from lazy_tensor.sharding.tensor import (
+    PLACEMENTS,
+    REDISTRIBUTE,
+    DTensor,
+    adopted,
+    become,
+    laid_out,
+    local_of,
+    sharded,
+)
+from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor, parts_of
+
+aten = torch.ops.aten
+
+
+def run(request: Request) -> Any:
+    """The call's result, sharded."""
+    op, args, kwargs = request.op, request.args, request.kwargs
+    if op is REDISTRIBUTE:
+        return _moved(args[0], PLACEMENTS[args[1]])
+    if _here.is_composite:
+        args, kwargs = _without_plain(request)
+        request = Request(request.owner, op, args, kwargs)
+    known = placements_at_any_size(request)
+    if known is not None:
+        made = _at_this_size(request, known)
+        if made is not NotImplemented:
+            return made
+    if op in SPECIAL:
+        result = SPECIAL[op](op, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    handler = torch_private.handler_of(op)
+    if handler is not None:
+        if op in UNSURE and not UNSURE[op](args):
+            return _without_rule(op, args, kwargs)
+        return _ours(handler(op, args, kwargs))
+    if op in LOSSES and args[3] == MEAN and any(_is_split(argument) for argument in args[:2]):
+        return _mean_of_losses(op, args, kwargs)
+    if errors.is_foreach(op):
+        groups = _groups(args[0])
+        if len(groups) > 1:
+            return _group_by_group(op, args, kwargs, groups)
+    errors.check_arguments(request)
+    tensors_only = _with_numbers_as_tensors(op, args)
+    info = torch_private.op_info(op, tensors_only, kwargs)
+    try:
+        sharding = decide(info, args, kwargs)
+    except NotImplementedError:
+        return _without_rule(op, args, kwargs)
+    except Exception as error:
+        if not _runs_on_whole_tensors(op, args, kwargs):
+            raise errors.of_propagation(op, args, kwargs, error) from error
+        return _without_rule(op, args, kwargs)
+    pairs = torch_private.flat_specs(info, sharding)
+    if _is_wrong(op, args, sharding.output_spec, [then for _, then in pairs]):
+        return _without_rule(op, args, kwargs)
+    if not facts_of(op).is_view and not facts_of(op).is_out and op not in torch_private.RANDOM_OPS:
+        learn_for_any_size(request, sharding)
+    if not torch_private.is_member(info.compute_mesh):
+        return _absent(op, args, sharding.output_spec)
+    if _moves_what_is_written(request, pairs) or torch_private.masks_what_moves(pairs):
+        return _without_rule(op, args, kwargs)
+    if pairs and errors.is_foreach(op):
+        reduced = reduced_together(args, pairs, partial(_note, op))
+        if reduced is not None:
+            return run(Request(DTensor, op, reduced, kwargs))
+    for now, then in pairs:
+        _note(op, now, then.placements)
+    local_args = torch_private.local_arguments(info, sharding)
+    if tensors_only is not args:
+        local_args = tuple([
+            given if given is not tensor and local is tensor else local
+            for given, tensor, local in zip(args, tensors_only, local_args, strict=True)
+        ])  # fmt: skip
+    if op in torch_private.RANDOM_OPS:
+        return _random(op, args, kwargs, local_args, sharding.output_spec)
+    local_op = torch_private.local_op(op, sharding)
+    result = local_op(*local_args, **info.local_kwargs)
+    made = _wrapped(op, args, kwargs, result, sharding.output_spec)
+    moves = any(now.placements != then.placements for now, then in pairs)
+    has_numbers = all(
+        type(local) in NUMBERS
+        for given, local in zip(args, local_args, strict=True)
+        if type(given) in NUMBERS
+    )
+    if moves or not has_numbers:
+        return made
+    return _learnt(request, local_op, local_args, info.local_kwargs, made)
+
+
+def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
+    """Whether the rule places arguments otherwise that the op writes: the writes would be lost.
+
+    Rules look at the first argument; fused optimizers write several.
+    """
+    if not (request.facts.writes and errors.is_foreach(request.op)):
+        return False
+    placed = [t._spec for t in request.written() if isinstance(t, DTensor)]
+    return any(
+        now.placements != then.placements and any(now is spec for spec in placed)
+        for now, then in pairs
+    )
+
+
+def _at_this_size(request: Request, placements: Any) -> Any:
+    """What a call gives that was decided for other sizes; NotImplemented if torch's rules must be
+    asked."""
+    if not torch_private.is_member(_mesh_of(request)):
+        return NotImplemented
+    op, args, kwargs = request.op, request.args, request.kwargs
+    specs = None
+    is_regular = all(tensor._layout.is_regular for tensor in request.tensors)  # type: ignore[attr-defined]
+    if not is_regular:
+        specs = _specs_at_this_size(request, placements)
+        if specs is None:
+            return NotImplemented
+    local = [_local(argument) for argument in args]
+    try:
+        result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
+    except RuntimeError:
+        if is_regular:
+            return NotImplemented  # sizes that don't fit: the rules' error says it of the whole
+        raise
+    if specs is None:
+        layout = _layout_like(request, placements, result)
+        if layout is not None:
+            return _learnt(request, op, local, kwargs, laid_out(result, layout))
+        specs = _specs_of_regular(request, placements, result)
+        if specs is None:
+            specs = _specs_at_this_size(request, placements)
+    return _learnt(request, op, local, kwargs, _wrapped(op, args, kwargs, result, specs))
+
+
+def _learnt(request: Request, op: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+    """`result`, which was `op` on these local arguments alone."""
+    if here.trace.policy.cold:
+        at_once.learn(request, op, args, kwargs, result)
+    return result
+
+
+def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout | None:
+    """The layout of a regular argument that the result has too; None if there is none."""
+    facts = request.facts
+    if not isinstance(result, torch.Tensor) or facts.returns_arg is not None or facts.is_out:
+        return None
+    described = _described(result)
+    for tensor in request.tensors:
+        layout: ShardLayout = tensor._layout  # type: ignore[attr-defined]
+        if layout.local == described and layout.spec.placements == placements:
+            return layout
+    return None
+
+
+def _described(result: torch.Tensor) -> tuple[Any, ...]:
+    """`make_wrapper`'s arguments for a local result: the call's state has them, if it made one."""
+    state = here.trace.state
+    is_made = type(result) is tensor_types.tensor_class and type(state.step) is Node
+    if (
+        is_made
+        and state.kind & KIND_MASK == ONE
+        and state.slot is tensor_types.value_in(result).slot
+    ):
+        return state.meta  # type: ignore[no-any-return]
+    return wrapper_arguments(meta_of(result))
+
+
+def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:
+    """The output specs that the result on this rank's regular parts tells; None if it doesn't."""
+    mesh = _mesh_of(request)
+    if request.facts.returns_arg is not None:
+        return request.args[request.facts.returns_arg]._spec
+    if isinstance(result, torch.Tensor):
+        return spec_of_regular(mesh, placements, result)
+    specs = [spec_of_regular(mesh, *its) for its in zip(placements, result, strict=True)]
+    return None if None in specs else specs
+
+
+def _specs_at_this_size(request: Request, placements: Any) -> Any:
+    """The output specs for placements that are known; None if torch's rules must be asked."""
+    mesh = _mesh_of(request)
+    with dispatch_private.no_modes():
+        outcome = outcome_of_call(here.trace, request)
+    if outcome.runs_now is not None:
+        return None
+    facts = request.facts
+    if facts.returns_arg is not None:
+        return request.args[facts.returns_arg]._spec
+    if facts.returns_nothing:
+        return None
+
+    def spec(placed: Any, meta: Any) -> DTensorSpec:
+        size, stride, _, dtype, _ = meta
+        tensor_meta = torch_private.TensorMeta(torch.Size(size), tuple(stride), dtype)
+        return torch_private.spec_of(mesh, placed, tensor_meta)
+
+    if outcome.is_single:
+        return spec(placements, outcome.outs[0])
+    if len(placements) != len(outcome.outs) or any(meta is None for meta in outcome.outs):
+        return None
+    return tuple(map(spec, placements, outcome.outs))
+
+
+def _groups(tensors: Any) -> list[list[int]]:
+    """The places of tensors on one mesh, mesh by mesh, and of plain ones."""
+    groups: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        groups.setdefault(mesh, []).append(i)
+    return list(groups.values())
+
+
+def _group_by_group(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: list[list[int]]
+) -> Any:
+    """A call that treats each tensor of its lists by itself, made for the tensors of each mesh."""
+    n = sum(map(len, groups))
+
+    def part(argument: Any, places: list[int]) -> Any:
+        is_list = isinstance(argument, (list, tuple)) and len(argument) == n
+        return [argument[i] for i in places] if is_list else argument
+
+    found: list[Any] = [None] * n
+    for places in groups:
+        given = {name: part(argument, places) for name, argument in kwargs.items()}
+        made = op(*[part(argument, places) for argument in args], **given)
+        if made is not None:
+            for i, tensor in zip(places, made, strict=True):
+                found[i] = tensor
+    return None if op._schema.returns == [] else found
+
+
+def _stacked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Numbers of several meshes, and plain ones, together: whole ones, as norms of gradients are.
+
+    Everything else that is mixed is refused.
+    """
+    tensors = args[0]
+    if len(_groups(tensors)) > 1 and not any(tensor.ndim for tensor in tensors):
+        return op([_whole(op, tensor) for tensor in tensors], *args[1:], **kwargs)
+    return NotImplemented
+
+
+def _whole(op: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, plain."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    replicated = everywhere(tensor.device_mesh)
+    torch_private.observe_redistribution(op, tensor._spec, spec_with(tensor._spec, replicated))
+    _note(op, tensor._spec, replicated)
+    return local_of(_moved(tensor, replicated))
+
+
+def _mesh_of(request: Request) -> DeviceMesh:
+    return next(t.device_mesh for t in request.tensors if isinstance(t, DTensor))
+
+
+def _local(argument: Any) -> Any:
+    if isinstance(argument, DTensor):
+        return local_of(argument)
+    if isinstance(argument, (list, tuple)):
+        return [_local(item) for item in argument]
+    return argument
+
+
+def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with 0-dim tensors for numbers that stand where the op takes tensors: to add 1
+    to a sum whose terms lie on several ranks, only one may add it. The same if there are none."""
+    places = [
+        i
+        for i, (argument, described) in enumerate(zip(args, op._schema.arguments, strict=False))
+        if type(argument) in NUMBERS and str(described.type) == "Tensor"
+    ]
+    if not places:
+        return args
+    like = next(a for a in args if isinstance(a, DTensor))
+    changed = list(args)
+    with dispatch_private.no_modes():  # to make them is no part of the program
+        for i in places:
+            fits = like.is_complex() or (like.is_floating_point() and type(args[i]) is not complex)
+            dtype = like.dtype if fits else None
+            changed[i] = torch.tensor(args[i], dtype=dtype, device=like.device)
+    return tuple(changed)
+
+
+def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A mean over the targets that count: the ranks may have different numbers of them, so sums are
+    reduced, not means."""
+    losses, weights = run(Request(DTensor, op, (*args[:3], SUM, *args[4:]), kwargs))
+    whole = everywhere(losses.device_mesh)
+    losses, weights = _moved(losses, whole), _moved(weights, whole)
+    return losses / weights, weights
+
+
+def _wrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, spec: Any) -> Any:
+    """What the op gives, sharded as `spec` says; arguments that it wrote come back themselves."""
+    facts = facts_of(op)
+    if facts.is_out:
+        return _written_out(op, kwargs, spec)
+    if facts.writes and (facts.returns_arg is not None or facts.returns_nothing):
+        if facts.returns_arg is None:
+            return None
+        written = args[facts.returns_arg]
+        if facts.changes_metadata:  # `squeeze_` and its like
+            become(written, sharded(result, spec))
+        return written
+    return _wrap(result, spec)
+
+
+def _wrap(result: Any, spec: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        if spec is None:
+            return result
+        return sharded(result, torch_private.unmasked(result, spec))
+    if isinstance(result, (list, tuple)):
+        specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(result)
+        items = [_wrap(item, its) for item, its in zip(result, specs, strict=True)]
+        return items if isinstance(result, list) else tuple(items)
+    return result
+
+
+def _written_out(op: Any, kwargs: dict[str, Any], spec: Any) -> Any:
+    """The `out=` arguments, which have the result's placements now."""
+    outs = _outs(op, kwargs)
+    specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(outs)
+    for out, its in zip(outs, specs, strict=True):
+        become(out, sharded(local_of(out), its))
+    return tuple(outs) if len(outs) > 1 else outs[0]
+
+
+def _outs(op: Any, kwargs: dict[str, Any]) -> list[Any]:
+    return [kwargs[argument.name] for argument in op._schema.arguments if argument.is_out]
+
+
+def _ours(result: Any) -> Any:
+    """Ours for torch's DTensors among the results of torch's own handlers."""
+    if isinstance(result, TorchDTensor):
+        return adopted(result)
+    if isinstance(result, (list, tuple)):
+        items = [_ours(item) for item in result]
+        return items if isinstance(result, list) else tuple(items)
+    return result
+
+
+def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
+    """`tensor` placed otherwise."""
+    spec = tensor._spec
+    target = spec_with(spec, placements)
+    local = torch_private.redistribute_local_tensor(local_of(tensor), spec, target)
+    return sharded(local, target)
+
+
+def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
+    """Count a redistribution that nobody asked for; refuse it if `forbid` says so."""
+    pairs = list(zip(now.placements, placements, strict=True))
+    if not any(before != after and not before.is_replicate() for before, after in pairs):
+        return  # each rank keeps some of what it has
+    meta = now.tensor_meta
+    assert meta is not None, "it is a tensor's"
+    n_bytes = meta.shape.numel() * meta.dtype.itemsize
+    where = user_line()
+    if "redistribute" in settings.current().forbid:
+        raise errors.forbidden(op, now, placements, n_bytes, where)
+    STATS.redistributions[str(op), str(now.placements), str(tuple(placements)), where] += n_bytes
+
+
+def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the op itself takes tensors of these sizes: then it was torch's rule that failed.
+
+    Sizes that depend on values count as well.
+    """
+    template, named, metas = numbered(Request(DTensor, op, args, kwargs))
+
+    def call(stand_ins: list[torch.Tensor]) -> Any:
+        plain = [substituted(argument, stand_ins) for argument in template]
+        return op(*plain, **{name: substituted(a, stand_ins) for name, a in named})
+
+    try:
+        dispatch_private.fake_call(metas, call)
+    except dispatch_private.NoMetaFunction:
+        return True
+    except Exception as error:
+        return "Dynamic" in type(error).__name__ or "DataDependent" in type(error).__name__
+    return True
+
+
+def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpec]) -> bool:
+    """Whether torch's rule, which wants arguments to lie so, is known to give something else than
+    one process would.
+
+    An average of averages is none where the ranks' parts differ in size. And where several
+    dimensions of a mesh split one of a tensor, unevenly, the rules lose count of the parts; where a
+    rank has nothing, kernels may refuse.
+    """
+    specs = [
+        its for its in (spec if isinstance(spec, (list, tuple)) else [spec]) if its is not None
+    ]
+    given = [t._spec for t in Request(DTensor, op, args, {}).tensors if isinstance(t, DTensor)]
+    if any(parts_of(its).split_twice for its in (*given, *specs)):
+        return True
+    if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
+        return True
+    # many kernels refuse what is empty, and a maximum has none
+    takes_nothing = torch.Tag.pointwise in op.tags or op in OF_ANY_SIZE or errors.is_foreach(op)
+    if op is aten.view.default:
+        takes_nothing = _keeps_sharded_dims(*args)
+    if not takes_nothing and any(parts_of(its).may_be_empty for its in (*given, *wanted)):
+        return True
+    averages = any(
+        getattr(placement, "reduce_op", None) == "avg"
+        for its in specs
+        for placement in its.placements
+    )
+    return averages and any(parts_of(its).uneven for its in given)
+
+
+def _keeps_sharded_dims(tensor: Any, size: Sequence[int]) -> bool:
+    """Whether a view of this size only reshapes what lies behind the dimensions that are split; of
+    a part of nothing, -1 could be anything."""
+    last = max((p.dim for p in tensor.placements if p.is_shard()), default=-1)
+    return -1 not in size and tuple(size[: last + 1]) == tensor.shape[: last + 1]
+
+
+def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that torch has no rule for: what it is made of, else on gathered arguments."""
+    request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
+    if dispatch_private.is_composite(op):
+        before = _here.is_composite
+        is_sharded = all(isinstance(tensor, DTensor) for tensor in request.tensors)
+        _here.is_composite = before or is_sharded
+        try:
+            result = dispatch_private.decompose(op, args, kwargs)
+        finally:
+            _here.is_composite = before
+        if result is not NotImplemented:
+            return result
+    mesh = _mesh_of(request)
+    whole: dict[int, torch.Tensor] = {}
+    whole_kwargs = {name: _gathered(op, a, whole) for name, a in kwargs.items()}
+    result = op(*_gathered(op, args, whole), **whole_kwargs)
+    for written in request.written():
+        if isinstance(written, DTensor) and facts.changes_metadata:
+            become(written, _replicated(whole[id(written)], mesh))
+        elif isinstance(written, DTensor):
+            _put_back(written, whole[id(written)])
+    if facts.returns_arg is not None:
+        return args[facts.returns_arg]
+    if facts.is_out:
+        outs = _outs(op, kwargs)
+        return tuple(outs) if len(outs) > 1 else outs[0]
+    return _replicated(result, mesh)
+
+
+def _gathered(op: Any, argument: Any, whole: dict[int, torch.Tensor]) -> Any:
+    """`argument` with sharded tensors gathered, each once; `whole` has what they became."""
+    if isinstance(argument, DTensor):
+        if id(argument) not in whole:
+            local = _whole(op, argument)
+            if local.stride() != argument.stride() and 0 not in argument.stride():
+                local = torch.empty_strided(
+                    argument.shape, argument.stride(), dtype=local.dtype, device=local.device
+                ).copy_(local)
+            whole[id(argument)] = local
+        return whole[id(argument)]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_gathered(op, item, whole) for item in argument])
+    return argument
+
+
+def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
+    """Write to a sharded tensor what its gathered copy has become."""
+    part = part_of(whole, tensor._spec)
+    local = local_of(tensor)
+    if local is not part:
+        local.copy_(part)
+
+
+class _Here(threading.local):
+    """What this thread is at.
+
+    `is_composite`: an op is taken apart that was given sharded tensors alone. Plain ones among what
+    it consists of follow from sizes, so they are equal on all ranks; random ones if the generators
+    are.
+    """
+
+    is_composite = False
+
+
+_here = _Here()
+
+
+def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with plain tensors replicated."""
+    mesh = _mesh_of(request)
+
+    def replicated(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor) or tensor.numel() == 1:
+            return tensor
+        made: torch.Tensor = _replicated(tensor, mesh)
+        return made
+
+    args, kwargs = request.mapped(replicated, None)
+    return args, dict(kwargs)
+
+
+def _replicated(result: Any, mesh: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        meta = torch_private.TensorMeta(result.shape, result.stride(), result.dtype)
+        return sharded(result, torch_private.spec_of(mesh, everywhere(mesh), meta))
+    if isinstance(result, (list, tuple)):
+        return type(result)([_replicated(item, mesh) for item in result])
+    return result
+
+
+def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:
+    """What a rank outside the mesh gets: tensors with nothing of them here, zeros for numbers."""
+    facts = facts_of(op)
+    if facts.returns_arg is not None:
+        return args[facts.returns_arg]
+    if facts.returns_nothing:
+        return None
+    if isinstance(spec, DTensorSpec):
+        meta = spec.tensor_meta
+        assert meta is not None, "it is a tensor's"
+        size = (0,) if meta.shape else ()
+        return sharded(torch.zeros(size, dtype=meta.dtype, device=spec.mesh.device_type), spec)
+    if isinstance(spec, (list, tuple)):
+        return type(spec)([None if s is None else _absent(op, args, s) for s in spec])
+    return None
+
+
+def _random(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], local_args: Any, spec: Any
+) -> Any:
+    """Random ops draw for the whole tensor and keep this rank's part: the numbers are those that
+    one process would draw."""
+    request = Request(DTensor, op, args, kwargs)
+    target = args[0]
+    if op is aten.native_dropout.default:
+        return _dropout(request, local_args[0], spec)
+    own = spec[0] if isinstance(spec, (list, tuple)) else spec
+    if facts_of(op).returns_arg is not None:
+        part = part_of(drawn(here.trace, Draw(request, like=target)), target._spec)
+        local_of(target).copy_(part)
+        return target
+    if op is aten.bernoulli.default:  # its numbers are compared with the argument's
+        whole = local_of(_moved(target, everywhere(target.device_mesh)))
+        return sharded(part_of(op(whole, *args[1:], **kwargs), own), own)
+    return sharded(part_of(drawn(here.trace, Draw(request, like=target)), own), own)
+
+
+def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
+    """As `op_handlers._dropout`, each rank with its part of the mask."""
+    p, trains = request.args[1], request.argument("train")
+    if trains is False or local.numel() == 0:
+        result = request.op(local, p, trains)
+        return _wrap(result, spec)
+    mask = part_of(
+        drawn(here.trace, Draw(request, like=request.args[0], zeroed=True, item=1)), spec[1]
+    )
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    return sharded(local.mul(mask).mul_(scale), spec[0]), sharded(mask, spec[1])
+
+
+def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if not _is_split(tensor):
+        return op(local_of(tensor))
+    replicated = everywhere(tensor.device_mesh)
+    _note(op, tensor._spec, replicated)  # torch reads a value in any of its contexts
+    return op(local_of(_moved(tensor, replicated)))
+
+
+def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    first, second = args
+    if first.shape != second.shape:
+        return False
+    if not torch_private.is_member(first.device_mesh):
+        return True  # nothing of them is here
+    if first.placements != second.placements or any(p.is_partial() for p in first.placements):
+        replicated = everywhere(first.device_mesh)
+        first, second = (
+            _moved(t, replicated) if isinstance(t, DTensor) else t for t in (first, second)
+        )
+    mine, theirs = (local_of(t) if isinstance(t, DTensor) else t for t in (first, second))
+    same = torch.tensor(float(torch.equal(mine, theirs)), device=mine.device)
+    return bool(torch_private.minimum_over(same, first.device_mesh).item())
+
+
+def _same_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[0].shape == args[1].shape)
+
+
+def _pinned(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return local_of(args[0]).is_pinned()
+
+
+def _handles_convolution(n_images: int, args: tuple[Any, ...]) -> bool:
+    """Whether a convolution's images are sharded evenly by sample, if at all, and weights are not.
+
+    torch's handler takes 2-d ones split by width too, and exchanges their edges, but not for all
+    strides and paddings.
+    """
+    images = [image for image in args[:n_images] if isinstance(image, DTensor)]
+    weights = [weight for weight in args[n_images:3] if isinstance(weight, DTensor)]
+    if any(map(_is_split, weights)) or len({image.placements for image in images}) > 1:
+        return False
+    return not any(
+        parts_of(image._spec).uneven or (not p.is_replicate() and p != Shard(0))
+        for image in images
+        for p in image.placements
+    )
+
+
+def _is_split(argument: Any) -> bool:
+    return isinstance(argument, DTensor) and not all(p.is_replicate() for p in argument.placements)
+
+
+MEAN, SUM = 1, 2  # as at::Reduction has them
+LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+
+
+def _keeps_strides(args: tuple[Any, ...]) -> bool:
+    """Whether `as_strided` is asked for what the tensor is already."""
+    tensor, size, stride = args[:3]
+    offset = args[3] if len(args) > 3 else None
+    return tensor.shape == tuple(size) and tensor.stride() == tuple(stride) and not offset
+
+
+OF_ANY_SIZE = frozenset({
+    aten._to_copy.default, aten.alias.default, aten.clone.default, aten.copy_.default,
+    aten.detach.default, aten.full_like.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default, aten.ones_like.default, aten.permute.default,
+    aten.sum.default, aten.sum.dim_IntList, aten.t.default, aten.transpose.int,
+    aten.unsqueeze.default, aten.zero_.default, aten.zeros_like.default,
+})  # fmt: skip
+"""Ops that take a rank's part though there be nothing in it; torch tags pointwise ones so."""
+WHOLE_ONLY = frozenset({
+    aten.linalg_ldl_solve.default, aten.linalg_solve_triangular.default,
+    aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,
+    aten.squeeze_copy.dim, aten.squeeze_copy.dims, aten.view_copy.default,
+})  # fmt: skip
+"""Ops whose rules in torch forget that parts differ from the whole."""
+UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
+    aten.convolution.default: partial(_handles_convolution, 1),
+    aten.convolution_backward.default: partial(_handles_convolution, 2),
+    aten.as_strided.default: _keeps_strides,
+}
+"""Ops whose handlers in torch are right for some arguments only."""
+
+
+def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`argmax` and `argmin`: torch's handler counts on equal parts, and gathers wrongly along
+    dimensions that are counted from the end."""
+    tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    parts = parts_of(tensor._spec)
+    if parts.uneven or parts.split_twice:
+        return _without_rule(op, args, kwargs)
+    if dim is not None and -tensor.ndim <= dim < 0:
+        keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+        args, kwargs = (tensor, dim + tensor.ndim, keepdim), {}
+    return _ours(torch_private.handler_of(op)(op, args, kwargs))
+
+
+def _logsumexp(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's rule looks for `keepdim` among the keywords alone."""
+    if len(args) < 3:
+        return NotImplemented
+    return run(Request(DTensor, op, args[:2], {"keepdim": args[2]}))
+
+
+def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor overwritten with one number: nothing of it is left to be reduced."""
+    tensor = args[0]
+    if isinstance(args[1], DTensor):
+        number = local_of(_moved(args[1], everywhere(args[1].device_mesh)))
+        args = (tensor, number)
+    op(local_of(tensor), *args[1:], **kwargs)
+    tensor._spec = _reduced(tensor._spec)
+    return tensor
+
+
+def _put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Writes where a mask says so, for which torch's rule forgets that masks are split too."""
+    tensor, indices, values, *_ = args
+    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    if not masks:
+        return NotImplemented
+    if len(args) == 3 and not kwargs and masks[0].shape == tensor.shape and values.ndim == 0:
+        return run(Request(DTensor, aten.masked_fill_.Tensor, (tensor, masks[0], values), {}))
+    return _without_rule(op, args, kwargs)
+
+
+def _uninitialized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = op(local_of(args[0]), **kwargs)
+    spec = spec_with(args[0]._spec, _reduced(args[0]._spec).placements, made.dtype)
+    return sharded(made, spec)
+
+
+def _reduced(spec: DTensorSpec) -> DTensorSpec:
+    """The spec with replicated for partial placements."""
+    if not any(placement.is_partial() for placement in spec.placements):
+        return spec
+    return spec_with(spec, torch_private.normalized_for_gradient(spec.placements))
+
+
+SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.argmax.default: _place_of_extreme,
+    aten.argmin.default: _place_of_extreme,
+    aten.empty_like.default: _uninitialized,
+    aten.fill_.Scalar: _filled,
+    aten.fill_.Tensor: _filled,
+    aten.index_put_.default: _put,
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten.is_same_size.default: _same_size,
+    aten.is_pinned.default: _pinned,
+    aten.logsumexp.default: _logsumexp,
+    aten.stack.default: _stacked,
+}
