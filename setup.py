@@ -17,7 +17,7 @@ from setuptools.command.build_py import build_py
 AT_ROOT = ("dispatch", "kernels", "sharding")
 PACKAGES = [
     *find_packages(include=["lazy_tensor*"]),
-    *(f"lazy_tensor.{top}.{room}" for top in AT_ROOT for room in find_packages(top)),
+    *(f"lazy_tensor.{top}.{name}" for top in AT_ROOT for name in find_packages(top)),
 ]
 
 

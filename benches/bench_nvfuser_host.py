@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.kernels.nvfuser import backend, library
 
 pytestmark = [

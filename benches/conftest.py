@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import lazy_tensor
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

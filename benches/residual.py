@@ -19,7 +19,7 @@ from torch import Tensor
 
 import lazy_tensor
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 
 N_STEPS = 40
 

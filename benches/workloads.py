@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor.dispatch.run.flush import obtain_extensions
+from lazy_tensor.dispatch.run.compile_service import obtain_extensions
 from lazy_tensor.examples.gpt import GPT, N_BYTES, GPTConfig
 
 SIDES = ("eager", "lazy", "replay", *peers.PEERS)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch.metadata.infer import is_recordable
 from lazy_tensor.dispatch.record import sync_points
-from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import (
     call_by,
@@ -24,7 +24,7 @@ from lazy_tensor.dispatch.torch_private import (
     no_modes,
     without_weak_references,
 )
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detached

@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.ops import composite_overrides
 from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.record import eager_fallback, sync_points
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import begin_hits
+from lazy_tensor.dispatch.run.compile_service import begin_hits
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered

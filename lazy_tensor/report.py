@@ -14,7 +14,7 @@ from typing import Any, Unpack, cast
 from lazy_tensor.capture.replay import REPLAYS
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.options import Options
-from lazy_tensor.dispatch.run import flush, profiling
+from lazy_tensor.dispatch.run import compile_service, flush, profiling
 from lazy_tensor.dispatch.stats import COUNTED, STATS, FlushRecord
 from lazy_tensor.dispatch.trie.trace import all_traces, claimed, local, restart_empty_traces
 from lazy_tensor.dispatch.wording import op_name
@@ -48,7 +48,7 @@ def cache_info() -> dict[str, CacheInfo]:
 
     Sizes are entries; of "memory", which plans reuse on the CPU, bytes.
     """
-    kernels = flush.compiler().cache.info()
+    kernels = compile_service.compiler().cache.info()
     return {**cache.cache_info(), "kernel": kernels, "memory": POOL.info()}
 
 
@@ -82,7 +82,7 @@ def stats() -> dict[str, Any]:
     local.trace.policy.account_rests()
     counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     counts.update(STATS.counts)
-    counts.update(flush.compiler().counters.snapshot())
+    counts.update(compile_service.compiler().counters.snapshot())
     fallbacks: Counter[str] = Counter()
     for (op, why), n in STATS.fallbacks.items():
         fallbacks[f"{op_name(op)}: {why}"] += n
@@ -103,7 +103,7 @@ def reset_stats() -> None:
     """Set every counter to zero and forget the last flushes."""
     local.trace.policy.account_rests()
     STATS.reset()
-    flush.compiler().counters.reset()
+    compile_service.compiler().counters.reset()
 
 
 class Report:
@@ -226,8 +226,9 @@ def _report(
         for (op, before, after, where), n_bytes in STATS.redistributions.items()
     ]
     replays = sorted(replay.summary() for replay in REPLAYS)
-    builds = [one for one in flush.compiler().builds if one.began_s + one.seconds >= since_s]
+    service = compile_service.compiler()
+    builds = [one for one in service.builds if one.began_s + one.seconds >= since_s]
     return Report(
         records, replays, redistributions, ran_at_once, builds, result,
-        stretches=stretches, kernels=flush.compiler().statuses(), blocks=blocks,
+        stretches=stretches, kernels=service.statuses(), blocks=blocks,
     )  # fmt: skip

@@ -17,12 +17,12 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.record import eager_fallback, sync_points
 from lazy_tensor.dispatch.record.recorder import recorder
-from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.debug_view import is_looked_at, peek, shown
 from lazy_tensor.dispatch.run.failure import without_frames
 from lazy_tensor.dispatch.run.flush import flush
 from lazy_tensor.dispatch.run.tape import stop_tape
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import local, restart_empty_traces
 
 _plain: type[torch.Tensor] = torch_private.TensorBase

@@ -16,8 +16,8 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.metadata.infer import is_recordable, meta_of
-from lazy_tensor.dispatch.run import hits, memory_sharing
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Value
 from lazy_tensor.kernels.cache import on_clear
 from lazy_tensor.sharding import torch_private

@@ -25,7 +25,7 @@ import lazy_tensor
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.ops import rules
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.dispatch.tiering import policy, sites
 from lazy_tensor.dispatch.trie import trace
 from lazy_tensor.kernels import backend

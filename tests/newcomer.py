@@ -11,7 +11,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.kernels.extension import cpp
 
 ROOT = Path(__file__).resolve().parents[1]

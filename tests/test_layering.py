@@ -12,6 +12,14 @@ MAY_IMPORT = {
     "lazy_tensor": {"lazy_tensor", "dispatch", "kernels"},
     "sharding": {"sharding", "lazy_tensor", "dispatch", "kernels"},
 }
+# The packages of a folder, each of which may import those before it, and files that lie in none.
+PACKAGES = {
+    "dispatch": ("torch_checks", "ops", "metadata", "tiering", "trie", "plan", "run", "record"),
+    "kernels": ("extension", "backends", "nvfuser", "service"),
+    "sharding": ("ops", "fsdp"),
+}
+MAY_LOOK_UP = {("torch_checks", "trie")}  # how values are counted there is checked at import
+MOST_FILES = 12
 ADAPTERS = {
     "dispatch/torch_private.py", "kernels/backends/torch_inductor.py",
     "kernels/nvfuser/torch_private.py", "lazy_tensor/interop/torch_ways.py",
@@ -30,13 +38,20 @@ SOURCES = sorted(
 )
 
 
-def imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports_of(path, *, with_types=True):
+    tree = ast.parse(path.read_text())
+    if not with_types:
+        tree.body = [one for one in tree.body if not is_for_types(one)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module, [alias.name for alias in node.names]
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, []
+
+
+def is_for_types(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def layer_at(path):
@@ -60,6 +75,41 @@ def test_imports_point_one_way(path):
     layer = layer_at(path)
     for module, names in imports_of(path):
         assert layer_of(module, names) <= MAY_IMPORT[layer], f"{path.name} imports {module}"
+
+
+def package_at(path):
+    """The package that a file lies in, "" if in none."""
+    return path.parent.name if path.parent.parent.name in PACKAGES else ""
+
+
+def packages_of(folder, module, names):
+    """The packages of the folder that an import reaches, "" for files in none."""
+    top, _, rest = module.removeprefix("lazy_tensor.").partition(".")
+    if top != folder or not module.startswith("lazy_tensor."):
+        return set()
+    if not rest:
+        return {name if name in PACKAGES[folder] else "" for name in names}
+    package = rest.partition(".")[0]
+    return {package if package in PACKAGES[folder] else ""}
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_packages_import_those_before_them(folder):
+    order = {package: i for i, package in enumerate(("", *PACKAGES[folder]))}
+    for path in (ROOT / folder).rglob("*.py"):
+        package = package_at(path)
+        for module, names in imports_of(path, with_types=False):
+            for other in packages_of(folder, module, names):
+                is_allowed = order[other] <= order[package] or (package, other) in MAY_LOOK_UP
+                assert is_allowed, f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_packages_are_small(folder):
+    folders = {path.parent for path in (ROOT / folder).rglob("*.py")}
+    for one in folders:
+        n_files = len(list(one.glob("*.py")))
+        assert n_files <= MOST_FILES, f"{one.relative_to(ROOT)} has {n_files} files"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

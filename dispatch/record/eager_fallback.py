@@ -27,13 +27,13 @@ from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.rules import READS_VALUES, Rule, needs_care, rule_of
 from lazy_tensor.dispatch.record import sync_points
 from lazy_tensor.dispatch.record.inputs import admit, flush_foreign, is_plain, slot_of
-from lazy_tensor.dispatch.run import memory_sharing, profiling, watch
+from lazy_tensor.dispatch.run import profiling, watch
 from lazy_tensor.dispatch.run.failure import without_frames
 from lazy_tensor.dispatch.run.flush import flush
 from lazy_tensor.dispatch.run.tape import Draw, Read, drawn
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.torch_private import storage_id
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Trace, Value, local
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.dispatch.wording import call_name, op_name

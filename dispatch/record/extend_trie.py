@@ -32,7 +32,8 @@ from lazy_tensor.dispatch.ops.request import Request, scalar_refs
 from lazy_tensor.dispatch.record import moving_index
 from lazy_tensor.dispatch.record.inputs import index_of, is_in
 from lazy_tensor.dispatch.record.memory_overlap import overlaps
-from lazy_tensor.dispatch.run.flush import closes_segment, flush, must_record
+from lazy_tensor.dispatch.record.segment_end import closes_segment
+from lazy_tensor.dispatch.run.flush import flush, must_record
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.trace import (
     MANY,

@@ -16,9 +16,9 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
-from lazy_tensor.dispatch.run import flush, input_snapshots, memory_sharing
+from lazy_tensor.dispatch.run import flush, input_snapshots
 from lazy_tensor.dispatch.run.failure import without_frames
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie import trace as traces
 from lazy_tensor.dispatch.trie.keys import key_part
 from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, Value, claimed

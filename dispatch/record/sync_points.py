@@ -17,7 +17,8 @@ from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.rules import Rule, reads_values, rule_of
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import ask_for_hits, begin_hits, flush, must_record
+from lazy_tensor.dispatch.run.compile_service import ask_for_hits, begin_hits
+from lazy_tensor.dispatch.run.flush import flush, must_record
 from lazy_tensor.dispatch.stats import NEW, STATS
 from lazy_tensor.dispatch.tiering.policy import ALONE, ASLEEP
 from lazy_tensor.dispatch.torch_private import in_backward, is_part

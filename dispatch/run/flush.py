@@ -6,15 +6,9 @@ any). The only caller of plans, and the only place where a trace's content leave
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
-import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -22,90 +16,27 @@ import torch
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.ops.rules import run_at_once
-from lazy_tensor.dispatch.plan.foreach import taken_apart
-from lazy_tensor.dispatch.plan.graph import Graph, graph_of, without_repeats
+from lazy_tensor.dispatch.plan.graph import Graph, graph_of
 from lazy_tensor.dispatch.plan.interpret import MISJUDGED, OWN_STRIDES, interpret
-from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
-from lazy_tensor.dispatch.plan.plan import Plan, Planner
-from lazy_tensor.dispatch.plan.remat import rematerialized
-from lazy_tensor.dispatch.run import hits, memory_sharing, profiling, watch
+from lazy_tensor.dispatch.plan.plan import Plan
+from lazy_tensor.dispatch.run import hits, profiling, watch
+from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
+from lazy_tensor.dispatch.run.plan_cache import plan_of, with_remat
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
+from lazy_tensor.dispatch.trie import memory_sharing
 from lazy_tensor.dispatch.trie import trace as traces
 from lazy_tensor.dispatch.trie.recompile_reason import reason_of_miss
 from lazy_tensor.dispatch.trie.trace import (
-    Node,
     Pending,
     State,
     Trace,
     Value,
-    is_apart,
     live_values,
 )
 from lazy_tensor.dispatch.user_frame import user_line
-from lazy_tensor.kernels import backend as backends
-from lazy_tensor.kernels import cache as caches
-from lazy_tensor.kernels.counters import Counters
-from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.kernels.logs import FLUSHES, MISSES
-from lazy_tensor.kernels.segment import Call
-from lazy_tensor.kernels.service.compile import Compiler
-
-MOST_COMPILERS = 4
-"""Compile services beside the process's own, one for each `cache_dir` in use; the oldest ends when
-there is one more."""
-_compilers: dict[str, Compiler] = {}
-_counters = Counters()  # of all compile services
-_compilers_lock = threading.RLock()
-
-
-def compiler() -> Compiler:
-    """The compile service for the `cache_dir` in force, made when first needed.
-
-    A block that has a `cache_dir` of its own leaves the services of others alone.
-    """
-    now = settings.current()
-    found = _compilers.get(now.cache_dir)
-    return _new_compiler(now) if found is None else found
-
-
-def _new_compiler(now: settings.Settings) -> Compiler:
-    with _compilers_lock:
-        if now.cache_dir not in _compilers:
-            others = [one for one in _compilers if one != settings.of_process().cache_dir]
-            if len(others) >= MOST_COMPILERS:
-                _compilers.pop(others[0]).close()
-            made = Compiler(
-                maxsize=now.segment_cache_size,
-                cache_dir=Path(now.cache_dir),
-                counters=_counters,
-                may_build=STATS.has_worked_long,
-            )
-            _compilers[now.cache_dir] = made
-            atexit.register(made.end)
-        return _compilers[now.cache_dir]
-
-
-def _follow_settings(new: settings.Settings) -> None:
-    found = _compilers.get(new.cache_dir)
-    if found is not None:
-        found.cache.resize(new.segment_cache_size)
-
-
-def _forget_kernels() -> None:
-    for one in list(_compilers.values()):
-        one.cache.clear()
-
-
-def _after_fork_in_child() -> None:
-    global _compilers_lock
-    _compilers_lock = threading.RLock()  # a thread that is gone may hold the parent's
-
-
-settings.on_change(_follow_settings)
-caches.on_clear(_forget_kernels)
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
@@ -218,7 +149,6 @@ class _Work:
             self.state = pending.state
             if trace.reset(pending):
                 return pending
-            # a signal's handler has recorded, or flushed, since
 
 
 def _run_known(trace: Trace, work: _Work, now: settings.Settings) -> bool:
@@ -246,7 +176,7 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
         pending,
         live,
         at_once=lambda: profiling.is_timing() or trace.policy.may_plan(ends_stretch),
-    ) or _with_remat(graph_of(pending.state.steps(), live))
+    ) or with_remat(graph_of(pending.state.steps(), live))
     work.planned_s = perf_counter()
     if isinstance(work.ran, Plan):
         ask_for_pool(work.ran)
@@ -335,37 +265,6 @@ def _run(pending: Pending, work: _Work, ranges: profiling.Noted) -> None:
     _settle(pending, work, work.given[0])
 
 
-def ask_for_pool(plan: Plan) -> None:
-    """Have the memory of large results used again, once that pays."""
-    if plan.is_pooled and not POOL.is_asked_for:
-        compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
-
-
-def begin_hits() -> None:
-    """Have calls taken below Python from now on, if what does so is on disk or was compiled, which
-    begins when the program has run for a while: it can't be begun with when several threads record.
-    """
-    if not hits.EXTENSION.is_asked_for:
-        hits.EXTENSION.ask_disk(compiler().disk)
-        if STATS.has_worked_long():
-            ask_for_hits()
-    hits.start_if_compiled()
-
-
-def obtain_extensions() -> None:
-    """Have the C++ that helps compiled now, so that it lies on disk."""
-    disk = compiler().disk
-    hits.start(disk)
-    program.ask_for(disk, may_compile=True, wait=True)
-    POOL.ask_for(disk, wait=True)
-
-
-def ask_for_hits() -> None:
-    """Have what takes hits below Python compiled in the background."""
-    if settings.current().compile != "off":
-        hits.EXTENSION.ask_for(compiler().disk, wait=False)
-
-
 def _settle(pending: Pending, work: _Work, results: Sequence[torch.Tensor]) -> None:
     for value, data in zip(work.alive, results, strict=True):
         value.data = data
@@ -392,58 +291,6 @@ def _release(*values: list[Value]) -> None:
             value.slot = value.leaf = None
 
 
-def _with_remat(graph: Graph) -> Graph:
-    interval = settings.current().remat_interval
-    return rematerialized(graph, interval) if interval else graph
-
-
-def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bool]) -> Plan | None:
-    """The plan for a state and its live values; None at first sight, when one may not pay, unless
-    it is wanted `at_once`; and where there can't be one."""
-    state, now = pending.state, settings.current()
-    key = (live, now.plans_by)
-    plan: Plan | None = None if state.plans is None else state.plans.get(key)
-    if plan is NO_PLAN:
-        return None
-    if plan is not None:
-        STATS.counts["plans_reused"] += 1
-        return plan
-    seen_before = state.plans is not None
-    plans = state.plans  # another thread may clear the caches meanwhile
-    if plans is None or len(plans) >= MAX_PLANS_OF_A_STATE:
-        plans = state.plans = {}
-    if not (seen_before or now.compile == "blocking" or at_once()) or not may_plan():
-        return None
-    try:
-        plan = build_plan(pending, live)
-    except Exception as error:
-        # The trace can still be run call by call; losing its values for a plan would be worse.
-        STATS.counts["plans_failed"] += 1
-        warnings.warn(
-            f"a trace of {state.n_ops} ops can't be planned and runs op by op: {error!r}; "
-            "please report it",
-            stacklevel=2,
-        )
-        plans[key] = NO_PLAN
-        return None
-    plan.is_checked = seen_before  # by `interpret`, else when it runs
-    plans[key] = plan
-    STATS.counts["plans_built"] += 1
-    return plan
-
-
-def may_plan(*, at_once: bool = False) -> bool:
-    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too or
-    `at_once`."""
-    now = settings.current()
-    return program.are_there() or program.ask_for(
-        compiler().disk,
-        may_compile=now.compile == "blocking"
-        or (now.compile != "off" and (at_once or STATS.has_worked_long())),
-        wait=now.compile == "blocking",
-    )
-
-
 def _distrust() -> None:
     """Run ops whose meta functions were wrong at once from now on, and forget what was recorded, by
     all threads."""
@@ -464,73 +311,6 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
                 f"the trace flushed at {where} has a segment without a kernel ({ops}), and forbid "
                 "has 'compile'; run it once without, or with compile='off'"
             )
-
-
-NO_PLAN: Any = object()
-"""Stands for a plan that could not be built."""
-MAX_PLANS_OF_A_STATE = 8
-"""Sets of live values, times settings, for which one state keeps plans."""
-
-
-def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
-    now = settings.current()
-    graph = graph_of(pending.state.steps(), live)
-    backend_on = cache(chosen_backend)
-    devices = {spec.device.type for spec in graph.spec.values()}
-    fuses = now.compile != "off" and any(backend_on(d).name != "aten" for d in devices)
-    graph = _with_remat(without_repeats(taken_apart(graph) if fuses else graph))
-    fusible = Fusibility(graph, backend_on) if fuses else None
-    units = units_of(graph, fusible)
-
-    def fusion_of(segment: Any) -> Any:
-        return compiler().fusion_of(
-            segment,
-            backend_on(segment.device.type),
-            mode=now.compile,
-            threshold=now.compile_threshold,
-            verify_every=now.verify_every,
-            waits=False,
-        )
-
-    with torch_private.no_modes():  # a backend may use ops, which are none of the program's
-        plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
-        if now.compile == "blocking":
-            compiler().finish(plan.fusions)
-    return plan
-
-
-def chosen_backend(device_type: str) -> backends.Backend:
-    return backends.choose(settings.current().backend, device_type)
-
-
-DIRECT = "collectives that nobody sees"
-"""In force while something communicates below Python: collectives are then issued at once."""
-
-
-HANDS_OVER_FROM_OPS = 512
-"""Recorded ops from which a device other than the CPU is given them at the next op that ends a
-segment: it waits for no more than these to be recorded, 1 to 2 ms. Each flush costs the host: from
-64 ops on, a training step took it 2.6 times eager's time, from 512 on 1.8
-(`benches/bench_nvfuser_host.py`)."""
-
-
-def closes_segment(node: Node, n_ops: int) -> bool:
-    """Whether recording `node`, with which the trace has `n_ops`, hands it to the device at once
-    (see `flush_policy`)."""
-    if node.issues and is_apart(DIRECT):
-        return True
-    policy = settings.current().flush_policy
-    if policy == "at_materialization" or node.view_of is not None:
-        return False
-    device = "cpu"
-    for spec in node.specs:
-        if spec is not None:
-            device = spec.device.type
-            break
-    if policy == "auto" and (device == "cpu" or n_ops < HANDS_OVER_FROM_OPS):
-        return False
-    call = Call(node.facts.op, node.args, node.kwargs, node.specs)
-    return chosen_backend(device).refuses(call) is not None
 
 
 def _account(record: FlushRecord) -> None:

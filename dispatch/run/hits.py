@@ -17,9 +17,10 @@ from lazy_tensor.dispatch.ops import composite_overrides
 from lazy_tensor.dispatch.ops.rules import Rule, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.plan.plan import Plan
-from lazy_tensor.dispatch.run import input_snapshots, memory_sharing
+from lazy_tensor.dispatch.run import input_snapshots
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
+from lazy_tensor.dispatch.trie import memory_sharing
 from lazy_tensor.dispatch.trie.tensor_types import Layout
 from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.kernels.disk import Disk

@@ -33,7 +33,7 @@ from lazy_tensor.capture.take import Outline, Take, described, take
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import may_plan
+from lazy_tensor.dispatch.run.plan_cache import may_plan
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.extension import program

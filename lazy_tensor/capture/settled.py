@@ -40,11 +40,13 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.plan.plan import Given, Plan
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
-from lazy_tensor.dispatch.run import hits, memory_sharing, profiling, watch
+from lazy_tensor.dispatch.run import hits, profiling, watch
+from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
-from lazy_tensor.dispatch.run.flush import ask_for_pool, note_plan, plan_of
+from lazy_tensor.dispatch.run.flush import note_plan
+from lazy_tensor.dispatch.run.plan_cache import plan_of
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Pending, Value, local
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.extension.pool import POOL

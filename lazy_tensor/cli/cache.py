@@ -9,7 +9,7 @@ from pathlib import Path
 import lazy_tensor
 from lazy_tensor.cli.script import add_script, run_script
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.run.flush import obtain_extensions
+from lazy_tensor.dispatch.run.compile_service import obtain_extensions
 from lazy_tensor.kernels import disk
 from lazy_tensor.reports.flushes import amount
 

@@ -20,7 +20,7 @@ import lazy_tensor
 from lazy_tensor.cli.checks import checks
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.options import NAMES
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.kernels import available_backends
 from lazy_tensor.kernels.extension import cpp
 from lazy_tensor.kernels.nvfuser import library as nvfuser

@@ -18,9 +18,9 @@ from lazy_tensor.dispatch.ops.rules import Rule, rule_of
 from lazy_tensor.dispatch.record import inputs
 from lazy_tensor.dispatch.record.extend_trie import link, wrapper_arguments
 from lazy_tensor.dispatch.record.sync_points import close_segment
-from lazy_tensor.dispatch.run import hits, memory_sharing
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.torch_private import count_writes
-from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.keys import exact_key, generic_key
 from lazy_tensor.dispatch.trie.trace import (
     MANY,

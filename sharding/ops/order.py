@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from lazy_tensor.dispatch.run.flush import DIRECT
+from lazy_tensor.dispatch.record.segment_end import DIRECT
 from lazy_tensor.dispatch.trie.trace import Node, local, set_apart
 from lazy_tensor.sharding import layout, tensor
 from lazy_tensor.sharding.ops import at_once, decisions

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import lazy_tensor
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.examples.gpt import GPT, N_BYTES, GPTConfig
 
 SIDES = ("eager", "lazy", "recorded", "replay", "graphs", "compile")

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.backend import NvfuserBackend, definition_of
 from tests.conformance.kernel_programs import same

@@ -23,7 +23,7 @@ from lazy_tensor.dispatch.ops import rules
 from lazy_tensor.dispatch.plan.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.record import extend_trie
-from lazy_tensor.dispatch.run import flush
+from lazy_tensor.dispatch.run import compile_service, plan_cache
 from lazy_tensor.dispatch.trie.tensor_types import value_in
 from lazy_tensor.dispatch.trie.trace import local
 
@@ -328,7 +328,7 @@ def test_broken_planner_costs_a_warning_only(monkeypatch):
     def broken(*_):
         raise AssertionError("planner bug")
 
-    monkeypatch.setattr(flush, "build_plan", broken)
+    monkeypatch.setattr(plan_cache, "build_plan", broken)
     with lazy_mode():
         (x + 1).exp()
     with pytest.warns(UserWarning, match="can't be planned"), lazy_mode():
@@ -406,10 +406,10 @@ def test_an_op_whose_shape_was_misjudged_runs_at_once_from_then_on(options, monk
 
 
 def test_a_block_with_its_own_cache_dir_leaves_other_threads_compile_service_alone(tmp_path):
-    own = flush.compiler()
+    own = compile_service.compiler()
     with lazy_mode(cache_dir=str(tmp_path)):
-        assert flush.compiler() is not own
-    assert flush.compiler() is own
+        assert compile_service.compiler() is not own
+    assert compile_service.compiler() is own
     assert not own._is_closed
 
 

@@ -9,7 +9,7 @@ from lazy_tensor import lazy_mode
 from lazy_tensor.dispatch.plan import remat
 from lazy_tensor.dispatch.plan.graph import graph_of
 from lazy_tensor.dispatch.plan.remat import rematerialized
-from lazy_tensor.dispatch.run import flush as flushes
+from lazy_tensor.dispatch.run import plan_cache
 from lazy_tensor.dispatch.trie.trace import local
 
 OFF = 0
@@ -93,14 +93,14 @@ def test_training_is_the_same_bit_for_bit(interval):
 
 def test_plans_take_less_memory_the_more_may_be_repeated(monkeypatch):
     peaks = []
-    build_plan = flushes.build_plan
+    build_plan = plan_cache.build_plan
 
     def noted(*args):
         plan = build_plan(*args)
         peaks.append(plan.peak_bytes)
         return plan
 
-    monkeypatch.setattr(flushes, "build_plan", noted)
+    monkeypatch.setattr(plan_cache, "build_plan", noted)
     model, x = stack_of(6), torch.randn(2, 64, 16)
 
     def planned_peak(interval):

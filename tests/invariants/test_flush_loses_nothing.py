@@ -21,7 +21,8 @@ import torch
 from lazy_tensor import configure, lazy_mode, materialize, wrap
 from lazy_tensor.dispatch.plan.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan.plan import Plan
-from lazy_tensor.dispatch.run.flush import compiler, flush
+from lazy_tensor.dispatch.run.compile_service import compiler
+from lazy_tensor.dispatch.run.flush import flush
 from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.kernels.backends.artifact import WRAPPER
 from lazy_tensor.kernels.service.trial import Trial

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, reset_stats, stats
-from lazy_tensor.dispatch.run import flush
+from lazy_tensor.dispatch.run import compile_service
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 
 
@@ -69,8 +69,8 @@ def test_nothing_is_built_in_the_background_for_a_program_that_may_end_soon(cach
         with lazy_mode(backend="inductor", compile="background", cache_dir=folder, record="always"):
             for _ in range(4):
                 torch.rand(64).sin().add(1).sum().item()
-                flush.compiler()._to_load.wait(60)  # until it is known that disk has none
-            return [fusion.status for fusion in flush.compiler().cache.values()]
+                compile_service.compiler()._to_load.wait(60)  # until it is known that disk has none
+            return [fusion.status for fusion in compile_service.compiler().cache.values()]
 
     monkeypatch.setattr(STATS, "worked_s", 0.0)
     assert set(statuses()) == {"aten"}

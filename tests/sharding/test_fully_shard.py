@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazy_tensor
 import lazy_tensor.sharding as sharding
-from lazy_tensor.dispatch.run import flush
+from lazy_tensor.dispatch.run import plan_cache
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.sharding import MixedPrecisionPolicy, Replicate, Shard, fully_shard
 from tests.sharding.ranks import on_ranks, run_on_ranks
@@ -692,13 +692,13 @@ def test_modules_that_come_several_times() -> None:
 
 def test_plans_gather_ahead_and_wait_for_reductions_late(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    build_plan = flush.build_plan
+    build_plan = plan_cache.build_plan
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         plans.append(build_plan(*args, **kwargs))
         return plans[-1]
 
-    monkeypatch.setattr(flush, "build_plan", noted)
+    monkeypatch.setattr(plan_cache, "build_plan", noted)
 
     def body() -> None:
         model = by_blocks(made(), line())

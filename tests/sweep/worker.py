@@ -23,7 +23,7 @@ import torch
 
 import lazy_tensor
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.dispatch.tiering import policy
 from lazy_tensor.dispatch.trie import trace
 from tests.sweep.operands import DTYPES, KINDS

@@ -8,7 +8,7 @@ import torch
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, replay, unwrap, wrap
-from lazy_tensor.dispatch.run.flush import compiler
+from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.dispatch.trie.trace import local
 
 COLD = 1

@@ -1,0 +1,109 @@
+"""The plans of a trie's states: looked up, or built where one pays.
+
+In: a state, its live values, the settings in force. Out: a plan, or None.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.plan.foreach import taken_apart
+from lazy_tensor.dispatch.plan.graph import Graph, graph_of, without_repeats
+from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
+from lazy_tensor.dispatch.plan.plan import Plan, Planner
+from lazy_tensor.dispatch.plan.remat import rematerialized
+from lazy_tensor.dispatch.run.compile_service import chosen_backend, compiler
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trie.trace import Pending
+from lazy_tensor.kernels.extension import program
+
+
+def with_remat(graph: Graph) -> Graph:
+    interval = settings.current().remat_interval
+    return rematerialized(graph, interval) if interval else graph
+
+
+def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bool]) -> Plan | None:
+    """The plan for a state and its live values; None at first sight, when one may not pay, unless
+    it is wanted `at_once`; and where there can't be one."""
+    state, now = pending.state, settings.current()
+    key = (live, now.plans_by)
+    plan: Plan | None = None if state.plans is None else state.plans.get(key)
+    if plan is NO_PLAN:
+        return None
+    if plan is not None:
+        STATS.counts["plans_reused"] += 1
+        return plan
+    seen_before = state.plans is not None
+    plans = state.plans  # another thread may clear the caches meanwhile
+    if plans is None or len(plans) >= MAX_PLANS_OF_A_STATE:
+        plans = state.plans = {}
+    if not (seen_before or now.compile == "blocking" or at_once()) or not may_plan():
+        return None
+    try:
+        plan = build_plan(pending, live)
+    except Exception as error:
+        # The trace can still be run call by call; losing its values for a plan would be worse.
+        STATS.counts["plans_failed"] += 1
+        warnings.warn(
+            f"a trace of {state.n_ops} ops can't be planned and runs op by op: {error!r}; "
+            "please report it",
+            stacklevel=2,
+        )
+        plans[key] = NO_PLAN
+        return None
+    plan.is_checked = seen_before  # by `interpret`, else when it runs
+    plans[key] = plan
+    STATS.counts["plans_built"] += 1
+    return plan
+
+
+def may_plan(*, at_once: bool = False) -> bool:
+    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too or
+    `at_once`."""
+    now = settings.current()
+    return program.are_there() or program.ask_for(
+        compiler().disk,
+        may_compile=now.compile == "blocking"
+        or (now.compile != "off" and (at_once or STATS.has_worked_long())),
+        wait=now.compile == "blocking",
+    )
+
+
+NO_PLAN: Any = object()
+"""Stands for a plan that could not be built."""
+
+
+MAX_PLANS_OF_A_STATE = 8
+"""Sets of live values, times settings, for which one state keeps plans."""
+
+
+def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
+    now = settings.current()
+    graph = graph_of(pending.state.steps(), live)
+    backend_on = cache(chosen_backend)
+    devices = {spec.device.type for spec in graph.spec.values()}
+    fuses = now.compile != "off" and any(backend_on(d).name != "aten" for d in devices)
+    graph = with_remat(without_repeats(taken_apart(graph) if fuses else graph))
+    fusible = Fusibility(graph, backend_on) if fuses else None
+    units = units_of(graph, fusible)
+
+    def fusion_of(segment: Any) -> Any:
+        return compiler().fusion_of(
+            segment,
+            backend_on(segment.device.type),
+            mode=now.compile,
+            threshold=now.compile_threshold,
+            verify_every=now.verify_every,
+            waits=False,
+        )
+
+    with torch_private.no_modes():  # a backend may use ops, which are none of the program's
+        plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+        if now.compile == "blocking":
+            compiler().finish(plan.fusions)
+    return plan
