@@ -78,9 +78,9 @@ def bench_fixed(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> 
 
     rows = {
         "an empty block, recorded": (block(True, nothing), repeated(nothing)),
-        "an empty block, let alone": (block(False, nothing), repeated(nothing)),
+        "an empty block, bypassed": (block(False, nothing), repeated(nothing)),
         "a block of one op, recorded": (block(True, add), repeated(add)),
-        "a block of one op, let alone": (block(False, add), repeated(add)),
+        "a block of one op, bypassed": (block(False, add), repeated(add)),
         "an op and its flush": (in_block(add_and_flush), repeated(add)),
         "`float((x + x).sum())`": (in_block(read), repeated(read)),
     }

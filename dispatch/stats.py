@@ -62,7 +62,7 @@ MOST_BETWEEN_S = 0.1
 
 
 RECORDED, KERNELS, QUICKER, NEW = "recorded", "kernels", "quicker", "new"
-"""What became of a stretch of the program: recorded, or run as in eager while its kernels were
+"""What became of a region of the program: recorded, or run as in eager while its kernels were
 built, as recording it took longer, or as nothing repeated itself."""
 OUTCOMES = (RECORDED, KERNELS, QUICKER, NEW)
 SAYS_SO_AFTER_S = 10.0
@@ -90,8 +90,8 @@ class Stats:
     flush_s: float = 0.0
     worked_s: float = 0.0  # that flushes took, and what might have been recorded, in this process
     ran_until_s: float = 0.0  # the last flush, by `perf_counter`
-    stretches: Counter[str] = field(default_factory=Counter)
-    stretches_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0.0))
+    regions: Counter[str] = field(default_factory=Counter)
+    regions_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0.0))
     log: deque[FlushRecord] = field(default_factory=lambda: deque(maxlen=32))
 
     def has_worked_long(self) -> bool:
@@ -106,25 +106,25 @@ class Stats:
         self.worked_s += seconds
         self.ran_until_s = began_s + seconds
 
-    def add_stretch(self, outcome: str, seconds: float, n: int = 1) -> None:
-        """Account for a stretch of the program, from one break to the next, or for `n`."""
-        self.stretches[outcome] += n
-        self.stretches_s[outcome] += seconds
+    def add_region(self, outcome: str, seconds: float, n: int = 1) -> None:
+        """Account for a region of the program, from one sync point to the next, or for `n`."""
+        self.regions[outcome] += n
+        self.regions_s[outcome] += seconds
         if outcome != RECORDED:
             self.worked_s += seconds
 
     def repeats_little(self) -> bool:
         """Whether most of a long run did not repeat itself."""
-        new_s = self.stretches_s[NEW]
-        return new_s >= SAYS_SO_AFTER_S and new_s > sum(self.stretches_s.values()) / 2
+        new_s = self.regions_s[NEW]
+        return new_s >= SAYS_SO_AFTER_S and new_s > sum(self.regions_s.values()) / 2
 
     def reset(self) -> None:
         for counter in (
             self.counts, self.causes, self.fallbacks, self.sharding_misses, self.redistributions,
-            self.stretches,
+            self.regions,
         ):  # fmt: skip
             counter.clear()
-        self.stretches_s = dict.fromkeys(OUTCOMES, 0.0)
+        self.regions_s = dict.fromkeys(OUTCOMES, 0.0)
         self.ran_at_once_s.clear()
         self.since_s = perf_counter()
         self.flush_s = 0.0

@@ -1,8 +1,8 @@
 """Draws `docs/packages.svg`, the packages of the code and their imports: `python docs/packages.py`.
 
 In: the imports in the sources. Out: a box for each package with its files, in columns by folder; an
-arrow to each package that it imports and that no other arrow leads to. `tests/docs/test_packages.py`
-compares the picture with the sources.
+arrow to each package that it imports and that no other arrow leads to.
+`tests/docs/test_packages.py` compares the picture with the sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PICTURE = Path(__file__).with_name("packages.svg")
 FOLDERS = ("sharding", "lazy_tensor", "dispatch", "kernels")
 """Each may import those behind it."""
 WIDTH, GAP, LINE = 205, 30, 14
-LETTERS = 33  # on a line
+LETTERS = 31  # on a line
 
 Package = tuple[str, str]
 """A folder and a package in it, "" for the files that lie in none."""
@@ -59,19 +59,14 @@ def _imported(name: str) -> Package:
 
 
 def ordered(folder: str, graph: Graph) -> list[Package]:
-    """The packages of a folder, each above those that it imports; files in no package at the bottom,
-    but for the facade, which lies on top."""
-    left = {package for package in graph if package[0] == folder}
+    """The packages of a folder, each above those that it imports; files in none are the last."""
+    left = sorted(package for package in graph if package[0] == folder and package[1])
     found: list[Package] = []
     while left:
-        free = [
-            one for one in left if not any(one in graph[other] for other in left if other != one)
-        ]
-        first = min(free or left, key=lambda one: (one[1] == "", len(graph[one]), one))
-        found.append(first)
-        left.remove(first)
-    found.sort(key=lambda one: one[1] == "" and folder != "lazy_tensor")
-    return found
+        free = (one for one in left if not any(one in graph[other] for other in left))
+        found.append(next(free, left[0]))
+        left.remove(found[-1])
+    return [*found, (folder, "")]
 
 
 def reduced(packages: list[Package], graph: Graph) -> list[tuple[Package, Package]]:

@@ -50,12 +50,12 @@ def is_pending(t: Any) -> bool:
 
 def flush() -> None:
     """Run all that this thread has recorded; returns when it has been handed to the device."""
-    _end_stretch()
+    _end_region()
     flush_here("flush()", quiet=True)
 
 
-def _end_stretch() -> None:
-    """Begin a stretch of the program, as where an op reads values."""
+def _end_region() -> None:
+    """Begin a region of the program, as where an op reads values."""
     if get_ident() in sync_points.asleep:
         sync_points.pass_read(local.trace)
         make_met_plain()
@@ -70,7 +70,7 @@ def materialize(tree: Any) -> Any:
     when either side is written; a sharded one is gathered, on every rank. Other leaves come back as
     they are.
     """
-    _end_stretch()
+    _end_region()
     return pytree.tree_map(_materialized, tree)
 
 

@@ -216,7 +216,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 restart_own_trace()
                 if depth and after.record == "always":
                     local.trace.policy.try_again_at_once()
-            # within a block that is let alone one may record all the same
+            # within a block that is bypassed one may record all the same
             here.depth = depth + (depth > 0 or mode is not None)
             self._entered += [(mode, depth, before)]  # no call, as in `__exit__`
         except BaseException:  # an interrupt, after which `with` calls no `__exit__`
@@ -232,7 +232,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         return (id(code), caller.f_lasti, options)
 
     def _rests(self, caller: FrameType) -> bool:
-        """Whether the block is one of many at its place that are let alone, with nothing to do."""
+        """Whether the block is one of many at its place that are bypassed, with nothing to do."""
         trace = local.trace
         has_own_way = bool(self._options) or self._listens_always
         if has_own_way or here.depth or trace.state is not trace.root:
@@ -242,7 +242,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
         """Whether ops must come here: not where all of them would be let pass."""
         trace = local.trace
-        sync_points.at_break(trace)
+        sync_points.at_sync_point(trace)
         place, must_record = self._place(caller, options), options.record == "always"
         may_choose = sync_points.may_choose(trace, options)
         if trace.policy.begin_block(place, may_choose=may_choose, must_record=must_record):
@@ -277,7 +277,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             if mode is not None and here.mode is mode:
                 _leave_mode()
             if here.depth == 0:
-                sync_points.at_break(local.trace)  # it may warn, which may raise
+                sync_points.at_sync_point(local.trace)  # it may warn, which may raise
         finally:
             self._end(before)
 
@@ -352,5 +352,5 @@ class listening_mode(lazy_mode):
     _listens_always = True
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
-        sync_points.at_break(local.trace)
+        sync_points.at_sync_point(local.trace)
         return True

@@ -73,9 +73,9 @@ def stats() -> dict[str, Any]:
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
     `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds;
-    `stretches_s` are the seconds in which the program was `recorded`, or ran as in eager as it was
+    `regions_s` are the seconds in which the program was `recorded`, or ran as in eager as it was
     `new`, as its `kernels` were being built, or as it was `quicker` so; `unrecorded_blocks` of
-    `lazy_mode` were let alone altogether.
+    `lazy_mode` were bypassed altogether.
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.
     """
@@ -89,7 +89,7 @@ def stats() -> dict[str, Any]:
     counts["flush_causes"] = Counter(STATS.causes)
     counts["fallbacks"] = fallbacks
     counts["flush_s"] = STATS.flush_s
-    counts["stretches_s"] = dict(STATS.stretches_s)
+    counts["regions_s"] = dict(STATS.regions_s)
     counts["sharding_misses"] = Counter({str(op): n for op, n in STATS.sharding_misses.items()})
     redistributions = {
         f"{op} at {where}: {before} to {after}": n
@@ -113,7 +113,7 @@ class Report:
     `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
     the calls that could not be recorded, with their shares of the time; `builds` are the kernels
     built meanwhile; `result` is what the function gave that `explain` was given, if any.
-    `stretches` tells how many stretches of the program, from one value that is read to the next,
+    `regions` tells how many regions of the program, from one value that is read to the next,
     and how many seconds, were recorded or run as in eager, and why; `kernels` counts segments by
     what became of their kernels; `blocks` tells which blocks of this thread were timed, recorded
     and as in eager.
@@ -128,7 +128,7 @@ class Report:
         builds: Sequence[Build] = (),
         result: Any = None,
         *,
-        stretches: Mapping[str, tuple[int, float]] | None = None,
+        regions: Mapping[str, tuple[int, float]] | None = None,
         kernels: Mapping[str, int] | None = None,
         blocks: Sequence[str] = (),
     ) -> None:
@@ -138,7 +138,7 @@ class Report:
         self.ran_at_once = ran_at_once or {}
         self.builds = list(builds)
         self.result = result
-        self.stretches = dict(stretches or {})
+        self.regions = dict(regions or {})
         self.kernels = dict(kernels or {})
         self.blocks = list(blocks)
 
@@ -194,9 +194,9 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     """
     if fn is None:
         local.trace.policy.account_rests()
-        stretches = {it: (n, STATS.stretches_s[it]) for it, n in STATS.stretches.items()}
+        regions = {it: (n, STATS.regions_s[it]) for it, n in STATS.regions.items()}
         blocks = [str(site) for site in local.trace.policy.compared()]
-        return _report(list(STATS.log), {}, STATS.since_s, stretches=stretches, blocks=blocks)
+        return _report(list(STATS.log), {}, STATS.since_s, regions=regions, blocks=blocks)
     if not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     flush.flush(local.trace, "explain()", quiet=True)
@@ -213,7 +213,7 @@ def _report(
     since_s: float,
     result: Any = None,
     *,
-    stretches: Mapping[str, tuple[int, float]] | None = None,
+    regions: Mapping[str, tuple[int, float]] | None = None,
     blocks: Sequence[str] = (),
 ) -> Report:
     passed_s = perf_counter() - since_s
@@ -230,5 +230,5 @@ def _report(
     builds = [one for one in service.builds if one.began_s + one.seconds >= since_s]
     return Report(
         records, replays, redistributions, ran_at_once, builds, result,
-        stretches=stretches, kernels=service.statuses(), blocks=blocks,
+        regions=regions, kernels=service.statuses(), blocks=blocks,
     )  # fmt: skip

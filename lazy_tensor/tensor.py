@@ -284,8 +284,8 @@ def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
 
 
 def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """Like `computed`, for who reads values by an op in eager: a stretch of the program ends."""
-    if sync_points.ends_stretch(tensor):
+    """Like `computed`, for who reads values by an op in eager: a region of the program ends."""
+    if sync_points.ends_region(tensor):
         sync_points.at_read(local.trace)
     return computed(tensor, cause)
 

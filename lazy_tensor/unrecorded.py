@@ -144,7 +144,7 @@ def configure(**options: Any) -> None:
 def stats() -> dict[str, Any]:
     """The counters, all of them zero."""
     counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
-    counts.update(Counters().snapshot(), flush_s=0.0, stretches_s=dict(STATS.stretches_s))
+    counts.update(Counters().snapshot(), flush_s=0.0, regions_s=dict(STATS.regions_s))
     empty = ("flush_causes", "fallbacks", "sharding_misses", "redistributions")
     counts.update({name: Counter() for name in empty})
     return counts

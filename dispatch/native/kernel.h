@@ -152,7 +152,7 @@ class Kernel : public c10::OperatorKernel {
   // from it on, which Python decides.
   bool count_cold(const Stack& stack) const {
     if (*cold_here == ASLEEP) return true;
-    if (is_break(info_, arguments_on(stack))) {
+    if (is_sync_point(info_, arguments_on(stack))) {
       if (*cold_here != PAUSED) return false;
       in_past(past_here).at_sync_point();
     } else if (!info_.reads && !info_.is_alias && info_.is_counted && frames.empty()) {
@@ -160,7 +160,7 @@ class Kernel : public c10::OperatorKernel {
       const uint64_t call = number(stack);
       if (call != 0 && in_past(past_here).note(call)) {
         if (*cold_here == 1) *cold_here = 0;
-        ends_turn = *cold_here == ALONE;
+        ends_turn = *cold_here == BYPASSED_TURNS;
       }
     }
     return true;

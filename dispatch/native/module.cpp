@@ -50,7 +50,7 @@ PyObject* py_sees_all(PyObject*, PyObject*) {
 // Python.
 PyObject* py_pass_read(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
-  if (!ends_stretch(THPVariable_Unpack(tensor))) Py_RETURN_TRUE;
+  if (!ends_region(THPVariable_Unpack(tensor))) Py_RETURN_TRUE;
   const bool is_asleep = cold_here != nullptr && *cold_here == ASLEEP;
   return PyBool_FromLong(is_asleep && met.is_empty() && passed_reads.add());
   END_HANDLE_TH_ERRORS

@@ -116,7 +116,7 @@ PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once ther
 PyObject *exposed, *shared, *describe, *close_segment, *at_turn, *current, *share_with_parts;
 
 // Values of `cold_here` beside 0 and 1: see `policy.py`.
-constexpr int64_t PAUSED = 2, ASLEEP = -1, ALONE = 3;
+constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;
 PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_run, *name_append;
 
 // Dispatch keys in force while a plan runs, as `torch_private.kernels_only` has them.

@@ -159,8 +159,8 @@ PyMethodDef past_methods[] = {
 };
 PyTypeObject past_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Whether reading the tensor's values ends a stretch of the program (see `sync_points.ends_stretch`).
-bool ends_stretch(const at::Tensor& tensor) {
+// Whether reading the tensor's values ends a region of the program (see `sync_points.ends_region`).
+bool ends_region(const at::Tensor& tensor) {
   if (tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0) return true;
   Ref object, held;
   if (has_python(tensor)) {  // it is one of those that others see to, with the GIL
@@ -173,12 +173,12 @@ bool ends_stretch(const at::Tensor& tensor) {
   return data.storage().nbytes() > data.itemsize();
 }
 
-// Whether the call reads values, and its first tensor's end a stretch.
-bool is_break(const OpInfo& info, const IValue* arguments) {
+// Whether the call reads values, and its first tensor's end a region.
+bool is_sync_point(const OpInfo& info, const IValue* arguments) {
   if (!info.reads) return false;
   for (size_t i = 0; i < info.schema.arguments().size(); ++i) {
     if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
-    return ends_stretch(arguments[i].toTensor());
+    return ends_region(arguments[i].toTensor());
   }
   return false;
 }

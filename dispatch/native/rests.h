@@ -1,4 +1,4 @@
-// Blocks that rest, one after another: all at one place, let alone, with nothing to do but to be
+// Blocks that rest, one after another: all at one place, bypassed, with nothing to do but to be
 // counted. Python grants some at a time, and looks in between whether anything has changed.
 
 #pragma once

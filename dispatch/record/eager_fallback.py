@@ -65,7 +65,7 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
         if request.op is ITEM and (known := _read_on_tape(trace, request)) is not None:
             return known.number
         trace.tape.ran_at_once(request, reason)
-    if sync_points.is_break(request):
+    if sync_points.is_sync_point(request):
         sync_points.at_read(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, call_name(request.op))
@@ -104,7 +104,7 @@ def item(trace: Trace, tensor: torch.Tensor) -> Any:
     """The value of a lazy tensor of one element while ops are recorded, as `run` gives it: what
     many programs do many times a step."""
     STATS.fallbacks[ITEM, READS_VALUES] += 1
-    if sync_points.ends_stretch(tensor):
+    if sync_points.ends_region(tensor):
         sync_points.at_read(trace)
     if sees_pending(trace, [tensor]):
         flush(trace, _ITEM_NAME)
@@ -153,7 +153,7 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
 def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while nothing is recorded, because the program never repeats itself."""
     sync_points.count_cold()
-    if sync_points.is_break(request):
+    if sync_points.is_sync_point(request):
         if trace.policy.is_paused:
             trace.policy.past.at_sync_point()
         else:

@@ -1,6 +1,6 @@
 """Calls on their way into the past: hits only where they are wanted there.
 
-In: a call, a break. Out: the policy knows whether the call was made in this place before.
+In: a call, a sync point. Out: the policy knows whether the call was made in this place before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.compile_service import ask_for_hits, begin_hits
 from lazy_tensor.dispatch.run.flush import flush, must_record
 from lazy_tensor.dispatch.stats import NEW, STATS
-from lazy_tensor.dispatch.tiering.policy import ALONE, ASLEEP
+from lazy_tensor.dispatch.tiering.policy import ASLEEP, BYPASSED_TURNS
 from lazy_tensor.dispatch.torch_private import in_backward, is_part
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.recompile_reason import latest_difference, reason_of_miss
@@ -51,7 +51,7 @@ def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     if trace.call and trace.policy.past.note(trace.call):
         if trace.policy.cold == 1:
             trace.policy.cold = 0
-        elif trace.policy.cold == ALONE:
+        elif trace.policy.cold == BYPASSED_TURNS:
             at_turn(trace)
 
 
@@ -121,15 +121,15 @@ def _calls_between(noted: State, state: State) -> list[int]:
     return found
 
 
-def is_break(request: Request) -> bool:
-    """Whether the call reads values, and ends a stretch of the program. Reading step counts, which
+def is_sync_point(request: Request) -> bool:
+    """Whether the call reads values, and ends a region of the program. Reading step counts, which
     optimizers write in place and read for each parameter, doesn't."""
     if not (isinstance(request.op, OpOverload) and reads_values(request.op) and request.tensors):
         return False
-    return ends_stretch(request.tensors[0])
+    return ends_region(request.tensors[0])
 
 
-def ends_stretch(tensor: torch.Tensor) -> bool:
+def ends_region(tensor: torch.Tensor) -> bool:
     """Whether reading the tensor does. Step counts have memory of their own, which elements of
     parameters don't."""
     if tensor.dim() or tensor.is_inference() or not tensor._version:
@@ -161,7 +161,7 @@ def say_so() -> None:
             "as the C++ that finds what comes twice is missing "
             f'({hits.EXTENSION.status}; record="always" does without)'
         )
-    seconds = f"{STATS.stretches_s[NEW]:.0f} s of {sum(STATS.stretches_s.values()):.0f} s did not"
+    seconds = f"{STATS.regions_s[NEW]:.0f} s of {sum(STATS.regions_s.values()):.0f} s did not"
     lately = f"; what was new lately: {difference}" if difference else ""
     warnings.warn(
         f"lazy_tensor runs this program as in eager, {reason}: {seconds}{lately}. explain() says "
@@ -180,13 +180,13 @@ def _may_choose(trace: Trace) -> bool:
     return not trace.policy.spans_ranks
 
 
-def at_break(trace: Trace) -> None:
+def at_sync_point(trace: Trace) -> None:
     """End a region of the program and begin the next."""
     if hits.native is None:
         begin_hits()
     state, policy = trace.state, trace.policy
     n_flushed = MOST_BEHIND if trace.behind else 0  # at least: the region had flushes of its own
-    policy.at_break(n_recorded=state.n_ops - trace.begun.n_ops + n_flushed)
+    policy.at_sync_point(n_recorded=state.n_ops - trace.begun.n_ops + n_flushed)
     trace.behind.clear()
     trace.noted = trace.begun = state
     if STATS.repeats_little() and not must_record(trace):
@@ -196,7 +196,7 @@ def at_break(trace: Trace) -> None:
 
 
 def at_read(trace: Trace) -> None:
-    """Begin a stretch of the program where values are read: of a block, each round of these is a
+    """Begin a region of the program where values are read: of a block, each round of these is a
     block of its own (see `sites.ROUND`). A block that is asleep has them by `pass_read`."""
     policy = trace.policy
     if policy.has_wrapped:
@@ -204,14 +204,14 @@ def at_read(trace: Trace) -> None:
     if policy.is_asleep:
         return
     policy.has_read = True
-    at_break(trace)
+    at_sync_point(trace)
     if policy.ends_round():
         policy.end_round()
         _begin_round(trace)
 
 
 def see_outside_blocks(trace: Trace) -> None:
-    """See ops outside blocks again, where blocks were let alone before `wrap` was called."""
+    """See ops outside blocks again, where blocks were bypassed before `wrap` was called."""
     if trace.policy.is_asleep and get_ident() not in asleep:
         trace.policy.cold = 1
 
@@ -249,7 +249,7 @@ def at_turn(trace: Trace, n_recorded: int = 0) -> None:
         policy.end_round()
         if not policy.begin_round(may_choose=True):
             flush(trace, "recording doesn't pay", quiet=True)
-            policy.let_turns_alone()
+            policy.bypass_turns()
 
 
 def at_step(trace: Trace) -> None:
@@ -283,9 +283,9 @@ def listen(trace: Trace) -> bool:
     if get_ident() in asleep and not _wakes(trace):
         return False
     if was_asleep:
-        at_break(trace)
+        at_sync_point(trace)
         trace.policy.end_round()
-        at_break(trace)
+        at_sync_point(trace)
     return True
 
 

@@ -75,12 +75,12 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         trace.tape.stop(f"{cause} at {where} needs values")
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
-    ends_stretch = trace.begun is trace.state
+    ends_region = trace.begun is trace.state
     work = _Work(perf_counter())
     n_built, raised = STATS.counts["plans_built"], ""
     try:
         if not _run_known(trace, work, now):
-            _compute(trace, work, cause, ends_stretch)
+            _compute(trace, work, cause, ends_region)
     except BaseException as error:
         raised = type(error).__name__
         _salvage(trace, work, error)
@@ -94,7 +94,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         if work.state is not None and work.state.n_ops:
             trace.policy.grown_s = 0.0
             run_s = perf_counter() - work.planned_s
-            trace.policy.add_flush(seconds, run_s=run_s, ends_region=ends_stretch)
+            trace.policy.add_flush(seconds, run_s=run_s, ends_region=ends_region)
             record = FlushRecord(
                 thread=traces.local.thread.name,
                 cause=cause,
@@ -161,7 +161,7 @@ def _run_known(trace: Trace, work: _Work, now: settings.Settings) -> bool:
         STATS.counts["plans_reused"] += work.ran is not None
 
 
-def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
+def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
     """Compute what is alive of a trace's content, by its plan or call by call."""
     pending = work.take(trace)
     ranges = profiling.take_ranges(trace)
@@ -175,7 +175,7 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_stretch: bool) -> None:
     work.ran = plan_of(
         pending,
         live,
-        at_once=lambda: profiling.is_timing() or trace.policy.may_plan(ends_stretch),
+        at_once=lambda: profiling.is_timing() or trace.policy.may_plan(ends_region),
     ) or with_remat(graph_of(pending.state.steps(), live))
     work.planned_s = perf_counter()
     if isinstance(work.ran, Plan):

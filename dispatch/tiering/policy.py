@@ -1,7 +1,7 @@
 """When to record: what has been seen before, and at first a little, where it pays.
 
-In: calls that are not hits, breaks, blocks. Out: whether the trie may grow, and whether calls are
-recorded at all. Hits need no policy.
+In: calls that are not hits, sync points, blocks. Out: whether the trie may grow, and whether calls
+are recorded at all. Hits need no policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = 8
 """Steps of optimizers in a row without a read after which a loop is one that reads none."""
 ASLEEP = -1
 """What `cold` is where ops pass unseen within a block."""
-ALONE = 3
+BYPASSED_TURNS = 3
 """What `cold` is in a loop without reads that runs as in eager."""
 
 
@@ -38,14 +38,14 @@ class Policy:
     """Whether a trace records.
 
     It goes *cold* at a call that it has not seen before: calls then run at once, unrecorded, and
-    are noted as `past`. Where a value is read, or a block begins, and all since the last such break
-    is known, it records again. Whole blocks are let alone where recording was measured not to pay
-    (see `sites`).
+    are noted as `past`. Where a value is read, or a block begins, and all since the last such sync
+    point is known, it records again. Whole blocks are bypassed where recording was measured not to
+    pay (see `sites`).
 
-    `cold` is 0 while the trace records, and 1 while it doesn't, until a break says otherwise. It
-    lies at `address`, where `native` sees it without Python. While it is `ASLEEP` ops don't come at
-    all, from the first on that `native` sees: it takes the mode off torch's stack. Those on wrapped
-    tensors come, but what they give is plain then.
+    `cold` is 0 while the trace records, and 1 while it doesn't, until a sync point says otherwise.
+    It lies at `address`, where `native` sees it without Python. While it is `ASLEEP` ops don't come
+    at all, from the first on that `native` sees: it takes the mode off torch's stack. Those on
+    wrapped tensors come, but what they give is plain then.
     """
 
     __slots__ = ("__dict__", "address", "past")  # these two `native` finds by their offsets
@@ -71,7 +71,7 @@ class Policy:
         # All ranks must record the same ops. Calls are the same on all ranks, times are not: so
         # only calls decide.
         self.spans_ranks = False
-        self._is_let_alone = False  # the block that runs: of its calls only some come here
+        self._is_bypassed = False  # the block that runs: of its calls only some come here
         self._place: Any = OUTSIDE  # of the block that runs
         self._n_reads = 0  # in it, since the last round
         self._n_steps = 0  # of optimizers, in it, since a value was read
@@ -94,7 +94,7 @@ class Policy:
 
     @property
     def cold(self) -> int:
-        """0 while the trace records; else 1, `PAUSED`, `ASLEEP` or `ALONE`."""
+        """0 while the trace records; else 1, `PAUSED`, `ASLEEP` or `BYPASSED_TURNS`."""
         return self._cold[0]
 
     @cold.setter
@@ -130,8 +130,8 @@ class Policy:
         return self.calls_left > 0 or self.past.is_known() or not self.past.has_begun()
 
     def may_plan(self, ends_region: bool) -> bool:
-        """Whether a plan may be built at the first flush of what was recorded, which the last break
-        ends or not: of a loop, not of each of the lengths of a data set."""
+        """Whether a plan may be built at the first flush of what was recorded, which the last sync
+        point ends or not: of a loop, not of each of the lengths of a data set."""
         return self._is_loop and (ends_region or self.past.is_known())
 
     def note_kernels(self, plan: Waiting) -> None:
@@ -159,9 +159,9 @@ class Policy:
         self._sites.clear()
         self._site = self._last_site = None
 
-    def at_break(self, *, n_recorded: int) -> None:
+    def at_sync_point(self, *, n_recorded: int) -> None:
         """End a region, of whose calls so many were recorded, and begin the next: it is recorded if
-        all before the break is known."""
+        all before the sync point is known."""
         has_calls = self.past.has_begun()  # that were no hits
         if has_calls:
             region = self.past.region()
@@ -172,10 +172,10 @@ class Policy:
         """End a turn of a loop, which is known, whether its calls were recorded or not."""
         self._account(n_recorded, has_calls=not n_recorded, known=True)
 
-    def let_turns_alone(self) -> None:
-        """Let the next turn of a loop alone; or a round of them, where the calls of the last one
+    def bypass_turns(self) -> None:
+        """Bypass the next turn of a loop; or a round of them, where the calls of the last one
         only are looked at."""
-        self.cold = ALONE
+        self.cold = BYPASSED_TURNS
         if not self._is_comparing():
             self._n_reads = ROUND - 1
             self.past.skip_turns(ROUND - 1)
@@ -186,7 +186,7 @@ class Policy:
     def _account(self, n_recorded: int, *, has_calls: bool, known: bool) -> None:
         is_recorded = n_recorded > 0 or (has_calls and not self.cold)
         self._end_region(is_recorded=is_recorded, is_empty=not (n_recorded or has_calls))
-        if self._is_let_alone:
+        if self._is_bypassed:
             return
         if self._has_news():
             self._look_for_news()
@@ -199,14 +199,14 @@ class Policy:
             self.cold = 0
 
     def _end_region(self, *, is_recorded: bool, is_empty: bool) -> None:
-        """Account for the time since the last break; what ran in an empty region is not the
+        """Account for the time since the last sync point; what ran in an empty region is not the
         program's."""
         now_s = perf_counter()
-        if self._is_let_alone or not is_empty:
-            alone = NEW if self._site is None else self._site.why_alone
-            unrecorded = alone if self._is_let_alone else NEW
+        if self._is_bypassed or not is_empty:
+            bypassed = NEW if self._site is None else self._site.why_bypassed
+            unrecorded = bypassed if self._is_bypassed else NEW
             self._outcome = RECORDED if is_recorded else unrecorded
-            STATS.add_stretch(self._outcome, now_s - self._began_s)
+            STATS.add_region(self._outcome, now_s - self._began_s)
         self._began_s = now_s
 
     def note_new_plan(self) -> None:
@@ -219,7 +219,7 @@ class Policy:
         self._ran_s += run_s
         if ends_region:
             self._began_s += seconds
-            STATS.stretches_s[self._outcome] += seconds
+            STATS.regions_s[self._outcome] += seconds
 
     def _has_news(self) -> bool:
         """Whether kernels are asked for since the last look, or enough have come to compare blocks
@@ -238,16 +238,16 @@ class Policy:
                 site.try_again()
 
     def rests(self, place: Any) -> bool:
-        """Whether the block that begins at this `place` is let alone, as the last one there was,
+        """Whether the block that begins at this `place` is bypassed, as the last one there was,
         and needs no account but of its time."""
         self.account_rests()
         if not self.is_asleep or self.has_wrapped or self._has_news():
             return False
         site = self._sites.get(place)
-        if site is None or not site.is_alone:
+        if site is None or not site.is_bypassed:
             return False
         self._follow()
-        self._began_s, self._outcome = perf_counter(), site.why_alone
+        self._began_s, self._outcome = perf_counter(), site.why_bypassed
         if not site.rests():
             return False
         if self.native is not None:
@@ -257,7 +257,7 @@ class Policy:
 
     def end_rest(self) -> None:
         """End a block that needs no account but of its time."""
-        STATS.add_stretch(self._outcome, perf_counter() - self._began_s)
+        STATS.add_region(self._outcome, perf_counter() - self._began_s)
 
     def account_rests(self) -> None:
         """Account for blocks that rested, of which C++ has kept count."""
@@ -267,12 +267,12 @@ class Policy:
         n_rested, seconds = self.native.rested()
         site.rested(n_rested)
         STATS.counts["unrecorded_blocks"] += n_rested
-        STATS.add_stretch(outcome, seconds, n_rested)
+        STATS.add_region(outcome, seconds, n_rested)
 
     def begin_block(
         self, place: Any, *, may_choose: bool = True, must_record: bool = False
     ) -> bool:
-        """Begin a block of the program, behind a break; whether its ops must be seen.
+        """Begin a block of the program, behind a sync point; whether its ops must be seen.
 
         They need not be where those at this `place` have not been known for long, or run quicker
         as in eager, or while their kernels are built; `may_choose` if times may say so.
@@ -310,7 +310,7 @@ class Policy:
             self._n_awaited = 1
         self._site = site
         if not site.begin(may_choose=may_choose):
-            self._let_alone()
+            self._bypass()
             return False
         if site.was_recorded:
             self.cold = 0
@@ -318,14 +318,14 @@ class Policy:
             self.cold = 1
         return True
 
-    def _let_alone(self) -> None:
+    def _bypass(self) -> None:
         """Run the block that begins as in eager. Ops on lazy tensors give plain ones meanwhile, so
         that no later op pays for them."""
-        self._is_let_alone = True
+        self._is_bypassed = True
         self.cold = 1 if self.has_wrapped else ASLEEP
 
     def end_block(self) -> None:
-        """End a block behind a break, whether its ops were seen or not."""
+        """End a block behind a sync point, whether its ops were seen or not."""
         self._ends()
         self._place, self._n_reads = OUTSIDE, 0
 
@@ -337,7 +337,7 @@ class Policy:
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1  # an empty block
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
                      n_reads=self._n_reads, is_short=is_short)  # fmt: skip
-        self._is_let_alone = False
+        self._is_bypassed = False
 
     def add_reads(self, n: int) -> None:
         """Count reads that nobody looked at."""
@@ -345,7 +345,7 @@ class Policy:
         self.has_read |= n > 0
 
     def ends_round(self, *, by_turn: bool = False) -> bool:
-        """Count a read, or a turn of a loop; whether the next ones may be let alone, or are to be
+        """Count a read, or a turn of a loop; whether the next ones may be bypassed, or are to be
         seen again. Turns are long enough to be compared one by one."""
         self._n_reads += 1
         is_over = (
@@ -364,7 +364,7 @@ class Policy:
         return self._n_steps >= STEPS
 
     def end_round(self) -> None:
-        """End so many reads of a block, behind a break, as if they were a block."""
+        """End so many reads of a block, behind a sync point, as if they were a block."""
         self._ends()
         self._n_reads = 0
 
@@ -374,7 +374,7 @@ class Policy:
         return self._begins(place, may_choose=may_choose, of_reads=True)
 
     def compared(self) -> list[Site]:
-        """The places whose blocks were compared, recorded and let alone."""
+        """The places whose blocks were compared, recorded and bypassed."""
         return [site for site in self._sites.values() if site.compared_s is not None]
 
     def try_again_at_once(self) -> None:

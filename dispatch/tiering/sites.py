@@ -1,5 +1,5 @@
 """Blocks at one place of a program: whether their ops are seen, and recorded where they are known,
-or let alone, as in eager.
+or bypassed, as in eager.
 
 In: counts and times of blocks that ran, by either way. Out: how the next one had better run. What
 lies between two reads of a block that has many counts as a block, too: so many are looked at as a
@@ -21,7 +21,7 @@ TRIALS = 16
 """Blocks that are recorded before they are compared: a plan, and each of its kernels, has been
 tried by then."""
 COMPARED = 32
-"""Blocks that are then compared: half of them are recorded, half let alone. A program may do
+"""Blocks that are then compared: half of them are recorded, half bypassed. A program may do
 something else in every other one, or more and more: so these take turns as in ABBA, and a coin says
 which of them begin."""
 CLEARLY = 4
@@ -32,7 +32,7 @@ TRACED, SHARE = 3, 0.05
 recorded, with numbers that change, planned. Others, as a data set's of many lengths, take at most
 this share of the time; so does what a comparison loses by the slower way."""
 LISTENS = 64
-"""Unknown regions in a row after which blocks are let alone: to see an op and let it pass costs a
+"""Unknown regions in a row after which blocks are bypassed: to see an op and let it pass costs a
 quarter of a small op."""
 GOES_ON, AT_MOST = 256, 1 << 12
 """Blocks for which the better way is taken before it is looked again; each time twice as many, up
@@ -40,7 +40,7 @@ to so many."""
 SHORT_ONES = 32
 """The same where blocks of a program on several ranks are too short to gain."""
 RESTS_FROM = 3
-"""After so many blocks in a row that were let alone, only the time of the next ones is noted."""
+"""After so many blocks in a row that were bypassed, only the time of the next ones is noted."""
 AT_ONCE = 64
 """Blocks that C++ lets rest without a look by Python."""
 ROUND, ROUND_S = 16, 0.1
@@ -78,8 +78,8 @@ class Site:
 
     def __init__(self, where: str = "?", *, of_reads: bool = False) -> None:
         self.where = where  # `file.py:line`
-        self.compared_s: tuple[float, float] | None = None  # the last time, recorded and alone
-        self.is_alone = False  # the last block was let alone
+        self.compared_s: tuple[float, float] | None = None  # the last time, recorded and bypassed
+        self.is_bypassed = False  # the last block was bypassed
         self.is_unknown = False  # as its regions are unknown
         self.was_recorded = False  # the last one that was seen
         self.awaited: Waiting | None = None  # blocks run as in eager until it has its kernels
@@ -87,10 +87,10 @@ class Site:
         self._n_reads = 1  # of the last round
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
         self._n_unknown = 0  # regions in a row
-        self._n_alone = 0  # blocks in a row
+        self._n_bypassed = 0  # blocks in a row
         self._n_left, self._n_next = 0, GOES_ON  # blocks for which the better way is taken
         self._n_free = 0  # of these, the last ones, when the last comparison has been paid for
-        self._alone_is_better = False
+        self._eager_is_better = False
         self._kernels_may_help = True  # as to record doesn't take longer than all that eager does
         self._began_s = 0.0  # the block that ran last
         self.is_compared = False  # the time of the block that runs, or ran last, counts
@@ -101,11 +101,11 @@ class Site:
     def __str__(self) -> str:
         """What the last comparison said; of blocks that were compared."""
         assert self.compared_s is not None, "only what was compared is told of"
-        recorded, alone = (f"{seconds * 1e3:.2f} ms" for seconds in self.compared_s)
+        recorded, bypassed = (f"{seconds * 1e3:.2f} ms" for seconds in self.compared_s)
         what = "between reads, steps or turns, as at" if self._of_reads else "blocks at"
-        if self._alone_is_better:
-            return f"{what} {self.where}: as in eager, {alone}; recorded {recorded}"
-        return f"{what} {self.where}: recorded, {recorded}; as in eager {alone}"
+        if self._eager_is_better:
+            return f"{what} {self.where}: as in eager, {bypassed}; recorded {recorded}"
+        return f"{what} {self.where}: recorded, {recorded}; as in eager {bypassed}"
 
     @property
     def _weight(self) -> int:
@@ -115,10 +115,10 @@ class Site:
     def _try_anew(self) -> None:
         self._n_to_record = TRIALS
         self._recorded_s: list[float] = []  # of blocks that are compared
-        self._alone_s: list[float] = []
+        self._bypassed_s: list[float] = []
         self._host_s: list[float] = []  # of recorded ones, what took the host besides running them
         self._n_compared = 0
-        self._first_is_alone = False  # of four of them
+        self._first_is_bypassed = False  # of four of them
 
     def try_again(self) -> None:
         """Record the next blocks, and compare anew, if that may help: kernels have come."""
@@ -132,27 +132,27 @@ class Site:
     def begin(self, *, may_choose: bool) -> bool:
         """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
         self._began_s = perf_counter()
-        self.is_compared = self.is_alone = False
+        self.is_compared = self.is_bypassed = False
         if may_choose and self._awaits_kernels():
-            self.is_alone = True
+            self.is_bypassed = True
         elif self._n_left > 0 and (may_choose or self._by_count):
             self._n_left -= 1
-            self.is_alone = self._by_count or self._alone_is_better
+            self.is_bypassed = self._by_count or self._eager_is_better
         elif may_choose and self._until_s > self._began_s:
-            self.is_alone = True
+            self.is_bypassed = True
         elif may_choose and self._n_to_record <= 0:
-            place = (len(self._recorded_s) + len(self._alone_s)) % 4
+            place = (len(self._recorded_s) + len(self._bypassed_s)) % 4
             if place == 0:
-                self._first_is_alone = bool(_COIN.getrandbits(1))
-            self.is_alone = self._first_is_alone is (place in (0, 3))
+                self._first_is_bypassed = bool(_COIN.getrandbits(1))
+            self.is_bypassed = self._first_is_bypassed is (place in (0, 3))
             self.is_compared = True
             self._began_s = settled_s()
-        self._n_alone = self._n_alone + 1 if self.is_alone else 0
-        return not self.is_alone
+        self._n_bypassed = self._n_bypassed + 1 if self.is_bypassed else 0
+        return not self.is_bypassed
 
     def rests(self) -> bool:
-        """Whether the block that begins is let alone like those before: only its time is noted."""
-        if self._n_alone < RESTS_FROM:
+        """Whether the block that begins is bypassed like those before: only its time is noted."""
+        if self._n_bypassed < RESTS_FROM:
             return False
         if self.awaited is not None:
             return self._awaits_kernels()
@@ -166,7 +166,7 @@ class Site:
         return AT_ONCE if self.awaited is not None else min(self._n_left, AT_ONCE)
 
     def rested(self, n: int) -> None:
-        """So many blocks more were let alone."""
+        """So many blocks more were bypassed."""
         if self.awaited is None:
             self._n_left = max(self._n_left - n, 0)
 
@@ -177,8 +177,8 @@ class Site:
         return self.awaited is not None
 
     @property
-    def why_alone(self) -> str:
-        """What blocks that are let alone count as (see `stats.OUTCOMES`)."""
+    def why_bypassed(self) -> str:
+        """What blocks that are bypassed count as (see `stats.OUTCOMES`)."""
         if self.awaited is not None:
             return KERNELS
         return NEW if self.is_unknown else QUICKER
@@ -193,10 +193,10 @@ class Site:
         is_short: bool = False,
     ) -> None:
         """A block ends, or a round of so many reads: with regions that were recorded, with others,
-        and so many unknown ones behind the last that was known, unless it was let alone.
+        and so many unknown ones behind the last that was known, unless it was bypassed.
         `is_short`: it has too few ops to gain."""
         self._n_reads = max(n_reads, 1) if self._of_reads else 1
-        if self.is_alone:
+        if self.is_bypassed:
             return
         self.was_recorded = n_known > 0 and n_new == 0
         self._n_unknown = n_unknown and self._n_unknown + n_unknown
@@ -226,34 +226,34 @@ class Site:
             if self._n_traced > TRACED:
                 self._until_s = now_s + seconds * (1 / SHARE - 1)
             return
-        times_s = self._alone_s if self.is_alone else self._recorded_s
+        times_s = self._bypassed_s if self.is_bypassed else self._recorded_s
         times_s.append(seconds / self._n_reads)
-        if not self.is_alone:
+        if not self.is_bypassed:
             self._host_s.append((seconds - ran_s) / self._n_reads)
         self.is_compared = False
         self._n_compared += self._weight
-        n_blocks = len(self._recorded_s) + len(self._alone_s)
+        n_blocks = len(self._recorded_s) + len(self._bypassed_s)
         if n_blocks % 4 == 0:
-            recorded_s, alone_s = median(self._recorded_s), median(self._alone_s)
-            clearly = (1 + CLEARLY / n_blocks) * min(recorded_s, alone_s)
-            if max(recorded_s, alone_s) > clearly or self._n_compared >= COMPARED:
-                self._compare(recorded_s, alone_s)
+            recorded_s, bypassed_s = median(self._recorded_s), median(self._bypassed_s)
+            clearly = (1 + CLEARLY / n_blocks) * min(recorded_s, bypassed_s)
+            if max(recorded_s, bypassed_s) > clearly or self._n_compared >= COMPARED:
+                self._compare(recorded_s, bypassed_s)
 
-    def _compare(self, recorded_s: float, alone_s: float) -> None:
-        self.compared_s = recorded_s, alone_s
-        n_worse = len(self._alone_s)
-        if alone_s < recorded_s:
+    def _compare(self, recorded_s: float, bypassed_s: float) -> None:
+        self.compared_s = recorded_s, bypassed_s
+        n_worse = len(self._bypassed_s)
+        if bypassed_s < recorded_s:
             n_worse = len(self._recorded_s) + TRIALS // self._weight
-        lost_s = n_worse * abs(recorded_s - alone_s)
-        n_owed = round(lost_s / SHARE / max(min(recorded_s, alone_s), 1e-9))
-        self._kernels_may_help = median(self._host_s) < alone_s
+        lost_s = n_worse * abs(recorded_s - bypassed_s)
+        n_owed = round(lost_s / SHARE / max(min(recorded_s, bypassed_s), 1e-9))
+        self._kernels_may_help = median(self._host_s) < bypassed_s
         self._host_s.clear()
         self._recorded_s.clear()
-        self._alone_s.clear()
+        self._bypassed_s.clear()
         self._n_compared = 0
-        is_better = alone_s < recorded_s
-        if is_better is not self._alone_is_better:
-            self._alone_is_better, self._n_next = is_better, GOES_ON
+        is_better = bypassed_s < recorded_s
+        if is_better is not self._eager_is_better:
+            self._eager_is_better, self._n_next = is_better, GOES_ON
         self._go_on()
         self._n_free = max(self._n_left - n_owed, 0)
 

@@ -268,7 +268,7 @@ class Trace:
         self._root_is_for = (*told_by, self._as_of)
         self.environment = environment
         self.root = self.state = root
-        self.noted = self.begun = root  # up to here calls are in the past, and the last break was
+        self.noted = self.begun = root  # up to here calls are in the past; the last sync point
         self.is_outdated = False
         self.leaf_values = leaf_values
         self.leaves = leaves
@@ -404,7 +404,7 @@ class Trace:
 MOST_TOLD = 64
 """Settings whose environments a trace knows."""
 MOST_BEHIND = 64
-"""Flushes since the last break whose hits are kept for the past."""
+"""Flushes since the last sync point whose hits are kept for the past."""
 MAX_STATES = 40_000
 """States a trie may hold, 2 to 5 KB each with what `hits` knows; `segment_cache_size` bounds its
 paths."""

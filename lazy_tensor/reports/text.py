@@ -28,7 +28,7 @@ def lines_of(report: Report) -> Iterator[tuple[str, str]]:
     for line in report.redistributions:
         yield "yellow", line
     flushes = report.flushes
-    if report.stretches or flushes:
+    if report.regions or flushes:
         yield from _headline(report)
     if not flushes:
         yield "", "nothing was flushed yet"
@@ -54,13 +54,13 @@ WHY_UNRECORDED = {
 
 def _headline(report: Report) -> Iterator[tuple[str, str]]:
     """How much of the program was recorded, why not more, and how far its kernels are."""
-    total_s = sum(seconds for _, seconds in report.stretches.values())
+    total_s = sum(seconds for _, seconds in report.regions.values())
     if total_s:
         parts = [f"{_share(report, RECORDED, total_s)} recorded"]
         parts += [
             f"{_share(report, outcome, total_s)} as in eager, as {why}"
             for outcome, why in WHY_UNRECORDED.items()
-            if outcome in report.stretches
+            if outcome in report.regions
         ]
         yield "bold", f"of {total_s:.1f} s of the program: {'; '.join(parts)}"
     if report.kernels:
@@ -71,8 +71,8 @@ def _headline(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _share(report: Report, outcome: str, total_s: float) -> str:
-    n, seconds = report.stretches.get(outcome, (0, 0.0))
-    return f"{seconds / total_s:.0%} ({n} stretches)"
+    n, seconds = report.regions.get(outcome, (0, 0.0))
+    return f"{seconds / total_s:.0%} ({n} regions)"
 
 
 def _of_flushes(alike: Sequence[Flush]) -> Iterator[tuple[str, str]]:

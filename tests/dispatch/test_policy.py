@@ -40,7 +40,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program is told at its first break that nothing came twice, if nothing did."""
+    """A program is told at its first sync point that nothing came twice, if nothing did."""
     monkeypatch.setattr(sync_points, "_was_said", False)
     monkeypatch.setattr(stats, "SAYS_SO_AFTER_S", 0.0)
     lazy_tensor.reset_stats()
@@ -60,8 +60,8 @@ def past() -> Any:
 def test_a_stretch_is_known_when_it_comes_again(past: Any) -> None:
     first, other = range(30), range(100, 130)
     known = []
-    for stretch in (first, other, first, other, other, first):
-        for call in stretch:
+    for region in (first, other, first, other, other, first):
+        for call in region:
             past.note(call)
         known.append(past.at_sync_point())
     assert known == [False, False, True, True, True, True]
@@ -69,8 +69,8 @@ def test_a_stretch_is_known_when_it_comes_again(past: Any) -> None:
 
 
 def test_calls_are_known_from_the_first_behind_a_break(past: Any) -> None:
-    for stretch in ((2, 4, 6), (8, 10, 12)):
-        for call in stretch:
+    for region in ((2, 4, 6), (8, 10, 12)):
+        for call in region:
             past.note(call)
         past.at_sync_point()
     seen = []
@@ -278,8 +278,8 @@ def is_seen(x: torch.Tensor) -> bool:
     return seen
 
 
-def let_alone() -> None:
-    """Go on with what never repeats itself until it is let alone."""
+def bypass() -> None:
+    """Go on with what never repeats itself until it is bypassed."""
     sizes = itertools.count(8)
     assert [is_seen(torch.randn(next(sizes))) for _ in range(LISTENS + 1)] == [True] * LISTENS + [
         False
@@ -288,12 +288,12 @@ def let_alone() -> None:
 
 def test_blocks_of_what_never_repeats_itself_are_let_alone(scarce: None) -> None:
     before = lazy_tensor.stats().get("unrecorded_blocks", 0)
-    let_alone()
+    bypass()
     assert lazy_tensor.stats()["unrecorded_blocks"] == before + 1
     lazy_tensor.reset_stats()
     assert not is_seen(torch.randn(7))
     headline = str(lazy_tensor.explain()).splitlines()[0]
-    assert "0% (0 stretches) recorded; 100% (1 stretches) as in eager" in headline
+    assert "0% (0 regions) recorded; 100% (1 regions) as in eager" in headline
     assert headline.endswith("as hardly anything came twice")
 
 
@@ -302,7 +302,7 @@ def test_what_waits_for_its_kernels_is_recorded_new_or_not(scarce: None, says_so
         with lazy_tensor.lazy_mode(compile="blocking", record="always"):
             y = torch.randn(n) * 2
             assert lazy_tensor.materialize(y).shape == (n,)
-    assert lazy_tensor.stats()["stretches_s"]["new"] == 0.0
+    assert lazy_tensor.stats()["regions_s"]["new"] == 0.0
 
 
 def test_a_program_that_is_not_recorded_is_told_once(scarce: None, says_so: None) -> None:
@@ -369,14 +369,14 @@ def test_a_warning_that_is_an_error_leaves_nothing_half_done(scarce: None, says_
 
 
 def test_another_block_is_not(scarce: None) -> None:
-    let_alone()
+    bypass()
     with lazy_tensor.lazy_mode():
         assert _get_current_dispatch_mode() is not None
     assert lazy_tensor.lazy_mode(max_segment_ops=999)(is_seen.__wrapped__)(torch.randn(8))  # type: ignore[attr-defined]
 
 
 def test_what_wants_to_see_the_calls_sees_them_there(scarce: None) -> None:
-    """A function in `replay`, and one that is explained, within a block that is let alone."""
+    """A function in `replay`, and one that is explained, within a block that is bypassed."""
     replayed = lazy_tensor.replay(lambda x: x.sin() * 2)
     x = torch.randn(8)
 
@@ -396,7 +396,7 @@ def test_what_wants_to_see_the_calls_sees_them_there(scarce: None) -> None:
 
 
 def test_a_program_that_begins_to_repeat_itself_is_recorded(scarce: None) -> None:
-    let_alone()
+    bypass()
     x = torch.randn(500)
     for _ in range(GOES_ON + 5):
         is_seen(x)

@@ -197,7 +197,7 @@ def test_shape_error_is_eagers_at_the_users_line():
     with lazy_mode(), pytest.raises(RuntimeError) as lazy:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert str(lazy.value) == str(eager.value)
-    assert str(lazy.traceback[0].path).endswith("test_record.py")
+    assert str(lazy.traceback[0].path).endswith("test_recorder.py")
 
 
 def test_views_of_a_leaf_with_an_offset_keep_their_own():

@@ -40,16 +40,16 @@ def mesh() -> Iterator[DeviceMesh]:
 def hashes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], tuple[set[Any], set[Any]]]:
     """The hashes of a step's regions when it is recorded, and when it isn't."""
     found: list[Any] = []
-    records, at_break = True, Policy.at_break
+    records, at_sync_point = True, Policy.at_sync_point
 
     def forced(self: Policy, *, n_recorded: int) -> None:
         sync_points.catch_up(local.trace)  # with the hits, which nobody notes
         if self.past.has_begun():
             found.append(self.past.region())
-        at_break(self, n_recorded=n_recorded)
+        at_sync_point(self, n_recorded=n_recorded)
         self.cold = int(not records)
 
-    monkeypatch.setattr(Policy, "at_break", forced)
+    monkeypatch.setattr(Policy, "at_sync_point", forced)
 
     def both(step: Step) -> tuple[set[Any], set[Any]]:
         nonlocal records

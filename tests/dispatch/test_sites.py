@@ -1,4 +1,4 @@
-"""Blocks that are let alone, and parts of blocks: nobody sees their ops, nothing else changes."""
+"""Blocks that are bypassed, and parts of blocks: nobody sees their ops, nothing else changes."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def are_seen() -> bool:
 
 
 class QuickerAlone(Site):
-    """Blocks that are known to be quicker if they are let alone, for good."""
+    """Blocks that are known to be quicker if they are bypassed, for good."""
 
     def begin(self, *, may_choose: bool) -> bool:
-        self._n_left, self._alone_is_better = 1 << 40, True
+        self._n_left, self._eager_is_better = 1 << 40, True
         return super().begin(may_choose=may_choose)
 
 
@@ -423,7 +423,7 @@ def test_blocks_rest_until_settings_change(monkeypatch: pytest.MonkeyPatch) -> N
             assert lazy_tensor.is_lazy(x + 1) is (i >= 10)
     after = lazy_tensor.stats()
     assert after["unrecorded_blocks"] == before["unrecorded_blocks"] + 10
-    assert after["stretches_s"]["quicker"] > before["stretches_s"]["quicker"]
+    assert after["regions_s"]["quicker"] > before["regions_s"]["quicker"]
     local.trace.policy.reset()
 
 
@@ -544,12 +544,12 @@ def test_what_is_seen_is_compared_to_what_nobody_sees(clock: Clock, alone_s: flo
 
 
 class Moody(Site):
-    """Rounds that are let alone by chance."""
+    """Rounds that are bypassed by chance."""
 
     chance = random.Random(0)
 
     def begin(self, *, may_choose: bool) -> bool:
-        self._n_left, self._alone_is_better = 1, bool(self.chance.getrandbits(1))
+        self._n_left, self._eager_is_better = 1, bool(self.chance.getrandbits(1))
         return super().begin(may_choose=may_choose)
 
 
@@ -647,7 +647,7 @@ def test_what_comes_of_wrapped_tensors_is_plain_while_nothing_is_recorded(
 
 
 def in_turns_with(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that is recorded, and then some that are let alone."""
+    """A step that is recorded, and then some that are bypassed."""
     monkeypatch.setattr(Policy, "has_wrapped", False)
     for _ in range(2):
         with lazy_tensor.lazy_mode():

@@ -127,7 +127,7 @@ def test_counters_are_all_there_from_the_start():
     program = """
 import json, torch, lazy_tensor
 from lazy_tensor import lazy_mode, replay, stats
-keys = lambda: {name: sorted(value) if name == "stretches_s" else type(value).__name__
+keys = lambda: {name: sorted(value) if name == "regions_s" else type(value).__name__
                 for name, value in stats().items()}
 before = keys()
 assert stats()["flush_causes"]["exit"] == stats()["fallbacks"]["mm"] == 0

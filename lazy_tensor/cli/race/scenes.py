@@ -15,7 +15,7 @@ from torch import Tensor
 
 import lazy_tensor
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 Run = Callable[[Callable[..., Any]], Callable[..., Any]]
 Step = Callable[[], Tensor]
 """Does one step; gives a value that all sides must agree on."""
