@@ -20,6 +20,7 @@ from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.ops import composite_overrides
 from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.record import eager_fallback, sync_points
+from lazy_tensor.dispatch.record.recorder import record
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.compile_service import begin_hits
 from lazy_tensor.dispatch.stats import STATS
@@ -28,7 +29,7 @@ from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_en
 from lazy_tensor.dispatch.trie.trace import local, restart_own_trace
 from lazy_tensor.interop import patch_table
 from lazy_tensor.interop.wrappers import here
-from lazy_tensor.tensor import LazyTensor, flush_here, record
+from lazy_tensor.tensor import LazyTensor, flush_here
 
 P = ParamSpec("P")
 R = TypeVar("R")

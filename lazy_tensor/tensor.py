@@ -16,7 +16,7 @@ import torch
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.record import eager_fallback, sync_points
-from lazy_tensor.dispatch.record.recorder import recorder
+from lazy_tensor.dispatch.record.recorder import record
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.debug_view import is_looked_at, peek, shown
 from lazy_tensor.dispatch.run.failure import without_frames
@@ -243,7 +243,6 @@ class LazyTensor(tensor_types.ValueTensor):
 tensor_types.install(LazyTensor)
 torch_private.allow_foreach(LazyTensor)
 torch_private.hide_from_dynamo(["lazy_tensor", "lazy_tensor.dispatch", "lazy_tensor.kernels"])
-record = recorder(LazyTensor)
 LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
 
 

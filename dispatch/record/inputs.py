@@ -115,7 +115,7 @@ def _part_let_in(
             if value.slot.trace is not trace:
                 raise _NeedsALook
             are_tiny.append(False)
-            return key_part(trace.leaf_slots, tensor_types.tensor_class, argument)
+            return key_part(trace.leaf_slots, argument)
         data = value.data
         if data is None or not _is_simple(data) or (not in_mode and memory_sharing.is_shared(data)):
             raise _NeedsALook
@@ -153,7 +153,7 @@ def _part_let_in(
         parts = [_part_let_in(trace, facts, a, reads, in_mode, are_tiny) for a in argument]
         return tuple(parts)
     else:
-        return key_part(trace.leaf_slots, tensor_types.tensor_class, argument)
+        return key_part(trace.leaf_slots, argument)
     are_tiny.append(not data.dim() and data.is_cpu)
     return slot
 

@@ -28,22 +28,22 @@ class _Absent:
 
 ABSENT = _Absent()
 TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
-NONE = object()  # `record` takes a computed tensor's slot as it is, which is None
+NONE = object()
 NUMBERS = frozenset({float, int, complex})
 MAY_VARY = NUMBERS | {list, tuple}
 
 
-def key_part(plain_slots: PlainSlots, tensor_class: type[Any], argument: Any) -> Any:
+def key_part(plain_slots: PlainSlots, argument: Any) -> Any:
     """What of an argument the key needs: a slot, or the static value with its type."""
     kind = type(argument)
     if kind is int:
         return argument
-    if kind is tensor_class:
+    if kind is tensor_types.tensor_class:
         return argument._value.slot or ABSENT
     if kind is Tensor or kind is Parameter:
         return plain_slots.get(id(argument), ABSENT)
     if kind is list or kind is tuple:
-        return tuple([key_part(plain_slots, tensor_class, item) for item in argument])
+        return tuple([key_part(plain_slots, item) for item in argument])
     if kind is float:
         return (float, argument) if argument else (float, str(argument))
     if kind is bool:
@@ -58,20 +58,19 @@ def key_part(plain_slots: PlainSlots, tensor_class: type[Any], argument: Any) ->
 
 def exact_key(
     plain_slots: PlainSlots,
-    tensor_class: type[Any],
     op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """The key of a call; `record` spells the same out for speed."""
-    key = [op._op, *(key_part(plain_slots, tensor_class, argument) for argument in args)]
+    """The key of a call."""
+    key = [op._op, *(key_part(plain_slots, argument) for argument in args)]
     for name, argument in kwargs.items():
-        key += (name, key_part(plain_slots, tensor_class, argument))
+        key += (name, key_part(plain_slots, argument))
     return tuple(key)
 
 
 def lacks_slots(trace: Trace, key: tuple[Any, ...]) -> bool:
-    """Whether a tensor of the call has no place in `trace`; a key that `record` made will do."""
+    """Whether a tensor of the call has no place in `trace`; a key of its own will do."""
     for part in key:
         kind = type(part)
         if kind is Slot:
@@ -89,7 +88,6 @@ def _number_args(op: OpOverload) -> frozenset[int | str]:
 
 def generic_key(
     plain_slots: PlainSlots,
-    tensor_class: type[Any],
     op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -105,33 +103,31 @@ def generic_key(
     numbers: list[complex] = []
     key: list[Any] = [op._op]
     for position, argument in enumerate(args):
-        if type(argument) is tensor_class:
+        if type(argument) is tensor_types.tensor_class:
             key.append(argument._value.slot)
         elif position in numeric and type(argument) in NUMBERS:
             numbers.append(argument)
             key.append(type(argument))
         elif position in numeric and type(argument) in (list, tuple):
-            key.append(_generic_list(plain_slots, tensor_class, argument, numbers))
+            key.append(_generic_list(plain_slots, argument, numbers))
         else:
-            key.append(key_part(plain_slots, tensor_class, argument))
+            key.append(key_part(plain_slots, argument))
     for name, argument in kwargs.items():
         key.append(name)
         if name in numeric and type(argument) in NUMBERS:
             numbers.append(argument)
             key.append(type(argument))
         else:
-            key.append(key_part(plain_slots, tensor_class, argument))
+            key.append(key_part(plain_slots, argument))
     return tuple(key), numbers
 
 
-def _generic_list(
-    plain_slots: PlainSlots, tensor_class: type[Any], items: Any, numbers: list[complex]
-) -> tuple[Any, ...]:
+def _generic_list(plain_slots: PlainSlots, items: Any, numbers: list[complex]) -> tuple[Any, ...]:
     parts: list[Any] = []
     for item in items:
         if type(item) in NUMBERS:
             numbers.append(item)
             parts.append(type(item))
         else:
-            parts.append(key_part(plain_slots, tensor_class, item))
+            parts.append(key_part(plain_slots, item))
     return tuple(parts)

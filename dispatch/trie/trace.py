@@ -628,14 +628,16 @@ def claimed(trace: Trace, own: Trace) -> Iterator[None]:
         yield
         return
     was_busy, own.busy = own.busy, False
-    while not _claim(trace):
-        time.sleep(1e-5)
-    while trace.busy and _is_owned(trace):
-        time.sleep(1e-5)
     try:
-        yield
+        while not _claim(trace):
+            time.sleep(1e-5)
+        try:
+            while trace.busy and _is_owned(trace):
+                time.sleep(1e-5)
+            yield
+        finally:
+            trace.claimed = False
     finally:
-        trace.claimed = False
         if was_busy:
             begin(own)
 

@@ -108,7 +108,7 @@ def _learnt(
     if end is start or not _is_recorded(start, end):
         return None
     slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
-    call = (slots, tensor_types.tensor_class, request.op, request.args, request.kwargs)
+    call = (slots, request.op, request.args, request.kwargs)
     key = exact_key(*call) if request.key is None else request.key
     generic, numbers = generic_key(*call, key)
     if scalars and scalars != numbers:

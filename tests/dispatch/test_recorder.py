@@ -5,6 +5,7 @@ import torch
 
 from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
 from lazy_tensor.dispatch.trie.trace import local
+from tests.processes import run_python
 
 
 def misses():
@@ -242,3 +243,16 @@ def test_value_pending_in_another_thread_is_computed():
     thread.join()
     assert seen == [[4.0] * 3]
     assert not is_pending(y)
+
+
+@pytest.mark.parametrize("way", ["python", "below"])
+def test_higher_order_ops_run_at_once(way):
+    program = (
+        "import torch, lazy_tensor\n"
+        "cond = torch.ops.higher_order.cond\n"
+        "x = torch.arange(3.0)\n"
+        "with lazy_tensor.lazy_mode(record='always'):\n"
+        "    y = cond(torch.tensor(True), torch.sin, torch.cos, (x * 2,))\n"
+        "assert torch.equal(y, (x * 2).sin())\n"
+    )
+    run_python("-c", program, LAZY_TENSOR_HITS=way)

@@ -18,7 +18,7 @@ import lazy_tensor
 from lazy_tensor.dispatch.record import recorder
 
 lazy_tensor.configure(record="always", backend="aten")
-make_wrapper, others, depth = recorder.make_wrapper, [], 0
+new_wrapper, others, depth = recorder.new_wrapper, [], 0
 
 
 def interrupted(*arguments):
@@ -30,7 +30,7 @@ def interrupted(*arguments):
         if len(others) % 4 == 0:
             lazy_tensor.flush()
         depth -= 1
-    return make_wrapper(*arguments)
+    return new_wrapper(*arguments)
 
 
 def program(x, n):
@@ -45,7 +45,7 @@ def program(x, n):
 x, eager = torch.linspace(0, 1, 5), torch.linspace(0, 1, 5)
 for n in range(60):
     if n == 10:
-        recorder.make_wrapper = interrupted
+        recorder.new_wrapper = interrupted
     with lazy_tensor.lazy_mode():
         made = program(x, n)
     expected = program(eager, n)

@@ -4,6 +4,7 @@ import itertools
 import linecache
 import signal
 import sys
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from lazy_tensor import flush, lazy_mode, materialize, wrap
-from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie.trace import Trace, local
 from lazy_tensor.interop.wrappers import is_active
 from lazy_tensor.kernels.backends import aten
 from tests.processes import run_python
@@ -264,6 +266,30 @@ def test_an_interrupt_where_a_function_of_a_blocks_end_begins_loses_no_write(opt
         if not interrupts.has_raised:
             break
     assert n > 20
+
+
+def raises_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_another_thread_flushes_the_trace_leaves_it_free(monkeypatch):
+    x = wrap(torch.zeros(3))
+    monkeypatch.setattr(traces, "begin", raises_interrupt)  # which waits for the other thread
+    monkeypatch.setattr(local.trace, "claimed", True)
+    with pytest.raises(KeyboardInterrupt):
+        x.add_(1)
+    assert not local.trace.busy
+
+
+def test_an_interrupt_while_a_trace_is_waited_for_leaves_both_free(monkeypatch):
+    own, other = local.trace, Trace()
+    monkeypatch.setattr(own, "busy", True)
+    monkeypatch.setattr(other, "busy", True)
+    monkeypatch.setattr(traces, "_is_owned", lambda _: True)
+    monkeypatch.setattr(time, "sleep", raises_interrupt)
+    with pytest.raises(KeyboardInterrupt), traces.claimed(other, own):
+        pass
+    assert (other.claimed, own.busy) == (False, True)  # as it was
 
 
 def test_an_interrupt_while_a_segment_is_prepared_loses_no_write(monkeypatch):
