@@ -10,7 +10,7 @@ BUILD := build
 BIN := $(VENV)/bin
 # The environment is right for one pyproject.toml, one torch and one checkout (it is an editable
 # install): the stamp's name says which, so a change of any rebuilds it, whatever the file times say.
-STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml setup.py; echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 
 DEMO_ARGS ?=
 # What a newcomer runs: minutes. The rest, and PyTorch's databases as a whole, are in `test-all`.
@@ -26,7 +26,7 @@ GPU_ARGS ?=
 # nvFuser is built for one Python and one torch: a second environment, for its tests alone.
 NVFUSER_VENV ?= .venv-nvfuser
 NVFUSER_PYTHON ?= $(shell command -v python3.12)
-NVFUSER_STAMP := $(NVFUSER_VENV)/.installed-$(shell { cat pyproject.toml; echo '$(CURDIR)'; } | cksum | cut -d' ' -f1)
+NVFUSER_STAMP := $(NVFUSER_VENV)/.installed-$(shell { cat pyproject.toml setup.py; echo '$(CURDIR)'; } | cksum | cut -d' ' -f1)
 NVFUSER_TESTS ?= $(addprefix tests/,nvfuser invariants parity)
 
 # The core tests on each Python and torch that the package is for, in an environment each below build/.
@@ -149,6 +149,7 @@ typing-tree:
 	ln -s ../../tests ../../benches $(BUILD)/typing/
 
 fmt: $(STAMP)
+	$(BIN)/python docs/packages.py
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -78,7 +78,7 @@ COUNTED = (
 
 @dataclass(slots=True)
 class Stats:
-    """All counters of the process, in one place. Kernel counters live in `kernels.compile`."""
+    """All counters of the process, in one place. Kernel counters live in `kernels.counters`."""
 
     counts: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)

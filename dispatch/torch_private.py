@@ -1,9 +1,9 @@
 """The private torch names that `dispatch` and `lazy_tensor` need, each behind a name of ours.
 
-Tested on torch 2.13; with a torch that lacks one of these, `torch_checks.names` has them, nothing
-is recorded and this isn't imported. Nothing else in these folders
-touches `torch._C`, or a name of torch that begins with an underscore (an `OpOverload`'s `_op` and
-`_schema` excepted), but `lazy_tensor.interop.torch_ways`, which names what is replaced.
+Tested on torch 2.13; with a torch that lacks one of these, which `torch_checks.names` lists,
+nothing is recorded and this isn't imported. Nothing else in these folders touches `torch._C`, or a
+name of torch that begins with an underscore (an `OpOverload`'s `_op` and `_schema` excepted), but
+`lazy_tensor.interop.torch_ways`, which names what is replaced.
 """
 
 from __future__ import annotations

@@ -44,11 +44,15 @@ def imports() -> Graph:
     found: Graph = {package: set() for package in files}
     for package, path in sources():
         tree = ast.parse(path.read_text())
-        tree.body = [one for one in tree.body if not isinstance(one, ast.If)]
+        tree.body = [one for one in tree.body if not _is_for_types(one)]
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lazy_tensor"):
                 found[package] |= {_imported(f"{node.module}.{name.name}") for name in node.names}
     return {package: others - {package} for package, others in found.items()}
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def _imported(name: str) -> Package:
@@ -59,12 +63,12 @@ def _imported(name: str) -> Package:
 
 
 def ordered(folder: str, graph: Graph) -> list[Package]:
-    """The packages of a folder, each above those that it imports; files in none are the last."""
+    """The packages of a folder, each above those that it imports; files in none are the last.
+    StopIteration if they import each other."""
     left = sorted(package for package in graph if package[0] == folder and package[1])
     found: list[Package] = []
     while left:
-        free = (one for one in left if not any(one in graph[other] for other in left))
-        found.append(next(free, left[0]))
+        found.append(next(one for one in left if not any(one in graph[other] for other in left)))
         left.remove(found[-1])
     return [*found, (folder, "")]
 

@@ -1,6 +1,7 @@
 """The protocol of a backend, and the registry that `backend=` names.
 
-In: segments. Out: kernels. `dispatch.partition` asks `refuses`, `kernels.compile` asks the rest.
+In: segments. Out: kernels. `plan.partition` asks `refuses`, `service.compile` the
+rest.
 """
 
 from __future__ import annotations

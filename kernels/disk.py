@@ -1,6 +1,6 @@
 """Compiled artifacts that outlive the process: one file each, named by what it was compiled from.
 
-In: keys and bytes. Out: the same bytes, or None for anything doubtful. Called by `kernels.compile`.
+In: keys and bytes. Out: the same bytes, or None for anything doubtful. Called by `service.compile`.
 A file is `_MAGIC`, the SHA-256 of the rest, the rest. It is read as bytes and never unpickled.
 """
 

@@ -1,6 +1,6 @@
 """A segment: the canonical, position-free program that a backend turns into one kernel.
 
-In: made by `dispatch.partition` from recorded nodes. Out: the key of the kernel cache, and all that
+In: made by `plan.partition` from recorded nodes. Out: the key of the kernel cache, and all that
 a backend may know. Values are numbered: inputs first, then each call's outputs in order, one number
 for each entry of `Call.outputs`, undefined ones included.
 """

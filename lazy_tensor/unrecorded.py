@@ -1,7 +1,7 @@
 """The package's names where recording is off: programs run as in eager, and one warning says why.
 
 In: calls as the README has them. Out: what they give where nothing is ever recorded. Imported in
-place of the rest if a check of `dispatch.assumptions` fails; it uses no private name of torch.
+place of the rest if a check of `torch_checks.assumptions` fails; it uses no private name of torch.
 """
 
 from __future__ import annotations

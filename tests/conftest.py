@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ for module in common_utils, core:
     module.extract_test_fn = lambda: None  # type: ignore[attr-defined]
 
 # Until it is imported some ops run once before they are recorded: counts would depend on the order
-# of tests. `tests/dispatch/test_start.py` has processes without it.
+# of tests. `tests/dispatch/tiering/test_start.py` has processes without it.
 assert torch._dynamo
 
 
@@ -108,6 +109,7 @@ def interrupted_after():
     signal.signal(signal.SIGALRM, before)
 
 
+TESTS = Path(__file__).parent
 CORE = {
     "conformance", "dispatch", "invariants", "lazy_tensor", "models", "nvfuser", "parity", "replay",
     "sharding", "world",
@@ -135,7 +137,7 @@ def op_by_op(request, monkeypatch):
     monkeypatch.setattr(sites, "TRACED", 1 << 30)
     monkeypatch.setattr(policy, "ROUND_S", math.inf)
     trace.local.trace.policy.reset()
-    if request.path.parent.name not in CORE:
+    if request.path.relative_to(TESTS).parts[0] not in CORE:
         yield
         return
     before = settings.current()

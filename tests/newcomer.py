@@ -100,7 +100,7 @@ def _copy_checkout(to: Path) -> None:
         if (ROOT / name).is_file():  # not deleted since
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
-    # Compiled before: it takes half a minute, and tests/kernels/test_extension.py has it compiled.
+    # Compiled before: it takes half a minute, and `tests/kernels/extension` has it compiled.
     disk = compiler().disk
     for built in (to / "kernels/built", to / "build/lib/lazy_tensor/kernels/built"):
         built.mkdir(parents=True, exist_ok=True)

@@ -265,7 +265,8 @@ class Kernel : public c10::OperatorKernel {
     return take(trace, *copy, *known, {}, stack);
   }
 
-  // While the trace is cold: run the call on the data of its lazy tensors, as `eager_fallback.run_cold`.
+  // While the trace is cold: run the call on the data of its lazy tensors, as
+  // `eager_fallback.run_cold`.
   bool run_computed(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                     PyObject* trace, bool in_mode) {
     if (info_.reshapes ||

@@ -50,7 +50,7 @@ struct OpInfo {
   bool lets_in = false;       // its tensors may enter a trace without being looked at in Python
   bool writes_list = false;   // it writes the tensors of its first argument, which nobody counts
   bool draws_into = false;    // it writes random numbers to its first argument
-  bool reads_copies = false;  // of memory that others may write it may read a copy (see input_snapshots.py)
+  bool reads_copies = false;  // of memory that others may write it may read a copy
   Ref function;               // the OpOverload; null if Python wants to see all its calls
 };
 

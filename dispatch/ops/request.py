@@ -28,7 +28,7 @@ class Request:
     """A call that no state knew.
 
     `in_mode`: it came through `lazy_mode`, else through a LazyTensor. `tensors` are all those among
-    the arguments, in order, repeats included. `key` is the call's, where `miss` has made it; a
+    the arguments, in order, repeats included. `key` is the call's, where `recorder` has made it; a
     higher-order op has no `facts`. `learns` is set where the call runs once to tell what it gives:
     the key for the schema cache. `began_s` is when, by `perf_counter`: the thread's own time takes
     a system call, 10 us beside busy threads.

@@ -1,7 +1,7 @@
 """Plans: a trace's graph as a program, segments and single calls its instructions.
 
 In: a `Graph`, its units, the fusions of its segments. Out: `Plan`, a pure function of (leaves,
-scalars) to the live values. Called by `flush`, which keeps plans in the trie's states.
+scalars) to the live values. `plan_cache` keeps plans in the trie's states, `flush` runs them.
 """
 
 from __future__ import annotations

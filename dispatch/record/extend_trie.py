@@ -105,9 +105,7 @@ def grow(
         state = State(parent, key, None)
     _fill(state, trace, request, outcome, args, kwargs)
     link(trace, parent, trace.twin_of(parent), state, key, generic_key)
-    if is_generic:
-        trace.scalars[parent.n_scalars :] = numbers
-    else:
+    if not is_generic:
         moving_index.note(trace, parent, request, state)
     trace.note_new(state)
     trace.policy.add_growth(perf_counter() - request.began_s)

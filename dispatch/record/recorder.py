@@ -61,6 +61,7 @@ finalizer, has called ops. The call is looked up again."""
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+Numbers = list[complex]
 
 
 def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -74,10 +75,10 @@ def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | 
         if trace.policy.cold:
             return _cold(owner, trace, func, types, args, kwargs)
         place = trace.state
-        key, state = _looked_up(trace, func, args, kwargs)
+        key, state, numbers = _looked_up(trace, func, args, kwargs)
         if state is None or (state.origin is not None and is_shown(owner)):
             return _miss(owner, trace, func, args, kwargs, key)
-        result = _follow(trace, place, func, state, args)
+        result = _follow(trace, place, func, state, numbers, args)
         return result if result is not _MOVED else record(owner, func, types, args, kwargs)
     finally:
         trace.busy = was_busy
@@ -100,47 +101,44 @@ def _cold(owner: Any, trace: Trace, func: Any, types: Any, args: Args, kwargs: K
 
 def _looked_up(
     trace: Trace, func: Any, args: Args, kwargs: Kwargs
-) -> tuple[tuple[Any, ...] | None, State | None]:
-    """The call's exact key, and the state that it leads to, if any knows it."""
+) -> tuple[tuple[Any, ...] | None, State | None, Numbers]:
+    """The call's exact key, the state that it leads to, if any knows it, and its numbers there."""
     if not isinstance(func, OpOverload):
-        return None, None
+        return None, None, []
     key = exact_key(trace.leaf_slots, func, args, kwargs)
     state = trace.state.get(key)
-    if state is None:
-        state = _generic_child(trace, trace.leaf_slots, func, args, kwargs)
-    return key, state
+    if state is not None:
+        return key, state, []
+    return key, *_generic_child(trace.state, trace.leaf_slots, func, args, kwargs)
 
 
 def _generic_child(
-    trace: Trace, slots: PlainSlots, func: Any, args: Args, kwargs: Kwargs
-) -> State | None:
-    """The next state at a place that takes numbers at run time; notes the call's numbers."""
-    generic = trace.state.generic
-    if not generic:
-        return None
+    place: State, slots: PlainSlots, func: Any, args: Args, kwargs: Kwargs
+) -> tuple[State | None, Numbers]:
+    """The next state at a place that takes numbers at run time, and the call's numbers."""
+    if not place.generic:
+        return None, []
     key, numbers = generic_key(slots, func, args, kwargs)
-    state = generic.get(key)
-    if state is not None:
-        trace.scalars[trace.state.n_scalars :] = numbers
-    return state
+    return place.generic.get(key), numbers
 
 
 def _known(
     owner: Any, trace: Trace, func: Any, args: Args, kwargs: Kwargs
-) -> tuple[State, State | None]:
-    """The place, once the call's leaves have come in, and the next state if one knows the call."""
+) -> tuple[State, State | None, Numbers]:
+    """The place, once the call's leaves have come in; the next state if one knows the call, and
+    its numbers there."""
     if trace.is_outdated or not isinstance(func, OpOverload):
-        return trace.state, None
+        return trace.state, None, []
     if rule_of(func) not in KNOWN or settings.current().debug:
-        return trace.state, None
+        return trace.state, None, []
     key = inputs.retrace(trace, func, args, kwargs, not isinstance(owner, type))
     place = trace.state
     if key is None:
-        return place, None
+        return place, None, []
     state = place.get(tuple(key))
-    if state is None:
-        state = _generic_child(trace, trace.leaf_slots, func, args, kwargs)
-    return place, state
+    if state is not None:
+        return place, state, []
+    return place, *_generic_child(place, trace.leaf_slots, func, args, kwargs)
 
 
 def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
@@ -180,13 +178,14 @@ def _missed(
     if is_question(func):
         return func(*args, **kwargs)
     is_cold = trace.policy.cold
-    if not (is_cold or kwargs or trace.tape) and inputs.is_tiny(trace, args):
+    may_be_tiny = isinstance(func, OpOverload) and not (is_cold or kwargs or trace.tape)
+    if may_be_tiny and inputs.is_tiny(trace, args):
         return func._op(*args)
     if key is not None and lacks_slots(trace, key):
         key = None
-        place, state = _known(owner, trace, func, args, kwargs)
+        place, state, numbers = _known(owner, trace, func, args, kwargs)
         if state is not None and not (state.origin and is_shown(owner)):
-            return _follow(trace, place, func, state, args)
+            return _follow(trace, place, func, state, numbers, args)
     request = Request(owner, func, args, kwargs)
     is_sharded = tensor_types.sharded_class in map(type, request.tensors)
     if is_sharded and tensor_types.call_sharded is not None:
@@ -223,6 +222,7 @@ def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> An
     call = request.op, request.args, request.kwargs
     slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
     kinds = {tensor_types.tensor_class, *((Tensor, Parameter) if request.in_mode else ())}
+    numbers: Numbers = []
     place, state = trace.state, None
     if key is None or not kinds.issuperset(map(type, request.tensors)):
         reason = inputs.admit(trace, request)
@@ -230,9 +230,9 @@ def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> An
             return eager_fallback.run(trace, request, reason)
         place = trace.state
         key = exact_key(slots, *call)
-        state = _generic_child(trace, slots, *call)
+        state, numbers = _generic_child(place, slots, *call)
         if state is None:
-            state = trace.state.get(key)
+            state, numbers = place.get(key), []
     if state is None:
         generic, numbers = generic_key(slots, *call, key)
         grown = extend_trie.grow(trace, request, key, generic, numbers)
@@ -240,13 +240,18 @@ def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> An
             return _MOVED
         if isinstance(grown, str):
             return eager_fallback.run(trace, request, grown)
-        place, state = trace.state, grown
-    return _follow(trace, place, request.op, state, request.args)
+        assert grown.parent is not None, "it is no root"
+        place, state = grown.parent, grown
+        if state.n_scalars == place.n_scalars:
+            numbers = []  # its key has them
+    return _follow(trace, place, request.op, state, numbers, request.args)
 
 
-def _follow(trace: Trace, place: State, func: OpOverload, state: State, args: Args) -> Any:
-    """Take the step from `place` to `state`, and let it be a hit from now on; flush if it closes a
-    segment."""
+def _follow(
+    trace: Trace, place: State, func: OpOverload, state: State, numbers: Numbers, args: Args
+) -> Any:
+    """Take the step from `place` to `state`, which is given these numbers, and let it be a hit from
+    now on; flush if it closes a segment."""
     if hits.learn is not None:
         hits.learn(trace, func, state)
     made: list[Value] = []
@@ -254,9 +259,10 @@ def _follow(trace: Trace, place: State, func: OpOverload, state: State, args: Ar
     result = _outputs(trace, state, args, like, made)
     if trace.state is not place:
         return _MOVED
-    # from here on Python looks for no signal until all is done
     # an alias is no step: any number of them leaves the trace as it is
     if state.kind & KIND_MASK != ALIAS:
+        # Python looks for no signal until the step is taken
+        trace.scalars[place.n_scalars :] = numbers
         trace.state = state
         trace.values += made
     if state.kind & KIND_MASK == NOTHING and state.meta:

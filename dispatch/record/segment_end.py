@@ -9,8 +9,6 @@ from lazy_tensor.kernels.segment import Call
 
 DIRECT = "collectives that nobody sees"
 """In force while something communicates below Python: collectives are then issued at once."""
-
-
 HANDS_OVER_FROM_OPS = 512
 """Recorded ops from which a device other than the CPU is given them at the next op that ends a
 segment: it waits for no more than these to be recorded, 1 to 2 ms. Each flush costs the host: from

@@ -24,14 +24,8 @@ from lazy_tensor.kernels.service.compile import Compiler
 MOST_COMPILERS = 4
 """Compile services beside the process's own, one for each `cache_dir` in use; the oldest ends when
 there is one more."""
-
-
 _compilers: dict[str, Compiler] = {}
-
-
 _counters = Counters()  # of all compile services
-
-
 _compilers_lock = threading.RLock()
 
 
@@ -79,11 +73,7 @@ def _after_fork_in_child() -> None:
 
 
 settings.on_change(_follow_settings)
-
-
 caches.on_clear(_forget_kernels)
-
-
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 

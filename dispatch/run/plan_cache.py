@@ -21,6 +21,11 @@ from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.trace import Pending
 from lazy_tensor.kernels.extension import program
 
+NO_PLAN: Any = object()
+"""Stands for a plan that could not be built."""
+MAX_PLANS_OF_A_STATE = 8
+"""Sets of live values, times settings, for which one state keeps plans."""
+
 
 def with_remat(graph: Graph) -> Graph:
     interval = settings.current().remat_interval
@@ -72,14 +77,6 @@ def may_plan(*, at_once: bool = False) -> bool:
         or (now.compile != "off" and (at_once or STATS.has_worked_long())),
         wait=now.compile == "blocking",
     )
-
-
-NO_PLAN: Any = object()
-"""Stands for a plan that could not be built."""
-
-
-MAX_PLANS_OF_A_STATE = 8
-"""Sets of live values, times settings, for which one state keeps plans."""
 
 
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:

@@ -1,4 +1,4 @@
-"""What the private parts of torch are taken to do, each tried once, for `dispatch.assumptions`.
+"""What the private parts of torch are taken to do, each tried once, for `torch_checks.assumptions`.
 
 In: `dispatch.torch_private`. Out: for each a text that says what they did instead, "" if nothing.
 Runs in a thread without modes; no op reaches a tensor subclass, for which torch would import its

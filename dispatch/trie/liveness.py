@@ -1,7 +1,7 @@
 """Who holds a value, by its reference count.
 
 In: the list in which a trace keeps its values. Out: those that somebody else holds too, as a tensor
-does. `dispatch.assumptions` checks at import that counts tell so.
+does. `torch_checks.assumptions` checks at import that counts tell so.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Value:
     data: torch.Tensor | None = None
     failure: BaseException | None = None
     leaf: int | None = None  # the leaf with a storage offset that this is a view of
-    watch: Any = None  # see `dispatch.watch`
+    watch: Any = None  # see `dispatch.run.watch`
 
 
 @dataclass(slots=True)  # to be frozen would cost 2 us a node
@@ -220,7 +220,7 @@ class Trace:
         self.is_outdated = False
         self.busy = False
         self.holds: bool | None = None  # a call of several steps: whether one closes a segment
-        self.tape: Any = None  # see `dispatch.tape`
+        self.tape: Any = None  # see `dispatch.run.tape`
         self.lock = threading.RLock()  # held while the trace is flushed
         self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
         self._n_finals = 0  # new ones so far

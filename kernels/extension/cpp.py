@@ -1,7 +1,7 @@
 """The C++ of this package: what compiles a file, and where one lies that was compiled before.
 
-`python cpp.py` compiles all of it into `built` beside this file, as installing the package does
-where torch and a compiler are. It imports torch and the standard library alone: at that time the
+`python cpp.py` compiles all of it into `kernels/built`, as installing the package does where torch
+and a compiler are. It imports torch and the standard library alone: at that time the
 package can't be imported.
 """
 

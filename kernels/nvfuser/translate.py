@@ -1,6 +1,6 @@
 """From a lowered segment to a definition.
 
-In: the graph that `kernels.lower` made, in the aten ops that `RULES` know. Out: a definition.
+In: the graph that `backends.lower` made, in the aten ops that `RULES` know. Out: a definition.
 Half and bfloat16 are computed as float, as eager kernels do, and rounded where they are stored or
 where the program casts, not after each op.
 """

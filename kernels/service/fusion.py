@@ -1,6 +1,6 @@
 """A fusion: one distinct segment, and the best callable there is for it at this moment.
 
-In: a segment, a backend, and later the kernel that `kernels.compile` obtained. Out: `run`, which
+In: a segment, a backend, and later the kernel that `service.compile` obtained. Out: `run`, which
 plans call at every flush. It decides what runs: op-by-op replay, the kernel, or both in turn to
 compare.
 """

@@ -1,6 +1,6 @@
 """The parent's side of the worker processes: starting them, asking them to build, ending them.
 
-In: a backend of this package and a segment. Out: the artifact. Called by `kernels.compile`.
+In: a backend of this package and a segment. Out: the artifact. Called by `service.compile`.
 Messages are pickles behind an 8-byte length, over the pipes of our own children.
 """
 

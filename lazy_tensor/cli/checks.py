@@ -1,4 +1,4 @@
-"""What `doctor` says of `dispatch.assumptions`; all that the command line does where one fails."""
+"""What `doctor` says of `torch_checks.assumptions`, and all that commands do where one fails."""
 
 from __future__ import annotations
 

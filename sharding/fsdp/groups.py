@@ -2,9 +2,9 @@
 
 In: torch's groups and their parameters, as `fully_shard` makes them. Out: the whole parameters in
 the modules, gradients on the sharded ones. When a group is gathered, resharded and reduced its
-state says (see `states`); what happens then is in `gathering`. The whole parameters of a group are
-lazy tensors that stay the same, whose memory comes and goes; one autograd node stands between them
-and the sharded ones.
+state says (see `states`); what happens then is in `gathering`. The whole parameters of a group
+are lazy tensors that stay the same, whose memory comes and goes; one autograd node stands between
+them and the sharded ones.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.metadata.infer import dense_stride
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.sharding.fsdp import torch_private
+from lazy_tensor.sharding.fsdp import gathering, torch_private
+from lazy_tensor.sharding.fsdp.gathering import PLANS, Gathering, Reduction
 from lazy_tensor.sharding.fsdp.torch_private import (
     FSDPMeshInfo,
     HSDPMeshInfo,
     ShardedState,
     TrainingState,
 )
-from lazy_tensor.sharding.ops import gathering
-from lazy_tensor.sharding.ops.gathering import PLANS, Gathering, Reduction
 from lazy_tensor.sharding.tensor import DTensor, adopted, linked_all, sharded
 
 _SETATTR: Any = torch.nn.Module.__setattr__

@@ -27,7 +27,7 @@ from lazy_tensor.dispatch.trie.trace import local
 class Side:
     """A way to run programs lazily. `rounds` are runs in a row: later ones follow known traces.
 
-    One without `keeps_recording` records what was seen before alone (see `dispatch.policy`). One
+    One without `keeps_recording` records what was seen before alone (see `tiering.policy`). One
     that `leaves` has some lines in blocks of their own, the others outside, and no last flush.
     """
 

@@ -216,7 +216,7 @@ def test_worker_has_the_package_of_its_parent(tmp_path):
         "    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tests.parents[1],
+        [sys.executable, "-c", code], cwd=tests.parents[2],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=120,
         text=True,
     )  # fmt: skip

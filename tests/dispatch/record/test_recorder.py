@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor.dispatch.record import recorder
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.trie.trace import local
 from tests.processes import run_python
 
@@ -253,6 +255,32 @@ def test_higher_order_ops_run_at_once(way):
         "x = torch.arange(3.0)\n"
         "with lazy_tensor.lazy_mode(record='always'):\n"
         "    y = cond(torch.tensor(True), torch.sin, torch.cos, (x * 2,))\n"
+        "    z = cond(torch.tensor(True), torch.sin, torch.cos, (torch.tensor(1.0),))\n"
         "assert torch.equal(y, (x * 2).sin())\n"
+        "assert torch.equal(z, torch.tensor(1.0).sin())\n"
     )
     run_python("-c", program, LAZY_TENSOR_HITS=way)
+
+
+@pytest.mark.recorded
+def test_numbers_of_an_interrupted_call_are_not_given_to_the_next(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    x = torch.ones(3)
+    with monkeypatch.context() as patch:
+        for learns in (True, False):  # C++ learns to add, and not to multiply
+            if not learns:
+                patch.setattr(hits, "learn", None)
+            for n in (0.1, 0.2, 0.3, 0.4):
+                with lazy_mode():
+                    y = x - 1  # behind which `x` is in the trace
+                    y = x + n if learns else x * n
+    with lazy_mode():
+        y = x - 1
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder, "new_wrapper", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                x * 2.5
+        y = x + 0.5
+    assert y.tolist() == [1.5] * 3

@@ -55,7 +55,7 @@ class QuickerAlone(Site):
         return super().begin(may_choose=may_choose)
 
 
-def rounds_alone(where: str, *, of_reads: bool) -> Site:
+def bypassed_rounds(where: str, *, of_reads: bool) -> Site:
     """The same of rounds, but not of whole blocks."""
     return (QuickerAlone if of_reads else Site)(where, of_reads=of_reads)
 
@@ -87,7 +87,7 @@ def ways(
     clock: Clock,
     n: int,
     seen_s: float,
-    alone_s: float = 1.0,
+    bypassed_s: float = 1.0,
     *,
     host_s: float = 0.0,
     cycle: int = 1,
@@ -101,7 +101,7 @@ def ways(
             found.append(False)
             continue
         is_seen = site.begin(may_choose=True)
-        clock.now_s += (seen_s if is_seen else alone_s) * (1 + i % cycle)
+        clock.now_s += (seen_s if is_seen else bypassed_s) * (1 + i % cycle)
         if is_seen:
             site.end(n_known=1, n_new=0, n_unknown=0)
         found.append(is_seen)
@@ -208,7 +208,7 @@ class Built:
         return self.n_under_way > self.n_there
 
 
-def test_blocks_are_let_alone_while_their_kernels_are_built(clock: Clock) -> None:
+def test_blocks_are_bypassed_while_their_kernels_are_built(clock: Clock) -> None:
     it, plan = Policy(), Built(n_there=0, n_under_way=8)
 
     def sees(place: str, *plans: Built) -> bool:
@@ -253,7 +253,7 @@ def block(x: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("record", ["auto", "always"])
-def test_a_loop_that_recording_slows_down_is_let_alone(
+def test_a_loop_that_recording_slows_down_is_bypassed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, record: Record
 ) -> None:
     lazy_tensor.cache_clear()
@@ -340,7 +340,7 @@ def test_a_loop_that_reads_nothing_runs_the_quicker_way(
 @pytest.fixture
 def sleepy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks fall asleep at the end of their first round."""
-    monkeypatch.setattr(policy, "Site", rounds_alone)
+    monkeypatch.setattr(policy, "Site", bypassed_rounds)
     local.trace.policy.reset()
     yield
     local.trace.policy.reset()
@@ -377,7 +377,7 @@ def test_ops_of_a_block_that_is_asleep_are_not_seen(sleepy: None) -> None:
         assert lazy_tensor.is_pending(x + 1)
 
 
-def test_blocks_that_are_long_let_alone_are_not_even_timed(
+def test_blocks_that_are_long_bypassed_are_not_even_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(policy, "Site", QuickerAlone)
@@ -428,7 +428,7 @@ def test_blocks_rest_until_settings_change(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @needs_cpp
-def test_empty_blocks_are_let_alone() -> None:
+def test_empty_blocks_are_bypassed() -> None:
     local.trace.policy.reset()
     before = lazy_tensor.stats().get("unrecorded_blocks", 0)
     for i in range(4 * LISTENS):
@@ -514,31 +514,31 @@ def test_an_exception_leaves_a_block_that_is_asleep(sleepy: None) -> None:
 
 
 @needs_cpp
-@pytest.mark.parametrize("alone_s", [0.5, 1.5])
-def test_what_is_seen_is_compared_to_what_nobody_sees(clock: Clock, alone_s: float) -> None:
+@pytest.mark.parametrize("bypassed_s", [0.5, 1.5])
+def test_what_is_seen_is_compared_to_what_nobody_sees(clock: Clock, bypassed_s: float) -> None:
     """Blocks around a step, and one around the loop, of which recording pays beside ops that are
     seen and let pass."""
     x = torch.arange(3.0)
 
     def step() -> str:
-        how = "seen" if are_seen() else "alone"
+        how = "seen" if are_seen() else "bypassed"
         total = (x + 1).sum()
         how = "recorded" if lazy_tensor.is_pending(total) else how
-        clock.now_s += {"recorded": 1.0, "seen": 2.0, "alone": alone_s}[how]
+        clock.now_s += {"recorded": 1.0, "seen": 2.0, "bypassed": bypassed_s}[how]
         float(total)
         return how
 
-    settled = "alone" if alone_s < 1 else "recorded"
+    settled = "bypassed" if bypassed_s < 1 else "recorded"
     local.trace.policy.reset()
     in_block = lazy_tensor.lazy_mode()(step)
     first = [in_block() for _ in range(UNTIL_THEN + 20)]
     assert first[:TRIALS] == ["recorded"] * TRIALS
-    assert "alone" in first
+    assert "bypassed" in first
     assert first[-5:] == [settled] * 5
     local.trace.policy.reset()
     with lazy_tensor.lazy_mode():
         in_loop = [step() for _ in range(ROUND * (UNTIL_THEN // 4 + 4))]
-    assert "alone" in in_loop
+    assert "bypassed" in in_loop
     assert in_loop[-5:] == [settled] * 5
     local.trace.policy.reset()
 
@@ -715,7 +715,7 @@ def test_lazy_tensors_stay_lazy_where_somebody_needs_them(monkeypatch: pytest.Mo
 
 
 @needs_cpp
-def test_wrapped_tensors_are_seen_after_blocks_that_were_let_alone(
+def test_wrapped_tensors_are_seen_after_blocks_that_were_bypassed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(policy, "Site", QuickerAlone)
@@ -733,7 +733,7 @@ def test_wrapped_tensors_are_seen_after_blocks_that_were_let_alone(
     local.trace.policy.reset()
 
 
-def test_what_is_carried_from_block_to_block_becomes_plain_where_they_are_let_alone(
+def test_what_is_carried_from_block_to_block_becomes_plain_where_they_are_bypassed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Policy, "has_wrapped", False)
