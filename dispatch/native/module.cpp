@@ -10,7 +10,6 @@
 // between local and sharded tensors. `watch.h` is for replays, which record nothing.
 
 #include "flush.h"
-#include "lines.h"
 #include "rests.h"
 #include "sharded.h"
 #include "watch.h"
@@ -226,8 +225,6 @@ PyMethodDef methods[] = {
     {"is_unwatched", py_is_unwatched, METH_O, nullptr},
     {"call_environment", py_call_environment, METH_NOARGS, nullptr},
     {"count_writes", py_count_writes, METH_O, nullptr},
-    {"lines", py_lines, METH_O, nullptr},
-    {"fetch", py_fetch, METH_O, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
     {"wake_up", py_wake_up, METH_NOARGS, nullptr},
     {"sees_all", py_sees_all, METH_NOARGS, nullptr},

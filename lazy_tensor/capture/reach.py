@@ -296,10 +296,6 @@ class Watch:
         self._for_native = [_for_native(holding) for holding in self._holdings]
         self._holdings += others
 
-    def objects(self) -> list[Any]:
-        """What C++ looks at to find a change."""
-        return [*self._for_native, *itertools.chain.from_iterable(self._for_native)]
-
     def change(self) -> str | None:
         """The place that changed, if one did."""
         n_read = 0

@@ -47,10 +47,9 @@ from lazy_tensor.dispatch.run.flush import note_plan
 from lazy_tensor.dispatch.run.plan_cache import plan_of
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
-from lazy_tensor.dispatch.trie.trace import Leaf, Pending, Value, local
+from lazy_tensor.dispatch.trie.trace import Pending, Value, local
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.extension.pool import POOL
-from lazy_tensor.kernels.segment import n_bytes
 from lazy_tensor.tensor import LazyTensor
 
 Tensors = list[torch.Tensor]
@@ -61,8 +60,6 @@ Fetch = Callable[[Tensors], torch.Tensor]
 MOST_TAUGHT = 8
 """Calls of a module that are recorded for its backward to be learnt: of a program that runs none
 there are no more."""
-CACHED_BYTES = 1 << 20
-"""What a core's own cache holds, about: plans that read more leave nothing else in it."""
 
 
 class Changed(Exception):
@@ -147,9 +144,6 @@ class Settled:
         self._left_slots = {one.slot for one in outline.left}
         self._instances = take.after.instances
         self._classes = [type(instance) for instance in self._instances]
-        leaves = [step for step in outline.state.steps() if isinstance(step, Leaf)]
-        self._evicts = sum(n_bytes(leaf.spec) for leaf in leaves) > CACHED_BYTES
-        self._lines: bytes | None = None
 
     # Where leaves come from
 
@@ -267,8 +261,6 @@ class Settled:
             raise Changed(f"a tensor can't be looked at any more: {error}") from None
 
     def _found(self, tensors: Tensors) -> Found:
-        if self._lines is not None:
-            hits.native.fetch(self._lines)
         for i, tensor in self._pinned:
             if tensors[i] is not tensor:
                 raise Changed(f"argument {i} is another tensor, which it also finds elsewhere")
@@ -292,9 +284,6 @@ class Settled:
         leaves = _concrete(found)
         if not self._of_leaves.are(leaves):
             raise Changed("tensors share memory with others than they did")
-        if self._evicts and self._lines is None and hits.native is not None:
-            looked_at = [*self._fixed.objects(), *self._watched, *lasting, *found]
-            self._lines = hits.native.lines(looked_at)
         scalars = self._numbers(leaves)
         for read in self._reads:
             number = torch.Tensor.item(read.aside(leaves, scalars))

@@ -457,36 +457,6 @@ def test_both_ways_give_the_same(way, tmp_path):
     assert run_python("-c", program, LAZY_TENSOR_HITS=way).split() == ["36.0", str(way != "python")]
 
 
-LINE = 64
-
-
-def lines(objects):
-    return memoryview(hits.native.lines(objects)).cast("Q").tolist()
-
-
-def test_the_lines_of_objects_are_those_where_they_lie():
-    with lazy_mode(compile="off"):
-        lazy = torch.ones(3) + 1
-    lazy_tensor.materialize(lazy)
-    objects: list[Any] = [torch.ones(3), lazy, (1, 2), {"a": 1}, [], None]
-    for one in objects:
-        found = lines([one])
-        assert id(one) // LINE * LINE in found
-        assert all(line % LINE == 0 for line in found)
-        assert len(found) == len(set(found))
-
-
-def test_the_lines_of_many_objects_are_no_more_than_a_cache_has():
-    many = lines([torch.ones(1) for _ in range(5000)])
-    assert len(many) * LINE == 1 << 20
-
-
-def test_lines_that_are_gone_can_be_fetched():
-    kept = hits.native.lines([torch.ones(1) for _ in range(100)])
-    gc.collect()
-    hits.native.fetch(kept)
-
-
 THREADS_RECORD = """
 import threading
 import torch
