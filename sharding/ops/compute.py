@@ -48,7 +48,13 @@ from lazy_tensor.sharding.tensor import (
     local_of,
     sharded,
 )
-from lazy_tensor.sharding.torch_private import DeviceMesh, DTensorSpec, TorchDTensor, parts_of
+from lazy_tensor.sharding.torch_private import (
+    DeviceMesh,
+    DTensorSpec,
+    OutputSharding,
+    TorchDTensor,
+    parts_of,
+)
 
 aten = torch.ops.aten
 
@@ -81,6 +87,12 @@ def run(request: Request) -> Any:
         groups = _groups(args[0])
         if len(groups) > 1:
             return _group_by_group(op, args, kwargs, groups)
+    return _by_rule(request)
+
+
+def _by_rule(request: Request) -> Any:
+    """The call's result by torch's rule for the op; on whole tensors where that has none."""
+    op, args, kwargs = request.op, request.args, request.kwargs
     errors.check_arguments(request)
     tensors_only = _with_numbers_as_tensors(op, args)
     info = torch_private.op_info(op, tensors_only, kwargs)
@@ -107,6 +119,18 @@ def run(request: Request) -> Any:
             return run(Request(DTensor, op, reduced, kwargs))
     for now, then in pairs:
         _note(op, now, then.placements)
+    return _on_local_tensors(request, info, sharding, pairs, tensors_only)
+
+
+def _on_local_tensors(
+    request: Request,
+    info: Any,
+    sharding: OutputSharding,
+    pairs: list[tuple[DTensorSpec, DTensorSpec]],
+    tensors_only: tuple[Any, ...],
+) -> Any:
+    """The result of the local op, on arguments that are moved as the rule wants them."""
+    op, args, kwargs = request.op, request.args, request.kwargs
     local_args = torch_private.local_arguments(info, sharding)
     if tensors_only is not args:
         local_args = tuple([
