@@ -26,11 +26,7 @@ from lazy_tensor.dispatch.record import (
     sync_points,
 )
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.torch_private import (
-    count_writes,
-    mark,
-    new_wrapper,
-)
+from lazy_tensor.dispatch.torch_private import count_writes, mark
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie import trace as traces
 from lazy_tensor.dispatch.trie.keys import (
@@ -106,10 +102,17 @@ def _looked_up(
     if not isinstance(func, OpOverload):
         return None, None, []
     key = exact_key(trace.leaf_slots, func, args, kwargs)
+    return key, *_child(trace, key, func, args, kwargs)
+
+
+def _child(
+    trace: Trace, key: tuple[Any, ...], func: Any, args: Args, kwargs: Kwargs
+) -> tuple[State | None, Numbers]:
+    """The next state by this key, or by the generic one with the call's numbers; None if none."""
     state = trace.state.get(key)
     if state is not None:
-        return key, state, []
-    return key, *_generic_child(trace.state, trace.leaf_slots, func, args, kwargs)
+        return state, []
+    return _generic_child(trace.state, trace.leaf_slots, func, args, kwargs)
 
 
 def _generic_child(
@@ -135,10 +138,7 @@ def _known(
     place = trace.state
     if key is None:
         return place, None, []
-    state = place.get(tuple(key))
-    if state is not None:
-        return place, state, []
-    return place, *_generic_child(place, trace.leaf_slots, func, args, kwargs)
+    return place, *_child(trace, tuple(key), func, args, kwargs)
 
 
 def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
@@ -283,9 +283,7 @@ def _outputs(
     if kind == SELF:
         return args[0]
     if kind == ALIAS:
-        out: Any = new_wrapper(tensor_types.tensor_class, state.meta, args[0])
-        out._value = inputs.value_of(trace, args[0])
-        return out
+        return tensor_types.new_tensor(inputs.value_of(trace, args[0]), state.meta, args[0])
     if kind == NOTHING:
         return None
     if kind == MARKED:
@@ -320,6 +318,4 @@ def _fresh(
         offset = meta[2] or 0
         moved = offset + trace.leaf_offsets[leaf] - recorded_offset
         meta = (meta[0], meta[1], moved, *meta[3:])
-    out: Any = new_wrapper(tensor_types.tensor_class, meta, like)
-    out._value = value
-    return out
+    return tensor_types.new_tensor(value, meta, like)

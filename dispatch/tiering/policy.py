@@ -130,8 +130,8 @@ class Policy:
         return self.calls_left > 0 or self.past.is_known() or not self.past.has_begun()
 
     def may_plan(self, ends_region: bool) -> bool:
-        """Whether a plan may be built at the first flush of what was recorded, which the last sync
-        point ends or not: of a loop, not of each of the lengths of a data set."""
+        """Whether what is flushed for the first time may have a plan. It may in a loop, whose
+        regions come again; the lengths of a data set don't. `ends_region`: a sync point did."""
         return self._is_loop and (ends_region or self.past.is_known())
 
     def note_kernels(self, plan: Waiting) -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
-from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import local
 from tests.processes import run_python
 
@@ -279,7 +279,7 @@ def test_numbers_of_an_interrupted_call_are_not_given_to_the_next(monkeypatch):
     with lazy_mode():
         y = x - 1
         with monkeypatch.context() as patch:
-            patch.setattr(recorder, "new_wrapper", interrupted)
+            patch.setattr(tensor_types, "new_wrapper", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 x * 2.5
         y = x + 0.5

@@ -15,10 +15,10 @@ from tests.processes import run_python
 PROGRAM = """
 import torch
 import lazy_tensor
-from lazy_tensor.dispatch.record import recorder
+from lazy_tensor.dispatch.trie import tensor_types
 
 lazy_tensor.configure(record="always", backend="aten")
-new_wrapper, others, depth = recorder.new_wrapper, [], 0
+new_wrapper, others, depth = tensor_types.new_wrapper, [], 0
 
 
 def interrupted(*arguments):
@@ -45,7 +45,7 @@ def program(x, n):
 x, eager = torch.linspace(0, 1, 5), torch.linspace(0, 1, 5)
 for n in range(60):
     if n == 10:
-        recorder.new_wrapper = interrupted
+        tensor_types.new_wrapper = interrupted
     with lazy_tensor.lazy_mode():
         made = program(x, n)
     expected = program(eager, n)
