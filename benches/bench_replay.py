@@ -144,7 +144,8 @@ def bench_many_calls(benchmark: BenchmarkFixture, quick: bool) -> None:
 
     benchmark.pedantic(run, rounds=1, iterations=1)
     growth = resident[-1] - resident[1]
-    assert step.n_replayed > n_calls * 0.98
+    # Checks come after random gaps: about seven in 200 calls, 35 in 100,000.
+    assert step.n_replayed > n_calls * 0.9
     if not quick:
         assert growth < 1 << 20, f"memory grew by {growth} bytes in {n_calls} calls"
     benchmark.extra_info["growth_bytes"] = growth
