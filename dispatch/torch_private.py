@@ -885,21 +885,6 @@ def autocast_as(state: Autocast) -> Iterator[None]:
         yield
 
 
-def call_environment() -> tuple[object, ...]:
-    """What a call's ops depend on besides its arguments: `environment()`, autograd and autocast."""
-    return (
-        *environment(),
-        torch.is_grad_enabled(),
-        *autocast_state(),
-        torch.is_autocast_cache_enabled(),
-        torch.is_anomaly_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        is_parametrization_cached(),
-    )
-
-
 def is_parametrization_cached() -> int:
     """How many `torch.nn.utils.parametrize.cached()` are active."""
     return parametrize._cache_enabled

@@ -7,12 +7,13 @@
 // call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
 // `below.h` runs while a trace is cold; `past.h` has what ran lately. `flush.h` runs what was
 // recorded. `routes.h` has what torch would take apart otherwise than in eager. `sharded.h` goes
-// between local and sharded tensors. `watch.h` is for replays, which record nothing.
+// between local and sharded tensors. `captured.h` is for replays, which record
+// nothing; they read their arguments by `arguments.h` and look at the rest by `watch.h`.
 
-#include "flush.h"
+#include "arguments.h"
+#include "captured.h"
 #include "rests.h"
 #include "sharded.h"
-#include "watch.h"
 
 namespace hits {
 
@@ -205,7 +206,20 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// use_replay(changed, missing, open, atoms): the exception that says what changed, and what `reach`
+// has of these names.
+PyObject* py_use_replay(PyObject*, PyObject* args) {
+  PyObject *changed, *missing, *open, *types;
+  if (!PyArg_ParseTuple(args, "OOOO", &changed, &missing, &open, &types)) return nullptr;
+  changed_class = Py_NewRef(changed);
+  nothing = Py_NewRef(missing);
+  any_tensor = Py_NewRef(open);
+  atoms = Py_NewRef(types);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
     {"sharded", py_sharded, METH_VARARGS, nullptr},
     {"local", py_local, METH_O, nullptr},
@@ -216,15 +230,14 @@ PyMethodDef methods[] = {
     {"take_routes", py_take_routes, METH_NOARGS, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},
     {"run_known", py_run_known, METH_VARARGS, nullptr},
+    {"read_arguments", py_read_arguments, METH_VARARGS, nullptr},
+    {"read_argument", py_read_argument, METH_VARARGS, nullptr},
     {"first_change", py_first_change, METH_VARARGS, nullptr},
-    {"have_facets", py_have_facets, METH_VARARGS, nullptr},
     {"leaf_words", py_leaf_words, METH_O, nullptr},
     {"argument_words", py_argument_words, METH_VARARGS, nullptr},
-    {"concrete", py_concrete, METH_O, nullptr},
     {"are_equal", py_are_equal, METH_VARARGS, nullptr},
     {"is_unwatched", py_is_unwatched, METH_O, nullptr},
     {"call_environment", py_call_environment, METH_NOARGS, nullptr},
-    {"count_writes", py_count_writes, METH_O, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
     {"wake_up", py_wake_up, METH_NOARGS, nullptr},
     {"sees_all", py_sees_all, METH_NOARGS, nullptr},
@@ -236,7 +249,6 @@ PyMethodDef methods[] = {
     {"end_rest", py_end_rest, METH_NOARGS, nullptr},
     {"rested", py_rested, METH_NOARGS, nullptr},
     {"end_rests", py_end_rests, METH_NOARGS, nullptr},
-    {"renew", py_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "lazy_tensor_hits", nullptr, -1, methods};
@@ -262,10 +274,21 @@ PyMODINIT_FUNC PyInit_lazy_tensor_hits() {
   past_type.tp_methods = past_methods;
   past_type.tp_new = new_past;
   past_type.tp_dealloc = delete_past;
-  for (PyTypeObject* type : {&edges_type, &value_type, &past_type}) {
+  captured_type.tp_name = "lazy_tensor.dispatch.run.hits.CapturedCall";
+  captured_type.tp_basicsize = sizeof(CapturedObject);
+  captured_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  captured_type.tp_methods = captured_methods;
+  captured_type.tp_new = new_captured;
+  captured_type.tp_traverse = visit_captured;
+  captured_type.tp_clear = clear_captured;
+  captured_type.tp_dealloc = delete_captured;
+  for (PyTypeObject* type : {&edges_type, &value_type, &past_type, &captured_type}) {
     if (PyType_Ready(type) < 0) return nullptr;
   }
   PyObject* made = PyModule_Create(&module);
-  if (made != nullptr) PyModule_AddObjectRef(made, "Past", reinterpret_cast<PyObject*>(&past_type));
+  if (made != nullptr) {
+    PyModule_AddObjectRef(made, "Past", reinterpret_cast<PyObject*>(&past_type));
+    PyModule_AddObjectRef(made, "CapturedCall", reinterpret_cast<PyObject*>(&captured_type));
+  }
   return made;
 }

@@ -15,14 +15,16 @@ namespace hits {
 // As in reach.py.
 enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION, ORDERED, NO_ELEMENTS };
 
-// What must lie at a place: an object, nothing (`missing`), or any tensor (`open`).
+// What is expected at a place: an object, or one of these: nothing, any tensor. As in reach.py.
+PyObject *nothing, *any_tensor;
+
 struct Expected {
-  PyObject *values, *missing, *open;
+  PyObject* values;
 
   bool is(Py_ssize_t i, PyObject* now) const {
     PyObject* expected = PyTuple_GET_ITEM(values, i);
-    if (now == nullptr) return expected == missing;
-    return expected == now || (expected == open && THPVariable_Check(now));
+    if (now == nullptr) return expected == nothing;
+    return expected == now || (expected == any_tensor && THPVariable_Check(now));
   }
 };
 
@@ -95,41 +97,37 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
   }
 }
 
-// first_change(watched, start, missing, open): the number of the first (kind, holder, keys, values,
-// size) from `start` on that is not as it says; -1 if all are.
-PyObject* py_first_change(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  PyObject *watched, *missing, *open;
-  Py_ssize_t start;
-  if (!PyArg_ParseTuple(args, "O!nOO", &PyList_Type, &watched, &start, &missing, &open)) {
-    return nullptr;
-  }
+// The number of the first (kind, holder, keys, values, size) from `start` on that is not as it says;
+// -1 if all are.
+Py_ssize_t first_change(PyObject* watched, Py_ssize_t start = 0) {
   for (Py_ssize_t i = start; i < PyList_GET_SIZE(watched); ++i) {
     const Ref one = Ref::to(PyList_GET_ITEM(watched, i));
     const auto item = [&one](Py_ssize_t at) { return PyTuple_GET_ITEM(one.get(), at); };
-    if (!holds(PyLong_AsLong(item(0)), item(1), item(2), {item(3), missing, open},
-               PyLong_AsLong(item(4)))) {
-      return PyLong_FromSsize_t(i);
+    if (!holds(PyLong_AsLong(item(0)), item(1), item(2), {item(3)}, PyLong_AsLong(item(4)))) {
+      return i;
     }
   }
-  return PyLong_FromLong(-1);
+  return -1;
+}
+
+// first_change(watched, start)
+PyObject* py_first_change(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* watched;
+  Py_ssize_t start;
+  if (!PyArg_ParseTuple(args, "O!n", &PyList_Type, &watched, &start)) return nullptr;
+  return PyLong_FromSsize_t(first_change(watched, start));
   END_HANDLE_TH_ERRORS
 }
 
-// have_facets(tensors, facets, open): whether tensor i is as (i, values) say.
-PyObject* py_have_facets(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  PyObject *tensors, *facets, *open;
-  if (!PyArg_ParseTuple(args, "O!O!O", &PyList_Type, &tensors, &PyList_Type, &facets, &open)) {
-    return nullptr;
-  }
+// Whether tensor i is as each (i, values) says.
+bool have_facets(PyObject* tensors, PyObject* facets) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(facets); ++i) {
     PyObject* one = PyList_GET_ITEM(facets, i);
     PyObject* tensor = PyList_GET_ITEM(tensors, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)));
-    if (!has_facets(tensor, {PyTuple_GET_ITEM(one, 1), nullptr, open})) Py_RETURN_FALSE;
+    if (!has_facets(tensor, {PyTuple_GET_ITEM(one, 1)})) return false;
   }
-  Py_RETURN_TRUE;
-  END_HANDLE_TH_ERRORS
+  return true;
 }
 
 // is_unwatched(saves): whether nothing but our mode sees ops or functions, or with `saves` what
@@ -144,7 +142,8 @@ PyObject* py_is_unwatched(PyObject*, PyObject* saves) {
   END_HANDLE_TH_ERRORS
 }
 
-// call_environment(): what `torch_private.call_environment` tells, but for `parametrize`, as bits.
+// call_environment(): what a call's ops depend on besides its arguments, but for `parametrize`, as
+// bits: what `torch_private.environment` tells, autograd and autocast.
 PyObject* py_call_environment(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   const at::Context& context = at::globalContext();
@@ -187,73 +186,77 @@ void append_leaf(std::vector<uint64_t>& words, const at::Tensor& tensor, int64_t
   words.insert(words.end(), its.begin(), its.end());
 }
 
-// leaf_words(leaves): what `take.metadata` tells, as bytes.
-PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
-  HANDLE_TH_ERRORS
+// What decides whether a plan takes such leaves: size, strides, dtype and device of each, whether it
+// has a storage offset, and which share memory.
+std::vector<uint64_t> words_of_leaves(PyObject* leaves) {
   std::vector<uint64_t> words;
   Firsts owners;
   owners.reserve(PyList_GET_SIZE(leaves));
   words.reserve(8 * PyList_GET_SIZE(leaves));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(leaves); ++i) {
     PyObject* leaf = PyList_GET_ITEM(leaves, i);
-    if (leaf == Py_None) {
-      words.push_back(0);
+    if (leaf == Py_None || !is_dense(THPVariable_Unpack(leaf))) {
+      words.push_back(leaf == Py_None);
       continue;
     }
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
-    if (!is_dense(tensor)) return PyBytes_FromString("");
     const void* storage = tensor.storage().unsafeGetStorageImpl();
     append_leaf(words, tensor, owners.emplace(storage, i).first->second);
   }
-  return as_bytes(words);
+  return words;
+}
+
+// leaf_words(leaves): the same as bytes.
+PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
+  HANDLE_TH_ERRORS
+  return as_bytes(words_of_leaves(leaves));
   END_HANDLE_TH_ERRORS
 }
 
-// argument_words(tensors, with_types): what `take.described` tells, as bytes; None if there is a
-// stranger.
-PyObject* py_argument_words(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  PyObject* tensors;
-  int with_types;
-  if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &tensors, &with_types)) return nullptr;
+// What decides whether a call may treat such tensors alike: of each its class if `with_types`, size,
+// strides, dtype, device, whether it requires a gradient, has a graph or a storage offset, is a
+// conjugate or negative view, the first place of the same object, and how it is sharded.
+std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
   std::vector<uint64_t> words;
   Firsts first;
   first.reserve(PyList_GET_SIZE(tensors));
   words.reserve(10 * PyList_GET_SIZE(tensors));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* object = PyList_GET_ITEM(tensors, i);
-    PyTypeObject* type = Py_TYPE(object);
-    if (!is_lazy_class(type) && !THPVariable_CheckTypeExact(type)) Py_RETURN_NONE;
     const at::Tensor& tensor = THPVariable_Unpack(object);
-    if (tensor.layout() != c10::kStrided || tensor.is_nested()) Py_RETURN_NONE;
-    if (with_types != 0) words.push_back(reinterpret_cast<uint64_t>(type));
+    if (with_types) words.push_back(reinterpret_cast<uint64_t>(Py_TYPE(object)));
+    const int64_t shares = first.emplace(object, i).first->second;
+    if (tensor.layout() != c10::kStrided || tensor.is_nested()) {
+      words.insert(words.end(), {static_cast<uint64_t>(tensor.layout()) << 8 | tensor.is_nested(),
+                                 static_cast<uint64_t>(shares)});
+      continue;
+    }
     words.push_back(!tensor.is_leaf() << 3 | tensor.requires_grad() << 2 | tensor.is_conj() << 1 |
                     tensor.is_neg());
     const Ref layout = layout_in(object);
     words.push_back(layout.get() == nullptr
                         ? 0
                         : 1 + PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
-    append_leaf(words, tensor, first.emplace(object, i).first->second);
+    append_leaf(words, tensor, shares);
   }
-  return as_bytes(words);
+  return words;
+}
+
+// argument_words(tensors, with_types): the same as bytes.
+PyObject* py_argument_words(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* tensors;
+  int with_types;
+  if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &tensors, &with_types)) return nullptr;
+  return as_bytes(words_of(tensors, with_types != 0));
   END_HANDLE_TH_ERRORS
 }
 
-// concrete(tensors): for each lazy one its data, any other as it is.
-PyObject* py_concrete(PyObject*, PyObject* tensors) {
-  HANDLE_TH_ERRORS
-  Ref found(sure(PyList_New(PyList_GET_SIZE(tensors))));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    PyObject* tensor = PyList_GET_ITEM(tensors, i);
-    Ref data = Ref::to(tensor);
-    if (is_lazy_class(Py_TYPE(tensor))) {
-      Ref object;
-      data = data_in(value_of(THPVariable_Unpack(tensor), object).get());
-    }
-    PyList_SET_ITEM(found.get(), i, data.release());
-  }
-  return found.release();
-  END_HANDLE_TH_ERRORS
+// A lazy tensor's data; any other tensor as it is.
+Ref data_of(Ref tensor) {
+  if (!is_lazy_class(Py_TYPE(tensor.get()))) return tensor;
+  Ref object;
+  return data_in(value_of(THPVariable_Unpack(tensor.get()), object).get());
 }
 
 // are_equal(tensors, which): whether those of these numbers, 0-dim tensors of one dtype on the CPU,
@@ -273,51 +276,6 @@ PyObject* py_are_equal(PyObject*, PyObject* args) {
     }
   }
   Py_RETURN_TRUE;
-  END_HANDLE_TH_ERRORS
-}
-
-// count_writes(tensors): as `torch_private.count_writes` does.
-PyObject* py_count_writes(PyObject*, PyObject* tensors) {
-  HANDLE_TH_ERRORS
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    count_write(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)));
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// renew(tensors, data, layouts): give each lazy tensor of its new data's metadata, or of its layout,
-// a value of its own, with these data or, for None, with none yet; a list of the numbers of all
-// others. The value it had may be an alias's too, which keeps it.
-PyObject* py_renew(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  PyObject *tensors, *data, *layouts;
-  if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &tensors, &PyList_Type, &data, &PyList_Type,
-                        &layouts)) {
-    return nullptr;
-  }
-  Ref others(sure(PyList_New(0)));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    PyObject* object = PyList_GET_ITEM(tensors, i);
-    PyObject* with = PyList_GET_ITEM(data, i);
-    const Ref layout = layout_in(object);
-    bool fits = Py_TYPE(object) == tensor_class || layout.get() == PyList_GET_ITEM(layouts, i);
-    if (fits && layout.get() == nullptr && with != Py_None) {
-      const at::Tensor &old = THPVariable_Unpack(object), &now = THPVariable_Unpack(with);
-      fits = old.sizes() == now.sizes() && old.strides() == now.strides() &&
-             old.scalar_type() == now.scalar_type() && old.device() == now.device() &&
-             old.storage_offset() == now.storage_offset();
-    }
-    if (!fits) {
-      Ref number(sure(PyLong_FromSsize_t(i)));
-      sure(PyList_Append(others.get(), number.get()));
-      continue;
-    }
-    const Ref value = new_value();
-    if (with != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(with).release();
-    sure(value_of_tensor.set(object, value.get(), nullptr));
-  }
-  return others.release();
   END_HANDLE_TH_ERRORS
 }
 

@@ -159,7 +159,7 @@ def say_so() -> None:
     if hits.native is None:
         reason = (
             "as the C++ that finds what comes twice is missing "
-            f'({hits.EXTENSION.status}; record="always" does without)'
+            f'({hits.status()}; record="always" does without)'
         )
     seconds = f"{STATS.regions_s[NEW]:.0f} s of {sum(STATS.regions_s.values()):.0f} s did not"
     lately = f"; what was new lately: {difference}" if difference else ""

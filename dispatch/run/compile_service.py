@@ -87,7 +87,7 @@ def begin_hits() -> None:
     """Have calls taken below Python from now on, if what does so is on disk or was compiled, which
     begins when the program has run for a while: it can't be begun with when several threads record.
     """
-    if not hits.EXTENSION.is_asked_for:
+    if not (hits.EXTENSION.is_asked_for or settings.records_in_python()):
         hits.EXTENSION.ask_disk(compiler().disk)
         if STATS.has_worked_long():
             ask_for_hits()

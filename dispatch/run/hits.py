@@ -8,6 +8,7 @@ all goes on in Python.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,15 +27,19 @@ from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, all_traces
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import cpp
 from lazy_tensor.kernels.extension.extension import Extension, module_at
-from lazy_tensor.kernels.library import loaded
+from lazy_tensor.kernels.library import loaded as load_library
 
 learn: Callable[[Trace, Any, State], None] | None = None
 """Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""
 
 native: Any = None
-"""The C++ itself once it is loaded, for what `replay` asks of it."""
+"""The C++ itself once calls come to it."""
+
+loaded: Any = None
+"""The same from when it is loaded, by which time calls may go on coming to Python: for `replay`."""
 
 _known: tuple[Any, ...] = ()
+_of_replay: tuple[Any, ...] = ()
 _sharded: type[Any] | None = None
 
 
@@ -56,28 +61,50 @@ def use(
     )  # fmt: skip
 
 
+def use_replay(
+    changed: type[Exception], missing: Any, any_tensor: Any, atoms: frozenset[type]
+) -> None:
+    """Name the exception that says what changed since a call was captured, what stands for nothing
+    and for any tensor in what is expected of an object, and the types that are compared by value.
+    """
+    global _of_replay
+    _of_replay = (changed, missing, any_tensor, atoms)
+
+
 def use_sharded(sharded_class: type[Any]) -> None:
     """Name the class of sharded tensors, whose layouts are part of keys."""
     global _sharded
     _sharded = sharded_class
+    if loaded is not None:
+        loaded.use_sharded(_sharded, Layout)
     if native is not None:
-        _listen_to_sharded(native)
-
-
-def _listen_to_sharded(module: Any) -> None:
-    module.use_sharded(_sharded, Layout)
-    module.listen("lazy_tensor")
+        native.listen("lazy_tensor")
 
 
 def _current() -> Trace:
     return local.trace
 
 
-def _start(library: bytes) -> None:
+def _load(library: bytes) -> None:
+    global loaded
+    module = load_library(library, partial(module_at, "lazy_tensor_hits"))
+    module.install(*_known)
+    module.use_replay(*_of_replay)
+    if _sharded is not None:
+        module.use_sharded(_sharded, Layout)
+    loaded = module
+
+
+def _listen() -> None:
     """Take hits below Python from now on. Called between ops: torch's tables are changed."""
     global learn, native
-    native = loaded(library, _started)
-    learn = native.learn
+    for namespace in ("aten", "profiler"):
+        loaded.listen(namespace)
+    composite_overrides.leave_to_cpp()
+    loaded.take_routes()
+    if _sharded is not None:
+        loaded.listen("lazy_tensor")
+    native, learn = loaded, loaded.learn
     Policy.make_past = native.Past
     Policy.native = native
     for trace in all_traces():
@@ -86,14 +113,16 @@ def _start(library: bytes) -> None:
     settings.on_change(lambda _: end_rests())
 
 
-EXTENSION = Extension(
-    cpp.HITS.path,
-    cpp.HITS.libraries,
-    _start,
-    waits=True,
-)
-if settings.records_in_python():
-    EXTENSION.status = "LAZY_TENSOR_HITS is python"
+EXTENSION = Extension(cpp.HITS.path, cpp.HITS.libraries, _load, waits=True)
+
+
+def status() -> str:
+    """As `Extension.status`, or why calls don't come to it."""
+    if settings.records_in_python():
+        return "LAZY_TENSOR_HITS is python"
+    if loaded is not None and native is None:
+        return "several threads recorded before it was there"
+    return EXTENSION.status
 
 
 def sees_all() -> bool:
@@ -107,28 +136,36 @@ def start_if_compiled() -> None:
     torch's tables of kernels are read without a lock, and another thread that records might be
     reading them: a process whose threads all go on recording does so in Python.
     """
-    if EXTENSION.is_waiting:
+    if native is not None or settings.records_in_python():
+        return
+    if EXTENSION.is_waiting or loaded is not None:
         with alone() as is_alone:
             if is_alone:
-                EXTENSION.start_if_compiled()
+                _start()
 
 
 def start(disk: Disk | None) -> None:
     """Take hits below Python now, compiling what does so if need be; no other thread records."""
-    EXTENSION.ask_for(disk, wait=True)
+    if not settings.records_in_python():
+        EXTENSION.ask_for(disk, wait=True)
+        _start()
+
+
+def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
+    """Load the C++, for what asks it for other things than to take hits; whether it is there. As
+    `program.ask_for` otherwise."""
+    if loaded is None:
+        EXTENSION.ask_disk(disk)
+        if may_compile and not EXTENSION.is_waiting:
+            EXTENSION.ask_for(disk, wait=wait)
+        EXTENSION.start_if_compiled()
+    return loaded is not None
+
+
+def _start() -> None:
     EXTENSION.start_if_compiled()
-
-
-def _started(path: str, _: str) -> Any:
-    module = module_at("lazy_tensor_hits", path, _)
-    module.install(*_known)
-    for namespace in ("aten", "profiler"):
-        module.listen(namespace)
-    composite_overrides.leave_to_cpp()
-    module.take_routes()
-    if _sharded is not None:
-        _listen_to_sharded(module)
-    return module
+    if loaded is not None and native is None:
+        _listen()
 
 
 def _described(name: str, overload: str) -> tuple[Any, ...] | None:

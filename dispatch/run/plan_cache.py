@@ -16,6 +16,7 @@ from lazy_tensor.dispatch.plan.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan.plan import Plan, Planner
 from lazy_tensor.dispatch.plan.remat import rematerialized
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.compile_service import chosen_backend, compiler
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.trace import Pending
@@ -67,16 +68,25 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     return plan
 
 
-def may_plan(*, at_once: bool = False) -> bool:
-    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too or
-    `at_once`."""
-    now = settings.current()
+def may_plan() -> bool:
+    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too."""
     return program.are_there() or program.ask_for(
-        compiler().disk,
-        may_compile=now.compile == "blocking"
-        or (now.compile != "off" and (at_once or STATS.has_worked_long())),
-        wait=now.compile == "blocking",
+        compiler().disk, **_how_to_ask(STATS.has_worked_long())
     )
+
+
+def may_capture() -> bool:
+    """Whether calls can be captured; if not, ask for the C++ that runs and looks at them."""
+    how = _how_to_ask(True)
+    return all([one.ask_for(compiler().disk, **how) for one in (program, hits)])
+
+
+def _how_to_ask(is_worth_it: bool) -> dict[str, bool]:
+    now = settings.current().compile
+    return {
+        "may_compile": now == "blocking" or (now != "off" and is_worth_it),
+        "wait": now == "blocking",
+    }
 
 
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:

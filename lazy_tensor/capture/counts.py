@@ -443,7 +443,4 @@ def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
 
 def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
     """Whether those of these numbers, 0-dim tensors of one dtype on the CPU, have one value."""
-    if hits.native is not None:
-        return bool(hits.native.are_equal(tensors, which))
-    first, *others = [torch_private.values_of(tensors[i]) for i in which]
-    return all(is_same(first, other) for other in others)
+    return bool(hits.loaded.are_equal(tensors, which))

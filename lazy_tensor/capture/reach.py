@@ -25,7 +25,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -88,6 +88,21 @@ def is_same(a: Any, b: Any) -> bool:
     if type(a) is tuple:
         return len(a) == len(b) and all(map(is_same, a, b))
     return type(a) is types.MethodType and a.__self__ is b.__self__ and a.__func__ is b.__func__
+
+
+class Place(NamedTuple):
+    """Where a tensor lies when a call begins: `kind` says what the others mean.
+
+    "object" `holder` itself, "argument" `number`, "open" the tensor at open place `number`, the
+    "item" `key` of a dict, the "element" `number` of a list, what a "cell" holds, the "gradient" of
+    a tensor, `holder` or argument `number`; or "ask" `holder`, which gets the tensors among the
+    arguments.
+    """
+
+    kind: str
+    holder: Any = None
+    key: Any = None
+    number: int = -1
 
 
 class Holding:
@@ -161,6 +176,16 @@ class Holding:
             return self.holder.cell_contents
         return getattr(self.holder, key) if self.read in (_slots, _facets) else self.holder[key]
 
+    def way_to(self, i: int) -> Place | None:
+        """How C++ finds what lies at its `i`-th place; None if only Python can."""
+        if self.read is _cell:
+            return Place("cell", self.holder)
+        if type(self.holder) is list:
+            return Place("element", self.holder, number=self.keys[i])
+        if type(self.holder) in _DICTS:
+            return Place("item", self.holder, self.keys[i])
+        return None
+
     def expect(self, i: int, value: Any) -> None:
         """Let `value` be what must lie at its `i`-th place: OPEN, say."""
         self.values = (*self.values[:i], value, *self.values[i + 1 :])
@@ -169,6 +194,9 @@ class Holding:
     def is_of_tensor(self) -> bool:
         """Whether the holder is a tensor, and its first value the gradient."""
         return self.read is _facets
+
+
+_DICTS = (dict, collections.defaultdict, collections.OrderedDict)
 
 
 # How each kind of holder is read, given the keys that it had; None if it has others now.
@@ -273,7 +301,8 @@ _ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an ordered dict; `_set` of an empty
 
 
 class Watch:
-    """Holdings that must stay as they are."""
+    """Holdings that must stay as they are. `for_native` are those that C++ reads; `has_others` says
+    that there are more."""
 
     def __init__(self, holdings: Iterable[Holding]) -> None:
         self._holdings: list[Holding] = []  # those that C++ can read first
@@ -287,29 +316,28 @@ class Watch:
                     type(holding.holder) is list
                     if holding.read is _elements
                     else holding.read in (_cell, _facets, _function)
-                    or type(holding.holder)
-                    in (dict, collections.defaultdict, collections.OrderedDict)
+                    or type(holding.holder) in _DICTS
                     or (isinstance(holding.holder, dict) and not holding.keys)
                 )
             )
             (self._holdings if is_native else others).append(holding)
-        self._for_native = [_for_native(holding) for holding in self._holdings]
+        self.for_native = [_for_native(holding) for holding in self._holdings]
+        self.has_others = bool(others)
         self._holdings += others
 
     def change(self) -> str | None:
         """The place that changed, if one did."""
         n_read = 0
-        if hits.native is not None:
-            while True:
-                i: int = hits.native.first_change(self._for_native, n_read, MISSING, OPEN)
-                if i < 0:
-                    n_read = len(self._for_native)
-                    break
-                change = self._holdings[i].change()  # an equal number in a new object is none
-                if change is not None:
-                    return change
-                self._for_native[i] = _for_native(self._holdings[i])
-                n_read = i + 1
+        while True:
+            i: int = hits.loaded.first_change(self.for_native, n_read)
+            if i < 0:
+                n_read = len(self.for_native)
+                break
+            change = self._holdings[i].change()  # an equal number in a new object is none
+            if change is not None:
+                return change
+            self.for_native[i] = _for_native(self._holdings[i])
+            n_read = i + 1
         for holding in self._holdings[n_read:]:
             change = holding.change()
             if change is not None:

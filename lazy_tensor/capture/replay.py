@@ -26,19 +26,18 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 
-from lazy_tensor.capture.captured import Captured
-from lazy_tensor.capture.reach import ATOMS
-from lazy_tensor.capture.settled import Changed, Settled
+from lazy_tensor.capture.captured_call import CapturedCall, Changed
+from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.take import Outline, Take, described, take
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.plan_cache import may_plan
+from lazy_tensor.dispatch.run.plan_cache import may_capture
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
-from lazy_tensor.tensor import LazyTensor, flush_here
+from lazy_tensor.tensor import flush_here
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,10 +59,6 @@ NEVER_THE_SAME = (
 )
 
 
-_PLAIN = frozenset({*ATOMS, list, tuple, dict})
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
-
-
 class Arguments:
     """A call's arguments read once: `key`, equal for calls that may do the same; what is inside.
 
@@ -77,12 +72,9 @@ class Arguments:
         self.tensors: list[torch.Tensor] = []
         self.objects: list[tuple[str, Any]] = []
         self._inside: set[int] = set()
-        parts: list[Any] = [len(args)]
-        for i, value in enumerate(args):
-            self._read(f"argument {i + 1}", value, parts)
-        for name, value in kwargs.items():
-            parts.append(name)
-            self._read(name, value, parts)
+        parts: list[Any] = []
+        native = hits.loaded
+        native.read_arguments(args, kwargs, parts, self.tensors, self._read_other)
         self.key = (tuple(parts), described(self.tensors))
 
     def are_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -92,25 +84,18 @@ class Arguments:
         return self.key[0] == now.key[0] and all(map(operator.is_, mine, theirs))
 
     def _read(self, label: str, value: Any, parts: list[Any]) -> None:
-        kind = type(value)
-        parts.append(kind)
-        if kind not in _PLAIN and not isinstance(value, torch.Tensor):
-            self.objects.append((label, kind))  # for its methods
+        hits.loaded.read_argument(label, value, parts, self.tensors, self._read_other)
+
+    def _read_other(self, label: str, value: Any, parts: list[Any]) -> None:
+        """Read what isn't of Python's or torch's own classes."""
+        parts.append(type(value))
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
-            if not issubclass(kind, LazyTensor) and value.__dict__:
-                self._read_attributes(label, value, parts)
-        elif kind in (float, complex, slice, range):
-            parts.append(repr(value))
-        elif kind in ATOMS:
-            parts.append(value)
-        elif isinstance(value, (list, tuple)):
-            parts.append(len(value))
-            if kind in _PLAIN and _are_bare(value):
-                parts.extend(map(type, value))
-                self.tensors.extend(value)
-            else:
-                self._read_items(label, value, enumerate(value), parts)
+            self._read_attributes(label, value, parts)
+            return
+        self.objects.append((label, type(value)))  # for its methods
+        if isinstance(value, (list, tuple)):
+            self._read_items(label, value, enumerate(value), parts)
         elif isinstance(value, Mapping):
             parts.append(tuple([(type(name), name) for name in value]))
             self._read_items(label, value, value.items(), parts)
@@ -128,14 +113,9 @@ class Arguments:
             return
         self._inside.add(id(value))
         for name, item in items:
-            kind = type(item)
-            if kind in _TENSORS and (kind is LazyTensor or not item.__dict__):
-                parts.append(kind)
-                self.tensors.append(item)
-            else:
-                self._read(f"{label}[{name!r}]", item, parts)
-        if type(value) not in _PLAIN:
-            self._read_attributes(label, value, parts)
+            self._read(f"{label}[{name!r}]", item, parts)
+        parts.append("end")
+        self._read_attributes(label, value, parts)
         self._inside.discard(id(value))
 
     def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
@@ -164,25 +144,10 @@ def recording() -> Iterator[None]:
 
 def _watched(*, saves: bool) -> str | None:
     """As `torch_private.is_watched`."""
-    is_unwatched = hits.native is not None and hits.native.is_unwatched(saves)
+    is_unwatched = hits.loaded is not None and hits.loaded.is_unwatched(saves)
     if is_unwatched and not torch_private.is_forward_differentiated():
         return None
     return torch_private.is_watched(RecordingMode, saves=saves)
-
-
-def _environment() -> object:
-    """As `torch_private.call_environment`."""
-    if hits.native is None:
-        return torch_private.call_environment()
-    return (hits.native.call_environment(), torch_private.is_parametrization_cached())
-
-
-def _are_bare(values: Iterable[Any]) -> bool:
-    """Whether all are tensors of torch's own classes without attributes of their own."""
-    return all([
-        type(value) is LazyTensor or (type(value) in _TENSORS and not value.__dict__)
-        for value in values
-    ])  # fmt: skip
 
 
 class _Signature:
@@ -190,7 +155,7 @@ class _Signature:
 
     def __init__(self, objects: list[tuple[str, Any]]) -> None:
         self.objects = objects  # their ids stand in the key
-        self.settled: list[Settled] = []
+        self.settled: list[CapturedCall] = []
         self.outlines: deque[Outline] = deque(maxlen=MOST_SETTLED)
         self.n_calls = 0
         self.n_failed = 0
@@ -245,9 +210,9 @@ class Replay(Generic[P, R]):
         self._check_every = check_every
         self._cuda_graphs = cuda_graphs
         self._is_part = is_part  # of a module's: see `replay_module`
-        self.must_record: Callable[[Settled], bool] = lambda _: False  # what might be replayed
+        self.must_record: Callable[[CapturedCall], bool] = lambda _: False  # what might be replayed
         self.checks_next = False  # call: it is recorded and compared
-        self._captured: Captured | None = None  # of the call that settled last
+        self._cuda_graph: CudaGraph | None = None  # of the call that was captured last
         self._options = options
         self._lock = threading.RLock()
         self._here = threading.local()
@@ -285,9 +250,9 @@ class Replay(Generic[P, R]):
             self._meet(watched)
         return watched is not None
 
-    def ran(self) -> Settled | None:
+    def ran(self) -> CapturedCall | None:
         """What this thread's last call was, or might have been, replayed by."""
-        found: Settled | None = getattr(self._here, "ran", None)
+        found: CapturedCall | None = getattr(self._here, "ran", None)
         return found
 
     def has_replayed(self) -> bool:
@@ -316,8 +281,11 @@ class Replay(Generic[P, R]):
         flush_here("replay", quiet=True)
         if not self._is_part and self.is_seen_by_others():
             return self._function(*args, **kwargs)
+        if not self.may_plan():
+            return self._recorded(args, kwargs)
         arguments = Arguments(args, kwargs)
-        key = (arguments.key, _environment(), settings.current())
+        environment = hits.loaded.call_environment(), torch_private.is_parametrization_cached()
+        key = (arguments.key, environment, settings.current())
         known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
         if known is None:
             known = _Signature(arguments.objects)
@@ -329,7 +297,7 @@ class Replay(Generic[P, R]):
         with self._lock:
             for settled in known.settled:
                 try:
-                    found = settled.found(arguments.tensors)
+                    found = settled.find(arguments.tensors)
                 except Changed as reason:
                     self.obstacle = str(reason)
                     continue
@@ -355,8 +323,6 @@ class Replay(Generic[P, R]):
             known.n_calls += 1
             known.wait -= known.wait > 0
             return self._recorded(args, kwargs)
-        if not self.may_plan():
-            return self._recorded(args, kwargs)
         result, taken = self._taken(arguments, args, kwargs)
         with self._lock:
             self._learn(known, taken, arguments)
@@ -371,13 +337,14 @@ class Replay(Generic[P, R]):
 
     def may_plan(self) -> bool:
         """Whether plans can be made; if not, their C++ is asked for."""
-        if program.are_there():
+        if program.are_there() and hits.loaded is not None:
             return True
         with lazy_mode(**self._options):
-            if may_plan(at_once=True):
+            if may_capture():
                 return True
-        status = program.EXTENSION.status
-        self._meet(f"the C++ that runs plans: {status}", tells=status != "compiling")
+        extension = hits.EXTENSION if program.are_there() else program.EXTENSION
+        is_coming = extension.status in ("compiling", "compiled")
+        self._meet(f"the C++ that runs plans: {extension.status}", tells=not is_coming)
         return False
 
     def _taken(
@@ -394,15 +361,15 @@ class Replay(Generic[P, R]):
         self._account_recorded(start)
         return taken
 
-    def _settled(self, taken: Take, before: Outline, arguments: Arguments) -> Settled:
+    def _settled(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
         name = f"replay({self._name})"
         with lazy_mode(**self._options):  # the plan is made as the options want it
-            settled = Settled(
+            settled = CapturedCall(
                 taken, before, arguments.tensors, name,
                 cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
             )  # fmt: skip
         settled.next_check = self._next_check(0)
-        self._captured = settled.captured
+        self._cuda_graph = settled.cuda_graph
         return settled
 
     def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
@@ -431,7 +398,7 @@ class Replay(Generic[P, R]):
     def _verified(
         self,
         known: _Signature,
-        settled: Settled,
+        settled: CapturedCall,
         arguments: Arguments,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -497,8 +464,8 @@ class Replay(Generic[P, R]):
         if self.n_replayed and self.n_recorded:
             saved = max(self._fastest_recorded_s - mean, 0.0) * self.n_replayed
             words.append(f"{saved:.2f} s saved")
-        if self._captured is not None:
-            words.append(self._captured.told())
+        if self._cuda_graph is not None:
+            words.append(self._cuda_graph.told())
         if self.obstacle:
             words.append(f"recorded last because {self.obstacle}")
         return ", ".join(words)

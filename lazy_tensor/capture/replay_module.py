@@ -23,9 +23,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.reach import is_atom
 from lazy_tensor.capture.replay import Replay, recording
-from lazy_tensor.capture.settled import Settled
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.run.tape import stop_tape
 from lazy_tensor.kernels.service.verify import difference
@@ -295,7 +295,7 @@ class ReplayedModule:
         options = {**self._options, "warmup": 0, "check_every": 0}
         return Replay(_Backward(f"{self._name}, backward"), is_part=True, **options)
 
-    def _teaches(self, settled: Settled) -> bool:
+    def _teaches(self, settled: CapturedCall) -> bool:
         """Whether a forward that might be replayed is recorded, for its companion to learn."""
         if not torch.is_grad_enabled() or settled.n_to_teach == 0:
             return False
@@ -394,7 +394,7 @@ class _Run:
         call: tuple[Any, ...],
         states: tuple[Any, ...],
         graph: Graph | None,
-        settled: Settled | None,
+        settled: CapturedCall | None,
         wanted: Tensors,
     ) -> None:
         self._module = module

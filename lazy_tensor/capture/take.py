@@ -10,7 +10,7 @@ import gc
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,51 +209,19 @@ def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor._value.data if isinstance(tensor, LazyTensor) else tensor
 
 
-def described(tensors: Sequence[torch.Tensor], *, with_types: bool = True) -> Any:
+def described(tensors: list[torch.Tensor]) -> Any:
     """What decides whether a call may treat such tensors alike; comparable, nothing else.
 
     Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
     a storage offset, is a conjugate or negative view, the first place of the same object, and how
-    it is sharded.
+    it is sharded. Before the C++ is there calls are recorded, and classes will do.
     """
+    if hits.loaded is None:
+        return tuple(map(type, tensors))
     try:
-        words = None if hits.native is None else hits.native.argument_words(tensors, with_types)
-        return described_in_python(tensors, with_types=with_types) if words is None else words
+        return hits.loaded.argument_words(tensors, True)
     except RuntimeError:
         return object()  # like nothing else: autograd refuses to tell of a view
-
-
-def described_in_python(tensors: Sequence[torch.Tensor], *, with_types: bool) -> Any:
-    """The same, comparable with what Python told."""
-    first: dict[int, int] = {}
-    found: list[Any] = []
-    for i, tensor in enumerate(tensors):
-        found += (type(tensor) if with_types else None, first.setdefault(id(tensor), i))
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            found.append(tensor.layout)
-            continue
-        size, stride, offset, dtype, device = meta_of(tensor)
-        marks = bool(offset), tensor.is_conj(), tensor.is_neg()
-        layout = tensor_types.layout_of(tensor)
-        found += (size, stride, dtype, device, *marks, tensor.requires_grad, tensor.is_leaf, layout)
-    return tuple(found)
-
-
-def metadata(tensors: Sequence[torch.Tensor | None]) -> Any:
-    """What decides whether the same trace would take such leaves; comparable, nothing else.
-
-    Size, strides, dtype, device of each, whether it has a storage offset, and which share memory.
-    """
-    owners: dict[int, int] = {}
-    found: list[tuple[Any, ...] | None] = []
-    for i, tensor in enumerate(tensors):
-        if tensor is None or tensor.layout is not torch.strided:
-            found.append(None)
-            continue
-        size, stride, offset, dtype, device = meta_of(tensor)
-        owner = owners.setdefault(torch_private.storage_id(tensor), i)
-        found.append((size, stride, bool(offset), dtype, device, owner))
-    return found
 
 
 def take(
@@ -410,7 +378,7 @@ class _Reading:
             for i, source in enumerate(sources)
             if source.kind == "constant"
         }
-        told = metadata(leaves_now)
+        told = hits.loaded.leaf_words(leaves_now)
         reads = tuple(self.tape.reads)
         written = self._written()
         return Take(

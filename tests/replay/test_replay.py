@@ -10,6 +10,7 @@ import random
 import re
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -1184,3 +1185,83 @@ def test_calls_wait_for_the_cpp_that_runs_plans(status, n_warnings):
     assert step.n_replayed > 0
     calls: Any = model._compiled_call_impl
     assert calls.forward.n_replayed > 0
+
+
+CAPTURES = """
+import threading
+import torch
+import lazy_tensor
+from lazy_tensor.dispatch.run import hits
+
+{before}
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+twin = torch.nn.Linear(4, 3)
+twin.load_state_dict(model.state_dict())
+other = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+repeated = lazy_tensor.replay(
+    lambda x: step(model, optimizer, x), backend="aten", compile="blocking"
+)
+for _ in range(8):
+    x = torch.randn(5, 4)
+    assert torch.equal(repeated(x), step(twin, other, x))
+assert all(map(torch.equal, model.parameters(), twin.parameters()))
+print(repeated.n_replayed > 0, hits.learn is not None)
+"""
+
+A_THREAD_HAS_RECORDED = """
+hits.EXTENSION._disk_was_asked = True  # as if the C++ came to the disk only now
+done, end = threading.Event(), threading.Event()
+
+def record():
+    with lazy_tensor.lazy_mode(record="always"):
+        (torch.ones(4) + 1).sum()
+    done.set()
+    end.wait()
+
+threading.Thread(target=record, daemon=True).start()
+done.wait()
+hits.EXTENSION._disk_was_asked = False
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "variables"),
+    [("", {"LAZY_TENSOR_HITS": "python"}), (A_THREAD_HAS_RECORDED, {})],
+    ids=["asked for", "another thread has recorded"],
+)
+def test_calls_are_captured_where_hits_are_recorded_in_python(before, variables):
+    printed = run_python("-c", CAPTURES.format(before=before), **variables)
+    assert printed.split() == ["True", "False"]
+
+
+def test_a_replayed_function_lets_go_of_what_it_saw():
+    def made() -> tuple[Any, Any]:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @replay
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        for x in batches():
+            step(x)
+        assert step.n_replayed > 0, step.obstacle
+        return weakref.ref(model), weakref.ref(step)
+
+    found = made()
+    lazy_tensor.cache_clear()
+    gc.collect()
+    assert [one() for one in found] == [None, None]

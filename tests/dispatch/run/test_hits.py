@@ -23,7 +23,7 @@ from tests.processes import run_python
 @pytest.fixture(autouse=True)
 def loaded():
     if hits.learn is None:
-        pytest.skip(hits.EXTENSION.status)
+        pytest.skip(hits.status())
 
 
 @pytest.fixture

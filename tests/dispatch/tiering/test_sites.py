@@ -37,7 +37,7 @@ from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.kernels.service.fusion import Fusion
 
 needs_cpp = pytest.mark.skipif(
-    hits.EXTENSION.status == "LAZY_TENSOR_HITS is python", reason="ops come by torch's own C++"
+    hits.status() == "LAZY_TENSOR_HITS is python", reason="ops come by torch's own C++"
 )
 
 

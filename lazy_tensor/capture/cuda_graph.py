@@ -1,8 +1,8 @@
-"""A settled plan as a CUDA graph: its kernels are launched at once, without the host between them.
+"""A captured call's plan as a CUDA graph: all kernels launched at once, the host not between them.
 
 In: a plan, its trace's state, and the leaves of each run. Out: what the plan gives. Leaves whose
 memory stays where it is are read and written there; others are copied into buffers of the graph's;
-results are copied out of its memory, which the next run overwrites. Called by `settled`.
+results are copied out of its memory, which the next run overwrites. Called by `captured_call`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], T
     return graph.replay, results
 
 
-class Captured:
+class CudaGraph:
     """Runs a plan as a CUDA graph once that can be; `refusal` says why it can't, "" if it can: not
     where the numbers that it gets change from run to run.
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import lazy_tensor
 from lazy_tensor import replay
-from lazy_tensor.capture import captured, settled
+from lazy_tensor.capture import captured_call, cuda_graph
 
 N = 12
 
@@ -44,8 +44,8 @@ def capture(run):
 @pytest.fixture
 def graphs(monkeypatch):
     """Where graphs are found that were captured on the CPU."""
-    made = functools.partial(captured.Captured, device_type="cpu", capture=capture)
-    monkeypatch.setattr(settled, "Captured", made)
+    made = functools.partial(cuda_graph.CudaGraph, device_type="cpu", capture=capture)
+    monkeypatch.setattr(captured_call, "CudaGraph", made)
     monkeypatch.setattr(Graph, "made", [])
     return Graph.made
 
@@ -79,7 +79,7 @@ def test_a_training_step_is_bit_equal_as_a_graph(graphs):
     for mine, theirs in zip(found, eager(), strict=True):
         assert torch.equal(mine, theirs)
     [graph] = graphs
-    n_before = captured.RUNS_BEFORE
+    n_before = cuda_graph.RUNS_BEFORE
     assert graph.n_runs == step.n_replayed - n_before
     assert "as a CUDA graph" in step.summary()
 
@@ -119,7 +119,7 @@ def test_what_is_written_and_moves_makes_a_new_graph_at_most_a_few_times(graphs)
         if i % 8 == 7:
             held.data = held.data.clone()
         assert step(torch.ones(3)).tolist() == [float(i + 1)] * 3
-    assert len(graphs) <= captured.MOST_CAPTURES
+    assert len(graphs) <= cuda_graph.MOST_CAPTURES
     assert step.n_replayed > 20
 
 
@@ -147,8 +147,8 @@ def test_a_capture_that_fails_runs_the_plan(graphs, monkeypatch):
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    made = functools.partial(captured.Captured, device_type="cpu", capture=fails)
-    monkeypatch.setattr(settled, "Captured", made)
+    made = functools.partial(cuda_graph.CudaGraph, device_type="cpu", capture=fails)
+    monkeypatch.setattr(captured_call, "CudaGraph", made)
     found, step = trained(lambda f: replay(f, cuda_graphs=True, backend="aten"))
     for mine, theirs in zip(found, eager(), strict=True):
         assert torch.equal(mine, theirs)

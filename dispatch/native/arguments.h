@@ -1,0 +1,142 @@
+// Reading a call's arguments: what tells it from other calls, and the tensors among them.
+// `capture/replay.py` compares what is read.
+
+#pragma once
+
+#include "watch.h"
+
+namespace hits {
+
+PyObject* atoms;  // `capture.reach.ATOMS`
+
+// Where a value lies among the arguments.
+struct Path {
+  const Path* outer;
+  PyObject* key;      // in a dict, or the name of a keyword; none in a sequence
+  Py_ssize_t number;  // in a sequence
+
+  // As one would write it.
+  Ref label() const {
+    const Ref at(key == nullptr ? sure(PyLong_FromSsize_t(number)) : Ref::to(key).release());
+    if (outer != nullptr) {
+      return Ref(sure(PyUnicode_FromFormat("%U[%R]", outer->label().get(), at.get())));
+    }
+    return key != nullptr ? Ref::to(key) : Ref(sure(PyUnicode_FromFormat("argument %zd", number + 1)));
+  }
+};
+
+// What of each value is appended to `parts`: its class; of a tensor nothing else; of a number and
+// the like the value; of a list, tuple or dict its size, its keys, and what of its items is. All
+// else goes to `ask(label, value, parts)`.
+class ArgumentReader {
+ public:
+  ArgumentReader(PyObject* parts, PyObject* tensors, PyObject* ask)
+      : parts_(parts), tensors_(tensors), ask_(ask) {}
+
+  void read(PyObject* value, const Path& path) {
+    PyTypeObject* type = Py_TYPE(value);
+    if (is_lazy_class(type) || (THPVariable_CheckTypeExact(type) && has_no_attributes(value))) {
+      append(reinterpret_cast<PyObject*>(type));
+      sure(PyList_Append(tensors_, value));
+    } else if (type == &PyList_Type || type == &PyTuple_Type || type == &PyDict_Type) {
+      append(reinterpret_cast<PyObject*>(type));
+      read_items(value, path);
+    } else if (type == &PyFloat_Type || type == &PyComplex_Type || type == &PySlice_Type ||
+               type == &PyRange_Type) {  // 0.0 and -0.0 differ, nan is nan; equal ranges may differ
+      append(reinterpret_cast<PyObject*>(type));
+      const Ref text(sure(PyObject_Repr(value)));
+      append(text.get());
+    } else if (is_atom(type)) {
+      append(reinterpret_cast<PyObject*>(type));
+      append(value);
+    } else {
+      Ref(sure(PyObject_CallFunctionObjArgs(ask_, path.label().get(), value, parts_, nullptr)));
+    }
+  }
+
+  void read_items(PyObject* value, const Path& path) {
+    const Ref size(sure(PyLong_FromSsize_t(PyObject_Size(value))));
+    append(size.get());
+    const int is_inside = Py_ReprEnter(value);
+    sure(is_inside);
+    if (is_inside > 0) return append(Py_Ellipsis);
+    try {
+      read_each(value, path);
+    } catch (...) {
+      Py_ReprLeave(value);
+      throw;
+    }
+    Py_ReprLeave(value);
+  }
+
+ private:
+  void append(PyObject* part) { sure(PyList_Append(parts_, part)); }
+
+  void read_each(PyObject* value, const Path& path) {
+    if (PyDict_Check(value)) {
+      Py_ssize_t at = 0;
+      PyObject *key, *item;
+      while (PyDict_Next(value, &at, &key, &item)) {
+        if (!PyUnicode_CheckExact(key)) append(reinterpret_cast<PyObject*>(Py_TYPE(key)));
+        append(key);
+        read(item, {&path, key, 0});
+      }
+    } else {
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+        const Ref item = Ref::to(PySequence_Fast_GET_ITEM(value, i));
+        read(item.get(), {&path, nullptr, i});
+      }
+    }
+  }
+
+  static bool has_no_attributes(PyObject* tensor) {
+    const Ref attributes(sure(PyObject_GenericGetDict(tensor, nullptr)));
+    return PyDict_GET_SIZE(attributes.get()) == 0;
+  }
+
+  static bool is_atom(PyTypeObject* type) {
+    return type == &PyLong_Type || type == &PyUnicode_Type || type == &PyBool_Type ||
+           PySet_Contains(atoms, reinterpret_cast<PyObject*>(type)) == 1;
+  }
+
+  PyObject *parts_, *tensors_, *ask_;
+};
+
+// read_arguments(args, kwargs, parts, tensors, ask)
+PyObject* py_read_arguments(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *given, *named, *parts, *tensors, *ask;
+  if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyTuple_Type, &given, &PyDict_Type, &named,
+                        &PyList_Type, &parts, &PyList_Type, &tensors, &ask)) {
+    return nullptr;
+  }
+  ArgumentReader reader(parts, tensors, ask);
+  const Ref size(sure(PyLong_FromSsize_t(PyTuple_GET_SIZE(given))));
+  sure(PyList_Append(parts, size.get()));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+    reader.read(PyTuple_GET_ITEM(given, i), {nullptr, nullptr, i});
+  }
+  Py_ssize_t at = 0;
+  PyObject *name, *value;
+  while (PyDict_Next(named, &at, &name, &value)) {
+    sure(PyList_Append(parts, name));
+    reader.read(value, {nullptr, name, 0});
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// read_argument(label, value, parts, tensors, ask): one that lies in what was asked about.
+PyObject* py_read_argument(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *label, *value, *parts, *tensors, *ask;
+  if (!PyArg_ParseTuple(args, "UOO!O!O", &label, &value, &PyList_Type, &parts, &PyList_Type,
+                        &tensors, &ask)) {
+    return nullptr;
+  }
+  ArgumentReader(parts, tensors, ask).read(value, {nullptr, label, 0});
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace hits

@@ -1,0 +1,541 @@
+// A call that `replay` has captured: whether it may be repeated, its plan, and where results go.
+// `capture/captured_call.py` finds out what the fields say, and does what is rare.
+
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+#include "flush.h"
+#include "results.h"
+#include "watch.h"
+
+namespace hits {
+
+PyObject* changed_class;  // `captured_call.Changed`
+
+[[noreturn]] void throw_changed(const char* what) {
+  PyErr_SetString(changed_class, what);
+  throw python_error();
+}
+
+// Where a tensor lies when a call begins.
+struct Place {
+  enum Kind { OBJECT, ARGUMENT, OPEN, ITEM, ELEMENT, CELL, GRADIENT, ASK } kind = OBJECT;
+  PyObject* holder = nullptr;
+  PyObject* key = nullptr;
+  Py_ssize_t number = -1;
+
+  Place() = default;
+  // (kind, holder, key, number), as `reach.Place` has them
+  explicit Place(PyObject* told)
+      : holder(PyTuple_GET_ITEM(told, 1)),
+        key(PyTuple_GET_ITEM(told, 2)),
+        number(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 3))) {
+    static constexpr std::array names = {"object",  "argument", "open",     "item",
+                                         "element", "cell",     "gradient", "ask"};
+    const std::string name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(told, 0));
+    const auto found = std::find(names.begin(), names.end(), name);
+    TORCH_CHECK(found != names.end(), "no kind of place: ", name);
+    kind = static_cast<Kind>(found - names.begin());
+  }
+
+  // What lies there; `tensors` are those among the arguments, `open` those at open places.
+  Ref get(PyObject* tensors, PyObject* open) const {
+    PyObject* found = nullptr;
+    switch (kind) {
+      case OBJECT:
+        found = holder;
+        break;
+      case ARGUMENT:
+        found = PyList_GET_ITEM(tensors, number);
+        break;
+      case OPEN:
+        found = PyList_GET_ITEM(open, number);
+        break;
+      case ITEM:
+        found = PyDict_GetItemWithError(holder, key);
+        if (found == nullptr && PyErr_Occurred()) throw python_error();
+        break;
+      case ELEMENT:
+        if (number < PyList_GET_SIZE(holder)) found = PyList_GET_ITEM(holder, number);
+        break;
+      case CELL:
+        found = PyCell_GET(holder);
+        break;
+      case GRADIENT: {
+        PyObject* of = number < 0 ? holder : PyList_GET_ITEM(tensors, number);
+        const at::Tensor gradient = THPVariable_Unpack(of).grad();
+        return gradient.defined() ? object_of(gradient) : Ref::to(Py_None);
+      }
+      case ASK:
+        return Ref(sure(PyObject_CallOneArg(holder, tensors)));
+    }
+    if (found == nullptr) throw_changed("what it reads is no longer there");
+    return Ref::to(found);
+  }
+};
+
+// Where the call puts one of the plan's results.
+struct Target {
+  Py_ssize_t result;
+  PyObject* layout;  // of the sharded tensor that lies there, or None
+  PyObject* like;    // a lazy tensor like the new one; None: that is like its data
+  PyObject* holder;  // of which nothing was the gradient, or None
+  bool requires_grad;
+
+  explicit Target(PyObject* told)
+      : result(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 0))),
+        layout(PyTuple_GET_ITEM(told, 1)),
+        like(PyTuple_GET_ITEM(told, 2)),
+        holder(PyTuple_GET_ITEM(told, 3)),
+        requires_grad(PyTuple_GET_ITEM(told, 4) == Py_True) {}
+};
+
+// One of the tensors, or whatever else, that the call returns.
+struct Given {
+  enum Kind { PLAIN, LAZY, OBJECT, PLACE, AGAIN, ASK } kind;
+  Py_ssize_t number;  // of the plan's result; of the one given before
+  PyObject* object;   // LAZY: a tensor like it
+  PyObject* finish;   // called with the tensor, or None
+  Place place;
+
+  explicit Given(PyObject* told)
+      : number(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 1))),
+        object(PyTuple_GET_ITEM(told, 2)),
+        finish(PyTuple_GET_ITEM(told, 3)) {
+    static constexpr std::array names = {"plain", "lazy", "object", "place", "again", "ask"};
+    const std::string name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(told, 0));
+    const auto found = std::find(names.begin(), names.end(), name);
+    TORCH_CHECK(found != names.end(), "nothing is given as ", name);
+    kind = static_cast<Kind>(found - names.begin());
+    if (kind == PLACE) place = Place(object);
+  }
+};
+
+double seconds_now() {  // as `time.perf_counter`
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// Give a lazy tensor of its new data's metadata, or of `layout`, a value of its own, with these data
+// or, for None, with none yet; whether it is such a tensor. The value it had may be an alias's too,
+// which keeps it.
+bool renew(PyObject* object, PyObject* data, PyObject* layout) {
+  const Ref its_layout = layout_in(object);
+  if (Py_TYPE(object) != tensor_class && its_layout.get() != layout) return false;
+  if (its_layout.get() == nullptr && data != Py_None) {
+    const at::Tensor &old = THPVariable_Unpack(object), &now = THPVariable_Unpack(data);
+    if (old.sizes() != now.sizes() || old.strides() != now.strides() ||
+        old.scalar_type() != now.scalar_type() || old.device() != now.device() ||
+        old.storage_offset() != now.storage_offset()) {
+      return false;
+    }
+  }
+  const Ref value = new_value();
+  if (data != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
+  sure(value_of_tensor.set(object, value.get(), nullptr));
+  return true;
+}
+
+class CapturedCall {
+ public:
+  // Keeps `fields`, a dict, to which every pointer here leads.
+  explicit CapturedCall(PyObject* fields)
+      : fields_(Ref::to(fields)),
+        pinned_(field("pinned")),
+        watched_ids_(field("watched_ids")),
+        instances_(field("instances")),
+        watch_list_(field("watch_list")),
+        ask_watch_(field("ask_watch")),
+        facets_(field("facets")),
+        watched_(field("watched")),
+        watched_words_(field("watched_words")),
+        open_words_(field("open_words")),
+        leaf_words_(field("leaf_words")),
+        scalars_(field("scalars")),
+        ask_numbers_(field("ask_numbers")),
+        ask_reads_(field("ask_reads")),
+        draws_(field("draws")),
+        plan_(field("plan")),
+        run_otherwise_(field("run_otherwise")),
+        fail_(field("fail")),
+        account_(field("account")),
+        put_(field("put")),
+        note_writes_(field("note_writes")),
+        share_(field("share")),
+        structure_(field("structure")),
+        watch_asks_always_(field("watch_asks_always") == Py_True),
+        keeps_leaves_(field("keeps_leaves") == Py_True),
+        runs_otherwise_(field("runs_otherwise") == Py_True) {
+    each("open", [this](PyObject* one) { open_.emplace_back(one); });
+    each("leaves", [this](PyObject* one) { leaves_.emplace_back(one); });
+    each("unread", [this](PyObject* one) { unread_.push_back(PyLong_AsSsize_t(one)); });
+    each("shared", [this](PyObject* one) { shared_.push_back(PyLong_AsSsize_t(one)); });
+    each("given", [this](PyObject* one) { given_.emplace_back(one); });
+    each("written", [this](PyObject* one) {
+      written_.emplace_back(Place(PyTuple_GET_ITEM(one, 0)),
+                            PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 1)));
+    });
+    each("renewed", [this](PyObject* one) { renewed_.emplace_back(one); });
+    each("filled", [this](PyObject* one) { filled_.emplace_back(one); });
+  }
+
+  PyObject* fields() const { return fields_.get(); }
+
+  // (leaves, numbers, what lies at open places), which the plan is to run on. `Changed` if the call
+  // might do something else than it did.
+  Ref find(PyObject* tensors) const {
+    check_objects(tensors);
+    Ref open(sure(PyList_New(static_cast<Py_ssize_t>(open_.size()))));
+    for (size_t i = 0; i < open_.size(); ++i) {
+      PyList_SET_ITEM(open.get(), i, open_[i].get(tensors, nullptr).release());
+    }
+    if (!equals(words_of(watched_, true), watched_words_) ||
+        !equals(words_of(open.get(), false), open_words_)) {
+      throw_changed("a tensor's class, size, strides, dtype, device or graph changed");
+    }
+    Ref leaves(sure(PyList_New(static_cast<Py_ssize_t>(leaves_.size()))));
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      Ref found = leaves_[i].get(tensors, open.get());
+      PyList_SET_ITEM(leaves.get(), i, data_of(std::move(found)).release());
+    }
+    if (!equals(words_of_leaves(leaves.get()), leaf_words_)) {
+      throw_changed("tensors share memory with others than they did");
+    }
+    Ref numbers = Ref::to(scalars_);
+    if (ask_numbers_ != Py_None) {
+      numbers = Ref(sure(PyObject_CallOneArg(ask_numbers_, leaves.get())));
+    }
+    if (ask_reads_ != Py_None) {
+      Ref(sure(PyObject_CallFunctionObjArgs(ask_reads_, leaves.get(), numbers.get(), nullptr)));
+    }
+    return Ref(sure(PyTuple_Pack(3, leaves.get(), numbers.get(), open.get())));
+  }
+
+  // What the call would have returned, its effects done. After an exception what doesn't depend on
+  // it is done all the same.
+  PyObject* run(PyObject* found, PyObject* tensors, bool is_looked_at) const {
+    PyObject* leaves = PyTuple_GET_ITEM(found, 0);
+    PyObject* open = PyTuple_GET_ITEM(found, 2);
+    std::vector<Ref> written;
+    for (const auto& [place, _] : written_) written.push_back(place.get(tensors, open));
+    for (const Py_ssize_t i : unread_) {  // their memory is free for what takes its place
+      renew(PyList_GET_ITEM(open, i), Py_None, renewed_[i].layout);
+    }
+    const Ref results = results_of(found, tensors, is_looked_at);
+    if (results.get() == nullptr) return nullptr;
+    for (const Py_ssize_t i : shared_) share(PyList_GET_ITEM(results.get(), i));
+    if (!renewed_.empty() || !filled_.empty()) {
+      leave(results.get(), open, tensors);
+      for (size_t i = 0; i < renewed_.size(); ++i) {  // graphs that saved one must not use its value
+        count_write(THPVariable_Unpack(PyList_GET_ITEM(open, i)));
+      }
+    }
+    if (!written.empty()) note_writes(written);
+    return given(results.get(), leaves, tensors, open);
+  }
+
+  // Put results, None for those that were not computed, where the call would have put them.
+  void leave(PyObject* results, PyObject* open, PyObject* tensors) const {
+    for (size_t i = 0; i < renewed_.size() + filled_.size(); ++i) {
+      const bool is_renewed = i < renewed_.size();
+      const Target& target = is_renewed ? renewed_[i] : filled_[i - renewed_.size()];
+      PyObject* data = PyList_GET_ITEM(results, target.result);
+      if (data == Py_None) continue;
+      if (is_renewed && renew(PyList_GET_ITEM(open, i), data, target.layout)) continue;
+      const Ref value = valued(data);
+      at::Tensor made = target.like == Py_None ? another(THPVariable_Unpack(data), value.get())
+                                               : like(target.like, value.get());
+      if (target.requires_grad) made.requires_grad_(true);
+      if (target.holder == Py_None) {
+        put(i, made, tensors);
+      } else {
+        THPVariable_Unpack(target.holder).mutable_grad() = std::move(made);
+      }
+    }
+  }
+
+ private:
+  PyObject* field(const char* name) const {
+    PyObject* found = PyDict_GetItemString(fields_.get(), name);
+    TORCH_CHECK(found != nullptr, "a captured call has no ", name);
+    return found;
+  }
+
+  template <class Use>
+  void each(const char* name, const Use& use) {
+    PyObject* items = field(name);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); ++i) use(PyList_GET_ITEM(items, i));
+  }
+
+  static bool equals(const std::vector<uint64_t>& words, PyObject* bytes) {
+    const size_t n = words.size() * sizeof(uint64_t);
+    return static_cast<size_t>(PyBytes_GET_SIZE(bytes)) == n &&
+           std::memcmp(PyBytes_AS_STRING(bytes), words.data(), n) == 0;
+  }
+
+  // All that the call sees besides tensors' metadata.
+  void check_objects(PyObject* tensors) const {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pinned_); ++i) {
+      PyObject* pair = PyList_GET_ITEM(pinned_, i);
+      if (PyList_GET_ITEM(tensors, PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 0))) !=
+          PyTuple_GET_ITEM(pair, 1)) {
+        throw_changed("an argument is another tensor, which it also finds elsewhere");
+      }
+    }
+    Py_ssize_t n_watched = 0;
+    for (Py_ssize_t i = 0; PySet_GET_SIZE(watched_ids_) > 0 && i < PyList_GET_SIZE(tensors); ++i) {
+      const Ref id(sure(PyLong_FromVoidPtr(PyList_GET_ITEM(tensors, i))));
+      n_watched += PySet_Contains(watched_ids_, id.get()) == 1;
+    }
+    if (n_watched > PyList_GET_SIZE(pinned_)) {
+      throw_changed("an argument is a tensor that it also finds elsewhere");
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(instances_); ++i) {
+      PyObject* pair = PyList_GET_ITEM(instances_, i);
+      if (reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(pair, 0))) !=
+          PyTuple_GET_ITEM(pair, 1)) {
+        throw_changed("the class of an object changed");
+      }
+    }
+    if (watch_asks_always_ || first_change(watch_list_) >= 0) {
+      Ref(sure(PyObject_CallNoArgs(ask_watch_)));
+    }
+    if (!have_facets(tensors, facets_)) {
+      throw_changed("an argument's gradient or hooks came or went");
+    }
+  }
+
+  // The plan's results and what was drawn; none if it raised.
+  Ref results_of(PyObject* found, PyObject* tensors, bool is_looked_at) const {
+    PyObject* leaves = PyTuple_GET_ITEM(found, 0);
+    PyObject* numbers = PyTuple_GET_ITEM(found, 1);
+    const Ref given(sure(PyList_New(0))), drawn(sure(PyList_New(0)));
+    const double start = seconds_now();
+    const bool is_simple = !is_looked_at && !runs_otherwise_ &&
+                           of_plan.is_checked.in(plan_) == Py_True &&
+                           of_plan.is_pooled.in(plan_) == Py_False;
+    Ref kept;
+    bool has_run = false;
+    {
+      std::optional<c10::InferenceMode> ordinary;
+      if (c10::InferenceMode::is_enabled()) ordinary.emplace(false);
+      const c10::impl::ForceDispatchKeyGuard guard(keys_included, keys_excluded);
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(draws_); ++i) {
+        PyObject* draw = PyList_GET_ITEM(draws_, i);
+        Ref made(sure(PyObject_CallNoArgs(PyTuple_GET_ITEM(draw, 1))));
+        sure(PyList_Append(drawn.get(), made.get()));
+        const auto leaf = PyLong_AsSsize_t(PyTuple_GET_ITEM(draw, 0));
+        if (leaf >= 0) sure(PyList_SetItem(leaves, leaf, made.release()));
+      }
+      if (keeps_leaves_) kept = Ref(sure(PyList_GetSlice(leaves, 0, PyList_GET_SIZE(leaves))));
+      Ref done;
+      if (is_simple) {
+        done = Ref(PyObject_CallMethodObjArgs(plan_, name_run, leaves, numbers, given.get(),
+                                              nullptr));
+      } else {
+        done = Ref(PyObject_CallFunctionObjArgs(run_otherwise_, leaves, numbers, given.get(),
+                                                nullptr));
+      }
+      has_run = done.get() != nullptr;
+    }
+    if (!has_run) {
+      fail(found, given.get(), drawn.get(), tensors, start);
+      return Ref();
+    }
+    account(start, "");
+    if (keeps_leaves_) sure(PyList_SetSlice(leaves, 0, PyList_GET_SIZE(leaves), kept.get()));
+    TORCH_CHECK(PyList_GET_SIZE(given.get()) == 1, "a plan gives its results once");
+    Ref results(sure(PySequence_List(PyList_GET_ITEM(given.get(), 0))));
+    const Py_ssize_t n = PyList_GET_SIZE(results.get());
+    sure(PyList_SetSlice(results.get(), n, n, drawn.get()));
+    return results;
+  }
+
+  void account(double start, const char* raised) const {
+    const Ref began(sure(PyFloat_FromDouble(start)));
+    const Ref took(sure(PyFloat_FromDouble(seconds_now() - start)));
+    const Ref error(sure(PyUnicode_FromString(raised)));
+    Ref(sure(PyObject_CallFunctionObjArgs(account_, began.get(), took.get(), error.get(),
+                                          nullptr)));
+  }
+
+  // Keep what was computed before Python's error, which stays set.
+  void fail(PyObject* found, PyObject* given, PyObject* drawn, PyObject* tensors,
+            double start) const {
+    PyObject *type, *error, *place;
+    PyErr_Fetch(&type, &error, &place);
+    PyErr_NormalizeException(&type, &error, &place);
+    if (place != nullptr) PyException_SetTraceback(error, place);
+    const Ref kept(PyObject_CallFunctionObjArgs(fail_, error, found, given, drawn, tensors,
+                                                nullptr));
+    if (kept.get() != nullptr) {
+      account(start, Py_TYPE(error)->tp_name);
+      PyErr_Restore(type, error, place);
+      return;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(place);
+  }
+
+  void share(PyObject* data) const { Ref(sure(PyObject_CallOneArg(share_, data))); }
+
+  void put(size_t i, const at::Tensor& made, PyObject* tensors) const {
+    const Ref number(sure(PyLong_FromSize_t(i))), object = object_of(made);
+    Ref(sure(PyObject_CallFunctionObjArgs(put_, number.get(), object.get(), tensors, nullptr)));
+  }
+
+  void note_writes(const std::vector<Ref>& written) const {
+    const Ref all(sure(PyList_New(0)));
+    for (size_t i = 0; i < written.size(); ++i) {
+      for (Py_ssize_t n = 0; n < written_[i].second; ++n) {
+        count_write(THPVariable_Unpack(written[i].get()));
+      }
+      sure(PyList_Append(all.get(), written[i].get()));
+    }
+    Ref(sure(PyObject_CallOneArg(note_writes_, all.get())));
+  }
+
+  static Ref valued(PyObject* data) {
+    Ref value = new_value();
+    reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
+    return value;
+  }
+
+  static at::Tensor like(PyObject* object, PyObject* value) {
+    return another(THPVariable_Unpack(object), value, layout_in(object));
+  }
+
+  PyObject* given(PyObject* results, PyObject* leaves, PyObject* tensors, PyObject* open) const {
+    const auto n = static_cast<Py_ssize_t>(given_.size());
+    Ref all(sure(PyList_New(n)));
+    std::vector<std::pair<Py_ssize_t, Ref>> values;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      const Given& one = given_[i];
+      Ref made;
+      switch (one.kind) {
+        case Given::PLAIN:
+          made = Ref::to(PyList_GET_ITEM(results, one.number));
+          break;
+        case Given::LAZY: {
+          auto known = std::find_if(values.begin(), values.end(), [&one](const auto& pair) {
+            return pair.first == one.number;
+          });
+          if (known == values.end()) {
+            values.emplace_back(one.number, valued(PyList_GET_ITEM(results, one.number)));
+            known = values.end() - 1;
+          }
+          made = object_of(like(one.object, known->second.get()));
+          break;
+        }
+        case Given::OBJECT:
+          made = Ref::to(one.object);
+          break;
+        case Given::PLACE:
+          made = one.place.get(tensors, open);
+          break;
+        case Given::AGAIN:
+          made = Ref::to(PyList_GET_ITEM(all.get(), one.number));
+          break;
+        case Given::ASK:
+          made = Ref(sure(PyObject_CallOneArg(one.object, leaves)));
+      }
+      if (one.finish != Py_None) made = Ref(sure(PyObject_CallOneArg(one.finish, made.get())));
+      PyList_SET_ITEM(all.get(), i, made.release());
+    }
+    if (structure_ == Py_None) return Ref::to(PyList_GET_ITEM(all.get(), 0)).release();
+    if (structure_ == Py_True) return all.release();
+    return sure(PyObject_CallOneArg(structure_, all.get()));
+  }
+
+  Ref fields_;
+  PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *facets_, *watched_,
+      *watched_words_, *open_words_, *leaf_words_, *scalars_, *ask_numbers_, *ask_reads_, *draws_,
+      *plan_, *run_otherwise_, *fail_, *account_, *put_, *note_writes_, *share_, *structure_;
+  bool watch_asks_always_, keeps_leaves_, runs_otherwise_;
+  std::vector<Place> open_, leaves_;
+  std::vector<Py_ssize_t> unread_, shared_;
+  std::vector<std::pair<Place, Py_ssize_t>> written_;  // and how many writes autograd counts
+  std::vector<Target> renewed_, filled_;
+  std::vector<Given> given_;
+};
+
+struct CapturedObject {
+  PyObject_HEAD CapturedCall* call;
+};
+PyTypeObject captured_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+const CapturedCall& captured(PyObject* self) {
+  const auto* call = reinterpret_cast<CapturedObject*>(self)->call;
+  TORCH_CHECK(call != nullptr, "the captured call was freed");
+  return *call;
+}
+
+// CapturedCall(fields)
+PyObject* new_captured(PyTypeObject* type, PyObject* args, PyObject*) {
+  HANDLE_TH_ERRORS
+  PyObject* fields;
+  if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &fields)) return nullptr;
+  auto call = std::make_unique<CapturedCall>(fields);
+  PyObject* self = sure(type->tp_alloc(type, 0));
+  reinterpret_cast<CapturedObject*>(self)->call = call.release();
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+int visit_captured(PyObject* self, visitproc visit, void* arg) {
+  const auto* call = reinterpret_cast<CapturedObject*>(self)->call;
+  if (call != nullptr) Py_VISIT(call->fields());
+  return 0;
+}
+
+int clear_captured(PyObject* self) {
+  delete std::exchange(reinterpret_cast<CapturedObject*>(self)->call, nullptr);
+  return 0;
+}
+
+void delete_captured(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear_captured(self);
+  Py_TYPE(self)->tp_free(self);
+}
+
+// find(tensors)
+PyObject* py_find(PyObject* self, PyObject* tensors) {
+  HANDLE_TH_ERRORS
+  return captured(self).find(tensors).release();
+  END_HANDLE_TH_ERRORS
+}
+
+// run(found, tensors, is_looked_at): `is_looked_at` says that somebody wants to see each step.
+PyObject* py_run_captured(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(n == 3, "run(found, tensors, is_looked_at)");
+  return captured(self).run(args[0], args[1], args[2] == Py_True);
+  END_HANDLE_TH_ERRORS
+}
+
+// leave(results, open, tensors)
+PyObject* py_leave(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *results, *open, *tensors;
+  if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &results, &PyList_Type, &open, &PyList_Type,
+                        &tensors)) {
+    return nullptr;
+  }
+  captured(self).leave(results, open, tensors);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef captured_methods[] = {
+    {"find", py_find, METH_O, nullptr},
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_run_captured)),
+     METH_FASTCALL, nullptr},
+    {"leave", py_leave, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace hits

@@ -1,0 +1,469 @@
+"""A captured call: its plan, what must be as it was, and where its results go.
+
+In: the take of a call that did what a call before it did. Out: `CapturedCall`, which finds the
+leaves of the next call, if everything is as it was, and runs the plan on them. Called by `replay`.
+This file finds out what to do and does what is rare; `dispatch/native/captured.h` does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.capture.counts import Recount
+from lazy_tensor.capture.cuda_graph import CudaGraph
+from lazy_tensor.capture.reach import (
+    ATOMS,
+    FACETS,
+    MISSING,
+    NUMBER,
+    OPEN,
+    Holding,
+    Place,
+    Watch,
+    is_same,
+)
+from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.metadata.infer import meta_of
+from lazy_tensor.dispatch.plan.plan import Given, Plan
+from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
+from lazy_tensor.dispatch.run import hits, profiling, watch
+from lazy_tensor.dispatch.run.compile_service import ask_for_pool
+from lazy_tensor.dispatch.run.failure import rescue, without_frames
+from lazy_tensor.dispatch.run.flush import note_plan
+from lazy_tensor.dispatch.run.plan_cache import plan_of
+from lazy_tensor.dispatch.stats import STATS, FlushRecord
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
+from lazy_tensor.dispatch.trie.trace import Pending, Value, local
+from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.kernels.extension.pool import POOL
+from lazy_tensor.tensor import LazyTensor
+
+Tensors = list[torch.Tensor]
+Found = tuple[list[torch.Tensor], list[complex], Tensors]
+"""What a run needs: the leaves of the plan, those to be drawn left out; its numbers; the tensors at
+open places."""
+
+MOST_TAUGHT = 8
+"""Calls of a module that are recorded for its backward to be learnt: of a program that runs none
+there are no more."""
+
+
+class Changed(Exception):
+    """What is not as it was when the call was captured."""
+
+
+hits.use_replay(Changed, MISSING, OPEN, frozenset(ATOMS))
+
+
+class CapturedCall:
+    """The plan of a call, where its leaves come from, and where its results go.
+
+    Made when the call's ops have run; `before` is the outline of one before it that did the same,
+    `tensors` are those among its arguments, `name` is what the flush log calls its runs. With
+    `cuda_graphs` the plan becomes one if it can; with `gives_plain` the results are plain tensors.
+    RuntimeError if its ops can't be planned.
+
+    A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
+    same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
+    ones they were.
+    """
+
+    def __init__(
+        self,
+        take: Take,
+        before: Outline,
+        tensors: Tensors,
+        name: str,
+        *,
+        cuda_graphs: bool = False,
+        gives_plain: bool = False,
+    ) -> None:
+        self.outline = outline = take.outline
+        self.name = name
+        self.n_runs = 0
+        self.next_check = 0  # of them, before the next call is recorded and compared
+        self.companion: Any = None
+        """Of a module's forward: the `Replay` of its backward."""
+        self.n_to_teach = MOST_TAUGHT  # calls that are recorded for it
+        self.shared: list[int] | None = None  # of what it sees, what backward may need
+        scalars = list(outline.scalars)
+        self._recount = Recount(
+            (outline.formulas, before.formulas),
+            (outline.scalars, before.scalars),
+            take.constants.values(),
+        )
+        plan = plan_of(
+            Pending(outline.state, outline.state, [], [], [], {}, scalars),
+            outline.live,
+            at_once=lambda: True,
+        )
+        if plan is None:
+            raise RuntimeError("its ops can't be planned")
+        self._plan: Plan = plan
+        self.cuda_graph: CudaGraph | None = None
+        if cuda_graphs:
+            self.cuda_graph = CudaGraph(plan, outline.state, numbers_change=self._recount.is_needed)
+        self._reads = take.reads
+        self._holdings = take.after.holdings
+        self._argument_of = {name: i for i, name in take.after.arguments.items()}
+        self._slots = (*outline.live, *(-1 - i for i in range(len(take.draws))))
+        self._left = sorted(outline.left, key=lambda one: one.was_empty)
+        self._n_renewed = sum(not one.was_empty for one in self._left)
+        native = hits.loaded
+        fields = {
+            "plan": plan,
+            "scalars": scalars,
+            "ask_numbers": self._numbers if self._recount.is_needed else None,
+            "ask_reads": self._check_reads if take.reads else None,
+            "shared": [place for place, _ in plan.parts_of_leaves],
+            "run_otherwise": self._run_otherwise,
+            "runs_otherwise": cuda_graphs,
+            "fail": self._fail,
+            "account": self._account,
+            "note_writes": watch.note_writes,
+            "share": memory_sharing.share,
+        }
+        fields |= self._targets()
+        fields |= self._what_must_stay(take, tensors)
+        fields |= self._sources(take)
+        fields |= self._results(take, gives_plain=gives_plain)
+        self._native: Any = native.CapturedCall(fields)
+
+    def find(self, tensors: Tensors) -> Found:
+        """What to run the plan on for a call with these tensors.
+
+        Raises Changed if the call might do something else than it did.
+        """
+        try:
+            found: Found = self._native.find(tensors)
+        except RuntimeError as error:
+            raise Changed(f"a tensor can't be looked at any more: {error}") from None
+        return found
+
+    def run(self, found: Found, tensors: Tensors) -> Any:
+        """What the call would have returned, its effects done.
+
+        An exception says, in a note, which recorded line it came from; what doesn't depend on it is
+        done all the same.
+        """
+        self.n_runs += 1
+        return self._native.run(found, tensors, profiling.is_looked_at())
+
+    # Where results go
+
+    def _targets(self) -> dict[str, Any]:
+        """Where the plan's results are put: in the place of others, or where nothing lay."""
+        renewed: list[tuple[Any, ...]] = []
+        filled: list[tuple[Any, ...]] = []
+        for one in self._left:
+            holding = self._holdings[one.holding]
+            tensor = holding.values[one.key]
+            layout = tensor_types.layout_of(tensor)
+            like, holder, requires_grad = None, None, False
+            if one.was_empty or layout is not None:
+                like = _lazy_like(wrapper_arguments(meta_of(tensor)), layout)
+            if not one.was_empty:
+                requires_grad = tensor.requires_grad and tensor.is_leaf
+            elif holding.is_of_tensor and one.holding not in self._argument_of:
+                holder = holding.holder  # whose gradient it is
+            target = (self._slots.index(one.slot), layout, like, holder, requires_grad)
+            (filled if one.was_empty else renewed).append(target)
+        return {"renewed": renewed, "filled": filled, "put": self._put}
+
+    def _put(self, i: int, tensor: torch.Tensor, tensors: Tensors) -> None:
+        """Put a tensor in the `i`-th place that the call leaves one in."""
+        place = self._left[i]
+        holding, argument = self._holdings[place.holding], self._argument_of.get(place.holding)
+        assert holding.write is not None, "a take leaves nothing where nothing can be put"
+        holder = holding.holder if argument is None else tensors[argument]
+        holding.write(holder, holding.keys[place.key], tensor)
+
+    # What must be as it was
+
+    def _what_must_stay(self, take: Take, tensors: Tensors) -> dict[str, Any]:
+        """Note what each holding must hold when a call begins."""
+        objects = [self._holdings[one.holding].values[one.key] for one in self._left]
+        left_objects = {id(tensor) for tensor in objects}
+        made = {
+            id(tensor) for one, tensor in zip(self._left, objects, strict=True) if one.was_empty
+        }
+        for one in self._left:
+            self._holdings[one.holding].expect(one.key, None if one.was_empty else OPEN)
+        self._numbers_at = [(self._holdings[name], key) for name, key in self._recount.places]
+        for holding, key in self._numbers_at:
+            holding.expect(key, NUMBER)
+        for holding in self._holdings.values():
+            if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
+                holding.expect(0, OPEN)
+        fixed: list[Holding] = []
+        facets: list[tuple[int, tuple[Any, ...]]] = []
+        for name, holding in self._holdings.items():
+            if name in self._argument_of:
+                facets.append((self._argument_of[name], holding.values))
+                holding.holder = None  # an argument need not live on
+            elif id(holding.holder) not in made:
+                fixed.append(holding)
+        self._fixed = Watch(fixed)
+        of_tensors = [holding.holder for holding in fixed if holding.is_of_tensor]
+        watched = [tensor for tensor in of_tensors if id(tensor) not in left_objects]
+        # gradients that the call doesn't replace are open too
+        places = [_place(one) for one in self._left]
+        open_places = places[: self._n_renewed]
+        open_places += [
+            (name, 0)
+            for name, holding in self._holdings.items()
+            if holding.is_of_tensor and holding.values[0] is OPEN and (name, 0) not in places
+        ]
+        self._open_places = open_places
+        ways = [self._way_to(*place) for place in open_places]
+        lasting = [self._holdings_get(place, tensors) for place in open_places]
+        return {
+            "pinned": [
+                (i, tensor) for i, tensor in enumerate(tensors) if i not in take.after.arguments
+            ],
+            "watched_ids": {id(tensor) for tensor in of_tensors},
+            "instances": [(instance, type(instance)) for instance in take.after.instances],
+            "watch_list": self._fixed.for_native,
+            "watch_asks_always": self._fixed.has_others,
+            "ask_watch": self._check_fixed,
+            "facets": facets,
+            "watched": watched,
+            "watched_words": hits.loaded.argument_words(watched, True),
+            "open": ways,
+            "open_words": hits.loaded.argument_words(lasting, False),
+        }
+
+    def _check_fixed(self) -> None:
+        change = self._fixed.change()
+        if change is not None:
+            raise Changed(f"{change} changed")
+
+    def _numbers(self, leaves: Tensors) -> list[complex]:
+        """The numbers that the trace gets."""
+        numbers = [holding.get(key) for holding, key in self._numbers_at]
+        scalars = self._recount(leaves, numbers)
+        if scalars is None:
+            raise Changed("step counts that were equal are not, or numbers lead elsewhere")
+        return scalars
+
+    def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> None:
+        for read in self._reads:
+            number = torch.Tensor.item(read.aside(leaves, scalars))
+            if not is_same(number, read.number):
+                raise Changed(f"it reads {number!r} at {read.where}, it was {read.number!r}")
+
+    # Where leaves come from
+
+    def _sources(self, take: Take) -> dict[str, Any]:
+        sources = take.outline.sources
+        at_open = {place: k for k, place in enumerate(self._open_places)}
+        ways = [self._way_to_leaf(i, source, take, at_open) for i, source in enumerate(sources)]
+        leaf_drawn = {source.name: i for i, source in enumerate(sources) if source.kind == "draw"}
+        written = [
+            (ways[i], take.n_writes.get(i, 1))
+            for i in take.written
+            if sources[i].view is None and sources[i].kind in ("argument", "place")
+        ]
+        read = {source.name for source in sources if source.kind == "place"}
+        places = [_place(one) for one in self._left[: self._n_renewed]]
+        return {
+            "leaves": ways,
+            "leaf_words": take.metadata,
+            "draws": [(leaf_drawn.get(i, -1), draw) for i, draw in enumerate(take.draws)],
+            "written": written,
+            "unread": [i for i, place in enumerate(places) if place not in read],
+        }
+
+    def _way_to_leaf(
+        self, i: int, source: Source, take: Take, at_open: dict[tuple[str, int], int]
+    ) -> Place:
+        if source.kind == "draw":
+            return Place("object")
+        if source.kind == "constant":
+            constant = take.constants[i]
+            if i in take.written:
+                return Place("ask", lambda _: torch_private.copy_of(constant))
+            return Place("object", constant)
+        if source.view is not None:
+            return Place("ask", partial(_viewed, self._get_of(source, take), source.view))
+        if source.kind == "argument":
+            return Place("argument", number=source.name)
+        if source.name in at_open:
+            return Place("open", number=at_open[source.name])
+        name, key = source.name
+        if self._holdings[name].values[key] is OPEN:
+            return self._way_to(name, key)
+        return Place("object", take.places[source.name])
+
+    def _get_of(self, source: Source, take: Take) -> Callable[[Tensors], torch.Tensor]:
+        """Finds what a leaf is a view of."""
+        if source.kind == "argument":
+            return lambda tensors: tensors[source.name]
+        name, key = source.name
+        if self._holdings[name].values[key] is OPEN:
+            return partial(self._holdings_get, source.name)
+        found = take.places[source.name]
+        return lambda _: found
+
+    def _way_to(self, name: str, key: int) -> Place:
+        """How to find what lies at a place."""
+        holding = self._holdings[name]
+        if holding.is_of_tensor and key == 0:
+            argument = self._argument_of.get(name, -1)
+            return Place("gradient", holding.holder, number=argument)
+        return holding.way_to(key) or Place("ask", partial(self._holdings_get, (name, key)))
+
+    def _holdings_get(self, place: tuple[str, int], tensors: Tensors) -> Any:
+        """What lies at a place, found by Python."""
+        name, key = place
+        holding, argument = self._holdings[name], self._argument_of.get(name)
+        if argument is not None:
+            return getattr(tensors[argument], FACETS[key])
+        return getattr(holding.holder, FACETS[key]) if holding.is_of_tensor else holding.get(key)
+
+    # What is returned
+
+    def _results(self, take: Take, *, gives_plain: bool) -> dict[str, Any]:
+        outline = self.outline
+        structure: Any = partial(_unflattened, outline.structure)
+        if outline.structure.is_leaf():
+            structure = None
+        elif torch_private.is_flat_list(outline.structure):
+            structure = True
+        return {
+            "given": [self._given(one, take, gives_plain) for one in outline.returned],
+            "keeps_leaves": any(one.kind == "leaf" for one in outline.returned),
+            "structure": structure,
+        }
+
+    def _given(self, one: Returned, take: Take, gives_plain: bool) -> tuple[Any, ...]:
+        """(kind, number, object, finish): see `Given` in `dispatch/native/captured.h`."""
+        if one.kind == "slot":
+            assert one.meta is not None, "what makes a tensor has its metadata"
+            number = self._slots.index(one.name)
+            if gives_plain and one.layout is None:
+                is_left = any(left.slot == one.name for left in self._left)
+                return "plain", number, None, _shared if is_left else None
+            return "lazy", number, _lazy_like(one.meta, one.layout), _FINISH[one.grad]
+        if one.kind == "argument":
+            return "place", 0, Place("argument", number=one.name), None
+        if one.kind == "again":
+            return "again", one.name, None, None
+        if one.kind == "data":
+            dtype, _, _, _, values = one.name
+            data = torch.tensor(values, dtype=dtype)
+            return "ask", 0, lambda _: torch_private.copy_of(data), None
+        if one.kind == "leaf":
+            return "ask", 0, partial(_leaf, one), _FINISH[one.grad]
+        if one.kind in ("left", "place"):
+            name, key = one.name
+            if one.kind == "left" or self._holdings[name].values[key] is OPEN:
+                return "place", 0, self._way_to(name, key), None
+            return "object", 0, take.places[one.name], None
+        return "object", 0, one.name, None  # a constant
+
+    # What is rare
+
+    def _run_otherwise(
+        self, leaves: list[torch.Tensor], scalars: list[complex], given: Given
+    ) -> None:
+        """Run a plan that takes much memory, that somebody looks at, or that is a CUDA graph."""
+        ask_for_pool(self._plan)
+        with POOL.using():
+            run = profiling.run_of(self._plan)
+            if self.cuda_graph is not None and run == self._plan.run:
+                run = self.cuda_graph
+            run(leaves, scalars, given)
+
+    def _fail(
+        self,
+        error: BaseException,
+        found: Found,
+        given: Given,
+        drawn: Tensors,
+        tensors: Tensors,
+    ) -> None:
+        """Keep what was computed, as after a flush; a value that is gone keeps `error`."""
+        leaves, scalars, lasting = found
+        with torch_private.kernels_only(), POOL.using():
+            computed = None if given else rescue(error, self._plan, scalars)
+            if computed is None and leaves and not given and not profiling.is_looked_at():
+                self._plan.run(leaves, scalars, given)  # an interrupt came before it had begun
+        if given:
+            computed = dict(zip(self._slots, (*given[0], *drawn), strict=True))
+        failure = without_frames(error)
+        results = [(computed or {}).get(slot) for slot in self._slots]
+        self._native.leave(results, lasting, tensors)
+        for tensor in lasting[: self._n_renewed]:
+            if isinstance(tensor, LazyTensor) and tensor._value.data is None:
+                tensor._value.failure = failure
+
+    def _account(self, began_s: float, seconds: float, raised: str) -> None:
+        """An entry in the flush log."""
+        state = self.outline.state
+        record = FlushRecord(
+            thread=local.thread.name,
+            cause=self.name,
+            where=user_line(),
+            n_ops=state.n_ops,
+            began_s=began_s,
+            seconds=seconds,
+            raised=raised,
+            state=state,
+        )
+        note_plan(record, self._plan)
+        STATS.log.append(record)
+
+
+def _place(left: Left) -> tuple[str, int]:
+    return (left.holding, left.key)
+
+
+def _lazy_like(meta: Any, layout: tensor_types.Layout | None) -> torch.Tensor:
+    """A lazy tensor without a value, of which others are made."""
+    if layout is not None:
+        return tensor_types.new_sharded(Value(), layout)
+    return tensor_types.new_tensor(Value(), meta)
+
+
+def _viewed(
+    get: Callable[[Tensors], torch.Tensor], view: tuple[Any, ...], tensors: Tensors
+) -> torch.Tensor:
+    size, stride, moved = view
+    base = concrete(get(tensors))
+    assert base is not None, "what is pending was flushed"
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        return base.as_strided(size, stride, base.storage_offset() + moved)
+
+
+def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor on the memory of a leaf that the call returns."""
+    value = Value()
+    value.data = _shared(leaves[one.name].detach())
+    if one.layout is not None:
+        return tensor_types.new_sharded(value, one.layout)
+    assert one.meta is not None, "what makes a tensor has its metadata"
+    return tensor_types.new_tensor(value, one.meta)
+
+
+def _shared(data: torch.Tensor) -> torch.Tensor:
+    memory_sharing.share(data)
+    return data
+
+
+def _unflattened(structure: Any, leaves: list[Any]) -> Any:
+    return pytree.tree_unflatten(leaves, structure)
+
+
+_FINISH: dict[str, Any] = {
+    "": None,
+    "leaf": torch.Tensor.requires_grad_,
+    "spent": torch_private.differentiated,
+}
+"""What makes a tensor require a gradient, or look differentiated, as `Returned.grad` says."""
