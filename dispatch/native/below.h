@@ -72,8 +72,11 @@ class PassedReads {
  public:
   bool add() {
     const auto now = Clock::now();
-    if (n_ == 0) began_ = now;
-    if (n_ + 1 == ROUND || now - began_ >= ROUND_LASTS) return false;
+    if (n_in_round_ == 0) began_ = now;
+    if (++n_in_round_ == ROUND || now - began_ >= ROUND_LASTS) {
+      n_in_round_ = 0;
+      return false;
+    }
     ++n_;
     return true;
   }
@@ -85,6 +88,7 @@ class PassedReads {
   static constexpr int64_t ROUND = 16;
   static constexpr std::chrono::milliseconds ROUND_LASTS{100};
   int64_t n_ = 0;
+  int64_t n_in_round_ = 0;  // taken or not: an optimizer's step asks for them in between
   Clock::time_point began_;
 };
 thread_local PassedReads passed_reads;

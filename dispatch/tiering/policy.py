@@ -188,8 +188,6 @@ class Policy:
         self._end_region(is_recorded=is_recorded, is_empty=not (n_recorded or has_calls))
         if self._is_bypassed:
             return
-        if self._has_news():
-            self._look_for_news()
         self._n_recorded += n_recorded
         self._n_known += is_recorded
         self._n_new += has_calls and not is_recorded
@@ -296,6 +294,8 @@ class Policy:
 
     def _begins(self, place: Any, *, may_choose: bool, of_reads: bool = False) -> bool:
         self._follow()
+        if self._has_news():
+            self._look_for_news()
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
         self._is_new, self._ran_s = False, 0.0
         self._awaited, self._n_gained = None, 0

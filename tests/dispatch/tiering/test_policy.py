@@ -327,6 +327,7 @@ def test_a_program_is_told_that_the_cpp_is_missing_once_that_is_certain(
     says_so: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hits, "native", None)
+    monkeypatch.setattr(hits, "loaded", None)
     monkeypatch.setattr(hits.EXTENSION, "status", "compiling")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -781,3 +781,45 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
     if around == "loop":
         assert {type(m) for m in optimizer.state[model.weight].values()} == {torch.Tensor}
     local.trace.policy.reset()
+
+
+@needs_cpp
+def test_rounds_end_in_a_loop_that_is_asleep_and_has_an_optimizer(
+    sleepy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its steps it is asked whether values were read."""
+    begun: list[Policy] = []
+    begin_round = Policy.begin_round
+
+    def noted(self: Policy, **options: Any) -> bool:
+        begun.append(self)
+        return begin_round(self, **options)
+
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    with lazy_tensor.lazy_mode():
+        fall_asleep(torch.ones(3))
+        monkeypatch.setattr(Policy, "begin_round", noted)
+        for _ in range(4 * ROUND):
+            loss = model(torch.ones(3)).square().sum()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    assert len(begun) >= 4
+
+
+def test_kernels_that_come_are_noticed_in_a_loop_that_is_bypassed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "Site", bypassed_rounds)
+    tried: list[Site] = []
+    monkeypatch.setattr(Site, "try_again", lambda self: tried.append(self))
+    it = Policy()
+    assert it.begin_block("here")
+    assert not it.begin_round(may_choose=True)
+    tried.clear()
+    monkeypatch.setattr(Fusion, "n_adopted", Fusion.n_adopted + 1)
+    it.at_sync_point(n_recorded=0)
+    it.end_round()
+    it.begin_round(may_choose=True)
+    assert tried
