@@ -112,7 +112,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             if plan is not None:
                 note_plan(record, plan)
             if record.was_built:
-                trace.policy.note_new_plan()
+                trace.policy.add_plan(record.plan_s)
             _account(record)
     if plan is not None and not must_record(trace, now):
         trace.policy.note_kernels(plan)

@@ -83,7 +83,7 @@ class Policy:
         # regions of this block: that were recorded, that ran as in eager, and that were unknown,
         # since one that was known; and calls that were recorded
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
-        self._is_new = False  # something is recorded, or planned, for the first time
+        self._new_s = 0.0  # spent on what is recorded, or planned, for the first time
         self._ran_s = 0.0  # by plans, and by ops that were recorded
         self._awaited: Waiting | None = None  # one of its plans, of the others most ops
         self._n_gained = 0  # ops in kernels that are there, less those in others
@@ -122,7 +122,7 @@ class Policy:
         """Account for a call that is recorded for the first time, which took so long."""
         self.calls_left -= 1
         self.grown_s += seconds
-        self._is_new = True
+        self._new_s += seconds
 
     def may_grow(self) -> bool:
         """Whether the call under way may become a new state: not behind one that is new. One that
@@ -207,9 +207,9 @@ class Policy:
             STATS.add_region(self._outcome, now_s - self._began_s)
         self._began_s = now_s
 
-    def note_new_plan(self) -> None:
-        """Account for a plan that was built."""
-        self._is_new = True
+    def add_plan(self, seconds: float) -> None:
+        """Account for a plan that was built, in so many seconds."""
+        self._new_s += seconds
 
     def add_flush(self, seconds: float, *, run_s: float, ends_region: bool) -> None:
         """Account for a flush, of the region that has just ended if it `ends_region`; its plan, or
@@ -289,7 +289,7 @@ class Policy:
         if self._last_site is not None:
             if self._n_gained < 0:
                 self._last_site.awaited = self._awaited
-            self._last_site.is_followed(is_new=self._is_new, ran_s=self._ran_s)
+            self._last_site.is_followed(new_s=self._new_s, ran_s=self._ran_s)
             self._last_site = None
 
     def _begins(self, place: Any, *, may_choose: bool, of_reads: bool = False) -> bool:
@@ -297,7 +297,7 @@ class Policy:
         if self._has_news():
             self._look_for_news()
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
-        self._is_new, self._ran_s = False, 0.0
+        self._new_s = self._ran_s = 0.0
         self._awaited, self._n_gained = None, 0
         self._round_began_s = perf_counter()
         if self.is_paused:

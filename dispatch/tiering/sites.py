@@ -30,7 +30,8 @@ takes twice as long, sixteen if it takes a quarter more."""
 TRACED, SHARE = 3, 0.05
 """Blocks that are new and may take what recording them takes, as a step of training is three times:
 recorded, with numbers that change, planned. Others, as a data set's of many lengths, take at most
-this share of the time; so does what a comparison loses by the slower way."""
+this share of the time; so does what a comparison loses by the slower way. A block is new if more
+than this share of its time went into what was."""
 LISTENS = 64
 """Unknown regions in a row after which blocks are bypassed: to see an op and let it pass costs a
 quarter of a small op."""
@@ -213,19 +214,21 @@ class Site:
         elif self._n_to_record > 0:
             self._n_to_record -= self._weight
 
-    def is_followed(self, *, is_new: bool = False, ran_s: float = 0.0) -> None:
-        """Another block begins, here or elsewhere. The one that ran had something that was recorded
-        or planned for the first time, if it `is_new`; and running what it had recorded took so many
-        seconds."""
-        if not (self.is_compared or is_new):
+    def is_followed(self, *, new_s: float = 0.0, ran_s: float = 0.0) -> None:
+        """Another block begins, here or elsewhere. Of the one that ran `new_s` went into what was
+        recorded or planned for the first time, and `ran_s` into running what it had recorded."""
+        if not (self.is_compared or new_s):
             return
         now_s = settled_s() if self.is_compared else perf_counter()
         seconds = now_s - self._began_s
-        if is_new:
+        if new_s > SHARE * seconds:
             self._n_traced += self._weight
             if self._n_traced > TRACED:
                 self._until_s = now_s + seconds * (1 / SHARE - 1)
             return
+        if not self.is_compared:
+            return
+        seconds -= new_s
         times_s = self._bypassed_s if self.is_bypassed else self._recorded_s
         times_s.append(seconds / self._n_reads)
         if not self.is_bypassed:

@@ -167,8 +167,20 @@ def test_blocks_that_are_ever_new_take_a_small_share_of_the_time(
         clock.now_s += 11.0 if is_seen else 1.0
         if is_seen:
             site.end(n_known=1, n_new=0, n_unknown=0)
-        site.is_followed(is_new=is_seen)
+        site.is_followed(new_s=10.0 if is_seen else 0.0)
     assert n_seen <= 4 + n_blocks / 190
+
+
+def test_blocks_in_which_little_is_new_are_compared(clock: Clock) -> None:
+    site, found = Site(), []
+    for _ in range(TRIALS + COMPARED + 1):
+        found.append(site.begin(may_choose=True))
+        clock.now_s += 1.1 if found[-1] else 2.0
+        if found[-1]:
+            site.end(n_known=1, n_new=0, n_unknown=0)
+        site.is_followed(new_s=0.05 if found[-1] else 0.0)
+    assert found[-1]
+    assert site.compared_s == pytest.approx((1.05, 2.0))
 
 
 def test_it_is_looked_again_less_and_less(clock: Clock) -> None:
