@@ -475,11 +475,6 @@ def next_sequence_number() -> int:
     return torch._C._autograd._get_sequence_nr()
 
 
-def keeps_graph() -> bool:
-    """Whether the backward under way keeps the graph for another."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
 def generator_states() -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
     """torch's own random generators, of the CPU and the current GPU, with their states."""
     known = [torch.default_generator]

@@ -116,7 +116,9 @@ def wrap(x: Any) -> Any:
         if not _can_be_lazy(x):
             return x
         if not (_is_sharded(x) or is_resizable(x)):
-            memory_sharing.expose(x)  # an array, a file or another process has its memory too
+            memory_sharing.note_external_writer(
+                x
+            )  # an array, a file or another process has its memory too
         return _lazy_twin(x)
     raise _wrong_type("wrap()", x)
 

@@ -140,13 +140,13 @@ class LazyTensor(tensor_types.ValueTensor):
         return self
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        return exposed(self, ".untyped_storage()").untyped_storage()
+        return handed_out(self, ".untyped_storage()").untyped_storage()
 
     def _typed_storage(self) -> Any:
-        return exposed(self)._typed_storage()
+        return handed_out(self)._typed_storage()
 
     def storage(self) -> Any:
-        return exposed(self, ".storage()").storage()
+        return handed_out(self, ".storage()").storage()
 
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
@@ -157,7 +157,7 @@ class LazyTensor(tensor_types.ValueTensor):
         return computed(self).__dlpack_device__()
 
     def share_memory_(self) -> LazyTensor:
-        exposed(self, ".share_memory_()").share_memory_()
+        handed_out(self, ".share_memory_()").share_memory_()
         return self
 
     def is_shared(self) -> bool:
@@ -232,7 +232,7 @@ class LazyTensor(tensor_types.ValueTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the plain tensor or parameter it stands for."""
         with torch_private.no_modes():
-            plain = exposed(self, SAVED).detach()  # tensors that share memory are saved as such
+            plain = handed_out(self, SAVED).detach()  # tensors that share memory are saved as such
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
@@ -325,13 +325,13 @@ def shared(tensor: LazyTensor) -> torch.Tensor:
     return data
 
 
-def exposed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
+def handed_out(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
     """Like `computed`, for callers that hand the memory itself out.
 
     What reads the tensor from now on runs at once: a write through that memory would not be seen.
     """
     data = computed(tensor, cause)
-    memory_sharing.expose(data)
+    memory_sharing.note_external_writer(data)
     return data
 
 

@@ -21,7 +21,8 @@ struct Path {
     if (outer != nullptr) {
       return Ref(sure(PyUnicode_FromFormat("%U[%R]", outer->label().get(), at.get())));
     }
-    return key != nullptr ? Ref::to(key) : Ref(sure(PyUnicode_FromFormat("argument %zd", number + 1)));
+    if (key != nullptr) return Ref::to(key);
+    return Ref(sure(PyUnicode_FromFormat("argument %zd", number + 1)));
   }
 };
 

@@ -235,7 +235,7 @@ class Call {
         if (newcomer.value.get() == value.get()) return put_again(newcomer);
       }
       const at::Tensor& computed = THPVariable_Unpack(data.get());
-      if (is_in(exposed, computed)) return layout.get() == nullptr && put_copy(computed);
+      if (is_in(externally_writable, computed)) return layout.get() == nullptr && put_copy(computed);
       if (!in_mode_ && is_in(shared, computed)) return false;  // plain ops go unseen there
       return put_new(computed, std::move(data), std::move(value));
     }

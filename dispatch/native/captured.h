@@ -118,9 +118,9 @@ double seconds_now() {  // as `time.perf_counter`
   return std::chrono::duration<double>(now).count();
 }
 
-// Give a lazy tensor of its new data's metadata, or of `layout`, a value of its own, with these data
-// or, for None, with none yet; whether it is such a tensor. The value it had may be an alias's too,
-// which keeps it.
+// Give a lazy tensor of its new data's metadata, or of `layout`, a value of its own: with these
+// data or, for None, with none yet. Whether it is such a tensor. The value it had may be an alias's
+// too, which keeps it.
 bool renew(PyObject* object, PyObject* data, PyObject* layout) {
   const Ref its_layout = layout_in(object);
   if (Py_TYPE(object) != tensor_class && its_layout.get() != layout) return false;
@@ -148,7 +148,7 @@ class CapturedCall {
         instances_(field("instances")),
         watch_list_(field("watch_list")),
         ask_watch_(field("ask_watch")),
-        facets_(field("facets")),
+        autograd_fields_(field("autograd_fields")),
         watched_(field("watched")),
         watched_words_(field("watched_words")),
         open_words_(field("open_words")),
@@ -228,7 +228,8 @@ class CapturedCall {
     for (const Py_ssize_t i : shared_) share(PyList_GET_ITEM(results.get(), i));
     if (!renewed_.empty() || !filled_.empty()) {
       leave(results.get(), open, tensors);
-      for (size_t i = 0; i < renewed_.size(); ++i) {  // graphs that saved one must not use its value
+      // graphs that saved one must not use its new value
+      for (size_t i = 0; i < renewed_.size(); ++i) {
         count_write(THPVariable_Unpack(PyList_GET_ITEM(open, i)));
       }
     }
@@ -302,7 +303,7 @@ class CapturedCall {
     if (watch_asks_always_ || first_change(watch_list_) >= 0) {
       Ref(sure(PyObject_CallNoArgs(ask_watch_)));
     }
-    if (!have_facets(tensors, facets_)) {
+    if (!have_autograd_fields(tensors, autograd_fields_)) {
       throw_changed("an argument's gradient or hooks came or went");
     }
   }
@@ -451,7 +452,7 @@ class CapturedCall {
   }
 
   Ref fields_;
-  PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *facets_, *watched_,
+  PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *autograd_fields_, *watched_,
       *watched_words_, *open_words_, *leaf_words_, *scalars_, *ask_numbers_, *ask_reads_, *draws_,
       *plan_, *run_otherwise_, *fail_, *account_, *put_, *note_writes_, *share_, *structure_;
   bool watch_asks_always_, keeps_leaves_, runs_otherwise_;

@@ -9,7 +9,7 @@ namespace hits {
 // What a trace holds; an empty one's at first.
 struct Content {
   Ref values{sure(PyList_New(0))}, leaf_values{sure(PyList_New(0))}, leaves{sure(PyList_New(0))},
-      scalars{sure(PyList_New(0))}, passing{sure(PyList_New(0))}, kept{sure(PyList_New(0))};
+      scalars{sure(PyList_New(0))}, one_call_inputs{sure(PyList_New(0))}, kept{sure(PyList_New(0))};
   Ref leaf_slots{sure(PyDict_New())}, leaf_offsets{sure(PyDict_New())},
       snapshot_slots{sure(PyDict_New())}, copies{sure(PyDict_New())}, storages{sure(PyDict_New())},
       roots{sure(PyDict_New())};
@@ -21,7 +21,7 @@ struct Content {
     of_trace.leaf_values.swap(trace, leaf_values);
     of_trace.leaves.swap(trace, leaves);
     of_trace.scalars.swap(trace, scalars);
-    of_trace.passing.swap(trace, passing);
+    of_trace.one_call_inputs.swap(trace, one_call_inputs);
     of_trace.kept.swap(trace, kept);
     of_trace.leaf_slots.swap(trace, leaf_slots);
     of_trace.leaf_offsets.swap(trace, leaf_offsets);
@@ -36,7 +36,7 @@ struct Content {
 void restart(PyObject* trace) {
   PyObject* root = of_trace.root.in(trace);
   for (const Member* at : {&of_trace.state, &of_trace.noted, &of_trace.begun}) at->set(trace, root);
-  for (const Member* none : {&of_trace.twin, &of_trace.first_new, &of_trace.ran,
+  for (const Member* none : {&of_trace.similar_path, &of_trace.first_new, &of_trace.ran,
                              &of_trace._rooted}) {
     none->set(trace, Py_None);
   }
@@ -148,7 +148,7 @@ PyObject* py_run_known(PyObject*, PyObject* args) {
   put(work, "state", state.get());
   content.swap_with(trace);
   restart(trace);
-  if (noted.get() != state.get()) append(of_trace.behind.in(trace), hits.get());
+  if (noted.get() != state.get()) append(of_trace.unnoted_hits.in(trace), hits.get());
   for (Ref* freed : {&content.kept, &content.copies}) *freed = Ref();  // the plan may want memory
   const bool has_run = run(plan.get(), content, given.get());
   if (!has_run || PyList_GET_SIZE(given.get()) != 1) {

@@ -79,10 +79,10 @@ std::unique_ptr<Step> step_to(PyObject* state) {
     default:
       return nullptr;
   }
-  PyObject* rebase = of_state.rebase.in(state);
-  if (rebase != nullptr && rebase != Py_None) {
-    step->rebase = {PyLong_AsLongLong(PyTuple_GET_ITEM(rebase, 0)),
-                    PyLong_AsLongLong(PyTuple_GET_ITEM(rebase, 1))};
+  PyObject* fixup = of_state.offset_fixup.in(state);
+  if (fixup != nullptr && fixup != Py_None) {
+    step->offset_fixup = {PyLong_AsLongLong(PyTuple_GET_ITEM(fixup, 0)),
+                          PyLong_AsLongLong(PyTuple_GET_ITEM(fixup, 1))};
   }
   return step;
 }
@@ -115,7 +115,7 @@ void learn_leaves(PyObject* trace, PyObject* state) {
 // slots.
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
   be_at(trace);
-  PyObject* parent = of_state.origin.in(state);  // a sharded call may take several steps at once
+  PyObject* parent = of_state.call_site.in(state);  // a sharded call may take several steps at once
   if (parent == nullptr || parent == Py_None) parent = of_state.parent.in(state);
   if (frames.empty()) return;
   Frame& frame = frames.back();

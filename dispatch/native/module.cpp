@@ -8,12 +8,13 @@
 // `below.h` runs while a trace is cold; `past.h` has what ran lately. `flush.h` runs what was
 // recorded. `routes.h` has what torch would take apart otherwise than in eager. `sharded.h` goes
 // between local and sharded tensors. `captured.h` is for replays, which record
-// nothing; they read their arguments by `arguments.h` and look at the rest by `watch.h`.
+// nothing; they read their arguments by `arguments.h`, look at the rest by `watch.h`, and join a
+// module's results to autograd by `joined.h`.
 
 #include "arguments.h"
 #include "captured.h"
+#include "joined.h"
 #include "rests.h"
-#include "sharded.h"
 
 namespace hits {
 
@@ -102,19 +103,20 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, exposed, shared, describe, close_segment, at_turn, current, share_with_parts,
-// keys), as `hits.use` has them; `keys` are those included and excluded while a plan runs
+// install(classes, externally_writable, shared, describe, close_segment, at_turn, current,
+// share_with_parts, keys), as `hits.use` has them; `keys` are those included and excluded while a plan runs
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
   if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
-                        &policy, &leaf, &plan, &exposed, &shared, &describe, &close_segment,
-                        &at_turn, &current, &share_with_parts, &included, &excluded)) {
+                        &policy, &leaf, &plan, &externally_writable, &shared, &describe,
+                        &close_segment, &at_turn, &current, &share_with_parts, &included,
+                        &excluded)) {
     return nullptr;
   }
-  for (PyObject* kept : {tensor, mode, leaf, plan, exposed, shared, describe, close_segment,
-                         at_turn, current, share_with_parts})
+  for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, describe,
+                         close_segment, at_turn, current, share_with_parts})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);
@@ -142,11 +144,11 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_trace, trace, root);
   FIND(of_trace, trace, snapshot_slots);
   FIND(of_trace, trace, kept);
-  FIND(of_trace, trace, passing);
+  FIND(of_trace, trace, one_call_inputs);
   FIND(of_trace, trace, noted);
   FIND(of_trace, trace, begun);
-  FIND(of_trace, trace, behind);
-  FIND(of_trace, trace, twin);
+  FIND(of_trace, trace, unnoted_hits);
+  FIND(of_trace, trace, similar_path);
   FIND(of_trace, trace, first_new);
   FIND(of_trace, trace, _rooted);
   FIND(of_trace, trace, _roots);
@@ -156,12 +158,12 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_state, state, key);
   FIND(of_state, state, kind);
   FIND(of_state, state, layout);
-  FIND(of_state, state, origin);
+  FIND(of_state, state, call_site);
   FIND(of_state, state, meta);
   FIND(of_state, state, slot);
   FIND(of_state, state, parent);
   FIND(of_state, state, step);
-  FIND(of_state, state, rebase);
+  FIND(of_state, state, offset_fixup);
   FIND(of_state, state, closes);
   FIND(of_state, state, n_slots);
   FIND(of_state, state, n_scalars);
@@ -222,6 +224,7 @@ PyMethodDef methods[] = {
     {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
     {"sharded", py_sharded, METH_VARARGS, nullptr},
+    {"joined", py_joined, METH_VARARGS, nullptr},
     {"local", py_local, METH_O, nullptr},
     {"linked", py_linked, METH_VARARGS, nullptr},
     {"linked_all", py_linked_all, METH_VARARGS, nullptr},

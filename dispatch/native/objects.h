@@ -96,12 +96,12 @@ class Member {
 
 struct {
   Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, snapshot_slots, storages,
-      scalars, policy, claimed, is_outdated, busy, ran, slots, tape, copies, kept, passing, root,
-      noted, begun, behind, twin, first_new, _rooted, _roots;
+      scalars, policy, claimed, is_outdated, busy, ran, slots, tape, copies, kept, one_call_inputs,
+      root, noted, begun, unnoted_hits, similar_path, first_new, _rooted, _roots;
 } of_trace;
 struct {
-  Member call, edges, generic, key, kind, layout, meta, slot, parent, origin, step, rebase, closes,
-      n_slots, n_scalars, plans, counts_writes;
+  Member call, edges, generic, key, kind, layout, meta, slot, parent, call_site, step, offset_fixup,
+      closes, n_slots, n_scalars, plans, counts_writes;
 } of_state;
 struct {
   Member is_checked, is_pooled, parts_of_leaves;
@@ -113,7 +113,7 @@ Member address_of_policy, past_of_policy, number_of_layout, meta_of_layout, loca
 
 PyTypeObject *tensor_class, *mode_class, *leaf_class, *plan_class;
 PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
-PyObject *exposed, *shared, *describe, *close_segment, *at_turn, *current, *share_with_parts;
+PyObject *externally_writable, *shared, *describe, *close_segment, *at_turn, *current, *share_with_parts;
 
 // Values of `cold_here` beside 0 and 1: see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;

@@ -31,11 +31,11 @@ at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, Values& 
   auto* held = reinterpret_cast<Value*>(value.get());
   held->slot = Ref::to(like.slot.get()).release();
   int64_t offset = like.offset;
-  if (step.rebase.has_value()) {
-    Ref leaf(sure(PyLong_FromLongLong(step.rebase->first)));
+  if (step.offset_fixup.has_value()) {
+    Ref leaf(sure(PyLong_FromLongLong(step.offset_fixup->first)));
     held->leaf = Ref::to(leaf.get()).release();
     PyObject* now = PyDict_GetItemWithError(of_trace.leaf_offsets.in(trace), leaf.get());
-    offset += (now == nullptr ? 0 : PyLong_AsLongLong(now)) - step.rebase->second;
+    offset += (now == nullptr ? 0 : PyLong_AsLongLong(now)) - step.offset_fixup->second;
   }
   at::Tensor made = lazy(like, offset, value.get());
   values.push_back(std::move(value));

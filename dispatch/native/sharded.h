@@ -26,15 +26,29 @@ class PythonNode : public torch::autograd::Node {
       return;
     }
     const WithGil gil;
-    function_ = Ref();
-    argument_ = Ref();
+    forget();
   }
   std::string name() const override { return "ShardingBackward"; }
 
  protected:
-  Ref call(PyObject* given) const {
-    return Ref(
-        sure(PyObject_CallFunctionObjArgs(function_.get(), given, argument_.get(), nullptr)));
+  Ref call(PyObject* given) const { return call(given, argument_.get()); }
+  Ref call(PyObject* given, PyObject* also) const {
+    return Ref(sure(PyObject_CallFunctionObjArgs(function_.get(), given, also, nullptr)));
+  }
+  void forget() {
+    function_ = Ref();
+    argument_ = Ref();
+  }
+
+  // A sequence of tensors, None for those that aren't defined.
+  static torch::autograd::variable_list tensors_in(PyObject* sequence) {
+    torch::autograd::variable_list found;
+    const Py_ssize_t n = PySequence_Size(sequence);
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      const Ref item(sure(PySequence_GetItem(sequence, i)));
+      found.push_back(item.get() == Py_None ? at::Tensor() : THPVariable_Unpack(item.get()));
+    }
+    return found;
   }
 
  private:
@@ -68,13 +82,7 @@ class LinkedAll : public PythonNode {
       PyTuple_SET_ITEM(given.get(), i, item.release());
     }
     gradients.clear();
-    const Ref result = call(given.get());
-    torch::autograd::variable_list found;
-    for (Py_ssize_t i = 0; i < n; ++i) {
-      const Ref item(sure(PySequence_GetItem(result.get(), i)));
-      found.push_back(item.get() == Py_None ? at::Tensor() : THPVariable_Unpack(item.get()));
-    }
-    return found;
+    return tensors_in(call(given.get()).get());
   }
 };
 

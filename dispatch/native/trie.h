@@ -73,8 +73,8 @@ struct Step {
   int kind = 0;
   bool closes = false;
   std::vector<Output> outputs;
-  std::optional<std::pair<int64_t, int64_t>> rebase;  // a leaf, and the offset that was recorded
-  Ref slot;                                           // of a leaf
+  std::optional<std::pair<int64_t, int64_t>> offset_fixup;  // a leaf, and its recorded offset
+  Ref slot;                                                 // of a leaf
 };
 
 struct Children {

@@ -13,7 +13,7 @@
 namespace hits {
 
 // As in reach.py.
-enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, FACETS, FUNCTION, ORDERED, NO_ELEMENTS };
+enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, AUTOGRAD_FIELDS, FUNCTION, ORDERED, NO_ELEMENTS };
 
 // What is expected at a place: an object, or one of these: nothing, any tensor. As in reach.py.
 PyObject *nothing, *any_tensor;
@@ -30,8 +30,8 @@ struct Expected {
 
 PyObject* or_none(PyObject* field) { return field == nullptr ? Py_None : field; }
 
-// A tensor's `FACETS`, as in reach.py.
-bool has_facets(PyObject* holder, const Expected& expected) {
+// A tensor's `AUTOGRAD_FIELDS`, as in reach.py.
+bool has_autograd_fields(PyObject* holder, const Expected& expected) {
   const auto* object = reinterpret_cast<THPVariable*>(holder);
   const at::Tensor& tensor = THPVariable_Unpack(holder);
   const at::Tensor gradient = tensor.is_leaf() ? tensor.grad() : at::Tensor();
@@ -86,8 +86,8 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
       return PySet_GET_SIZE(holder) == 0;
     case CELL:
       return expected.is(0, PyCell_GET(holder));
-    case FACETS:
-      return has_facets(holder, expected);
+    case AUTOGRAD_FIELDS:
+      return has_autograd_fields(holder, expected);
     case FUNCTION:
       return expected.is(0, PyFunction_GET_CODE(holder)) &&
              expected.is(1, or_none(PyFunction_GET_DEFAULTS(holder))) &&
@@ -97,8 +97,8 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
   }
 }
 
-// The number of the first (kind, holder, keys, values, size) from `start` on that is not as it says;
-// -1 if all are.
+// The number of the first (kind, holder, keys, values, size) from `start` on that is not as it
+// says; -1 if all are.
 Py_ssize_t first_change(PyObject* watched, Py_ssize_t start = 0) {
   for (Py_ssize_t i = start; i < PyList_GET_SIZE(watched); ++i) {
     const Ref one = Ref::to(PyList_GET_ITEM(watched, i));
@@ -121,11 +121,11 @@ PyObject* py_first_change(PyObject*, PyObject* args) {
 }
 
 // Whether tensor i is as each (i, values) says.
-bool have_facets(PyObject* tensors, PyObject* facets) {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(facets); ++i) {
-    PyObject* one = PyList_GET_ITEM(facets, i);
+bool have_autograd_fields(PyObject* tensors, PyObject* autograd_fields) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(autograd_fields); ++i) {
+    PyObject* one = PyList_GET_ITEM(autograd_fields, i);
     PyObject* tensor = PyList_GET_ITEM(tensors, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)));
-    if (!has_facets(tensor, {PyTuple_GET_ITEM(one, 1)})) return false;
+    if (!has_autograd_fields(tensor, {PyTuple_GET_ITEM(one, 1)})) return false;
   }
   return true;
 }
@@ -186,8 +186,8 @@ void append_leaf(std::vector<uint64_t>& words, const at::Tensor& tensor, int64_t
   words.insert(words.end(), its.begin(), its.end());
 }
 
-// What decides whether a plan takes such leaves: size, strides, dtype and device of each, whether it
-// has a storage offset, and which share memory.
+// What decides whether a plan takes such leaves: size, strides, dtype and device of each, whether
+// it has a storage offset, and which share memory.
 std::vector<uint64_t> words_of_leaves(PyObject* leaves) {
   std::vector<uint64_t> words;
   Firsts owners;
@@ -213,9 +213,9 @@ PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   END_HANDLE_TH_ERRORS
 }
 
-// What decides whether a call may treat such tensors alike: of each its class if `with_types`, size,
-// strides, dtype, device, whether it requires a gradient, has a graph or a storage offset, is a
-// conjugate or negative view, the first place of the same object, and how it is sharded.
+// What decides whether a call may treat such tensors alike: of each its class if `with_types`,
+// size, strides, dtype, device, whether it requires a gradient, has a graph or a storage offset, is
+// a conjugate or negative view, the first place of the same object, and how it is sharded.
 std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
   std::vector<uint64_t> words;
   Firsts first;

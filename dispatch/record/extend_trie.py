@@ -104,7 +104,7 @@ def grow(
         args, kwargs = _placed(call[0], slots), _placed(call[1], slots)
         state = State(parent, key, None)
     _fill(state, trace, request, outcome, args, kwargs)
-    link(trace, parent, trace.twin_of(parent), state, key, generic_key)
+    link(trace, parent, trace.similar_to(parent), state, key, generic_key)
     if not is_generic:
         moving_index.note(trace, parent, request, state)
     trace.note_new(state)
@@ -118,12 +118,12 @@ MOST_VARYING = 10_000
 def _varies(
     trace: Trace, parent: State, request: Request, key: tuple[Any, ...], generic: tuple[Any, ...]
 ) -> bool:
-    """Whether the call came with other numbers before: here, at this place's twin, or elsewhere
+    """Whether the call came with other numbers before: here, at a similar place, or elsewhere
     where such calls varied."""
     signature = (request.op, request.mapped(lambda _: None, type))
-    twin = trace.twin_of(parent)
+    similar = trace.similar_to(parent)
     if generic in (parent.seen or ()) or (
-        twin is not None and key not in twin and generic in (twin.seen or ())
+        similar is not None and key not in similar and generic in (similar.seen or ())
     ):
         if len(trace.varying) >= MOST_VARYING:
             trace.varying.clear()
@@ -132,15 +132,15 @@ def _varies(
 
 
 def link(
-    trace: Trace, parent: State, twin: State | None, state: State,
+    trace: Trace, parent: State, similar: State | None, state: State,
     key: tuple[Any, ...], generic_key: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Have `parent` lead to a new state by one of these keys, which it has; find its twin, here or
-    where the twin of `parent` led."""
-    trace.twin = None
-    for known in (parent, twin):
+    """Have `parent` lead to a new state by one of these keys, which it has; find a similar one,
+    here or where the place similar to `parent` led."""
+    trace.similar_path = None
+    for known in (parent, similar):
         if known is not None and (found := _like(known, key, generic_key)) is not None:
-            trace.twin = (state, found)
+            trace.similar_path = (state, found)
             break
     if state.key is key:
         parent[key] = state
@@ -252,7 +252,7 @@ def _fill(
         in_backward=torch_private.in_backward(),
     )
     if viewed is not None:
-        state.rebase = _rebase(trace, request, viewed)
+        state.offset_fixup = _offset_fixup(trace, request, viewed)
     else:
         for spec in node.specs:
             if spec is not None:
@@ -265,7 +265,7 @@ def _fill(
     state.ends_turn = trace.tape is None and trace.policy.past.ends_turn()
     state.closes = state.ends_turn or (trace.tape is None and closes_segment(node, state.n_ops))
     is_slow = (
-        state.rebase
+        state.offset_fixup
         or state.closes
         or torch.is_inference_mode_enabled()
         or (viewed is not None and viewed.is_inference())
@@ -292,7 +292,7 @@ def _spec(meta: Meta | None) -> TensorSpec | None:
 
 def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome: Outcome) -> None:
     slots = tuple([None if i is None else trace.slot_at(i) for i in node.outs])
-    describe = wrapper_arguments if state.rebase is None else _full_arguments
+    describe = wrapper_arguments if state.offset_fixup is None else _full_arguments
     metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])
     if node.facts.returns_arg == 0:
         state.kind = SELF
@@ -329,7 +329,7 @@ CONJ, NEG_VIEW = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 AS_STRIDED = torch.ops.aten.as_strided.default
 
 
-def _rebase(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
+def _offset_fixup(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
     """For a view of a leaf with a storage offset: the leaf and the offset it has this time."""
     if request.op is AS_STRIDED and request.argument("storage_offset") is not None:
         return None  # an absolute offset

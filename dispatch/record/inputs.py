@@ -119,7 +119,7 @@ def _part_let_in(
         data = value.data
         if data is None or not _is_simple(data) or (not in_mode and memory_sharing.is_shared(data)):
             raise _NeedsALook
-        passes = memory_sharing.is_exposed(data)
+        passes = memory_sharing.is_externally_writable(data)
         if passes and kind is tensor_types.tensor_class:
             slot = _known_copy(trace, facts, data, reads)
         elif not passes and _is_private(data, in_mode):
@@ -129,7 +129,7 @@ def _part_let_in(
         if not traces.enter(value, slot):
             raise _NeedsALook
         if passes:
-            trace.passing.append(value)
+            trace.one_call_inputs.append(value)
         if kind is tensor_types.sharded_class:
             are_tiny.append(False)
             return (slot, argument._layout)
@@ -147,7 +147,7 @@ def _part_let_in(
             slot = _known_leaf(trace, data, meta_of(data))
         else:
             slot = _known_copy(trace, facts, data, reads)
-            trace.passing.append(id(argument))
+            trace.one_call_inputs.append(id(argument))
         trace.leaf_slots[id(argument)] = slot
     elif kind is list or kind is tuple:
         parts = [_part_let_in(trace, facts, a, reads, in_mode, are_tiny) for a in argument]
@@ -268,7 +268,7 @@ def _reason_against_lazy(
     assert value.data is not None, "what has no slot is computed"
     if is_marked(value.data):
         return "an argument is a conjugate or negative view of computed memory"
-    if memory_sharing.is_exposed(value.data) and not (
+    if memory_sharing.is_externally_writable(value.data) and not (
         may_copy and input_snapshots.can_serve(trace, value.data)
     ):
         return "memory of an argument was handed out"
@@ -308,7 +308,9 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     plain = is_plain(tensor)
     data = tensor if plain else tensor_types.value_in(tensor).data
     assert data is not None, "only computed values enter a trace"
-    is_foreign = not _is_private(tensor, in_mode) if plain else memory_sharing.is_exposed(data)
+    is_foreign = (
+        not _is_private(tensor, in_mode) if plain else memory_sharing.is_externally_writable(data)
+    )
     passes = is_foreign or (not in_mode and (plain or memory_sharing.is_shared(data)))
     if is_foreign:
         slot = input_snapshots.known(trace, data) or _slot_of_new_copy(trace, data, _new_leaf)
@@ -318,11 +320,11 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     if not plain:
         value = tensor_types.value_in(tensor)
         if traces.enter(value, slot) and passes:
-            trace.passing.append(value)
+            trace.one_call_inputs.append(value)
     elif in_mode:
         trace.leaf_slots[id(tensor)] = slot
         if passes:
-            trace.passing.append(id(tensor))
+            trace.one_call_inputs.append(id(tensor))
     else:
         trace.kept.append(tensor)
         trace.snapshot_slots[id(tensor)] = slot
@@ -349,9 +351,9 @@ def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
         spec = TensorSpec(tuple(size), tuple(stride), dtype, device)
         state = State(trace.state, key, Leaf(trace.state.n_slots, spec, shares))
         state.n_slots += 1
-        twin = trace.twin_of(trace.state)
-        found = None if twin is None else twin.get(key)
-        trace.twin = None if found is None else (state, found)
+        similar = trace.similar_to(trace.state)
+        found = None if similar is None else similar.get(key)
+        trace.similar_path = None if found is None else (state, found)
         trace.state[key] = state
         trace.note_new(state)
     return _step_to_leaf(trace, state, data, storage, offset)
@@ -371,12 +373,12 @@ def _step_to_leaf(
 
 def leave(trace: Trace) -> None:
     """Take away the slots of what entered for one call."""
-    for passing in trace.passing:
-        if isinstance(passing, int):
-            trace.leaf_slots.pop(passing, None)
+    for one in trace.one_call_inputs:
+        if isinstance(one, int):
+            trace.leaf_slots.pop(one, None)
         else:
-            passing.slot = None
-    trace.passing.clear()
+            one.slot = None
+    trace.one_call_inputs.clear()
 
 
 def value_of(trace: Trace, tensor: torch.Tensor) -> Value:

@@ -72,7 +72,7 @@ def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | 
             return _cold(owner, trace, func, types, args, kwargs)
         place = trace.state
         key, state, numbers = _looked_up(trace, func, args, kwargs)
-        if state is None or (state.origin is not None and is_shown(owner)):
+        if state is None or (state.call_site is not None and is_shown(owner)):
             return _miss(owner, trace, func, args, kwargs, key)
         result = _follow(trace, place, func, state, numbers, args)
         return result if result is not _MOVED else record(owner, func, types, args, kwargs)
@@ -160,7 +160,7 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
         return result
     finally:
         del trace.scalars[trace.state.n_scalars :]  # of a call that was not recorded after all
-        if trace.passing:
+        if trace.one_call_inputs:
             inputs.leave(trace)
         if not is_part:
             sync_points.end(trace)
@@ -184,7 +184,7 @@ def _missed(
     if key is not None and lacks_slots(trace, key):
         key = None
         place, state, numbers = _known(owner, trace, func, args, kwargs)
-        if state is not None and not (state.origin and is_shown(owner)):
+        if state is not None and not (state.call_site and is_shown(owner)):
             return _follow(trace, place, func, state, numbers, args)
     request = Request(owner, func, args, kwargs)
     is_sharded = tensor_types.sharded_class in map(type, request.tensors)
@@ -279,7 +279,7 @@ def _outputs(
     """What the call gives, which shares the memory of `like`; its new values go into `made`."""
     kind = state.kind & KIND_MASK
     if kind == ONE:
-        return _fresh(trace, state.meta, state.slot, like, state.rebase, made, state.layout)
+        return _fresh(trace, state.meta, state.slot, like, state.offset_fixup, made, state.layout)
     if kind == SELF:
         return args[0]
     if kind == ALIAS:
@@ -288,11 +288,11 @@ def _outputs(
         return None
     if kind == MARKED:
         meta, marks = state.meta
-        return mark(_fresh(trace, meta, state.slot, like, state.rebase, made), *marks)
+        return mark(_fresh(trace, meta, state.slot, like, state.offset_fixup, made), *marks)
     container, metas = state.meta
     layouts = state.layout or (None,) * len(metas)
     return container(
-        None if slot is None else _fresh(trace, meta, slot, like, state.rebase, made, layout)
+        None if slot is None else _fresh(trace, meta, slot, like, state.offset_fixup, made, layout)
         for meta, slot, layout in zip(metas, state.slot, layouts, strict=True)
     )
 
@@ -302,7 +302,7 @@ def _fresh(
     meta: tuple[Any, ...],
     slot: Any,
     like: torch.Tensor | None,
-    rebase: tuple[int, int] | None,
+    offset_fixup: tuple[int, int] | None,
     made: list[Value],
     layout: tensor_types.Layout | None = None,
 ) -> Any:
@@ -312,8 +312,8 @@ def _fresh(
     made.append(value)
     if layout is not None:
         return tensor_types.new_sharded(value, layout, like)
-    if rebase is not None:
-        leaf, recorded_offset = rebase
+    if offset_fixup is not None:
+        leaf, recorded_offset = offset_fixup
         value.leaf = leaf
         offset = meta[2] or 0
         moved = offset + trace.leaf_offsets[leaf] - recorded_offset

@@ -24,7 +24,7 @@ from lazy_tensor.dispatch.tiering.policy import ASLEEP, BYPASSED_TURNS
 from lazy_tensor.dispatch.torch_private import in_backward, is_part
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.recompile_reason import latest_difference, reason_of_miss
-from lazy_tensor.dispatch.trie.trace import MOST_BEHIND, Leaf, State, Trace
+from lazy_tensor.dispatch.trie.trace import MOST_UNNOTED, Leaf, State, Trace
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
 """Namespaces of ops that come or don't as others see fit: of marks in profiles, and of
@@ -102,10 +102,10 @@ def arrived(trace: Trace) -> None:
 
 def catch_up(trace: Trace) -> None:
     """Note the hits since the last call that was noted."""
-    for noted, state in (*trace.behind, (trace.noted, trace.state)):
+    for noted, state in (*trace.unnoted_hits, (trace.noted, trace.state)):
         for call in _calls_between(noted, state):
             trace.policy.past.note(call)
-    trace.behind.clear()
+    trace.unnoted_hits.clear()
     trace.noted = trace.state
 
 
@@ -116,7 +116,7 @@ def _calls_between(noted: State, state: State) -> list[int]:
         if current.call:
             found.append(current.call)
         # the steps that a sharded call takes are no calls of the program
-        current = current.parent if current.origin is None else current.origin
+        current = current.parent if current.call_site is None else current.call_site
     found.reverse()
     return found
 
@@ -185,9 +185,10 @@ def at_sync_point(trace: Trace) -> None:
     if hits.native is None:
         begin_hits()
     state, policy = trace.state, trace.policy
-    n_flushed = MOST_BEHIND if trace.behind else 0  # at least: the region had flushes of its own
+    # at least: the region had flushes of its own
+    n_flushed = MOST_UNNOTED if trace.unnoted_hits else 0
     policy.at_sync_point(n_recorded=state.n_ops - trace.begun.n_ops + n_flushed)
-    trace.behind.clear()
+    trace.unnoted_hits.clear()
     trace.noted = trace.begun = state
     if STATS.repeats_little() and not must_record(trace):
         say_so()
@@ -229,8 +230,8 @@ def pass_read(trace: Trace) -> None:
 def close_segment(trace: Trace) -> None:
     """Hand the trace to the device, as `closes_segment` wants it, or at the end of a loop's turn;
     within a call of several steps that is left to its end."""
-    if trace.holds is not None:
-        trace.holds = True
+    if trace.defers_close is not None:
+        trace.defers_close = True
         return
     state, n_recorded = trace.state, trace.state.n_ops - trace.begun.n_ops
     flush(trace, "segment closed", quiet=True)

@@ -56,8 +56,8 @@ def use(
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
     _known = (
-        classes, memory_sharing._exposed, memory_sharing._shared, _described, close_segment,
-        at_turn, _current, share_with_parts, KERNEL_KEYS,
+        classes, memory_sharing._externally_writable, memory_sharing._shared, _described,
+        close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
     )  # fmt: skip
 
 

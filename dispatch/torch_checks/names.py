@@ -21,7 +21,6 @@ NEEDED = (
     "torch._C._AutoDispatchBelowADInplaceOrView", "torch._C._DisableAutocast",
     "torch._C._DisableTorchDispatch", "torch._C._ForceDispatchKeyGuard",
     "torch._C._InferenceMode", "torch._C._TorchDispatchModeKey",
-    "torch._C._autograd._get_current_graph_task_keep_graph",
     "torch._C._autograd._get_sequence_nr",
     "torch._C._autograd._profiler_enabled",
     "torch._C._autograd._top_saved_tensors_default_hooks",

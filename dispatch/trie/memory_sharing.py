@@ -20,14 +20,14 @@ from lazy_tensor.dispatch.torch_private import (
 )
 
 # Storages by `storage_id`: handed out; of a plain tensor too; fixed by an array that was lent them.
-_exposed: set[int] = set()
+_externally_writable: set[int] = set()
 _shared: set[int] = set()
 _lent: set[int] = set()
 
 
-def expose(tensor: torch.Tensor) -> None:
+def note_external_writer(tensor: torch.Tensor) -> None:
     """Note that `tensor`'s memory is handed out (`numpy()`, DLPack), as long as it lives."""
-    _note(tensor, _exposed)
+    _note(tensor, _externally_writable)
 
 
 def share(tensor: torch.Tensor) -> None:
@@ -43,9 +43,9 @@ def _note(tensor: torch.Tensor, notes: set[int]) -> None:
         weakref.finalize(storage_of(tensor), notes.discard, number)
 
 
-def is_exposed(tensor: torch.Tensor) -> bool:
+def is_externally_writable(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory can change at any time: what uses it runs at once."""
-    if not _exposed or storage_id(tensor) not in _exposed:
+    if not _externally_writable or storage_id(tensor) not in _externally_writable:
         return False
     is_ours = is_resizable(tensor) or storage_id(tensor) in _lent
     if (
@@ -54,14 +54,14 @@ def is_exposed(tensor: torch.Tensor) -> bool:
         and n_users(tensor) == 1
         and not is_storage_held(tensor)
     ):
-        _exposed.discard(storage_id(tensor))  # arrays and storages that had it are gone
+        _externally_writable.discard(storage_id(tensor))  # arrays and storages that had it are gone
         return False
     return True
 
 
 def lend(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on `tensor`'s memory, for an array: the memory is exposed while it lives."""
-    expose(tensor)
+    """Another tensor on `tensor`'s memory, for an array: others can write that while it lives."""
+    note_external_writer(tensor)
     if is_resizable(tensor):  # arrays make it fixed, for good
         _note(tensor, _lent)
     with no_modes():

@@ -47,7 +47,7 @@ def _nearest(new: State) -> State | None:
         for state in children.values():
             if state is new:
                 break
-            if state.origin is None:
+            if state.call_site is None:
                 before = state
     return before
 

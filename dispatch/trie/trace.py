@@ -80,7 +80,7 @@ class Node:
     is_single: bool
     writes: tuple[int, ...]
     view_of: int | None
-    where: str
+    where: str = field(compare=False)  # another thread may call the same from elsewhere
     in_backward: bool
     after: tuple[int, ...] = ()
     reads: tuple[int, ...] = field(init=False)
@@ -119,16 +119,17 @@ class State(dict[tuple[Any, ...], "State"]):
     """A point in the trie of programs: the calls that followed, and what led here.
 
     `meta` holds `make_wrapper`'s arguments for each output, `layout` the layouts of sharded ones.
-    A sharded call may take several steps at once: `origin` is then where it was called. `generic`
-    maps keys in which numbers are replaced by their types, for places that have seen several;
-    `seen` has the last child under each such key, for places that may have. `counts_writes` says
-    whether a kernel that runs here counts for autograd what it writes (see `versions_kept`). `call`
-    is the number of the call in the past.
+    A sharded call may take several steps at once: `call_site` is then where it was called.
+    `generic` maps keys in which numbers are replaced by their types, for places that have seen
+    several; `seen` has the last child under each such key, for places that may have.
+    `counts_writes` says whether a kernel that runs here counts for autograd what it writes (see
+    `versions_kept`). `call` is the number of the call in the past.
     """
 
     __slots__ = ("call", "closes", "counts_writes", "edges", "ends_turn", "generic", "key", "kind",
-                 "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "origin", "parent",
-                 "plans", "rebase", "remembered", "seen", "slot", "step")  # fmt: skip
+                 "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "call_site",
+                 "offset_fixup", "parent", "plans", "remembered", "seen", "slot",
+                 "step")  # fmt: skip
 
     kind: int
     meta: Any
@@ -148,9 +149,9 @@ class State(dict[tuple[Any, ...], "State"]):
         self.generic: dict[tuple[Any, ...], State] | None = None
         self.seen: dict[tuple[Any, ...], State] | None = None
         self.edges: object | None = None  # what `hits` knows of the calls that followed
-        self.rebase: tuple[int, int] | None = None
+        self.offset_fixup: tuple[int, int] | None = None
         self.layout: Any = None
-        self.origin: State | None = None
+        self.call_site: State | None = None
         self.closes = self.ends_turn = False
         self.call: int | None = None
         self.remembered: int | None = None  # flushes at new states, at the last flush here
@@ -197,11 +198,11 @@ class Trace:
 
     # not for size: `hits` finds what it needs by their offsets
     __slots__ = ("_as_of", "_n_finals", "_n_forgotten", "_root_is_for", "_rooted", "_roots",
-                 "_told_by", "begun", "behind", "busy", "call", "claimed", "copies",
-                 "environment", "finals", "first_new", "holds", "is_outdated", "kept",
+                 "_told_by", "begun", "unnoted_hits", "busy", "call", "claimed", "copies",
+                 "environment", "flush_states", "first_new", "defers_close", "is_outdated", "kept",
                  "leaf_offsets", "leaf_slots", "leaf_values", "leaves", "lock", "noted",
-                 "passing", "policy", "ran", "root", "roots", "scalars", "slots",
-                 "snapshot_slots", "state", "storages", "tape", "twin", "values",
+                 "one_call_inputs", "policy", "ran", "root", "roots", "scalars", "slots",
+                 "snapshot_slots", "state", "storages", "tape", "similar_path", "values",
                  "varying")  # fmt: skip
 
     state: State
@@ -215,14 +216,15 @@ class Trace:
         self.varying: set[tuple[Any, ...]] = set()
         self.policy = Policy()
         self.call: int | None = None  # the one under way, as a number (see `sync_points`)
-        self.behind: deque[tuple[State, State]] = deque(maxlen=MOST_BEHIND)  # hits not noted
+        self.unnoted_hits: deque[tuple[State, State]] = deque(maxlen=MOST_UNNOTED)  # hits not noted
         self.claimed = False
         self.is_outdated = False
         self.busy = False
-        self.holds: bool | None = None  # a call of several steps: whether one closes a segment
+        # within a call of several steps: whether one of them closes a segment
+        self.defers_close: bool | None = None
         self.tape: Any = None  # see `dispatch.run.tape`
         self.lock = threading.RLock()  # held while the trace is flushed
-        self.finals: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
+        self.flush_states: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
         self._n_finals = 0  # new ones so far
         self._n_forgotten = _n_forgotten  # see `forget_all`
         self._as_of = -1  # changes when `_told_by` was empty
@@ -255,7 +257,7 @@ class Trace:
         leaf_slots: dict[int, Slot] = {}
         leaf_offsets: dict[int, int] = {}
         snapshot_slots: dict[int, Slot] = {}
-        passing: list[Value | int] = []
+        one_call_inputs: list[Value | int] = []
         copies: dict[int, list[Copy]] = {}
         kept: list[torch.Tensor] = []
         storages: dict[int, int] = {}
@@ -275,19 +277,20 @@ class Trace:
         self.leaf_slots = leaf_slots
         self.leaf_offsets = leaf_offsets
         self.snapshot_slots = snapshot_slots
-        self.passing = passing  # in the trace for one call, plain ones by their id()
+        # in the trace for the call under way alone, plain ones by their id()
+        self.one_call_inputs = one_call_inputs
         self.copies = copies  # of memory that others may write, by storage; the latest last
         self.kept = kept  # plain tensors whose id() stands in a dict above
         self.storages = storages
         self.scalars = scalars
-        self.twin: tuple[State, State] | None = None
+        self.similar_path: tuple[State, State] | None = None
         self.first_new: State | None = None  # made since the trace was empty
         self.ran: tuple[Any, State] | None = None  # the op that ran at once, last, and when
         self._rooted: State | None = None  # up to here `_roots` is filled in
         self._roots = roots
         self.values = values  # last: see `has`
         if pending is not None and pending.noted is not pending.state:
-            self.behind.append((pending.noted, pending.state))
+            self.unnoted_hits.append((pending.noted, pending.state))
         return True
 
     def goes_on_at(self, now: settings.Settings) -> bool:
@@ -337,9 +340,10 @@ class Trace:
         if self.first_new is None:
             self.first_new = state
 
-    def twin_of(self, state: State) -> State | None:
+    def similar_to(self, state: State) -> State | None:
         """Where the calls that led to a new state led before, with other numbers among them."""
-        return self.twin[1] if self.twin is not None and self.twin[0] is state else None
+        found = self.similar_path
+        return found[1] if found is not None and found[0] is state else None
 
     def root_of(self, index: int) -> int:
         """The slot that owns the memory of slot `index`: a base, or the storage's first leaf."""
@@ -366,13 +370,13 @@ class Trace:
         self.reset()
 
     def _drop_trie(self) -> None:
-        for state in self.finals.values():
+        for state in self.flush_states.values():
             state.plans = state.remembered = None  # the log may hold the state
         self.roots.clear()
         self.varying.clear()
-        self.finals.clear()
+        self.flush_states.clear()
         self.policy.reset()
-        self.behind.clear()
+        self.unnoted_hits.clear()
 
     def slot_at(self, index: int) -> Slot:
         slots = self.slots
@@ -396,14 +400,14 @@ class Trace:
             return
         self._n_finals += state.remembered is None
         state.remembered = self._n_finals
-        self.finals.put(id(state), state)
+        self.flush_states.put(id(state), state)
         if len(_all) > MOST_SPARE:
             _drop_spare()
 
 
 MOST_TOLD = 64
 """Settings whose environments a trace knows."""
-MOST_BEHIND = 64
+MOST_UNNOTED = 64
 """Flushes since the last sync point whose hits are kept for the past."""
 MAX_STATES = 40_000
 """States a trie may hold, 2 to 5 KB each with what `hits` knows; `segment_cache_size` bounds its
@@ -421,7 +425,7 @@ def _prune(_: int, state: State) -> None:
     current: State = state
     while current.parent is not None and not (_goes_on(current) or current.plans):
         parent = current.parent
-        for owner in (parent, current.origin):
+        for owner in (parent, current.call_site):
             if owner is None:
                 continue
             for children in (owner, owner.generic or {}):

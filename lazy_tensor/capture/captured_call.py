@@ -18,7 +18,7 @@ from lazy_tensor.capture.counts import Recount
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.reach import (
     ATOMS,
-    FACETS,
+    AUTOGRAD_FIELDS,
     MISSING,
     NUMBER,
     OPEN,
@@ -202,10 +202,10 @@ class CapturedCall:
             if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
                 holding.expect(0, OPEN)
         fixed: list[Holding] = []
-        facets: list[tuple[int, tuple[Any, ...]]] = []
+        autograd_fields: list[tuple[int, tuple[Any, ...]]] = []
         for name, holding in self._holdings.items():
             if name in self._argument_of:
-                facets.append((self._argument_of[name], holding.values))
+                autograd_fields.append((self._argument_of[name], holding.values))
                 holding.holder = None  # an argument need not live on
             elif id(holding.holder) not in made:
                 fixed.append(holding)
@@ -232,7 +232,7 @@ class CapturedCall:
             "watch_list": self._fixed.for_native,
             "watch_asks_always": self._fixed.has_others,
             "ask_watch": self._check_fixed,
-            "facets": facets,
+            "autograd_fields": autograd_fields,
             "watched": watched,
             "watched_words": hits.loaded.argument_words(watched, True),
             "open": ways,
@@ -324,8 +324,12 @@ class CapturedCall:
         name, key = place
         holding, argument = self._holdings[name], self._argument_of.get(name)
         if argument is not None:
-            return getattr(tensors[argument], FACETS[key])
-        return getattr(holding.holder, FACETS[key]) if holding.is_of_tensor else holding.get(key)
+            return getattr(tensors[argument], AUTOGRAD_FIELDS[key])
+        return (
+            getattr(holding.holder, AUTOGRAD_FIELDS[key])
+            if holding.is_of_tensor
+            else holding.get(key)
+        )
 
     # What is returned
 

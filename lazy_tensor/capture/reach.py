@@ -174,7 +174,11 @@ class Holding:
         key = self.keys[i]
         if self.read is _cell:
             return self.holder.cell_contents
-        return getattr(self.holder, key) if self.read in (_slots, _facets) else self.holder[key]
+        return (
+            getattr(self.holder, key)
+            if self.read in (_slots, _autograd_fields)
+            else self.holder[key]
+        )
 
     def way_to(self, i: int) -> Place | None:
         """How C++ finds what lies at its `i`-th place; None if only Python can."""
@@ -193,7 +197,7 @@ class Holding:
     @property
     def is_of_tensor(self) -> bool:
         """Whether the holder is a tensor, and its first value the gradient."""
-        return self.read is _facets
+        return self.read is _autograd_fields
 
 
 _DICTS = (dict, collections.defaultdict, collections.OrderedDict)
@@ -229,8 +233,8 @@ def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([getattr(holder, key, MISSING) for key in keys])
 
 
-def facets_of(tensor: Any) -> tuple[Any, ...]:
-    """`FACETS` of a tensor; torch warns who asks others than leaves for a gradient.
+def autograd_fields_of(tensor: Any) -> tuple[Any, ...]:
+    """`AUTOGRAD_FIELDS` of a tensor; torch warns who asks others than leaves for a gradient.
 
     Unreachable if autograd refuses to tell: one of several views whose base was written.
     """
@@ -242,8 +246,8 @@ def facets_of(tensor: Any) -> tuple[Any, ...]:
     return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks)
 
 
-def _facets(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return facets_of(holder)
+def _autograd_fields(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
+    return autograd_fields_of(holder)
 
 
 def _function(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -294,7 +298,8 @@ def _iterator(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
 _OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
 """Those whose values tell about the holder: they lie nowhere."""
 _NATIVE: dict[Any, int] = {
-    _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _facets: 4, _function: 5,
+    _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _autograd_fields: 4,
+    _function: 5,
 }  # fmt: skip
 _ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an ordered dict; `_set` of an empty one
 """The kinds of holders that the C++ in `dispatch/native/watch.h` reads."""
@@ -315,7 +320,7 @@ class Watch:
                 and (
                     type(holding.holder) is list
                     if holding.read is _elements
-                    else holding.read in (_cell, _facets, _function)
+                    else holding.read in (_cell, _autograd_fields, _function)
                     or type(holding.holder) in _DICTS
                     or (isinstance(holding.holder, dict) and not holding.keys)
                 )
@@ -367,7 +372,7 @@ def _put_cell(holder: Any, _: Any, value: Any) -> None:
     holder.cell_contents = value
 
 
-FACETS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+AUTOGRAD_FIELDS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 """What a call may read of a tensor besides its value and its metadata."""
 
 
@@ -504,7 +509,7 @@ class Picture:
         n_alike = self._n_alike[label]  # a function and its closure, an object and its slots
         self._n_alike[label] += 1
         self.holdings[f"{label}'{n_alike}" if n_alike else label] = holding
-        if read is _facets:
+        if read is _autograd_fields:
             hooks = [(f"{label}'s hooks", value) for value in holding.values[2:]]
             self._queue.extend(pair for pair in hooks if pair[1] is not None)
             self._count(label, len(holding.values))
@@ -558,7 +563,7 @@ class Picture:
         self._seen[id(value)] = value
         kind = type(value)
         if isinstance(value, torch.Tensor):
-            self._hold(label, value, FACETS, _facets, setattr)
+            self._hold(label, value, AUTOGRAD_FIELDS, _autograd_fields, setattr)
             state = vars(value)
             if state:
                 part = _Part(label, state, lambda: _without_lazy(state), _globals, _put_item)

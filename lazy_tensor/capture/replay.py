@@ -427,8 +427,8 @@ class Replay(Generic[P, R]):
         """The number of replays, so many being done, after which a call is recorded and compared:
         at random, so that no rhythm of the program hides from checks."""
         most = min(max(n_runs, 2 * UNCHECKED), self._check_every)
-        least = min(UNCHECKED, most) if n_runs == 0 else 1
-        return n_runs + _random.randint(least, max(least, most))
+        least = min(UNCHECKED, most) if n_runs == 0 else (most + 1) // 2
+        return n_runs + _random.randint(least, most)
 
     def _account_recorded(self, start: float) -> None:
         self.n_recorded += 1

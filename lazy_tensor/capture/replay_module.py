@@ -27,6 +27,7 @@ from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.reach import is_atom
 from lazy_tensor.capture.replay import Replay, recording
 from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape
 from lazy_tensor.kernels.service.verify import difference
 from lazy_tensor.tensor import LazyTensor, computed
@@ -328,9 +329,9 @@ class ReplayedModule:
             run = _Run(self, call, states, graph, self.forward.ran(), wanted)
             seen = [*_tensors_in(args, kwargs), *outputs, *found[at:]]
             saved_too = [seen[i] for i in self._whose_memory_is_saved(saved, seen)]
-            given = _Joined.apply(
-                run, len(saved), [*saved, *saved_too], [outputs[i] for i in places], *wanted
-            )  # type: ignore[no-untyped-call]
+            given = hits.loaded.joined(
+                run.backward, saved + saved_too, len(saved), [outputs[i] for i in places], wanted
+            )
         else:
             given = ()
         for i, output in zip(places, given, strict=True):
@@ -405,8 +406,12 @@ class _Run:
         self._wanted = wanted
         self._autocast = torch_private.autocast_state()
 
-    def gradients(self, saved: Tensors, given: Gradients) -> Gradients:
-        """Those wanted."""
+    def backward(self, saved: Tensors, given: Gradients) -> Gradients:
+        """The gradients wanted, by the tensors saved and those of the outputs."""
+        with_graph = torch.is_grad_enabled()
+        return self._differentiable(saved, given) if with_graph else self._gradients(saved, given)
+
+    def _gradients(self, saved: Tensors, given: Gradients) -> Gradients:
         settled = self._settled
         if settled is None:
             return list(map(_plain, self._by(self._module.backward.recorded, saved, given)))
@@ -454,7 +459,7 @@ class _Run:
             )
         return graph
 
-    def differentiable(self, saved: Tensors, given: Gradients) -> Gradients:
+    def _differentiable(self, saved: Tensors, given: Gradients) -> Gradients:
         """The gradients with a graph of their own: by an eager forward and backward, which must
         save what the replayed one did."""
         self._made_again(saved)
@@ -501,28 +506,6 @@ def _are_equal(some: Sequence[Any], others: Tensors, *, rounds: bool) -> bool:
 
 def _is_strided(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
-
-
-class _Joined(torch.autograd.Function):
-    """The node that stands for a module's graph."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, run: _Run, n_saved: int, saved: Tensors, outputs: Tensors, *wanted: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.run, ctx.n_saved = run, n_saved
-        ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)
-        return tuple([output.detach() for output in outputs])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        run, saved = ctx.run, list(ctx.saved_tensors[: ctx.n_saved])
-        given, creates_graph = list(gradients), torch.is_grad_enabled()
-        found = run.differentiable(saved, given) if creates_graph else run.gradients(saved, given)
-        if not torch_private.keeps_graph():
-            ctx.run = None  # as what was saved is freed
-        return (None, None, None, None, *found)
 
 
 def _plain(tensor: Any) -> Any:

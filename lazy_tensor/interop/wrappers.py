@@ -281,7 +281,7 @@ def in_new_process(name: str, own: Any) -> Any:
 
 def _holds_a_whole_call(trace: Trace) -> bool:
     """Whether something is pending, and no call is on its way into the trace."""
-    return trace.state is not trace.root and not trace.busy and trace.holds is None
+    return trace.state is not trace.root and not trace.busy and trace.defers_close is None
 
 
 def around_own_mode(name: str, own: Any) -> Any:

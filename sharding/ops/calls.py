@@ -46,11 +46,11 @@ def call(trace: Trace, request: Request) -> Any:
     # without the numbers of a state that was found but not taken, as a mode wants to see the call
     del trace.scalars[trace.state.n_scalars :]
     start = None if is_shown(request.owner) else _start(trace, request)
-    twin = None if start is None else trace.twin_of(start)
+    similar = None if start is None else trace.similar_to(start)
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = _layouts(request) if request.facts.writes else None
     trace.busy = False
-    outer, trace.holds = trace.holds, False
+    outer, trace.defers_close = trace.defers_close, False
     try:
         with request.owner if request.in_mode else nullcontext():
             result = compute.run(request)
@@ -58,11 +58,11 @@ def call(trace: Trace, request: Request) -> Any:
             count_writes(request.args[0])
     finally:
         begin(trace)
-        closes = trace.holds
-        trace.holds = None if outer is None else outer or closes
+        closes = trace.defers_close
+        trace.defers_close = None if outer is None else outer or closes
         inputs.leave(trace)
     if start is not None and trace.ran is ran and (layouts is None or layouts == _layouts(request)):
-        state = _learnt(trace, request, start, twin, trace.scalars[n_numbers:], result)
+        state = _learnt(trace, request, start, similar, trace.scalars[n_numbers:], result)
         if state is not None:
             state.closes = closes
             if hits.learn is not None:
@@ -99,11 +99,11 @@ def _start(trace: Trace, request: Request) -> State | None:
 
 
 def _learnt(
-    trace: Trace, request: Request, start: State, twin: State | None, scalars: list[complex],
+    trace: Trace, request: Request, start: State, similar: State | None, scalars: list[complex],
     result: Any,
 ) -> State | None:  # fmt: skip
-    """The state behind what the call has recorded, to which `start` now leads, whose `twin` is that
-    of `Trace.twin_of`; None if the call did more than record."""
+    """The state behind what the call has recorded, to which `start` now leads; None if the call did
+    more than record. `similar` is the place similar to `start`."""
     end = trace.state
     if end is start or not _is_recorded(start, end):
         return None
@@ -118,10 +118,10 @@ def _learnt(
         trace.state = known  # something kept the call from being a hit
         return known
     state = State(end, generic if scalars else key, None)
-    state.origin = start
+    state.call_site = start
     if not _describe(trace, request, state, result):
         return None
-    link(trace, start, twin, state, key, generic)
+    link(trace, start, similar, state, key, generic)
     trace.state = state
     return state
 
@@ -177,5 +177,5 @@ def _is_new(trace: Trace, state: State, result: Any) -> bool:
     slot = result._value.slot
     if result._value.leaf is not None:
         return False
-    assert state.origin is not None, "it is a sharded call's"
-    return slot is not None and slot.trace is trace and slot.index >= state.origin.n_slots
+    assert state.call_site is not None, "it is a sharded call's"
+    return slot is not None and slot.trace is trace and slot.index >= state.call_site.n_slots

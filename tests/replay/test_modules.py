@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import pickle
+import threading
 import weakref
 from collections import UserDict
 from functools import partial
@@ -697,3 +698,45 @@ def test_a_graph_that_the_module_keeps_is_run_as_in_eager():
     with pytest.warns(UserWarning, match="goes on recording"):
         got = trained(twin, loss_of=loss_of, n=14)
     assert_same(got, trained(model, loss_of=loss_of, n=14), tolerance=1e-5)
+
+
+def test_a_module_is_checked_in_another_thread_and_at_another_line():
+    model = replay(blocks(), compile="off", check_every=1)
+    raised: list[BaseException] = []
+    for x in batches(6):
+        model(x).sum().backward()
+
+    def elsewhere():
+        try:
+            for x in batches(6):
+                model(x).sum().backward()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert not raised
+    assert model._compiled_call_impl.forward.n_replayed
+
+
+def test_results_belong_to_the_graph_as_eagers_do():
+    expected = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = replay(copy.deepcopy(expected), compile="off")
+    for x in batches(8):
+        model(x).sum().backward()
+    for one in (expected, model):
+        one.zero_grad()
+        out = one(x)
+        assert not out._is_view()
+        out.retain_grad()
+        out.register_hook(lambda gradient: gradient * 2)
+        loss = out.sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        one(x)[0].mul_(3).sum().backward()
+        one(x).detach_()
+    assert_same([p.grad for p in model.parameters()], [p.grad for p in expected.parameters()])
+    assert model(x).grad_fn.name() == "ReplayBackward"

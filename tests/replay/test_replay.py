@@ -932,7 +932,7 @@ def test_verification_goes_on_where_nothing_changed():
     step = replay(step, check_every=3)
     for i in range(20):
         step(torch.full((2, 4), 0.1 * i))
-    assert 8 <= step.n_replayed <= 13  # checks come at random
+    assert 8 <= step.n_replayed <= 14  # checks come at random
 
 
 def test_a_spent_result_says_why_it_has_no_graph():

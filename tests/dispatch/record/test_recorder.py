@@ -178,7 +178,7 @@ def test_trie_is_bounded():
             y = x[:n] + n
             y.sum()
             y * y
-    assert len(local.trace.finals.values()) <= 8
+    assert len(local.trace.flush_states.values()) <= 8
     assert n_states() < 120
 
 

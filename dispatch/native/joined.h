@@ -1,0 +1,90 @@
+// The node of autograd's graph that stands for the graph of a replayed module: see
+// `capture/replay_module.py`.
+
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "sharded.h"
+
+namespace hits {
+
+// `function(saved, gradients)` gives the gradients of what the module's graph began with, None
+// where there is none.
+class Joined : public PythonNode {
+ public:
+  using PythonNode::PythonNode;
+
+  // Save tensors for backward, of which it gets the first `n_given`: the others may not be written.
+  void save(PyObject* tensors, Py_ssize_t n_given) {
+    n_given_ = n_given;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+      saved_.emplace_back(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)), /*is_output=*/false);
+    }
+  }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
+    const WithGil gil;
+    const Ref saved(sure(PyList_New(n_given_)));
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      const at::Tensor tensor = saved_[i].unpack();
+      const auto place = static_cast<Py_ssize_t>(i);
+      if (place < n_given_) PyList_SET_ITEM(saved.get(), place, object_of(tensor).release());
+    }
+    const Ref given(sure(PyList_New(static_cast<Py_ssize_t>(gradients.size()))));
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      Ref item = gradients[i].defined() ? object_of(gradients[i]) : Ref::to(Py_None);
+      PyList_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), item.release());
+    }
+    gradients.clear();
+    return tensors_in(call(saved.get(), given.get()).get());
+  }
+
+  void release_variables() override {
+    const WithGil gil;
+    is_released_ = true;
+    saved_.clear();
+    forget();
+  }
+
+  std::string name() const override { return "ReplayBackward"; }
+
+ private:
+  std::vector<torch::autograd::SavedVariable> saved_;
+  Py_ssize_t n_given_ = 0;
+  bool is_released_ = false;
+};
+
+// joined(function, saved, n_given, outputs, wanted): the outputs as what one node made of the
+// tensors whose gradients are wanted. A write to one counts for what autograd saved of the output.
+PyObject* py_joined(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *function, *saved, *outputs, *wanted;
+  Py_ssize_t n_given;
+  if (!PyArg_ParseTuple(args, "OO!nO!O!", &function, &PyList_Type, &saved, &n_given, &PyList_Type,
+                        &outputs, &PyList_Type, &wanted)) {
+    return nullptr;
+  }
+  const auto node = make_node<decltype(torch::autograd::Edge::function), Joined>(function, Py_None);
+  torch::autograd::edge_list edges;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(wanted); ++i) {
+    edges.push_back(
+        torch::autograd::impl::gradient_edge(THPVariable_Unpack(PyList_GET_ITEM(wanted, i))));
+  }
+  node->set_next_edges(std::move(edges));
+  static_cast<Joined&>(*node).save(saved, n_given);
+  const Py_ssize_t n = PyList_GET_SIZE(outputs);
+  const Ref given(sure(PyList_New(n)));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    const at::Tensor& output = THPVariable_Unpack(PyList_GET_ITEM(outputs, i));
+    const at::Tensor made(output.unsafeGetTensorImpl()->shallow_copy_and_detach(
+        torch::autograd::impl::version_counter(output), /*allow_tensor_metadata_change=*/false));
+    torch::autograd::set_history(made, node);
+    PyList_SET_ITEM(given.get(), i, object_of(made).release());
+  }
+  return Ref::to(given.get()).release();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace hits
