@@ -58,19 +58,34 @@ class ArgumentReader {
   void read_items(PyObject* value, const Path& path) {
     const Ref size(sure(PyLong_FromSsize_t(PyObject_Size(value))));
     append(size.get());
-    const int is_inside = Py_ReprEnter(value);
-    sure(is_inside);
-    if (is_inside > 0) return append(Py_Ellipsis);
-    try {
-      read_each(value, path);
-    } catch (...) {
-      Py_ReprLeave(value);
-      throw;
-    }
-    Py_ReprLeave(value);
+    const Inside inside(value);
+    if (inside.is_again) return append(Py_Ellipsis);
+    read_each(value, path);
   }
 
  private:
+  // A container whose items are read; `is_again` if they are already, as it holds itself.
+  struct Inside {
+    explicit Inside(PyObject* entered) : container(entered) {
+      if (Py_EnterRecursiveCall(" while replay reads a call's arguments") != 0) {
+        throw python_error();
+      }
+      is_again = Py_ReprEnter(container);
+      if (is_again < 0) {
+        Py_LeaveRecursiveCall();
+        throw python_error();
+      }
+    }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    ~Inside() {
+      if (is_again == 0) Py_ReprLeave(container);
+      Py_LeaveRecursiveCall();
+    }
+    PyObject* container;
+    int is_again;
+  };
+
   void append(PyObject* part) { sure(PyList_Append(parts_, part)); }
 
   void read_each(PyObject* value, const Path& path) {
@@ -80,7 +95,8 @@ class ArgumentReader {
       while (PyDict_Next(value, &at, &key, &item)) {
         if (!PyUnicode_CheckExact(key)) append(reinterpret_cast<PyObject*>(Py_TYPE(key)));
         append(key);
-        read(item, {&path, key, 0});
+        const Ref held = Ref::to(item);
+        read(held.get(), {&path, key, 0});
       }
     } else {
       for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {

@@ -24,6 +24,7 @@ from lazy_tensor.capture.reach import (
     OPEN,
     Holding,
     Place,
+    Unreachable,
     Watch,
     is_same,
 )
@@ -142,7 +143,7 @@ class CapturedCall:
         """
         try:
             found: Found = self._native.find(tensors)
-        except RuntimeError as error:
+        except (RuntimeError, Unreachable) as error:
             raise Changed(f"a tensor can't be looked at any more: {error}") from None
         return found
 

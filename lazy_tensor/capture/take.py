@@ -214,10 +214,8 @@ def described(tensors: list[torch.Tensor]) -> Any:
 
     Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
     a storage offset, is a conjugate or negative view, the first place of the same object, and how
-    it is sharded. Before the C++ is there calls are recorded, and classes will do.
+    it is sharded.
     """
-    if hits.loaded is None:
-        return tuple(map(type, tensors))
     try:
         return hits.loaded.argument_words(tensors, True)
     except RuntimeError:

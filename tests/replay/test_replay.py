@@ -1265,3 +1265,33 @@ def test_a_replayed_function_lets_go_of_what_it_saw():
     lazy_tensor.cache_clear()
     gc.collect()
     assert [one() for one in found] == [None, None]
+
+
+def test_arguments_that_hold_themselves_or_much():
+    cyclic: list[Any] = [torch.ones(2)]
+    cyclic.append(cyclic)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    step = replay(lambda given, x: x * 2)
+    for i in range(6):
+        x = torch.full((2,), float(i))
+        assert torch.equal(step(cyclic, x), x * 2)
+    assert step.n_replayed > 0, step.obstacle
+    with pytest.raises(RecursionError):
+        step(deep, x)
+    assert torch.equal(step(cyclic, x), x * 2)
+
+
+def test_a_view_that_autograd_refuses_to_tell_of_is_no_error():
+    base = torch.ones(4, requires_grad=True) * 1
+    views = base.split(2)
+    step = replay(lambda x: x * 2 if views else x)
+    for _ in range(5):
+        step(torch.ones(2))
+    assert step.n_replayed > 0, step.obstacle
+    base.mul_(2)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        views[0].is_leaf  # noqa: B018
+    for _ in range(4):
+        assert step(torch.ones(2)).tolist() == [2.0, 2.0]
