@@ -223,7 +223,7 @@ class CapturedCall:
         ]
         self._open_places = open_places
         ways = [self._way_to(*place) for place in open_places]
-        lasting = [self._holdings_get(place, tensors) for place in open_places]
+        lasting = [self._look_up(place, tensors) for place in open_places]
         return {
             "pinned": [
                 (i, tensor) for i, tensor in enumerate(tensors) if i not in take.after.arguments
@@ -308,7 +308,7 @@ class CapturedCall:
             return lambda tensors: tensors[source.name]
         name, key = source.name
         if self._holdings[name].values[key] is OPEN:
-            return partial(self._holdings_get, source.name)
+            return partial(self._look_up, source.name)
         found = take.places[source.name]
         return lambda _: found
 
@@ -318,9 +318,9 @@ class CapturedCall:
         if holding.is_of_tensor and key == 0:
             argument = self._argument_of.get(name, -1)
             return Place("gradient", holding.holder, number=argument)
-        return holding.way_to(key) or Place("ask", partial(self._holdings_get, (name, key)))
+        return holding.way_to(key) or Place("ask", partial(self._look_up, (name, key)))
 
-    def _holdings_get(self, place: tuple[str, int], tensors: Tensors) -> Any:
+    def _look_up(self, place: tuple[str, int], tensors: Tensors) -> Any:
         """What lies at a place, found by Python."""
         name, key = place
         holding, argument = self._holdings[name], self._argument_of.get(name)

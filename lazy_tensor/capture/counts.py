@@ -2,7 +2,7 @@
 
 In: while a call is taken down, what torch's optimizers read of 0-dim tensors and of their groups,
 and Python's arithmetic on it. Out: `Formulas`, to be compared with another call's, and a `Recount`
-that applies them to the leaves of further calls. Called by `take` and `settled`.
+that applies them to the leaves of further calls. Called by `take` and `captured_call`.
 
 Optimizers read step counts by `.item()`: the value is computed aside, nothing is run for it. What
 Python makes of such a number is noted line by line, and found again by its value among the numbers

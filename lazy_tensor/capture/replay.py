@@ -1,7 +1,7 @@
 """`replay`: a function whose calls repeat themselves runs as its plan, without its Python.
 
 In: a function and its calls. Out: what recording them would give. Calls are recorded until one does
-what another did before it (`take`); from then on its plan runs (`settled`) while all that the
+what another did before it (`take`); from then on its plan runs (`captured_call`) while all that the
 function can see is as it was (`reach`).
 """
 
@@ -44,7 +44,7 @@ R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
 
 MOST_SIGNATURES, SIGNATURES_BEFORE_WARNING = 64, 16
-MOST_SETTLED = 4
+MOST_CAPTURED = 4
 """Plans for one signature: a gradient that is there or not, say, makes two."""
 TAKES_BEFORE_WARNING = 3
 MOST_CALLS_BETWEEN_TAKES = 1000
@@ -155,8 +155,8 @@ class _Signature:
 
     def __init__(self, objects: list[tuple[str, Any]]) -> None:
         self.objects = objects  # their ids stand in the key
-        self.settled: list[CapturedCall] = []
-        self.outlines: deque[Outline] = deque(maxlen=MOST_SETTLED)
+        self.captured: list[CapturedCall] = []
+        self.outlines: deque[Outline] = deque(maxlen=MOST_CAPTURED)
         self.n_calls = 0
         self.n_failed = 0
         self.wait = 0
@@ -262,7 +262,7 @@ class Replay(Generic[P, R]):
     def is_captured(self) -> bool:
         """Whether there is a plan for calls with arguments such as this thread's last call had."""
         known: _Signature | None = getattr(self._here, "known", None)
-        return known is not None and bool(known.settled)
+        return known is not None and bool(known.captured)
 
     def forget(self) -> None:
         """Drop all that is known of calls."""
@@ -295,27 +295,27 @@ class Replay(Generic[P, R]):
                 self._meet(NEVER_THE_SAME, tells=True)
         verified, self._here.known = None, known
         with self._lock:
-            for settled in known.settled:
+            for captured in known.captured:
                 try:
-                    found = settled.find(arguments.tensors)
+                    found = captured.find(arguments.tensors)
                 except Changed as reason:
                     self.obstacle = str(reason)
                     continue
-                if self.must_record(settled):
+                if self.must_record(captured):
                     self.obstacle = ""
                     result = self._recorded(args, kwargs)
-                    self._here.ran = settled
+                    self._here.ran = captured
                     return result
-                is_due = self._check_every and settled.n_runs >= settled.next_check
+                is_due = self._check_every and captured.n_runs >= captured.next_check
                 if is_due or self.checks_next:
-                    known.settled.remove(settled)
-                    verified = settled
+                    known.captured.remove(captured)
+                    verified = captured
                     break
                 self.obstacle = ""
                 self._latest = key, known
-                result = settled.run(found, arguments.tensors)
+                result = captured.run(found, arguments.tensors)
                 self._account(start)
-                self._here.ran, self._here.has_replayed = settled, True
+                self._here.ran, self._here.has_replayed = captured, True
                 return result
         if verified is not None:
             return self._verified(known, verified, arguments, args, kwargs)
@@ -361,16 +361,16 @@ class Replay(Generic[P, R]):
         self._account_recorded(start)
         return taken
 
-    def _settled(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
+    def _captured(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
         name = f"replay({self._name})"
         with lazy_mode(**self._options):  # the plan is made as the options want it
-            settled = CapturedCall(
+            captured = CapturedCall(
                 taken, before, arguments.tensors, name,
                 cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
             )  # fmt: skip
-        settled.next_check = self._next_check(0)
-        self._cuda_graph = settled.cuda_graph
-        return settled
+        captured.next_check = self._next_check(0)
+        self._cuda_graph = captured.cuda_graph
+        return captured
 
     def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
         """Settle on the call, if it did what one before it did; else say what differs."""
@@ -384,11 +384,11 @@ class Replay(Generic[P, R]):
         if obstacle is None:
             assert isinstance(taken, Take)
             try:
-                known.settled.insert(0, self._settled(taken, outline, arguments))
+                known.captured.insert(0, self._captured(taken, outline, arguments))
             except RuntimeError as error:
                 obstacle = str(error)
             else:
-                del known.settled[MOST_SETTLED:]
+                del known.captured[MOST_CAPTURED:]
                 known.n_failed = 0
                 self.obstacle = ""
                 return
@@ -398,7 +398,7 @@ class Replay(Generic[P, R]):
     def _verified(
         self,
         known: _Signature,
-        settled: CapturedCall,
+        captured: CapturedCall,
         arguments: Arguments,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -408,19 +408,19 @@ class Replay(Generic[P, R]):
         if isinstance(taken, str):
             self._meet(taken)  # it says nothing about the calls before
             return result
-        found = taken.outline.difference(settled.outline)
+        found = taken.outline.difference(captured.outline)
         if found is not None:
             known.outlines.clear()
             raise RuntimeError(
-                f"replay({self._name}): recorded again after {settled.n_runs} replays, the call "
+                f"replay({self._name}): recorded again after {captured.n_runs} replays, the call "
                 f"did something else: {found}. What the function reads must reach it as an "
                 "argument, or from where replay can watch it"
             )
         with self._lock:
-            settled.n_runs += 1
-            settled.next_check = self._next_check(settled.n_runs)
-            known.settled.insert(0, settled)
-        self._here.ran = settled
+            captured.n_runs += 1
+            captured.next_check = self._next_check(captured.n_runs)
+            known.captured.insert(0, captured)
+        self._here.ran = captured
         return result
 
     def _next_check(self, n_runs: int) -> int:
@@ -525,7 +525,7 @@ def replay(function: Callable[P, R], **options: Unpack[ReplayOptions]) -> Replay
 @overload
 def replay(**options: Unpack[ReplayOptions]) -> Callable[[Callable[P, R]], Replay[P, R]]: ...
 def replay(function: Any = None, **options: Any) -> Any:
-    """A steady loop's body, run as its plan once its recording has settled.
+    """A steady loop's body, run as its plan once its calls repeat.
 
     `step = replay(step)`, `@replay`, or `@replay(warmup=3)`. Calls are recorded (in `lazy_mode`)
     until two do the same. From then on a call whose arguments have the same metadata runs the plan,

@@ -296,11 +296,11 @@ class ReplayedModule:
         options = {**self._options, "warmup": 0, "check_every": 0}
         return Replay(_Backward(f"{self._name}, backward"), is_part=True, **options)
 
-    def _teaches(self, settled: CapturedCall) -> bool:
+    def _teaches(self, captured: CapturedCall) -> bool:
         """Whether a forward that might be replayed is recorded, for its companion to learn."""
-        if not torch.is_grad_enabled() or settled.n_to_teach == 0:
+        if not torch.is_grad_enabled() or captured.n_to_teach == 0:
             return False
-        settled.n_to_teach -= 1
+        captured.n_to_teach -= 1
         return True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -341,9 +341,9 @@ class ReplayedModule:
     def _whose_memory_is_saved(self, saved: Tensors, seen: Tensors) -> list[int]:
         """The numbers of the tensors whose memory something has that was saved: a write to them is
         an error of backward. Views that are saved don't count it."""
-        settled = self.forward.ran()
-        if settled is not None and settled.shared is not None:
-            return settled.shared
+        captured = self.forward.ran()
+        if captured is not None and captured.shared is not None:
+            return captured.shared
         storages = {torch_private.storage_id(_plain(one)) for one in saved if _is_strided(one)}
         found = [
             i
@@ -353,8 +353,8 @@ class ReplayedModule:
             and not one.is_inference()
             and torch_private.storage_id(_plain(one)) in storages
         ]
-        if settled is not None:
-            settled.shared = found
+        if captured is not None:
+            captured.shared = found
         return found
 
     def _runs_eagerly(self) -> bool:
@@ -387,7 +387,7 @@ class _Run:
     if it was recorded, and what it was, or might have been, replayed by; and the tensors whose
     gradients are wanted."""
 
-    __slots__ = ("_autocast", "_call", "_graph", "_module", "_settled", "_states", "_wanted")
+    __slots__ = ("_autocast", "_call", "_graph", "_module", "_captured", "_states", "_wanted")
 
     def __init__(
         self,
@@ -395,14 +395,14 @@ class _Run:
         call: tuple[Any, ...],
         states: tuple[Any, ...],
         graph: Graph | None,
-        settled: CapturedCall | None,
+        captured: CapturedCall | None,
         wanted: Tensors,
     ) -> None:
         self._module = module
         self._call = call
         self._states = states
         self._graph = graph
-        self._settled = settled
+        self._captured = captured
         self._wanted = wanted
         self._autocast = torch_private.autocast_state()
 
@@ -412,23 +412,23 @@ class _Run:
         return self._differentiable(saved, given) if with_graph else self._gradients(saved, given)
 
     def _gradients(self, saved: Tensors, given: Gradients) -> Gradients:
-        settled = self._settled
-        if settled is None:
+        captured = self._captured
+        if captured is None:
             return list(map(_plain, self._by(self._module.backward.recorded, saved, given)))
-        if settled.companion is None:
-            settled.companion = self._module.new_backward()
-        backward = settled.companion
+        if captured.companion is None:
+            captured.companion = self._module.new_backward()
+        backward = captured.companion
         backward.checks_next = self._graph is not None
         try:
             found = self._by(backward, saved, given)
         except _NeedsGraph:
-            settled.n_to_teach = TAUGHT_AFTER
+            captured.n_to_teach = TAUGHT_AFTER
             self._graph = self._made_again(saved)
             found = self._by(backward, saved, given)
         finally:
             backward.checks_next = False
         if backward.is_captured():
-            settled.n_to_teach = 0
+            captured.n_to_teach = 0
         elif backward.n_replayed == 0 and backward.n_recorded >= RECORDED_BEFORE_EAGER:
             self._module.go_eager()
         return list(map(_plain, found))

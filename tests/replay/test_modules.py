@@ -31,7 +31,7 @@ def calls_of(model: nn.Module) -> ReplayedModule:
 
 def backwards_of(model: nn.Module) -> int:
     """How many backwards were replayed."""
-    found = [one for kind in calls_of(model).forward._signatures.values() for one in kind.settled]
+    found = [one for kind in calls_of(model).forward._signatures.values() for one in kind.captured]
     return sum(one.companion.n_replayed for one in found if one.companion is not None)
 
 

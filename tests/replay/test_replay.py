@@ -1006,7 +1006,7 @@ def test_an_op_that_fails_in_the_middle_of_a_replay():
     x, within, beyond = torch.ones(2, 4), torch.tensor([1, 3]), torch.tensor([1, 9])
     for _ in range(5):
         step(x, within), eager(x, within)
-    assert [s for known in step._signatures.values() for s in known.settled]
+    assert [s for known in step._signatures.values() for s in known.captured]
     for f in (step, eager):
         with pytest.raises(IndexError):
             f(x, beyond)
