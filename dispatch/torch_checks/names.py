@@ -34,6 +34,7 @@ NEEDED = (
     "torch._C._functions.DelayedError", "torch._C._functorch.maybe_current_level",
     "torch._C._get_cublas_allow_tf32", "torch._C._get_cudnn_allow_tf32",
     "torch._C._get_dispatch_mode", "torch._C._get_dispatch_stack_at",
+    "torch._C._get_mkldnn_enabled",
     "torch._C._is_multithreading_enabled", "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack", "torch._C._pop_torch_dispatch_stack",
     "torch._C._push_on_torch_dispatch_stack", "torch._C._set_conj",
