@@ -86,8 +86,11 @@ class Extension:
 
     def start_if_compiled(self) -> None:
         """Use what waits to be used."""
-        if self._waiting is not None:
+        if self._waiting is None:
+            return
+        with self._lock:  # another thread may come, too
             library, self._waiting = self._waiting, None
+        if library is not None:
             self._use_if_it_loads(library)
 
     def _obtain(self, disk: Disk | None, *, is_waited_for: bool = False) -> None:
