@@ -1,5 +1,5 @@
 // Reading a call's arguments: what tells it from other calls, and the tensors among them.
-// `capture/replay.py` compares what is read.
+// `capture/replay.py` looks calls up by them.
 
 #pragma once
 
@@ -55,14 +55,6 @@ class ArgumentReader {
     }
   }
 
-  void read_items(PyObject* value, const Path& path) {
-    const Ref size(sure(PyLong_FromSsize_t(PyObject_Size(value))));
-    append(size.get());
-    const Inside inside(value);
-    if (inside.is_again) return append(Py_Ellipsis);
-    read_each(value, path);
-  }
-
  private:
   // A container whose items are read; `is_again` if they are already, as it holds itself.
   struct Inside {
@@ -85,6 +77,14 @@ class ArgumentReader {
     PyObject* container;
     int is_again;
   };
+
+  void read_items(PyObject* value, const Path& path) {
+    const Ref size(sure(PyLong_FromSsize_t(PyObject_Size(value))));
+    append(size.get());
+    const Inside inside(value);
+    if (inside.is_again) return append(Py_Ellipsis);
+    read_each(value, path);
+  }
 
   void append(PyObject* part) { sure(PyList_Append(parts_, part)); }
 
@@ -143,7 +143,7 @@ PyObject* py_read_arguments(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// read_argument(label, value, parts, tensors, ask): one that lies in what was asked about.
+// read_argument(label, value, parts, tensors, ask): a value within one that went to `ask`.
 PyObject* py_read_argument(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *label, *value, *parts, *tensors, *ask;

@@ -1,5 +1,5 @@
 // A call that `replay` has captured: whether it may be repeated, its plan, and where results go.
-// `capture/captured_call.py` finds out what the fields say, and does what is rare.
+// `capture/captured_call.py` fills in the fields, and handles the rare cases.
 
 #pragma once
 
@@ -19,6 +19,15 @@ PyObject* changed_class;  // `captured_call.Changed`
   throw python_error();
 }
 
+// The number of a name among these.
+template <size_t n>
+int number_of(const std::array<const char*, n>& names, PyObject* told) {
+  const std::string name = PyUnicode_AsUTF8(told);
+  const auto found = std::find(names.begin(), names.end(), name);
+  TORCH_CHECK(found != names.end(), "a captured call knows no ", name);
+  return static_cast<int>(found - names.begin());
+}
+
 // Where a tensor lies when a call begins.
 struct Place {
   enum Kind { OBJECT, ARGUMENT, OPEN, ITEM, ELEMENT, CELL, GRADIENT, ASK } kind = OBJECT;
@@ -34,10 +43,7 @@ struct Place {
         number(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 3))) {
     static constexpr std::array names = {"object",  "argument", "open",     "item",
                                          "element", "cell",     "gradient", "ask"};
-    const std::string name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(told, 0));
-    const auto found = std::find(names.begin(), names.end(), name);
-    TORCH_CHECK(found != names.end(), "no kind of place: ", name);
-    kind = static_cast<Kind>(found - names.begin());
+    kind = static_cast<Kind>(number_of(names, PyTuple_GET_ITEM(told, 0)));
   }
 
   // What lies there; `tensors` are those among the arguments, `open` those at open places.
@@ -105,10 +111,7 @@ struct Given {
         object(PyTuple_GET_ITEM(told, 2)),
         finish(PyTuple_GET_ITEM(told, 3)) {
     static constexpr std::array names = {"plain", "lazy", "object", "place", "again", "ask"};
-    const std::string name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(told, 0));
-    const auto found = std::find(names.begin(), names.end(), name);
-    TORCH_CHECK(found != names.end(), "nothing is given as ", name);
-    kind = static_cast<Kind>(found - names.begin());
+    kind = static_cast<Kind>(number_of(names, PyTuple_GET_ITEM(told, 0)));
     if (kind == PLACE) place = Place(object);
   }
 };
@@ -116,6 +119,13 @@ struct Given {
 double seconds_now() {  // as `time.perf_counter`
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
+}
+
+// A value with these data; for None without any yet.
+Ref valued(PyObject* data) {
+  Ref value = new_value();
+  if (data != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
+  return value;
 }
 
 // Give a lazy tensor of its new data's metadata, or of `layout`, a value of its own: with these
@@ -132,9 +142,7 @@ bool renew(PyObject* object, PyObject* data, PyObject* layout) {
       return false;
     }
   }
-  const Ref value = new_value();
-  if (data != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
-  sure(value_of_tensor.set(object, value.get(), nullptr));
+  sure(value_of_tensor.set(object, valued(data).get(), nullptr));
   return true;
 }
 
@@ -308,7 +316,7 @@ class CapturedCall {
     }
   }
 
-  // The plan's results and what was drawn; none if it raised.
+  // The plan's results and what was drawn; null if the plan raised.
   Ref results_of(PyObject* found, PyObject* tensors, bool is_looked_at) const {
     PyObject* leaves = PyTuple_GET_ITEM(found, 0);
     PyObject* numbers = PyTuple_GET_ITEM(found, 1);
@@ -399,12 +407,6 @@ class CapturedCall {
     Ref(sure(PyObject_CallOneArg(note_writes_, all.get())));
   }
 
-  static Ref valued(PyObject* data) {
-    Ref value = new_value();
-    reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
-    return value;
-  }
-
   static at::Tensor like(PyObject* object, PyObject* value) {
     return another(THPVariable_Unpack(object), value, layout_in(object));
   }
@@ -452,9 +454,10 @@ class CapturedCall {
   }
 
   Ref fields_;
-  PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *autograd_fields_, *watched_,
-      *watched_words_, *open_words_, *leaf_words_, *scalars_, *ask_numbers_, *ask_reads_, *draws_,
-      *plan_, *run_otherwise_, *fail_, *account_, *put_, *note_writes_, *share_, *structure_;
+  PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *autograd_fields_,
+      *watched_, *watched_words_, *open_words_, *leaf_words_, *scalars_, *ask_numbers_, *ask_reads_,
+      *draws_, *plan_, *run_otherwise_, *fail_, *account_, *put_, *note_writes_, *share_,
+      *structure_;
   bool watch_asks_always_, keeps_leaves_, runs_otherwise_;
   std::vector<Place> open_, leaves_;
   std::vector<Py_ssize_t> unread_, shared_;

@@ -32,12 +32,7 @@ class Joined : public PythonNode {
       const auto place = static_cast<Py_ssize_t>(i);
       if (place < n_given_) PyList_SET_ITEM(saved.get(), place, object_of(tensor).release());
     }
-    const Ref given(sure(PyList_New(static_cast<Py_ssize_t>(gradients.size()))));
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      Ref item = gradients[i].defined() ? object_of(gradients[i]) : Ref::to(Py_None);
-      PyList_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), item.release());
-    }
-    gradients.clear();
+    const Ref given = taken(gradients);
     return tensors_in(call(saved.get(), given.get()).get());
   }
 
@@ -75,7 +70,7 @@ PyObject* py_joined(PyObject*, PyObject* args) {
   node->set_next_edges(std::move(edges));
   static_cast<Joined&>(*node).save(saved, n_given);
   const Py_ssize_t n = PyList_GET_SIZE(outputs);
-  const Ref given(sure(PyList_New(n)));
+  Ref given(sure(PyList_New(n)));
   for (Py_ssize_t i = 0; i < n; ++i) {
     const at::Tensor& output = THPVariable_Unpack(PyList_GET_ITEM(outputs, i));
     const at::Tensor made(output.unsafeGetTensorImpl()->shallow_copy_and_detach(
@@ -83,7 +78,7 @@ PyObject* py_joined(PyObject*, PyObject* args) {
     torch::autograd::set_history(made, node);
     PyList_SET_ITEM(given.get(), i, object_of(made).release());
   }
-  return Ref::to(given.get()).release();
+  return given.release();
   END_HANDLE_TH_ERRORS
 }
 

@@ -40,6 +40,17 @@ class PythonNode : public torch::autograd::Node {
     argument_ = Ref();
   }
 
+  // A list of the gradients, None for those that aren't defined; nothing else keeps them.
+  static Ref taken(torch::autograd::variable_list& gradients) {
+    Ref given(sure(PyList_New(static_cast<Py_ssize_t>(gradients.size()))));
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      Ref item = gradients[i].defined() ? object_of(gradients[i]) : Ref::to(Py_None);
+      PyList_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), item.release());
+    }
+    gradients.clear();
+    return given;
+  }
+
   // A sequence of tensors, None for those that aren't defined.
   static torch::autograd::variable_list tensors_in(PyObject* sequence) {
     torch::autograd::variable_list found;
@@ -75,14 +86,7 @@ class LinkedAll : public PythonNode {
   LinkedAll(PyObject* function, PyObject* argument) : PythonNode(function, argument, UINT64_MAX) {}
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     const WithGil gil;
-    const auto n = static_cast<Py_ssize_t>(gradients.size());
-    const Ref given(sure(PyTuple_New(n)));
-    for (Py_ssize_t i = 0; i < n; ++i) {
-      Ref item = gradients[i].defined() ? object_of(gradients[i]) : Ref::to(Py_None);
-      PyTuple_SET_ITEM(given.get(), i, item.release());
-    }
-    gradients.clear();
-    return tensors_in(call(given.get()).get());
+    return tensors_in(call(taken(gradients).get()).get());
   }
 };
 

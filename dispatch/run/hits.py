@@ -155,9 +155,7 @@ def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
     """Load the C++, for what asks it for other things than to take hits; whether it is there. As
     `program.ask_for` otherwise."""
     if loaded is None:
-        EXTENSION.ask_disk(disk)
-        if may_compile and not EXTENSION.is_waiting:
-            EXTENSION.ask_for(disk, wait=wait)
+        EXTENSION.ask(disk, may_compile=may_compile, wait=wait)
         EXTENSION.start_if_compiled()
     return loaded is not None
 

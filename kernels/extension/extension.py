@@ -84,6 +84,13 @@ class Extension:
             if library is not None:
                 self._have(library)
 
+    def ask(self, disk: Disk | None, *, may_compile: bool, wait: bool) -> None:
+        """Take it from disk or, if that `may_compile`, compile it: in a thread, or at once if
+        `wait`."""
+        self.ask_disk(disk)
+        if may_compile:
+            self.ask_for(disk, wait=wait)
+
     def start_if_compiled(self) -> None:
         """Use what waits to be used."""
         if self._waiting is None:

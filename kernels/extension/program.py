@@ -190,7 +190,5 @@ def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
     """Load the C++ that runs programs from disk, or compile it if that `may_compile`: in the
     background, or at once if `wait`. Returns whether programs can be made now."""
     if _class is None:
-        EXTENSION.ask_disk(disk)
-        if may_compile and _class is None:
-            EXTENSION.ask_for(disk, wait=wait)
+        EXTENSION.ask(disk, may_compile=may_compile, wait=wait)
     return _class is not None

@@ -430,11 +430,15 @@ def _place(left: Left) -> tuple[str, int]:
     return (left.holding, left.key)
 
 
-def _lazy_like(meta: Any, layout: tensor_types.Layout | None) -> torch.Tensor:
-    """A lazy tensor without a value, of which others are made."""
+def _lazy_like(
+    meta: Any, layout: tensor_types.Layout | None, data: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A lazy tensor, sharded if it has a layout. Without data others are made like it."""
+    value = Value()
+    value.data = data
     if layout is not None:
-        return tensor_types.new_sharded(Value(), layout)
-    return tensor_types.new_tensor(Value(), meta)
+        return tensor_types.new_sharded(value, layout)
+    return tensor_types.new_tensor(value, meta)
 
 
 def _viewed(
@@ -449,12 +453,7 @@ def _viewed(
 
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """A tensor on the memory of a leaf that the call returns."""
-    value = Value()
-    value.data = _shared(leaves[one.name].detach())
-    if one.layout is not None:
-        return tensor_types.new_sharded(value, one.layout)
-    assert one.meta is not None, "what makes a tensor has its metadata"
-    return tensor_types.new_tensor(value, one.meta)
+    return _lazy_like(one.meta, one.layout, _shared(leaves[one.name].detach()))
 
 
 def _shared(data: torch.Tensor) -> torch.Tensor:
