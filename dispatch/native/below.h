@@ -110,13 +110,12 @@ class Computed {
   }
 
   // Run it: the stack holds what it gives, tensors as lazy ones if it `wraps`, and arguments that
-  // come back as themselves.
-  void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps) {
+  // come back as themselves. The GIL is let go, and taken again only to make objects.
+  void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps,
+           WithGil& gil) {
     std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
-    {
-      const WithoutGil released;
-      run_below(op, keys, stack);
-    }
+    gil.release();
+    run_below(op, keys, stack);
     // autograd counted the write of the lazy tensor; who watches its memory asks that
     for (const at::Tensor& data : written_) {
       if (!data.is_inference()) data.unsafeGetTensorImpl()->bump_version();
@@ -158,7 +157,7 @@ class Computed {
       }
       arguments_.emplace_back(std::move(items));
     } else {
-      arguments_.push_back(value);
+      arguments_.emplace_back(value);
     }
     return true;
   }
@@ -189,6 +188,8 @@ class Computed {
     for (const auto& [data, given] : stands_for_) {
       if (result.is_same(data)) return given;
     }
+    if (is_dense(result) && !wraps) return result;
+    const WithGil gil;
     if (!is_dense(result)) {  // its parts may be the arguments' memory
       Ref given(sure(PyList_New(0)));
       for (const auto& [_, tensor] : stands_for_) {
@@ -197,15 +198,14 @@ class Computed {
       Ref(sure(PyObject_CallOneArg(share_with_parts, given.get())));
       return result;
     }
-    if (!wraps) return result;
     const Ref value = new_value();
     reinterpret_cast<Value*>(value.get())->data = object_of(result).release();
     return another(result, value.get());
   }
 
-  std::vector<IValue> arguments_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> stands_for_;  // data, and the argument
-  std::vector<at::Tensor> written_;  // the data of lazy tensors that the call writes
+  c10::SmallVector<IValue, 8> arguments_;
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 4> stands_for_;  // data, and the argument
+  c10::SmallVector<at::Tensor, 1> written_;  // the data of lazy tensors that the call writes
   bool any_lazy_ = false, any_plain_ = false;
 };
 

@@ -71,8 +71,7 @@ class Kernel : public c10::OperatorKernel {
       if (ends_turn) tell_of_turn();
       return;
     }
-    const WithGil gil;
-    if (trace_here != nullptr) tell_what_ran(trace_here);
+    WithGil gil;
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
     if (trace_here == nullptr) be_at(Ref(sure(PyObject_CallNoArgs(current))).get());
@@ -83,10 +82,11 @@ class Kernel : public c10::OperatorKernel {
         const OnItsWay nothing_to_learn({nullptr, {}, in_mode, number(*stack)});
         return to_python(op, stack);
       }
-      if (handle(op, keys, stack, trace, in_mode)) {
-        if (ends_turn) tell_of_turn();
-        return;
-      }
+      const bool is_done = *cold_here == 0 ? record(op, keys, stack, trace, in_mode)
+                                           : run_unrecorded(op, keys, stack, trace, in_mode, gil);
+      if (ends_turn) tell_of_turn();
+      if (is_done) return;
+      tell_what_ran(trace);
     }
     const long n = static_cast<long>(info_.schema.arguments().size());
     const OnItsWay call({&info_, {stack->end() - n, stack->end()}, in_mode, number(*stack)});
@@ -166,19 +166,25 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // Do the call here; false leaves it to Python, the stack as it was.
-  bool handle(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
-              bool in_mode) {
-    const size_t n = info_.schema.arguments().size();
-    const IValue* arguments = stack->data() + (stack->size() - n);
-    // what runs below Python here, a mode below ours would not see
-    const bool alone = c10::impl::TorchDispatchModeTLS::stack_len() <= 1;
+  // Whether no mode below ours would have to see what runs below Python here.
+  static bool is_alone() { return c10::impl::TorchDispatchModeTLS::stack_len() <= 1; }
+
+  // Do the call here while the trace is cold; false leaves it to Python, the stack as it was.
+  bool run_unrecorded(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
+                      PyObject* trace, bool in_mode, WithGil& gil) {
     if (*cold_here == PAUSED) return false;
-    if (*cold_here != 0) {
-      if (info_.is_alias) return alias(stack, arguments);
-      if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;
-      return alone && run_computed(op, keys, stack, trace, in_mode);
-    }
+    const IValue* arguments = arguments_on(*stack);
+    if (info_.is_alias) return alias(stack, arguments);
+    if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;
+    return is_alone() && run_computed(op, keys, stack, trace, in_mode, gil);
+  }
+
+  // Do the call here while the trace records; false leaves it to Python, the stack as it was.
+  bool record(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
+              bool in_mode) {
+    const IValue* arguments = arguments_on(*stack);
+    const bool alone = is_alone();
+    tell_what_ran(trace);
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
     if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
@@ -268,7 +274,7 @@ class Kernel : public c10::OperatorKernel {
   // While the trace is cold: run the call on the data of its lazy tensors, as
   // `eager_fallback.run_cold`.
   bool run_computed(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
-                    PyObject* trace, bool in_mode) {
+                    PyObject* trace, bool in_mode, WithGil& gil) {
     if (info_.reshapes ||
         (info_.needs_care && !info_.writes_list) ||
         PyDict_GET_SIZE(of_trace.storages.in(trace)) != 0) {
@@ -286,19 +292,14 @@ class Kernel : public c10::OperatorKernel {
                              torch::jit::peek(*stack, 1, n).toTensor().sizes())) {
       return false;  // it may be there already (see memory_overlap.py)
     }
-    of_trace.busy.set(trace, Py_True);
-    struct Done {
-      PyObject* trace;
-      ~Done() { of_trace.busy.set(trace, Py_False); }
-    } done{trace};
-    if (of_trace.claimed.in(trace) == Py_True || !count_cold(*stack)) return false;
+    if (!count_cold(*stack)) return false;
     ran_cold = &info_;
     const IValue first = torch::jit::peek(*stack, 0, n);
     // of a wrapped tensor asleep, what shares its memory stays lazy, and what may be written when
     // all is recorded again: a pending write to a plain tensor is nothing for outside a mode
     const bool may_be_plain =
         in_mode || (*cold_here == ASLEEP && !info_.is_view && !info_.begins_state);
-    call.run(op, keys, stack, n, !may_be_plain);
+    call.run(op, keys, stack, n, !may_be_plain, gil);
     if (info_.writes_list) count_writes(first);
     return true;
   }
@@ -446,7 +447,6 @@ class Kernel : public c10::OperatorKernel {
   // as it must those that need a value, once the count is down to 1.
   bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     bool in_mode = false;
-    // what runs below Python here, a mode below ours would not see
     if (c10::impl::TorchDispatchModeTLS::stack_len() != 1 || !is_ours(in_mode) || !in_mode ||
         !info_.is_described || info_.function.get() == nullptr || info_.needs_care ||
         (info_.is_composite &&

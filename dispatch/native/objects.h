@@ -141,10 +141,14 @@ void be_at(PyObject* trace) {
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}
-  ~WithGil() { PyGILState_Release(state_); }
+  ~WithGil() { release(); }
+  void release() {
+    if (std::exchange(is_held_, false)) PyGILState_Release(state_);
+  }
 
  private:
   PyGILState_STATE state_;
+  bool is_held_ = true;
 };
 
 // Whether this thread may ask for the GIL: once the interpreter ends, threads that do are ended, and
