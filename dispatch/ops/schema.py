@@ -58,10 +58,14 @@ WAITS = frozenset(
     {torch.ops._c10d_functional.wait_tensor.default} if torch.distributed.is_available() else ()
 )
 """They give their argument back once it is there: so views, which plans make where first needed."""
-UNMARKED_VIEWS = frozenset({
-    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
-    *WAITS,
-})  # fmt: skip
+MARKED_VIEWS: dict[OpOverload, OpOverload] = {
+    aten._unsafe_view.default: aten.view.default,
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+"""Ops that make views though their schemas don't say so, and those that do the same and say so: a
+kernel must see that a write to such a view is one to its base."""
+UNMARKED_VIEWS = frozenset({*MARKED_VIEWS, *WAITS})
 NUMBERS_DECIDE = frozenset({
     "aten::arange", "aten::range",
     "aten::_foreach_norm", "aten::_foreach_powsum", "aten::dist", "aten::linalg_vector_norm",

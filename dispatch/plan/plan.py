@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lazy_tensor.dispatch.ops.schema import MARKED_VIEWS
 from lazy_tensor.dispatch.plan.comm_schedule import gives_less
 from lazy_tensor.dispatch.plan.graph import Graph
 from lazy_tensor.dispatch.plan.interpret import MISJUDGED, OWN_STRIDES, is_of, laid_out
@@ -324,7 +325,7 @@ class Segmenter:
                 count += 1
         calls = tuple(
             Call(
-                node.facts.op,
+                MARKED_VIEWS.get(node.facts.op, node.facts.op),
                 self._local(node.args, numbers),
                 tuple((name, self._local(a, numbers)) for name, a in node.kwargs),
                 node.specs,

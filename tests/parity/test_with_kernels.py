@@ -51,6 +51,51 @@ def test_losses_and_weights_are_close_and_a_settled_loop_compiles_nothing(cache_
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
+class Recurrent(nn.Module):
+    """Writes parts of a product, by `unsafe_split`, that backward takes from it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(6, 6)
+
+    def forward(self, x):
+        h = torch.zeros(16, 6)
+        for _ in range(3):
+            h = self.cell(x, h)
+        return h
+
+
+class InPlace(nn.Module):
+    """Writes a product through `_unsafe_view`."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+
+    def forward(self, x):
+        return self.second(F.leaky_relu_(self.first(x.view(4, 4, 6)))).view(16, 6)
+
+
+@pytest.mark.parametrize("module", [Recurrent, InPlace])
+def test_a_write_to_a_view_that_its_schema_does_not_mark_is_one_to_its_base(module, cache_dir):
+    def losses():
+        torch.manual_seed(3)
+        model, x = module(), torch.randn(16, 6)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        found = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    expected = losses()
+    with lazy_mode(backend="inductor", compile="blocking", cache_dir=cache_dir):
+        torch.testing.assert_close(losses(), expected, rtol=1e-5, atol=0)
+
+
 def test_background_never_waits_for_the_compiler(cache_dir, monkeypatch):
     monkeypatch.setattr(STATS, "worked_s", COMPILES_AFTER_S)
     with lazy_mode(backend="inductor", compile="background", cache_dir=cache_dir + "-empty",
