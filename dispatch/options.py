@@ -15,13 +15,14 @@ Compile = Literal["background", "blocking", "off"]
 FlushPolicy = Literal["auto", "at_once", "at_materialization"]
 Record = Literal["auto", "always"]
 Forbidden = Literal["flush", "compile", "fallback", "redistribute"]
+Mode = Literal["exact", "default", "fast"]
 
 
 class Options(TypedDict, total=False):
     """The options of `configure`, `lazy_mode` and `replay`, for editors and type checkers.
 
-    `Settings` has the same names and the defaults; a test compares names and types. `MEANINGS` says
-    what each option does.
+    `Settings` has the same names but `mode`, and the defaults; a test compares names and types.
+    `MEANINGS` says what each option does.
     """
 
     backend: str
@@ -41,9 +42,19 @@ class Options(TypedDict, total=False):
     forbid: str | Collection[Forbidden]
     debug: bool
     warn: bool
+    mode: Mode
 
 
-NAMES = tuple(Options.__annotations__)
+PRESETS: dict[str, dict[str, Any]] = {
+    "exact": {"backend": "aten", "compile": "off"},
+    "default": {"backend": "auto", "compile": "background", "record": "auto", "remat_interval": 0},
+    "fast": {"record": "always", "compile": "blocking", "remat_interval": 4},
+}
+"""What each `mode` sets, under options that are given beside it."""
+
+KNOWN = tuple(Options.__annotations__)
+NAMES = tuple(name for name in KNOWN if name != "mode")
+"""The options that `Settings` holds."""
 MEANINGS = {
     "backend": "What makes the kernels: `auto` uses the first backend that can run, `aten` runs op "
     "by op and equals eager bit for bit.",
@@ -71,11 +82,14 @@ MEANINGS = {
     "debug": "Each op runs when it is recorded, so that an error has eager's traceback.",
     "warn": "A warning appears once if recording is off, or if hardly anything repeats for ten "
     "seconds.",
+    "mode": "Sets several options at once, as [the presets](#presets) say; options that are given "
+    "beside it win.",
 }
 """What each option does, in a sentence of Markdown: the table of `docs/options.md` has them."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "compile": get_args(Compile), "flush_policy": get_args(FlushPolicy), "record": get_args(Record)
+    "compile": get_args(Compile), "flush_policy": get_args(FlushPolicy),
+    "record": get_args(Record), "mode": get_args(Mode),
 }  # fmt: skip
 AT_LEAST = {
     "segment_cache_size": 1, "schema_cache_size": 1, "sharding_cache_size": 1, "bucket_bytes": 1,
@@ -113,7 +127,7 @@ def nearest(word: str, known: Iterable[str], *, likeness: float = 0.4) -> str | 
 
 def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
     """The error for an option that doesn't exist; `others` are options of the caller alone."""
-    known = (*others, *NAMES)
+    known = (*others, *KNOWN)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     return TypeError(f"{caller}: unknown option {name!r}; {hint}")
@@ -122,7 +136,7 @@ def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
 def check_names(options: Iterable[str], caller: str, others: tuple[str, ...] = ()) -> None:
     """TypeError for the first name that is no option."""
     for name in options:
-        if name not in NAMES:
+        if name not in KNOWN:
             raise unknown(name, caller, others)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lazy_tensor.dispatch import options as accepted
-from lazy_tensor.dispatch.options import NAMES, Compile, FlushPolicy, Record
+from lazy_tensor.dispatch.options import KNOWN, NAMES, PRESETS, Compile, FlushPolicy, Record
 from lazy_tensor.kernels import logs
 from lazy_tensor.kernels.backend import available_backends, backend_of
 
@@ -91,10 +91,17 @@ def updated(settings: Settings, options: Mapping[str, Any], caller: str) -> Sett
 def _updated(settings: Settings, options: tuple[tuple[str, Any], ...], caller: str) -> Settings:
     values: dict[str, Any] = {}
     for name, value in options:
-        if name not in NAMES:
+        if name not in KNOWN:
             raise accepted.unknown(name, caller)
         values[name] = _checked(name, value, f"{caller}: {name}")
-    return dataclasses.replace(settings, **values)
+    return dataclasses.replace(settings, **_without_mode(values))
+
+
+def _without_mode(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked options with what their `mode` sets in its place."""
+    mode = values.get("mode")
+    given = {name: value for name, value in values.items() if name != "mode"}
+    return given if mode is None else {**PRESETS[mode], **given}
 
 
 def _checked(name: str, value: Any, label: str) -> Any:
@@ -134,7 +141,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         name = variable.removeprefix(PREFIX).lower()
         if name == variable.lower() or not value:
             continue
-        if name in NAMES:
+        if name in KNOWN:
             try:
                 found[name] = _checked(name, value, variable)
             except (TypeError, ValueError, RuntimeError) as error:
@@ -143,11 +150,11 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
             _complain(_of_unknown(variable, name))
     if (hits := environment.get(f"{PREFIX}HITS")) not in (None, "", "python"):
         _complain(f"{PREFIX}HITS={hits!r} is not 'python', the one value it takes; it is ignored")
-    return dataclasses.replace(Settings(), **found)
+    return dataclasses.replace(Settings(), **_without_mode(found))
 
 
 def _of_unknown(variable: str, name: str) -> str:
-    known = [*NAMES, *map(str.lower, OTHER_VARIABLES)]
+    known = [*KNOWN, *map(str.lower, OTHER_VARIABLES)]
     near = accepted.nearest(name, known)
     listed = ", ".join(word.upper() for word in known)
     hint = f"did you mean {PREFIX}{near.upper()}?" if near else f"after {PREFIX} come {listed}"

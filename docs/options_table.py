@@ -1,17 +1,18 @@
-"""Writes the table of options into `docs/options.md`: `python docs/options_table.py`.
+"""Writes the tables of options into `docs/options.md`: `python docs/options_table.py`.
 
-In: names, types, meanings and defaults as the code has them. Out: the rows between two comments of
-the page. `tests/docs/test_options.py` compares the page with them.
+In: names, types, meanings, defaults and presets as the code has them. Out: the rows between two
+comments of the page. `tests/docs/test_options.py` compares the page with them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 import lazy_tensor.kernels.backend
-from lazy_tensor.dispatch.options import AT_LEAST, CHOICES, MEANINGS, NAMES, Forbidden
+from lazy_tensor.dispatch.options import AT_LEAST, CHOICES, KNOWN, MEANINGS, PRESETS, Forbidden
 from lazy_tensor.dispatch.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("options.md")
@@ -23,15 +24,31 @@ def page_with_table(page: str) -> str:
     """The text of the page, with the table as the code has it now."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table()}\n### Presets\n\n{presets()}\n{END}{after}"
 
 
 def table() -> str:
     head = ("option", "meaning", "default", "accepts", "environment")
     rows = [
         (f"`{name}`", MEANINGS[name], default(name), accepted(name), f"`{PREFIX}{name.upper()}`")
-        for name in NAMES
+        for name in KNOWN
     ]
+    return _table(head, rows)
+
+
+def presets() -> str:
+    """What each `mode` sets."""
+    rows = [
+        (
+            f'`mode="{mode}"`',
+            ", ".join(f"`{name}={value!r}`".replace("'", '"') for name, value in values.items()),
+        )
+        for mode, values in PRESETS.items()
+    ]
+    return _table(("preset", "sets"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
 
 
@@ -56,6 +73,8 @@ def own_backends() -> list[str]:
 
 
 def default(name: str) -> str:
+    if name == "mode":
+        return "none"
     if name == "cache_dir":
         return "`~/.cache/lazy_tensor`"
     (found,) = [field.default for field in fields(Settings) if field.name == name]

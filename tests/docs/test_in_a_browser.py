@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lazy_tensor.dispatch.options import NAMES
+from lazy_tensor.dispatch.options import KNOWN
 
 ROOT = Path(__file__).parents[2]
 WIDTHS, SCHEMES = (400, 1400), ("light", "dark")
@@ -121,7 +121,7 @@ def problems_of(found: dict[str, Any], name: str, scheme: str) -> Iterator[str]:
             yield f"the picture {source} is not shown"
         if luminance(paper_of(papers)) < 0.9:
             yield f"the picture {source}, drawn for white paper, is on {papers}"
-    if name == "options" and found["options"] != list(NAMES):
+    if name == "options" and found["options"] != list(KNOWN):
         yield f"its options are {found['options']}"
     if name in ("glossary", "benchmarks") and not found["pictures"]:
         yield "it has no picture"

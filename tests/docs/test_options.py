@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 from lazy_tensor.capture.replay import OWN_OPTIONS
-from lazy_tensor.dispatch.options import MEANINGS, NAMES
+from lazy_tensor.dispatch.options import KNOWN, MEANINGS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "options.md").read_text()
@@ -19,7 +19,7 @@ def test_the_table_is_as_the_code_has_it_now():
 
 
 def test_each_option_has_a_meaning_of_one_sentence():
-    assert tuple(MEANINGS) == NAMES
+    assert tuple(MEANINGS) == KNOWN
     for name, meaning in MEANINGS.items():
         assert meaning.endswith("."), name
         assert ". " not in meaning, name

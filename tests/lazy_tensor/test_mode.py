@@ -184,22 +184,50 @@ def test_replay_names_its_own_options_too():
 
 def test_typed_options_are_those_of_the_settings():
     held, given = get_type_hints(settings.Settings), get_type_hints(options.Options)
+    assert get_args(given.pop("mode")) == tuple(options.PRESETS)
     assert [f.name for f in dataclasses.fields(settings.Settings) if f.init] == list(given)
     wider = {"cache_dir": str | os.PathLike[str], "forbid": given["forbid"]}
     assert given == {name: wider.get(name, held[name]) for name in given}
     assert frozenset(get_args(get_args(get_args(given["forbid"])[1])[0])) == {
         "flush", "compile", "fallback", "redistribute"
     }  # fmt: skip
-    assert {*options.CHOICES, *options.AT_LEAST} <= set(given)
+    assert {*options.CHOICES, *options.AT_LEAST} <= {*given, "mode"}
     for function in (configure, lazy_mode.__init__):
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[Options]"
 
 
 def test_typed_options_of_replay_are_its_own_and_those_of_the_mode():
     given = get_type_hints(ReplayOptions)
-    assert {*given} == {*OWN_OPTIONS, *options.NAMES}
+    assert {*given} == {*OWN_OPTIONS, *options.KNOWN}
     own = get_type_hints(Replay.__init__)
     assert {name: given[name] for name in OWN_OPTIONS} == {name: own[name] for name in OWN_OPTIONS}
+
+
+def test_a_preset_sets_its_options_under_those_given_beside_it():
+    with lazy_mode(compile="off", mode="fast"):
+        now = settings.current()
+        assert (now.record, now.compile, now.remat_interval) == ("always", "off", 4)
+        with lazy_mode(mode="exact"):
+            assert (settings.current().backend, settings.current().record) == ("aten", "always")
+        with lazy_mode(mode="default"):
+            defaults, now = settings.Settings(), settings.current()
+            assert all(
+                getattr(now, name) == getattr(defaults, name)
+                for values in options.PRESETS.values()
+                for name in values
+            )
+
+
+def test_a_preset_comes_from_the_environment_too(monkeypatch):
+    monkeypatch.setenv("LAZY_TENSOR_MODE", "fast")
+    monkeypatch.setenv("LAZY_TENSOR_COMPILE", "off")
+    found = settings.from_environment()
+    assert (found.record, found.compile, found.remat_interval) == ("always", "off", 4)
+
+
+def test_an_unknown_preset_names_those_there_are():
+    with pytest.raises(ValueError, match=r"mode='fats' is not one of .*; did you mean 'fast'\?"):
+        lazy_mode(mode="fats")  # type: ignore[call-overload]
 
 
 def test_options_come_from_the_environment(monkeypatch):
@@ -253,7 +281,7 @@ def test_every_variable_of_the_repository_is_known():
         for name in re.findall(r"LAZY_TENSOR_([A-Z_]*[A-Z])\b", path.read_text())
     }
     assert "START_S" in named
-    assert named <= {*map(str.upper, options.NAMES), *settings.OTHER_VARIABLES}
+    assert named <= {*map(str.upper, options.KNOWN), *settings.OTHER_VARIABLES}
 
 
 BAD = {"LAZY_TENSOR_COMPILE": "yes", "LAZY_TENSOR_NAME": "x", "LAZY_TENSOR_LOGS": "flushs"}
