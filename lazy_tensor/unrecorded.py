@@ -90,6 +90,7 @@ class Replay:
 def replay(
     function: Callable[..., Any] | None = None,
     *,
+    state: Any = None,
     warmup: int = 1,
     check_every: int = 1000,
     cuda_graphs: bool = False,

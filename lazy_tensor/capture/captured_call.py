@@ -99,11 +99,8 @@ class CapturedCall:
             (outline.scalars, before.scalars),
             take.constants.values(),
         )
-        plan = plan_of(
-            Pending(outline.state, outline.state, [], [], [], {}, scalars),
-            outline.live,
-            at_once=lambda: True,
-        )
+        pending = Pending(outline.state, outline.state, [], [], [], {}, scalars)
+        plan = plan_of(pending, outline.live, at_once=lambda: True)
         if plan is None:
             raise RuntimeError("its ops can't be planned")
         self._plan: Plan = plan
@@ -269,7 +266,7 @@ class CapturedCall:
         written = [
             (ways[i], take.n_writes.get(i, 1))
             for i in take.written
-            if sources[i].view is None and sources[i].kind in ("argument", "place")
+            if sources[i].view is None and sources[i].kind in ("argument", "place", "object")
         ]
         read = {source.name for source in sources if source.kind == "place"}
         places = [_place(one) for one in self._left[: self._n_renewed]]
@@ -286,6 +283,8 @@ class CapturedCall:
     ) -> Place:
         if source.kind == "draw":
             return Place("object")
+        if source.kind == "object":
+            return Place("object", source.name.tensor)
         if source.kind == "constant":
             constant = take.constants[i]
             if i in take.written:

@@ -413,12 +413,18 @@ class Picture:
     random generators. `arguments` names the holding of each tensor `given` that nothing else leads
     to. Objects of the user's classes are entered only by names that occur in the code (an attribute
     that no function mentions is none of its business), modules, optimizers and containers as a
-    whole. Unreachable, with the place, for what can't be watched: an iterator, a huge array.
+    whole. Without `follows_code` functions and classes are constants, and all objects are entered
+    as a whole. Unreachable, with the place, for what can't be watched: an iterator, a huge array.
     """
 
     def __init__(
-        self, roots: Iterable[tuple[str, Any]], given: Sequence[torch.Tensor] = ()
+        self,
+        roots: Iterable[tuple[str, Any]],
+        given: Sequence[torch.Tensor] = (),
+        *,
+        follows_code: bool = True,
     ) -> None:
+        self.follows_code = follows_code
         self.holdings: dict[str, Holding] = {}
         self.generators: list[torch.Generator] = []
         self.arguments: dict[int, str] = {}
@@ -567,7 +573,7 @@ class Picture:
             state = vars(value)
             if state:
                 part = _Part(label, state, lambda: _without_lazy(state), _globals, _put_item)
-                part.is_held_empty = False
+                part.is_held_empty, part.is_whole = False, not self.follows_code
                 self._hold_part(part)
         elif isinstance(value, dict):
             self._hold(label, value, _keys(value), _items, _put_item)
@@ -589,6 +595,8 @@ class Picture:
             self._queue.append((label, value()))
         elif isinstance(value, torch.Generator):
             self.generators.append(value)
+        elif isinstance(value, _CODE) and not self.follows_code:
+            return
         elif isinstance(value, types.FunctionType):
             self._visit_function(label, value)
         elif isinstance(value, types.MethodType):
@@ -639,19 +647,20 @@ class Picture:
     def _visit_attributes(self, label: str, value: Any) -> None:
         kind = type(value)
         self.instances.append(value)
-        self._visit_classes(kind, has_instance=True)
+        if self.follows_code:
+            self._visit_classes(kind, has_instance=True)
         for cls in kind.__mro__[:-1]:
             slots = vars(cls).get("__slots__", ())
             if slots:
                 slots = (slots,) if isinstance(slots, str) else slots
                 mangled = [_mangled(cls, name) for name in dict.fromkeys(slots)]
-                self._hold_part(
-                    _Part(label, value, functools.partial(tuple, mangled), _slots, setattr)
-                )
+                part = _Part(label, value, functools.partial(tuple, mangled), _slots, setattr)
+                part.is_whole = not self.follows_code
+                self._hold_part(part)
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
             part = _Part(label, state, functools.partial(tuple, state), _attributes, _put_item)
-            part.is_whole = _is_of_library(kind)
+            part.is_whole = not self.follows_code or _is_of_library(kind)
             part.takes_all_if_dynamic = True
             self._hold_part(part)
 
@@ -727,6 +736,11 @@ def _without_lazy(attributes: Iterable[str]) -> list[str]:
     return [name for name in attributes if name not in _OF_LAZY]
 
 
+_CODE = (
+    types.FunctionType, types.MethodType, type, types.ModuleType, property, staticmethod,
+    classmethod,
+)  # fmt: skip
+"""What is constant where code isn't followed."""
 _FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _ALWAYS = frozenset({"forward", "backward", "setup_context"})
 """Methods that torch calls, whatever the code mentions."""

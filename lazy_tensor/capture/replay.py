@@ -28,6 +28,7 @@ import torch
 
 from lazy_tensor.capture.captured_call import CapturedCall, Changed
 from lazy_tensor.capture.cuda_graph import CudaGraph
+from lazy_tensor.capture.reach import is_atom
 from lazy_tensor.capture.take import Outline, Take, described, take
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
@@ -167,12 +168,13 @@ class _Signature:
         self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
 
 
-OWN_OPTIONS = ("warmup", "check_every", "cuda_graphs")
+OWN_OPTIONS = ("state", "warmup", "check_every", "cuda_graphs")
 
 
 class ReplayOptions(Options, total=False):
     """The options of `replay`."""
 
+    state: Any
     warmup: int
     check_every: int
     cuda_graphs: bool
@@ -189,6 +191,7 @@ class Replay(Generic[P, R]):
         self,
         function: Callable[P, R],
         *,
+        state: Any = None,
         warmup: int = 1,
         check_every: int = 1000,
         cuda_graphs: bool = False,
@@ -204,7 +207,13 @@ class Replay(Generic[P, R]):
                 raise ValueError(f"replay(): {name}={value!r} must be at least 0")
         check_names(options, "replay()", OWN_OPTIONS)
         settings.updated(settings.current(), options, "replay()")
+        if is_atom(state) and state is not None:
+            raise TypeError(
+                f"replay(): state={state!r} can't change; name modules, optimizers, tensors, "
+                "generators, or what holds them, as in state=[model, optimizer]"
+            )
         self._function = function
+        self._state = state
         self._in_mode = lazy_mode(**options)(function)
         self._warmup = warmup
         self._check_every = check_every
@@ -350,13 +359,17 @@ class Replay(Generic[P, R]):
     def _taken(
         self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Take | str]:
-        name = getattr(self._function, "__name__", "")
-        roots = [(name, self._function), *arguments.objects]
+        if self._state is None:
+            root = getattr(self._function, "__name__", ""), self._function
+        else:
+            root = "state", self._state
+        roots = [root, *arguments.objects]
         start = perf_counter()
         with recording(), listening_mode(**self._options):
             taken = take(
                 self._function, args, kwargs, arguments.tensors, roots,
-                lambda: arguments.are_unchanged(args, kwargs), may_have_graphs=self._is_part,
+                lambda: arguments.are_unchanged(args, kwargs),
+                follows_code=self._state is None, may_have_graphs=self._is_part,
             )  # fmt: skip
         self._account_recorded(start)
         return taken
@@ -478,17 +491,16 @@ class Replay(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replay[P, R]:
-        return self._with(copy.deepcopy(self._function, memo))
+        options = {**self._made_with, "state": copy.deepcopy(self._state, memo)}
+        return Replay(copy.deepcopy(self._function, memo), **options)
 
     def __reduce__(self) -> Any:
         return functools.partial(replay, **self._made_with), (self._function,)
 
-    def _with(self, function: Callable[P, R]) -> Replay[P, R]:
-        return Replay(function, **self._made_with)
-
     @property
     def _made_with(self) -> dict[str, Any]:
         return {
+            "state": self._state,
             "warmup": self._warmup,
             "check_every": self._check_every,
             "cuda_graphs": self._cuda_graphs,
@@ -534,6 +546,10 @@ def replay(function: Any = None, **options: Any) -> Any:
     the new values in the same objects; returned tensors are new ones; random ops draw fresh
     numbers. Values that the function reads (`if mask.all()`) are computed first; if they differ,
     the call is recorded, as after any other change that the function can see.
+
+    `state`, such as `[model, optimizer]`, says what a call depends on besides its arguments: all
+    that these objects hold is looked at, and all other Python is constant, the tensors among it by
+    identity. Without it everything is looked at that the function's code leads to.
 
     `replay(model)` gives the same module, whose calls are replayed: forward, and the backward of
     what it gave, join the program's autograd as one node. The loss, the optimizer and all else stay

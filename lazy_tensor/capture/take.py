@@ -35,14 +35,27 @@ from lazy_tensor.tensor import LazyTensor
 class Source:
     """Where a leaf of the trace came from: `kind` and what tells it from others of its kind.
 
-    "argument" i, "draw" i, "place" (holding, number of the key), or "constant", a small tensor made
-    inside, by its values. `view`, (size, stride, offset from that tensor's), for another tensor on
-    its memory, as `Tensor.data` gives.
+    "argument" i, "draw" i, "place" (holding, number of the key), "constant", a small tensor made
+    inside, by its values, or "object", `Same` as one that no state leads to. `view`, (size, stride,
+    offset from that tensor's), for another tensor on its memory, as `Tensor.data` gives.
     """
 
     kind: str
     name: Any
     view: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """A tensor that is equal to itself alone."""
+
+    tensor: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.tensor is other.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +243,14 @@ def take(
     objects: list[tuple[str, Any]],
     is_unchanged: Callable[[], bool],
     *,
+    follows_code: bool = True,
     may_have_graphs: bool = False,
 ) -> tuple[Any, Take | str]:
     """Call the function with a tape on; its result, and the take of the call or the obstacle to it.
 
-    `tensors` are those among the arguments, `objects` the named others that the call can look into;
-    `is_unchanged` tells afterwards whether the arguments hold what they held.
+    `tensors` are those among the arguments, `objects` the named others that the call can look into,
+    as a `Picture` looks, which may have been told not to follow code; `is_unchanged` tells
+    afterwards whether the arguments hold what they held.
     Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
     roots = [*objects, *torch_private.hooks_of_all_modules()]
@@ -243,7 +258,7 @@ def take(
         have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
-        before = Picture(roots, tensors)
+        before = Picture(roots, tensors, follows_code=follows_code)
     except (Obstacle, Unreachable) as reason:
         return function(*args, **kwargs), str(reason)
     versions = {
@@ -272,7 +287,7 @@ def take(
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
         if not is_unchanged():
             raise Obstacle("it changes lists, dicts or objects that are arguments")
-        after = Picture(roots, tensors)
+        after = Picture(roots, tensors, follows_code=follows_code)
         return result, _Reading(
             trace, tape, counts.formulas(), before, after, tensors, versions, result
         ).take()
@@ -477,6 +492,8 @@ class _Reading:
         n_given = self.n_given[torch_private.storage_id(leaf)]
         if _is_small(leaf) and torch_private.n_users(leaf) <= 1 + n_given:
             return Source("constant", _contents(leaf))
+        if not self.after.follows_code:
+            return Source("object", Same(leaf))
         slot = next(s for s, i in self.leaf_at.items() if self.trace.leaves[i] is leaf)
         users = [n for n in self._nodes() if slot in n.reads]
         used = f", first used by {_named(users[0])}" if users else ""
