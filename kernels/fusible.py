@@ -58,6 +58,14 @@ MOVES = _names(
     zeros_like"""
 )
 FUSIBLE = POINTWISE | REDUCTIONS | NORMS | VIEWS | MOVES
+LIBRARY = _names(
+    """addmm baddbmm bmm convolution convolution_backward embedding_dense_backward
+    max_pool2d_with_indices max_pool2d_with_indices_backward mm
+    _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention_for_cpu_backward"""
+)
+"""Calls of libraries that raise for no values: they may stand between the kernels of a plan that is
+compiled whole."""
 
 _WHY_NOT = {
     "a matrix product is a library call": """addbmm addmm addmv addr baddbmm bmm dot linear matmul

@@ -16,7 +16,7 @@ import torch
 
 from lazy_tensor.dispatch.ops.may_raise import divides_integers
 from lazy_tensor.dispatch.plan.dependencies import Marks, dependencies, in_order
-from lazy_tensor.dispatch.plan.graph import Graph
+from lazy_tensor.dispatch.plan.graph import Graph, may_fail
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.backend import Backend, CountsPaths
 from lazy_tensor.kernels.segment import Call, ScalarRef
@@ -175,6 +175,56 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
             unit.is_fused = False
         flat += [unit] if unit.is_fused else [Unit([node], False) for node in unit.nodes]
     return [flat[u] for u in in_order(graph, [unit.nodes for unit in flat], nodes, depends)]
+
+
+def whole_units(graph: Graph, fusible: Fusibility) -> list[Unit] | None:
+    """The units, each a run of calls that the backend takes, as long as may be. Another call goes
+    before the run that it came in, if neither uses what the other makes or writes.
+
+    A run whose calls may raise writes nothing that outlives the flush: an error comes at its end.
+    None where memory that a run writes is reached in several ways.
+    """
+    units: list[Unit] = []
+    run: list[Node] = []
+    changed: set[int] = set()  # memory that the run makes or writes
+    read: set[int] = set()
+    lasting = graph.lasting
+    may_raise = written = False  # a call of the run; memory that outlives the flush
+
+    def end_run() -> None:
+        nonlocal may_raise, written
+        if run:
+            units.append(Unit([*run], True))
+        run.clear()
+        changed.clear()
+        read.clear()
+        may_raise = written = False
+
+    for node in graph.nodes:
+        if node.view_of is not None:
+            continue
+        reads, changes = {graph.root[slot] for slot in node.reads}, _touched(graph, node)
+        fails = may_fail(graph, node)
+        if fusible.reason_against(node) is not None:
+            if fails or (reads | changes) & changed or changes & read:
+                end_run()
+            units.append(Unit([node], False))
+            continue
+        writes_on = any(graph.root[slot] in lasting for slot in node.writes)
+        if (
+            _through_views(graph, node, fusible) & changed
+            or (writes_on and may_raise)
+            or (fails and written)
+        ):
+            end_run()
+        run.append(node)
+        changed |= changes
+        read |= reads
+        may_raise |= fails
+        written |= writes_on
+    end_run()
+    are_safe = all(_aliasing_is_safe(graph, unit, fusible) for unit in units if unit.is_fused)
+    return units if are_safe else None
 
 
 class _Groups:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -66,6 +66,13 @@ class Step:
         return program.call(op, node.args, dict(node.kwargs), node.outs, dead, touched, strides)
 
 
+class Tier(Protocol):
+    """What runs a plan while something better is looked for."""
+
+    def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
+        """As `Plan.run`."""
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
     """`run(leaves, scalars, given)` gives the live values.
@@ -74,7 +81,8 @@ class Plan:
     values made by the plan take at a time, those inside a kernel left out. `is_pooled`: it takes
     so much that its memory is worth keeping. `communicates`: other ranks wait for it. `n_there` and
     `n_under_way` are the ops in kernels that are there, and that are being built, as of the last
-    `told()`. `is_checked`: its calls were seen to give what was recorded.
+    `told()`. `is_checked`: its calls were seen to give what was recorded. `tier` runs it while
+    something better is looked for (see `capture.second_tier`).
     """
 
     program: program.Program
@@ -91,10 +99,18 @@ class Plan:
     n_under_way: int = 0
     is_checked: bool = True
     is_pooled: bool = field(init=False)
+    tier: Tier | None = None
 
     def __post_init__(self) -> None:
         self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
         self._distinct = tuple(dict.fromkeys(self.fusions))
+
+    def do_as(self, other: Plan) -> None:
+        """Take the steps of another plan for the same graph and the same live values."""
+        self.steps, self.fusions, self._distinct = other.steps, other.fusions, other._distinct
+        self.peak_bytes, self.is_pooled = other.peak_bytes, other.is_pooled
+        self._told = ()
+        self.program = other.program
 
     def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The status of each fusion, and the reason for it."""
@@ -120,7 +136,10 @@ class Plan:
 
         After an exception `failure` finds this function in the traceback.
         """
-        self.program.run(leaves, scalars, given)
+        if self.tier is None:
+            self.program.run(leaves, scalars, given)
+        else:
+            self.tier.run(leaves, scalars, given)
 
     def run_observed(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.backends.torch_inductor import Compiled, addresses_of, load_kernels
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.library import loaded
+from lazy_tensor.kernels.segment import Ref, op_named
 
 SCALAR_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.int64}
 """What holds a run-time scalar on its way into a kernel."""
@@ -132,8 +133,18 @@ def _is_program(steps: dict[str, Any] | None, n_scalars: int) -> bool:
         return False
     arguments = steps["arguments"]
     scalars = arguments[len(arguments) - n_scalars :]
-    bases = [step[2] for step in steps["steps"] if step[0] == "view"]
-    return set(scalars).isdisjoint((*bases, *steps["results"]))
+    used = [step[2] for step in steps["steps"] if step[0] == "view"]
+    used += [one for step in steps["steps"] if step[0] == "call" for one in _tensors_in(step[2:4])]
+    return set(scalars).isdisjoint((*used, *steps["results"]))
+
+
+def _tensors_in(given: Any) -> Iterator[str]:
+    """The names of tensors among arguments as `torch_inductor.steps_of` has them."""
+    if isinstance(given, dict) and set(given) == {"tensor"}:
+        yield given["tensor"]
+    elif isinstance(given, (list, dict)):
+        for one in given.values() if isinstance(given, dict) else given:
+            yield from _tensors_in(one)
 
 
 @dataclass(frozen=True)
@@ -209,6 +220,30 @@ class _Numbered:
                 lets_go=self._is_long,
             )
         )
+
+    def _call(
+        self, op: str, args: Any, kwargs: Any, made: Any, strides: Any, dead: Sequence[str]
+    ) -> None:
+        arguments = [self._given(one) for one in args]
+        named = {name: self._given(one) for name, one in kwargs.items()}
+        slots = [None if name is None else self._slot(name) for name in made]
+        gone = [self._slots[name] for name in dead if name in self._slots]
+        laid_out = [None if stride is None else tuple(stride) for stride in strides]
+        self._instructions.append(
+            program.call(
+                op_named(op), arguments, named, slots, gone, (), laid_out, lets_go=self._is_long
+            )
+        )
+
+    def _given(self, argument: Any) -> Any:
+        match argument:
+            case {"tensor": name}:
+                return Ref(self._slots[name])
+            case {"torch": name}:
+                return getattr(torch, name)
+            case list():
+                return tuple(self._given(one) for one in argument)
+        return argument
 
     def _argument(self, taken: str | list[int | str]) -> program.Argument:
         if isinstance(taken, list):

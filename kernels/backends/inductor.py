@@ -62,7 +62,7 @@ class InductorBackend:
         return f"{_fingerprint()} threads={torch.get_num_threads()}"
 
     def build(self, segment: Segment) -> bytes:
-        return packed(*_compiled(segment))
+        return packed(*compiled(segment))
 
     def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
         unit = Unit()
@@ -80,23 +80,26 @@ class InductorBackend:
         return holds_for(artifact, values)
 
 
-def _compiled(segment: Segment) -> tuple[Compiled, Outputs]:
-    """What Inductor makes of a segment, and what its results are."""
+def compiled(segment: Segment, *, calls_libraries: bool = False) -> tuple[Compiled, Outputs]:
+    """What Inductor makes of a segment, which may hold library calls if it says so, and what its
+    results are."""
     # imported late: it imports Inductor
     from lazy_tensor.kernels.backends import lower, torch_inductor
 
     with default_dtype(segment.default_dtype):
         lowered = lower.lower(segment, torch_inductor.decompositions())
-    compiled = torch_inductor.compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
-    lowered.check_strides(compiled.strides)
-    return compiled, lowered.outputs
+    made = torch_inductor.compile_graph(
+        lowered.graph, lowered.inputs, lowered.symbols, calls_libraries=calls_libraries
+    )
+    lowered.check_strides(made.strides)
+    return made, lowered.outputs
 
 
 def _compiled_in(unit: Unit, segment: Segment) -> tuple[Compiled, Outputs] | None:
     """The same, its kernels put into `unit`; None if it fails."""
     try:
         with unit:
-            return _compiled(segment)
+            return compiled(segment)
     except Exception:
         return None
 

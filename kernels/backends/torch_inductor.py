@@ -22,6 +22,8 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
+from lazy_tensor.kernels.segment import op_named
+
 VERSIONS_CHECKED = ("2.13",)
 
 Library = Callable[..., None]
@@ -63,6 +65,7 @@ def private(module: str, name: str) -> Any:
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's table: op -> Python function that computes it out of simpler ops."""
+    importlib.import_module("torch._inductor.lowering")  # pooling's name it without importing it
     table: dict[Any, Callable[..., Any]] = private(
         "torch._inductor.decomposition", "select_decomp_table"
     )()
@@ -113,13 +116,18 @@ class SymbolicSizes:
         return [*found, *(f"{symbol} == {text(value)}" for symbol, value in fixed)]
 
 
-def compile_in_process(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
-    """Inductor's own callable: takes a list of tensors, empties it, returns the results."""
+def compile_in_process(
+    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], *, says_strides: bool = False
+) -> Any:
+    """Inductor's own callable: takes a list of tensors, empties it, returns the results. Its source
+    `says_strides` of what library calls give, which is taken for granted."""
     compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
     config = private("torch._inductor.config", "patch")
     # an explicit number: by default arrays are sized for the threads there are now, and the kernel
     # runs on as many as there are later
-    settings = {**_SETTINGS, "cpp.threads": torch.get_num_threads()}
+    settings = {
+        **_SETTINGS, "cpp.threads": torch.get_num_threads(), "size_asserts": says_strides
+    }  # fmt: skip
     if _has_vectors_of_torch():
         settings["cpp.vec_isa_ok"] = True
     with config(settings):
@@ -141,7 +149,6 @@ def _has_vectors_of_torch() -> bool:
 
 _SETTINGS = {
     # the caller has checked all that a kernel relies on
-    "size_asserts": False,
     "alignment_asserts": False,
     "nan_asserts": False,
     "assert_indirect_indexing": False,
@@ -216,18 +223,23 @@ def _is_include(line: str) -> bool:
 
 
 def compile_graph(
-    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: SymbolicSizes | None = None
+    graph: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    symbols: SymbolicSizes | None = None,
+    *,
+    calls_libraries: bool = False,
 ) -> Compiled:
     """Compile `graph` for the CPU; NotPortable if the result can't leave this process.
 
-    In a `Unit` the kernels are of its library, which is still to be compiled.
+    In a `Unit` the kernels are of its library, which is still to be compiled. What
+    `calls_libraries` has steps, and no source that could run.
     """
-    compiled = compile_in_process(graph, inputs)
+    compiled = compile_in_process(graph, inputs, says_strides=calls_libraries)
     call = compiled.current_callable
     if compiled.constants or not hasattr(call, "__func__"):
         raise NotPortable("the wrapper holds constants or isn't a method of Inductor's Runner")
     names = call.__func__.__globals__
-    source, kernels = portable_source(compiled.source_code)
+    source, kernels = portable_source(compiled.source_code, may_call=calls_libraries)
     found = [names[kernel] for kernel in kernels]
     libraries: tuple[bytes, ...] = ()
     if all(isinstance(one, InUnit) for one in found):
@@ -242,7 +254,11 @@ def compile_graph(
         None if stride is None else tuple(int(eval(str(s), {}, own)) for s in stride)
         for stride in compiled.output_strides
     )
-    steps = steps_of(source, kernels, tuple(own))
+    steps = steps_of(source, kernels, tuple(own), may_call=calls_libraries)
+    if calls_libraries:
+        if steps is None:
+            raise NotPortable("the wrapper does something that no step stands for")
+        source = ""
     return Compiled(source, steps, libraries, places, strides, tuple(own), tuple(conditions))
 
 
@@ -252,8 +268,9 @@ def _library_bytes(kernel: Any) -> bytes:
         return file.read()
 
 
-def portable_source(source: str) -> tuple[str, list[str]]:
-    """A wrapper without Inductor's imports and C++ sources; and its kernels' names, in order."""
+def portable_source(source: str, *, may_call: bool = False) -> tuple[str, list[str]]:
+    """A wrapper without Inductor's imports and C++ sources; and its kernels' names, in order.
+    NotPortable if it uses what it would have imported, as library calls do, unless it may."""
     tree = ast.parse(source)
     kernels: list[str] = []
     dropped: set[str] = set()
@@ -270,19 +287,21 @@ def portable_source(source: str) -> tuple[str, list[str]]:
         elif not _is_for_inductor_alone(statement):
             kept.append(statement)
     used = {n.id for s in kept for n in ast.walk(s) if isinstance(n, ast.Name)} & dropped
-    if used:
+    if used and not may_call:
         raise NotPortable(f"the wrapper uses {', '.join(sorted(used))}")
     return ast.unparse(ast.Module(kept, [])), kernels
 
 
 def steps_of(
-    source: str, kernels: Sequence[str], symbols: Sequence[str] = ()
+    source: str, kernels: Sequence[str], symbols: Sequence[str] = (), *, may_call: bool = False
 ) -> dict[str, Any] | None:
-    """What a wrapper does, as data fit for JSON; None if it does something else.
+    """What a wrapper does, as data fit for JSON; None if it does something else. It `may_call`
+    libraries between its kernels if it says the strides of what they give.
 
     `arguments` and `results` are names; `steps` are `["allocate", name, size, stride, dtype]`,
-    `["view", name, base, size, stride, offset]`, or `["kernel", number, arguments, dead]`, whose
-    last are the names that nothing needs any more. Sizes are integers, or expressions in the
+    `["view", name, base, size, stride, offset]`, `["kernel", number, arguments, dead]`, whose last
+    are the names that nothing needs any more, or `["call", op, args, kwargs, made, strides, dead]`,
+    whose arguments are as `_Steps.given` has them. Sizes are integers, or expressions in the
     `symbols`; a kernel's argument that is one is a list of just that.
     """
     (call,) = (
@@ -290,7 +309,7 @@ def steps_of(
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef) and node.name == "call"
     )
-    read = _Steps(kernels, symbols)
+    read = _Steps(kernels, symbols, may_call=may_call)
     try:
         for statement in call.body:
             read.take(statement)
@@ -306,10 +325,13 @@ MOST_ARGUMENTS = 64
 class _Steps:
     """The steps of a wrapper, statement by statement; ValueError for one that is no such step."""
 
-    def __init__(self, kernels: Sequence[str], symbols: Sequence[str]) -> None:
+    def __init__(self, kernels: Sequence[str], symbols: Sequence[str], *, may_call: bool) -> None:
+        self._may_call = may_call
         self._kernels = {name: i for i, name in enumerate(kernels)}
         self._symbols = frozenset(symbols)
         self._same: dict[str, str] = {}  # names of buffers that have another one
+        self._calls: dict[str, list[Any]] = {}  # by the name of what they give
+        self._temporary: list[Any] = []  # views for the library call that comes
         self.arguments: list[str] = []
         self.steps: list[Any] = []
         self.results: list[str] = []
@@ -322,6 +344,22 @@ class _Steps:
                 pass  # what the symbols are is known
             case ast.Assign([ast.Name(name)], ast.Subscript()) if name in self._symbols:
                 pass
+            case ast.Assign(
+                [ast.Name(name)], ast.Subscript(ast.Name(several), ast.Constant(int(i)))
+            ):
+                made = self._calls[several][_MADE]
+                made[i] = name
+                self._calls[name] = self._calls[several]
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute() as op, given, named)):
+                self._call(name, op, given, named)
+            case ast.Expr(ast.Call(ast.Attribute() as op, given, named)) if (
+                ast.unparse(op) != "args.clear"
+            ):
+                self._call(None, op, given, named)
+            case ast.Expr(
+                ast.Call(ast.Name("assert_size_stride"), [ast.Name(name), _, stride, *_])
+            ):
+                self._lay_out(name, stride)
             case ast.Assign([ast.Name(name)], ast.Name(other)):
                 self._same[name] = self._same.get(other, other)
             case ast.Assign([ast.Name(name)], value):
@@ -336,9 +374,63 @@ class _Steps:
             case ast.Delete(targets):
                 self._drop([self._name(one) for one in targets])
             case ast.Return(ast.Tuple(values)):
+                for step in self._calls.values():
+                    if any(n and s is None for n, s in zip(*step[_MADE:-1], strict=True)):
+                        raise ValueError("a library call whose results' strides aren't said")
                 self.results = [self._result(i, value) for i, value in enumerate(values)]
             case _:
                 raise ValueError(ast.unparse(statement))
+
+    def _call(
+        self,
+        name: str | None,
+        called: ast.Attribute,
+        given: Sequence[ast.expr],
+        named: Sequence[ast.keyword],
+    ) -> None:
+        """A library call that gives `name`, or writes what it is given."""
+        if not self._may_call:
+            raise ValueError("a library call")
+        kwargs = {one.arg: self.given(one.value) for one in named if one.arg is not None}
+        op = _op_called(ast.unparse(called), is_out="out" in kwargs)
+        returns = [] if name is None else op_named(op)._schema.returns
+        if any(str(one.type) != "Tensor" for one in returns):
+            raise ValueError(f"{op} gives a list")
+        n_made = len(returns)
+        made = [name] if n_made == 1 else [None] * n_made
+        args = [self.given(one) for one in given]
+        dead = [step[1] for step in self._temporary]
+        self.steps += self._temporary
+        self._temporary = []
+        step = ["call", op, args, kwargs, made, [None] * n_made, dead]
+        self.steps.append(step)
+        if name is not None:
+            self._calls[name] = step
+
+    def _lay_out(self, name: str, stride: ast.expr) -> None:
+        """Note the strides that a library call is taken to give its result."""
+        if name in self._calls:
+            _, _, _, _, made, strides, _ = self._calls[name]
+            strides[made.index(name)] = self._sizes(stride)
+
+    def given(self, value: ast.expr) -> Any:
+        """An argument of a library call: a number, text or None, a list of arguments, `{"tensor":
+        name}`, or `{"torch": name}` for a constant of torch's such as a dtype."""
+        match value:
+            case ast.Name():
+                return {"tensor": self._name(value)}
+            case ast.Call(ast.Name("reinterpret_tensor"), [base, size, stride, offset]):
+                name = f"view {len(self.steps) + len(self._temporary)}"
+                place = self._sizes(size), self._sizes(stride), self._size(offset)
+                self._temporary.append(["view", name, self._name(base), *place])
+                return {"tensor": name}
+            case ast.Tuple(items) | ast.List(items):
+                return [self.given(one) for one in items]
+            case ast.Attribute(ast.Name("torch"), name):
+                return {"torch": name}
+            case ast.Call(ast.Name("float"), [ast.Constant(str(text))]):
+                return float(text)
+        return ast.literal_eval(value)
 
     def _make(self, name: str, value: ast.expr) -> None:
         match value:
@@ -379,8 +471,23 @@ class _Steps:
 
     def _drop(self, names: list[str]) -> None:
         kept = set(self._same.values())  # `buf1 = buf0; del buf0`
-        if self.steps and self.steps[-1][0] == "kernel":
-            self.steps[-1][3] += [name for name in names if name not in kept]
+        if self.steps and self.steps[-1][0] in ("kernel", "call"):
+            self.steps[-1][-1] += [name for name in names if name not in kept]
+
+
+_MADE = 4
+"""Where a step that is a library call has the names of what it gives."""
+
+
+def _op_called(text: str, *, is_out: bool) -> str:
+    """The op that a wrapper calls as `extern_kernels.mm`, `torch.ops.aten.sort.default`, or without
+    `torch.ops`."""
+    owner, _, name = text.removeprefix("torch.ops.").partition(".")
+    if owner == "aten":
+        return f"aten.{name}"
+    if owner != "extern_kernels":
+        raise ValueError(text)
+    return f"aten.{name}.{'out' if is_out else 'default'}"
 
 
 def _is_kernel(statement: ast.stmt) -> bool:

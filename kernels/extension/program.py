@@ -91,15 +91,17 @@ def call(
     dead: Sequence[int],
     touched: Iterable[TensorSpec | None],
     strides: Sequence[tuple[int, ...] | None] = (),
+    *,
+    lets_go: bool = False,
 ) -> Instruction:
     """A call of `op`, whose arguments nest by tuples and name slots by `Ref`, numbers by
     `ScalarRef`.
 
     It sets the slots `made`, None where nobody wants a result, whose strides become `strides` where
     they are given; `dead` are read by no later one. `touched` are the tensors that it reads and
-    makes.
+    makes: of many bytes, or where it `lets_go`, other threads of Python may run meanwhile.
     """
-    lets_go = op.namespace == "_c10d_functional" or is_long(touched)
+    lets_go = lets_go or op.namespace == "_c10d_functional" or is_long(touched)
     schema = op._schema
     names = schema.name, schema.overload_name
     return ("call", *names, tuple(args), dict(kwargs), made, dead, lets_go, tuple(strides))

@@ -76,7 +76,7 @@ def difference_of(
 def _apart(tensors: Tensors, segment: Segment) -> list[torch.Tensor]:
     """The inputs, copies in place of those that the segment writes."""
     written = segment.written
-    return [_copy_of(tensor) if i in written else tensor for i, tensor in enumerate(tensors)]
+    return [copy_of(tensor) if i in written else tensor for i, tensor in enumerate(tensors)]
 
 
 def _disagreement(
@@ -89,10 +89,10 @@ def _disagreement(
     one, other = (
         [*outputs, *(inputs[i] for i in segment.written)] for inputs, outputs in (actual, expected)
     )
-    return difference(one, other, max(map(_largest, given), default=0.0))
+    return difference(one, other, max(map(largest, given), default=0.0))
 
 
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty_strided(
         tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
@@ -111,7 +111,7 @@ def difference(actual: Tensors, expected: Tensors, magnitude: float = 0.0) -> st
     return None
 
 
-def _largest(tensor: torch.Tensor) -> float:
+def largest(tensor: torch.Tensor) -> float:
     """The largest finite absolute value; 0 for what isn't floating point."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0.0
@@ -139,7 +139,7 @@ def _value_difference(actual: torch.Tensor, expected: torch.Tensor, magnitude: f
             return f"{n_differing} of {expected.numel()} elements differ"
         return None
     relative = _RELATIVE.get(expected.dtype, 0.5)
-    scale = _largest(expected)
+    scale = largest(expected)
     absolute = max(relative * scale, 16 * torch.finfo(expected.dtype).eps * magnitude)
     close = torch.isclose(actual, expected, rtol=relative, atol=absolute, equal_nan=True)
     if bool(close.all()):

@@ -28,6 +28,7 @@ from lazy_tensor.capture.reach import (
     Watch,
     is_same,
 )
+from lazy_tensor.capture.second_tier import add_tier
 from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
@@ -104,6 +105,8 @@ class CapturedCall:
         if plan is None:
             raise RuntimeError("its ops can't be planned")
         self._plan: Plan = plan
+        if not cuda_graphs:
+            add_tier(plan, pending, outline.live)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
             self.cuda_graph = CudaGraph(plan, outline.state, numbers_change=self._recount.is_needed)

@@ -92,6 +92,58 @@ def test_a_wrapper_is_taken_apart() -> None:
     }
 
 
+LIBRARY_CALLS = """
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1 = args
+        args.clear()
+        buf0 = empty_strided_cpu((4, 4), (4, 1), torch.float32)
+        view = reinterpret_tensor(arg1_1, (4, 2), (1, 4), 0)
+        extern_kernels.addmm(arg0_1, reinterpret_tensor(view, (4, 2), (1, 4), 0), arg1_1,
+                             alpha=1, beta=0.5, out=buf0)
+        buf1 = torch.ops.aten.max_pool2d_with_indices.default(buf0, [2, 2], [1, 1])
+        buf2 = buf1[0]
+        assert_size_stride(buf2, (3, 3), (3, 1), 'torch.ops.aten.max_pool2d_with_indices.default')
+        buf3 = buf1[1]
+        assert_size_stride(buf3, (3, 3), (3, 1), 'torch.ops.aten.max_pool2d_with_indices.default')
+        del buf1
+        del buf0
+        buf4 = torch.ops.aten.cumsum.default(buf2, -1, dtype=torch.float64)
+        assert_size_stride(buf4, (3, 3), (3, 1), 'torch.ops.aten.cumsum.default')
+        return (buf4, buf3, )
+"""
+
+
+def test_library_calls_are_steps_with_the_strides_of_what_they_give() -> None:
+    steps = steps_of(LIBRARY_CALLS, [], may_call=True)
+    assert steps is not None
+    assert steps["steps"] == [
+        ["allocate", "buf0", [4, 4], [4, 1], "float32"],
+        ["view", "view", "arg1_1", [4, 2], [1, 4], 0],
+        ["view", "view 2", "view", [4, 2], [1, 4], 0],
+        [
+            "call", "aten.addmm.out",
+            [{"tensor": "arg0_1"}, {"tensor": "view 2"}, {"tensor": "arg1_1"}],
+            {"alpha": 1, "beta": 0.5, "out": {"tensor": "buf0"}}, [], [], ["view 2"],
+        ],
+        [
+            "call", "aten.max_pool2d_with_indices.default",
+            [{"tensor": "buf0"}, [2, 2], [1, 1]], {},
+            ["buf2", "buf3"], [[3, 1], [3, 1]], ["buf1", "buf0"],
+        ],
+        [
+            "call", "aten.cumsum.default", [{"tensor": "buf2"}, -1],
+            {"dtype": {"torch": "float64"}}, ["buf4"], [[3, 1]], [],
+        ],
+    ]  # fmt: skip
+    assert steps["results"] == ["buf4", "buf3"]
+
+
+def test_library_calls_that_do_not_say_their_strides_are_no_steps() -> None:
+    lines = [one for one in LIBRARY_CALLS.splitlines() if "assert_size_stride(buf3" not in one]
+    assert steps_of("\n".join(lines), [], may_call=True) is None
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -1,0 +1,151 @@
+"""A plan's second tier: compiled whole, library calls within it, once it has run for long.
+
+In: a plan, and what it was made of. Out: the plan with other steps, if they do the same in less
+time. Called by `captured_call`.
+"""
+
+from __future__ import annotations
+
+import copy
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.plan.foreach import taken_apart
+from lazy_tensor.dispatch.plan.graph import graph_of, without_repeats
+from lazy_tensor.dispatch.plan.partition import Fusibility, whole_units
+from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner
+from lazy_tensor.dispatch.run.compile_service import chosen_backend, compiler
+from lazy_tensor.dispatch.trie.trace import Pending
+from lazy_tensor.kernels.backends.whole import WHOLE
+from lazy_tensor.kernels.logs import COMPILES
+from lazy_tensor.kernels.service.verify import copy_of, difference, largest
+
+ASK_AFTER_S = 2.0
+"""Seconds that a plan runs before it is compiled whole: that takes some 10 s of another core."""
+MOST_STEPS = 600
+"""Steps of a plan that is compiled whole: each takes 20 to 60 ms of the compiler's time."""
+N_ROUNDS = 9
+"""Runs of either that are compared."""
+GAINS = 0.97
+"""The share of the first plan's time that the whole one may take: else nothing is gained."""
+
+
+def add_tier(plan: Plan, pending: Pending, live: tuple[int, ...]) -> None:
+    """Have the plan, made of `pending` and `live`, compiled whole once it has run for long, if the
+    settings allow it and that may gain anything."""
+    now = settings.current()
+    may_gain = 1 < len(plan.steps) <= MOST_STEPS and not plan.communicates
+    may_compile = now.compile == "background" and not (now.verify_every or now.remat_interval)
+    if may_gain and may_compile and plan.tier is None and chosen_backend("cpu").name == "inductor":
+        plan.tier = SecondTier(plan, pending, live)
+
+
+class SecondTier:
+    """Finds out whether a plan had better be compiled whole.
+
+    It runs the plan: first to see whether it runs for long, then while the other is being compiled,
+    once beside the other to compare what both do, and at last in turns with it to compare times.
+    """
+
+    def __init__(self, plan: Plan, pending: Pending, live: tuple[int, ...]) -> None:
+        self._plan = plan
+        self._first = copy.copy(plan)
+        self._made_of = pending.state, live, [*pending.scalars]
+        self._service = compiler()
+        self._whole: Plan | None = None
+        self._written: frozenset[int] = frozenset()  # leaves
+        self._spent_s = 0.0
+        self._is_compared = False
+        self._times_s: tuple[list[float], list[float]] = ([], [])
+
+    def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
+        """Run the plan, or the one that may take its place."""
+        if self._whole is None:
+            start = perf_counter()
+            self._plan.program.run(leaves, scalars, given)
+            self._spent_s += perf_counter() - start
+            if self._spent_s >= ASK_AFTER_S:
+                self._ask()
+        elif not self._is_there(self._whole):
+            self._plan.program.run(leaves, scalars, given)
+        elif not self._is_compared:
+            self._compare(self._whole, leaves, scalars, given)
+        else:
+            self._take_turns(self._whole, leaves, scalars, given)
+
+    def _ask(self) -> None:
+        """Have the plan compiled whole, in the background."""
+        state, live, scalars = self._made_of
+        graph = without_repeats(taken_apart(graph_of(state.steps(), live)))
+        fusible = Fusibility(graph, lambda _: WHOLE)
+        units = whole_units(graph, fusible)
+        is_on_cpu = all(spec.device.type == "cpu" for spec in graph.spec.values())
+        if not is_on_cpu or units is None or not any(unit.is_fused for unit in units):
+            self._settle(self._first)
+            return
+        written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
+        self._written = frozenset(
+            i for i, leaf in enumerate(graph.leaves) if graph.root[leaf.slot] in written
+        )
+
+        def fusion_of(segment: Any) -> Any:
+            return self._service.fusion_of(
+                segment, WHOLE, mode="background", threshold=0, measure=False
+            )
+
+        with torch_private.no_modes():
+            self._whole = Planner(graph, scalars, fusible).plan(units, fusion_of)
+
+    def _is_there(self, whole: Plan) -> bool:
+        statuses = {fusion.status for fusion in whole.fusions}
+        if not statuses.isdisjoint(("failed", "declined")):
+            self._settle(self._first)
+        return statuses == {"ready"}
+
+    def _settle(self, plan: Plan) -> None:
+        """Run `plan` for good."""
+        self._plan.do_as(plan)
+        self._plan.tier = None
+
+    def _compare(
+        self, whole: Plan, leaves: list[torch.Tensor], scalars: list[complex], given: Given
+    ) -> None:
+        """Run the first plan, and the other on copies of what it writes; compare what they do."""
+        self._is_compared = True
+        mine = [copy_of(leaf) if i in self._written else leaf for i, leaf in enumerate(leaves)]
+        written = [(mine[i], leaves[i]) for i in sorted(self._written)]
+        magnitude = max(map(largest, leaves), default=0.0)
+        self._plan.program.run(leaves, [*scalars], given)
+        found: Given = []
+        try:
+            whole.program.run(mine, [*scalars], found)
+        except Exception as error:
+            reason: str | None = f"it raised {error!r}"
+        else:
+            actual = [*found[0], *(one for one, _ in written)]
+            expected = [*given[0], *(other for _, other in written)]
+            reason = difference(actual, expected, magnitude)
+        if reason is not None:
+            COMPILES.info("a plan that was compiled whole is not used: %s", reason)
+            self._settle(self._first)
+
+    def _take_turns(
+        self, whole: Plan, leaves: list[torch.Tensor], scalars: list[complex], given: Given
+    ) -> None:
+        first_s, whole_s = self._times_s
+        is_whole = len(first_s) > len(whole_s)
+        self._plan.do_as(whole if is_whole else self._first)  # where it fails, its steps are known
+        start = perf_counter()
+        self._plan.program.run(leaves, scalars, given)
+        self._times_s[is_whole].append(perf_counter() - start)
+        if len(whole_s) >= N_ROUNDS:
+            is_better = median(whole_s) < GAINS * median(first_s)
+            COMPILES.info(
+                "a plan of %d steps takes %.1f us, compiled whole %.1f us",
+                len(self._first.steps), median(first_s) * 1e6, median(whole_s) * 1e6,
+            )  # fmt: skip
+            self._settle(whole if is_better else self._first)
