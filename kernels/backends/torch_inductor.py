@@ -318,7 +318,7 @@ def steps_of(
     return {"arguments": read.arguments, "steps": read.steps, "results": read.results}
 
 
-MOST_ARGUMENTS = 64
+MOST_ARGUMENTS = 1024
 """How many of a kernel's `program.cpp` can pass."""
 
 

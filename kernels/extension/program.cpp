@@ -137,7 +137,8 @@ struct Failure {
 };
 thread_local Failure failure;
 
-constexpr size_t MOST_ARGUMENTS = 64;
+constexpr size_t MOST_ARGUMENTS = 1024;  // as in torch_inductor.py
+constexpr size_t MOST_EXACT = 64;
 
 template <size_t>
 using Pointer = void*;
@@ -145,6 +146,13 @@ using Pointer = void*;
 template <size_t... I>
 void call_with(void* kernel, void* const* arguments, std::index_sequence<I...>) {
   reinterpret_cast<void (*)(Pointer<I>...)>(kernel)(arguments[I]...);
+}
+
+// With more than it takes: on x86-64 and AArch64 callers clean up, and a function doesn't look at
+// arguments that it hasn't.
+template <size_t N>
+void call_with_up_to(void* kernel, void* const* arguments) {
+  call_with(kernel, arguments, std::make_index_sequence<N>());
 }
 
 template <size_t... N>
@@ -157,9 +165,15 @@ void call_with_any(void* kernel, size_t n, void* const* arguments, std::index_se
   callers.at(n)(kernel, arguments);
 }
 
-// Call a function of C's that takes `n` pointers, or integers as wide.
+// Call a function of C's that takes `n` pointers, or integers as wide; there are `MOST_ARGUMENTS`.
 void call_kernel(void* kernel, size_t n, void* const* arguments) {
-  call_with_any(kernel, n, arguments, std::make_index_sequence<MOST_ARGUMENTS + 1>());
+  if (n <= MOST_EXACT) {
+    call_with_any(kernel, n, arguments, std::make_index_sequence<MOST_EXACT + 1>());
+  } else if (n <= 256) {
+    call_with_up_to<256>(kernel, arguments);
+  } else {
+    call_with_up_to<MOST_ARGUMENTS>(kernel, arguments);
+  }
 }
 
 // The values of a program that runs.

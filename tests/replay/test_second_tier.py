@@ -245,3 +245,26 @@ def test_settings_in_force_when_the_call_was_captured_count():
     assert settings.current().compile == "off"  # of these tests
     step, x = replay(linear(), **SETTINGS), torch.randn(8, 16)
     assert is_whole(settled(step, lambda: step(x)))
+
+
+def test_an_optimizer_of_many_parameters_is_one_kernel():
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(24)])
+    torch.manual_seed(1)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    expected = [p.detach().clone() for p in model.parameters()]
+
+    def step(_: torch.Tensor) -> None:
+        steps.step()
+
+    replayed, x = replay(step, **SETTINGS), torch.zeros(())
+    assert is_whole(settled(replayed, lambda: replayed(x)))
+    n_calls = replayed.n_replayed + replayed.n_recorded
+    momentum, moved = 0.0, 0.0
+    for _ in range(n_calls):
+        momentum = 0.9 * momentum + 1
+        moved += 0.1 * momentum
+    for p, before in zip(model.parameters(), expected, strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.detach(), before - moved * p.grad, rtol=1e-3, atol=1e-3)
