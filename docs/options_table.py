@@ -6,7 +6,6 @@ comments of the page. `tests/docs/test_options.py` compares the page with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -33,23 +32,16 @@ def table() -> str:
         (f"`{name}`", MEANINGS[name], default(name), accepted(name), f"`{PREFIX}{name.upper()}`")
         for name in KNOWN
     ]
-    return _table(head, rows)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
 
 
 def presets() -> str:
     """What each `mode` sets."""
-    rows = [
-        (
-            f'`mode="{mode}"`',
-            ", ".join(f"`{name}={value!r}`".replace("'", '"') for name, value in values.items()),
-        )
-        for mode, values in PRESETS.items()
-    ]
-    return _table(("preset", "sets"), rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
+    lines = []
+    for mode, values in PRESETS.items():
+        sets = ", ".join(f"`{name}={value!r}`".replace("'", '"') for name, value in values.items())
+        lines.append(f'- `mode="{mode}"` sets {sets}.\n')
+    return "".join(lines)
 
 
 def accepted(name: str) -> str:

@@ -104,7 +104,7 @@ class CapturedCall:
         plan = plan_of(pending, outline.live, at_once=lambda: True)
         if plan is None:
             raise RuntimeError("its ops can't be planned")
-        self._plan: Plan = plan
+        self.plan: Plan = plan
         if not cuda_graphs:
             add_tier(plan, pending, outline.live)
         self.cuda_graph: CudaGraph | None = None
@@ -381,10 +381,10 @@ class CapturedCall:
         self, leaves: list[torch.Tensor], scalars: list[complex], given: Given
     ) -> None:
         """Run a plan that takes much memory, that somebody looks at, or that is a CUDA graph."""
-        ask_for_pool(self._plan)
+        ask_for_pool(self.plan)
         with POOL.using():
-            run = profiling.run_of(self._plan)
-            if self.cuda_graph is not None and run == self._plan.run:
+            run = profiling.run_of(self.plan)
+            if self.cuda_graph is not None and run == self.plan.run:
                 run = self.cuda_graph
             run(leaves, scalars, given)
 
@@ -399,9 +399,9 @@ class CapturedCall:
         """Keep what was computed, as after a flush; a value that is gone keeps `error`."""
         leaves, scalars, lasting = found
         with torch_private.kernels_only(), POOL.using():
-            computed = None if given else rescue(error, self._plan, scalars)
+            computed = None if given else rescue(error, self.plan, scalars)
             if computed is None and leaves and not given and not profiling.is_looked_at():
-                self._plan.run(leaves, scalars, given)  # an interrupt came before it had begun
+                self.plan.run(leaves, scalars, given)  # an interrupt came before it had begun
         if given:
             computed = dict(zip(self._slots, (*given[0], *drawn), strict=True))
         failure = without_frames(error)
@@ -424,7 +424,7 @@ class CapturedCall:
             raised=raised,
             state=state,
         )
-        note_plan(record, self._plan)
+        note_plan(record, self.plan)
         STATS.log.append(record)
 
 

@@ -273,6 +273,11 @@ class Replay(Generic[P, R]):
         known: _Signature | None = getattr(self._here, "known", None)
         return known is not None and bool(known.captured)
 
+    def may_improve(self) -> bool:
+        """Whether a call has no plan yet, or a plan in whose place a better one may come."""
+        plans = [one.plan for known in self._signatures.values() for one in known.captured]
+        return not plans or any(plan.tier is not None for plan in plans)
+
     def forget(self) -> None:
         """Drop all that is known of calls."""
         with self._lock:

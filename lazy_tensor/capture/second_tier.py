@@ -39,8 +39,12 @@ def add_tier(plan: Plan, pending: Pending, live: tuple[int, ...]) -> None:
     settings allow it and that may gain anything."""
     now = settings.current()
     may_gain = 1 < len(plan.steps) <= MOST_STEPS and not plan.communicates
-    may_compile = now.compile == "background" and not (now.verify_every or now.remat_interval)
-    if may_gain and may_compile and plan.tier is None and chosen_backend("cpu").name == "inductor":
+    may_compile = now.compile == "background" and chosen_backend("cpu").name == "inductor"
+    # Inductor adds to elements in any order, and checks nothing
+    is_plain = not (
+        now.verify_every or now.remat_interval or torch.are_deterministic_algorithms_enabled()
+    )
+    if may_gain and may_compile and is_plain and plan.tier is None:
         plan.tier = SecondTier(plan, pending, live)
 
 

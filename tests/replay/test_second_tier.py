@@ -34,7 +34,7 @@ def captured(step: Any) -> Any:
 
 
 def is_whole(call: Any) -> bool:
-    return any(fusion.backend.name == "inductor whole" for fusion in call._plan.fusions)
+    return any(fusion.backend.name == "inductor whole" for fusion in call.plan.fusions)
 
 
 def settled(step: Any, run: Callable[[], Any]) -> Any:
@@ -48,7 +48,7 @@ def settled(step: Any, run: Callable[[], Any]) -> Any:
     for _ in range(2 * second_tier.N_ROUNDS + 3):
         run()
     call = captured(step)
-    assert call._plan.tier is None
+    assert call.plan.tier is None
     return call
 
 
@@ -225,7 +225,19 @@ def test_only_kernels_in_the_background_are_compiled_whole(options):
     for _ in range(6):
         step(x)
     assert step.n_replayed
-    assert captured(step)._plan.tier is None
+    assert captured(step).plan.tier is None
+
+
+def test_deterministic_algorithms_are_not_compiled_whole():
+    step, x = replay(linear(), **SETTINGS), torch.randn(8, 16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(6):
+            step(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert step.n_replayed
+    assert captured(step).plan.tier is None
 
 
 def test_an_error_in_it_leaves_what_was_computed(monkeypatch):
