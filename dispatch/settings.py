@@ -202,6 +202,11 @@ def of_process() -> Settings:
     return _current
 
 
+def of_block() -> Settings | None:
+    """The settings of this thread's innermost block that has options, None outside of them."""
+    return _here.block
+
+
 def put(settings: Settings) -> Settings:
     """Make `settings` the process's, tell the listeners, return the previous ones."""
     global _current
@@ -210,13 +215,11 @@ def put(settings: Settings) -> Settings:
     return previous
 
 
-def put_here(settings: Settings | None) -> Settings | None:
-    """Make `settings` those of a block of this thread, None those of the process; return what the
-    block around had."""
-    previous, before = _here.block, current()
+def put_here(settings: Settings | None) -> None:
+    """Make `settings` those of a block of this thread, None those of the process."""
+    before = current()
     _here.block = settings
     _tell(before, current())
-    return previous
 
 
 def change(options: Mapping[str, Any], caller: str) -> None:

@@ -526,6 +526,15 @@ def is_flat_list(structure: Any) -> bool:
     return structure.type is list and structure.num_leaves == structure.num_children
 
 
+def views_by_their_ops() -> Any:
+    """A context in which autograd keeps, for each view, the op that made it.
+
+    It does so for `LazyTensor`s anyway. Of plain tensors it keeps sizes and strides, and after a
+    write to such a view runs `as_strided` in backward where the other graph has `select`.
+    """
+    return torch.autograd.grad_mode._force_original_view_tracking(True)
+
+
 def call_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What calling the module gives, its hooks included, whatever `call_by` put in its place."""
     return module._call_impl(*args, **kwargs)

@@ -211,9 +211,10 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 patch_table.IN_MODE.put()
                 here.mode = mode = RecordingMode()
                 mode.__enter__()
-        before = settings.put_here(after) if self._options else None
+        before = settings.of_block()
         try:
             if self._options:
+                settings.put_here(after)
                 restart_own_trace()
                 if depth and after.record == "always":
                     local.trace.policy.try_again_at_once()

@@ -116,6 +116,20 @@ CORE = {
 }  # fmt: skip
 
 
+def choose_by_chance(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> None:
+    """Record what programs do, in blocks that chance says are quicker so, and bypass the others."""
+    for name, n_blocks in {"TRIALS": 0, "COMPARED": 4, "GOES_ON": 1, "AT_MOST": 2}.items():
+        monkeypatch.setattr(sites, name, n_blocks)
+    monkeypatch.setattr(sites, "perf_counter", chance.random)
+    monkeypatch.setattr(sites, "_COIN", chance)
+
+
+@pytest.fixture
+def by_chance(monkeypatch, op_by_op):
+    """The test's blocks are recorded or bypassed by chance, always the same."""
+    choose_by_chance(monkeypatch, random.Random(0))
+
+
 @pytest.fixture(autouse=True)
 def op_by_op(request, monkeypatch):
     """Tests of the core start without caches and run op by op, bit-equal to eager.
@@ -125,11 +139,7 @@ def op_by_op(request, monkeypatch):
     """
     seed = request.config.getoption("--by-chance")
     if seed is not None:
-        chance = random.Random(f"{seed} {request.node.nodeid}")
-        for name, n_blocks in {"TRIALS": 0, "COMPARED": 4, "GOES_ON": 1, "AT_MOST": 2}.items():
-            monkeypatch.setattr(sites, name, n_blocks)
-        monkeypatch.setattr(sites, "perf_counter", chance.random)
-        monkeypatch.setattr(sites, "_COIN", chance)
+        choose_by_chance(monkeypatch, random.Random(f"{seed} {request.node.nodeid}"))
     else:
         monkeypatch.setattr(policy, "FIRST_CALLS", 1 << 60)
         monkeypatch.setattr(sites, "TRIALS", 1 << 30)
@@ -151,6 +161,7 @@ def op_by_op(request, monkeypatch):
     known = [dict(table) for table in tables]
     yield
     lazy_tensor.flush()
+    assert settings.current() is settings.of_process(), "a block's options are in force after it"
     if known[0] != rules.RULES:  # an op whose meta function was wrong runs at once from then on
         for table, before_test in zip(tables, known, strict=True):
             table.clear()

@@ -47,6 +47,7 @@ NEEDED = (
     "torch._subclasses.functional_tensor.FunctionalTensorMode",
     "torch._tensor_str.PRINT_OPTS.linewidth", "torch.autograd.forward_ad._current_level",
     "torch.fx.experimental.proxy_tensor._MakefxTracer", "torch.jit._builtins._find_builtin",
+    "torch.autograd.grad_mode._force_original_view_tracking",
     "torch.jit._builtins._register_builtin", "torch.jit._script.RecursiveScriptModule",
     "torch.nn.Module._replicate_for_data_parallel", "torch.nn.utils.parametrize._cache_enabled",
     "torch.ops.profiler._record_function_enter_new.default",

@@ -103,7 +103,8 @@ class _Forward(_Named):
         inputs = _differentiated(args, kwargs)
         edges = [torch.autograd.graph.get_gradient_edge(one) for one in inputs]
         versions = [one._version for one in inputs]
-        with _saving() as saved:
+        # whether this call is recorded or bypassed must not show in the graph
+        with _saving() as saved, torch_private.views_by_their_ops():
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
         bits, with_graph = 0, []
         for i, output in enumerate(outputs):

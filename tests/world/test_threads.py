@@ -131,6 +131,20 @@ def test_configure_in_a_block_holds_after_it():
     assert settings.current() == dataclasses.replace(before, verify_every=3)
 
 
+def test_ctrl_c_while_a_block_puts_its_options_in_force(monkeypatch):
+    before = settings.current()
+
+    def interrupt(now: settings.Settings) -> None:
+        if now is not before:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(settings, "_listeners", [*settings._listeners, interrupt])
+        with pytest.raises(KeyboardInterrupt), lazy_mode(max_segment_ops=5):
+            pass
+    assert settings.current() is before
+
+
 def test_a_block_leaves_the_hits_of_other_threads_alone():
     inside, done, found = threading.Event(), threading.Event(), []
 
