@@ -29,8 +29,8 @@ class FlushRecord:
     build its plan, waiting for kernels included if it waits for them. `grown_s` went into making
     states of the trie before it, `first_new` the first of them. `state` is where the trace ended,
     `steps` what its plan ran (None: op by op), with each fusion's status and reason as they were
-    then, and each step's seconds if somebody wanted them. `raised` names the type of the error that
-    ended it, if one did.
+    then, and each step's seconds if somebody wanted them; `tier` what came of compiling the plan
+    whole. `raised` names the type of the error that ended it, if one did.
     """
 
     thread: str
@@ -47,6 +47,7 @@ class FlushRecord:
     steps: list[Step] | None = None
     peak_bytes: int = 0
     was_built: bool = False
+    tier: str = ""
     statuses: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     steps_s: tuple[float, ...] = ()

@@ -35,6 +35,11 @@ POOLED_FROM_BYTES = 4 << 20
 """Peak of a plan from which memory is worth keeping: below it, the C library does."""
 
 
+TIER_FROM_S = 5.0
+"""Seconds of a plan's runs from which it is compiled whole, which takes some 10 s of another core.
+"""
+
+
 @dataclass(slots=True)
 class Step:
     """One instruction of a plan: what it reads, what it sets, and the nodes it stands for.
@@ -72,6 +77,9 @@ class Tier(Protocol):
     def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
         """As `Plan.run`."""
 
+    def is_ready(self) -> bool:
+        """Whether it is there, and the plan's runs are to find out whether it is better."""
+
 
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
@@ -82,7 +90,8 @@ class Plan:
     so much that its memory is worth keeping. `communicates`: other ranks wait for it. `n_there` and
     `n_under_way` are the ops in kernels that are there, and that are being built, as of the last
     `told()`. `is_checked`: its calls were seen to give what was recorded. `tier` runs it while
-    something better is looked for (see `capture.second_tier`).
+    something better is looked for (see `second_tier`): from so many seconds on, of which it has
+    `spent_s` so far, by its runs and by blocks that ran as in eager in its stead.
     """
 
     program: program.Program
@@ -93,6 +102,7 @@ class Plan:
     parts_of_leaves: tuple[tuple[int, int], ...]
     peak_bytes: int
     communicates: bool
+    scalar_types: list[type]
     _distinct: tuple[Fusion, ...] = field(init=False)
     _told: tuple[Any, ...] = ()
     n_there: int = 0
@@ -100,6 +110,9 @@ class Plan:
     is_checked: bool = True
     is_pooled: bool = field(init=False)
     tier: Tier | None = None
+    tier_from_s: float = field(default_factory=lambda: TIER_FROM_S)
+    spent_s: float = 0.0
+    tier_says: str = ""  # what came of looking for it
 
     def __post_init__(self) -> None:
         self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
@@ -130,6 +143,10 @@ class Plan:
         """Whether more of its ops are in kernels that are being built than in those there are."""
         self.told()
         return self.n_under_way > self.n_there
+
+    def may_get_better(self) -> bool:
+        """Whether runs of it will find out whether to run another in its place."""
+        return self.tier is not None and self.tier.is_ready()
 
     def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
         """Append the live values to `given`; `leaves` is empty then.
@@ -175,12 +192,10 @@ class Plan:
 class Planner:
     """Emits a plan's steps, making each view where it is first needed."""
 
-    def __init__(
-        self, graph: Graph, scalars: Sequence[complex], fusible: Fusibility | None
-    ) -> None:
+    def __init__(self, graph: Graph, scalar_types: list[type], fusible: Fusibility | None) -> None:
         self.graph = graph
         self.fusible = fusible
-        self.scalar_types = [type(scalar) for scalar in scalars]
+        self.scalar_types = scalar_types
         self.steps: list[Step] = []
         self.fusions: list[Fusion] = []
         self.made = {leaf.slot for leaf in graph.leaves}
@@ -275,6 +290,7 @@ class Planner:
             parts_of_leaves=graph.parts_of_leaves,
             peak_bytes=self._peak_bytes(dying),
             communicates=any(node.facts.communicates for node in graph.nodes),
+            scalar_types=self.scalar_types,
         )
 
     def _dying(self) -> list[list[int]]:

@@ -22,7 +22,7 @@ from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import hits, profiling, watch
 from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
-from lazy_tensor.dispatch.run.plan_cache import plan_of, with_remat
+from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of, with_remat
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trie import memory_sharing
 from lazy_tensor.dispatch.trie import trace as traces
@@ -111,6 +111,9 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             )
             if plan is not None:
                 note_plan(record, plan)
+                plan.spent_s += run_s
+                if plan.spent_s >= plan.tier_from_s:
+                    add_tier(plan, work.state)
             if record.was_built:
                 trace.policy.add_plan(record.plan_s)
             _account(record)
@@ -242,7 +245,7 @@ def must_record(trace: Trace, options: settings.Settings | None = None) -> bool:
 
 def note_plan(record: FlushRecord, plan: Plan) -> None:
     """Have a record in the flush log tell of the plan that has just run."""
-    record.steps, record.peak_bytes = plan.steps, plan.peak_bytes
+    record.steps, record.peak_bytes, record.tier = plan.steps, plan.peak_bytes, plan.tier_says
     record.statuses, record.reasons = plan.told()
     record.steps_s = profiling.times_s()
 

@@ -5,10 +5,13 @@ In: a state, its live values, the settings in force. Out: a plan, or None.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+import torch
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.plan.foreach import taken_apart
@@ -16,16 +19,19 @@ from lazy_tensor.dispatch.plan.graph import Graph, graph_of, without_repeats
 from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan.plan import Plan, Planner
 from lazy_tensor.dispatch.plan.remat import rematerialized
+from lazy_tensor.dispatch.plan.second_tier import SecondTier
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.compile_service import chosen_backend, compiler
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trie.trace import Pending
+from lazy_tensor.dispatch.trie.trace import Pending, State
 from lazy_tensor.kernels.extension import program
 
 NO_PLAN: Any = object()
 """Stands for a plan that could not be built."""
 MAX_PLANS_OF_A_STATE = 8
 """Sets of live values, times settings, for which one state keeps plans."""
+MOST_STEPS = 600
+"""Steps of a plan that is compiled whole: each takes 20 to 60 ms of the compiler's time."""
 
 
 def with_remat(graph: Graph) -> Graph:
@@ -66,6 +72,23 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     plans[key] = plan
     STATS.counts["plans_built"] += 1
     return plan
+
+
+def add_tier(plan: Plan, state: State, *, after_s: float = 0.0) -> None:
+    """Have the plan, one of this state's, compiled whole once it has run for so long, if the
+    settings in force allow it and that may gain anything."""
+    plan.tier_from_s = math.inf
+    now = settings.current()
+    may_gain = 1 < len(plan.steps) <= MOST_STEPS and not plan.communicates
+    may_compile = now.compile == "background" and chosen_backend("cpu").name == "inductor"
+    # Inductor adds to elements in any order, and checks nothing
+    is_plain = not (
+        now.verify_every or now.remat_interval or torch.are_deterministic_algorithms_enabled()
+    )
+    of_state = state.plans or {}  # another thread may clear the caches meanwhile
+    live = next((live for (live, _), one in of_state.items() if one is plan), None)
+    if may_gain and may_compile and is_plain and live is not None and plan.tier is None:
+        plan.tier = SecondTier(plan, state, live, compiler(), after_s)
 
 
 def may_plan() -> bool:
@@ -110,7 +133,7 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
         )
 
     with torch_private.no_modes():  # a backend may use ops, which are none of the program's
-        plan = Planner(graph, pending.scalars, fusible).plan(units, fusion_of)
+        plan = Planner(graph, list(map(type, pending.scalars)), fusible).plan(units, fusion_of)
         if now.compile == "blocking":
             compiler().finish(plan.fusions)
     return plan

@@ -141,6 +141,9 @@ class Policy:
         if plan.communicates:
             self.span_ranks()
         self._n_gained += plan.n_there - plan.n_under_way
+        site = self._site or self._last_site  # a block's plan runs at its end
+        if site is not None and (site.plan is None or plan.spent_s > site.plan.spent_s):
+            site.plan = plan
         if plan.n_under_way > plan.n_there and not self.spans_ranks:  # each has its own kernels
             self._awaited = plan
 

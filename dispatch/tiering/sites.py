@@ -59,13 +59,16 @@ def settled_s() -> float:
 
 
 class Waiting(Protocol):
-    """What runs op by op while its kernels are built: a plan."""
+    """A plan: it runs op by op while its kernels are built."""
 
     communicates: bool
     n_there: int
     n_under_way: int
+    spent_s: float
 
     def awaits_kernels(self) -> bool: ...
+
+    def may_get_better(self) -> bool: ...
 
 
 class Site:
@@ -84,6 +87,7 @@ class Site:
         self.is_unknown = False  # as its regions are unknown
         self.was_recorded = False  # the last one that was seen
         self.awaited: Waiting | None = None  # blocks run as in eager until it has its kernels
+        self.plan: Waiting | None = None  # of the plans that blocks ran, the one that ran longest
         self._of_reads = of_reads
         self._n_reads = 1  # of the last round
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
@@ -134,6 +138,8 @@ class Site:
         """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
         self._began_s = perf_counter()
         self.is_compared = self.is_bypassed = False
+        if self._may_get_better():
+            self.try_again()
         if may_choose and self._awaits_kernels():
             self.is_bypassed = True
         elif self._n_left > 0 and (may_choose or self._by_count):
@@ -157,7 +163,7 @@ class Site:
             return False
         if self.awaited is not None:
             return self._awaits_kernels()
-        if self._n_left == 0:
+        if self._n_left == 0 or self._may_get_better():
             return False
         self._n_left -= 1
         return True
@@ -170,6 +176,9 @@ class Site:
         """So many blocks more were bypassed."""
         if self.awaited is None:
             self._n_left = max(self._n_left - n, 0)
+
+    def _may_get_better(self) -> bool:
+        return self.plan is not None and self.plan.may_get_better()
 
     def _awaits_kernels(self) -> bool:
         plan = self.awaited
@@ -259,6 +268,8 @@ class Site:
             self._eager_is_better, self._n_next = is_better, GOES_ON
         self._go_on()
         self._n_free = max(self._n_left - n_owed, 0)
+        if is_better and self._kernels_may_help and self.plan is not None:
+            self.plan.spent_s += self._n_left * bypassed_s
 
     def _go_on(self) -> None:
         self._n_left, self._n_next = self._n_next, min(2 * self._n_next, AT_MOST)

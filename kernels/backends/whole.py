@@ -1,7 +1,7 @@
 """Plans compiled whole: Inductor's kernels for all that can be fused, library calls between them.
 
 In: a segment that holds library calls too. Out: an artifact whose program has both. No user chooses
-this backend: `lazy_tensor.capture.second_tier` does, for calls that have run for long.
+this backend: `dispatch.plan.second_tier` does, for plans that have run for long.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from lazy_tensor.capture.reach import (
     Watch,
     is_same,
 )
-from lazy_tensor.capture.second_tier import add_tier
 from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
@@ -38,7 +37,7 @@ from lazy_tensor.dispatch.run import hits, profiling, watch
 from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
-from lazy_tensor.dispatch.run.plan_cache import plan_of
+from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Pending, Value, local
@@ -54,6 +53,11 @@ open places."""
 MOST_TAUGHT = 8
 """Calls of a module that are recorded for its backward to be learnt: of a program that runs none
 there are no more."""
+
+
+TIER_AFTER_S = 2.0
+"""Seconds that a plan runs before it is compiled whole. A captured call has little besides its
+plan, so that gains more than of a plan in the mode."""
 
 
 class Changed(Exception):
@@ -106,7 +110,7 @@ class CapturedCall:
             raise RuntimeError("its ops can't be planned")
         self.plan: Plan = plan
         if not cuda_graphs:
-            add_tier(plan, pending, outline.live)
+            add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
             self.cuda_graph = CudaGraph(plan, outline.state, numbers_change=self._recount.is_needed)

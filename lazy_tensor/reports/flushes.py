@@ -130,6 +130,7 @@ def _flush(record: FlushRecord, gap_s: float | None) -> Flush:
         how = "one by one"
     else:
         how = "by a new plan" if record.was_built else "by a known plan"
+        how += f" ({record.tier})" if record.tier else ""
     return Flush(
         thread=record.thread,
         cause=record.cause,

@@ -1,4 +1,4 @@
-"""Captured calls that are compiled whole: the same results as eager's."""
+"""Plans that are compiled whole, of captured calls and in the mode: the same results as eager's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lazy_tensor import replay
-from lazy_tensor.capture import second_tier
+import lazy_tensor
+from lazy_tensor import lazy_mode, materialize, replay
+from lazy_tensor.capture import captured_call
 from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.plan import plan as plans
+from lazy_tensor.dispatch.plan import second_tier
 from lazy_tensor.dispatch.run.compile_service import compiler
+from lazy_tensor.dispatch.stats import STATS
 
 Step = Callable[[torch.Tensor], Any]
 SETTINGS: dict[str, Any] = {"backend": "inductor", "compile": "background"}
@@ -22,8 +26,9 @@ SETTINGS: dict[str, Any] = {"backend": "inductor", "compile": "background"}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """What is captured is compiled whole at once, and taken if it gives the same."""
-    monkeypatch.setattr(second_tier, "ASK_AFTER_S", 0.0)
+    """Plans are compiled whole at once, and taken if they give the same."""
+    monkeypatch.setattr(captured_call, "TIER_AFTER_S", 0.0)
+    monkeypatch.setattr(plans, "TIER_FROM_S", 0.0)
     monkeypatch.setattr(second_tier, "GAINS", math.inf)
 
 
@@ -180,6 +185,33 @@ def test_a_plan_that_is_compiled_whole_gives_what_eager_gives(name):
         both()
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_plan_of_the_mode_gives_what_eager_gives(name):
+    x = torch.randn(8, 16)
+    torch.manual_seed(1)
+    eager = PROGRAMS[name]()
+    torch.manual_seed(1)
+    step = PROGRAMS[name]()
+    for number in range(8 + 2 * second_tier.N_ROUNDS + 6):
+        given = x * (1 + number / 100)
+        torch.manual_seed(number)
+        expected = eager(given)
+        torch.manual_seed(number)
+        with lazy_mode(record="always", **SETTINGS):
+            result = step(given)
+        torch.testing.assert_close(materialize(result), expected, rtol=1e-3, atol=1e-4)
+        if number == 8:
+            assert compiler().wait(120)
+    assert runs_whole()
+    assert "compiled whole" in str(lazy_tensor.explain())
+
+
+def runs_whole() -> bool:
+    """Whether the last flush ran what was compiled whole."""
+    fusions = [step.fusion for step in STATS.log[-1].steps or () if step.fusion is not None]
+    return any(fusion.backend.name == "inductor whole" for fusion in fusions)
+
+
 def test_results_are_new_memory_at_each_call():
     step, x = replay(linear(), **SETTINGS), torch.randn(8, 16)
     settled(step, lambda: step(x))
@@ -209,6 +241,14 @@ def test_a_plan_that_gives_something_else_is_not_used(monkeypatch):
     step = replay(function, **SETTINGS)
     call = settled(step, lambda: torch.testing.assert_close(step(x), function(x)))
     assert not is_whole(call)
+
+
+def test_a_plan_that_writes_much_is_not_copied(monkeypatch):
+    monkeypatch.setattr(second_tier, "MOST_COPIED", 0)
+    step, x = replay(in_place(), **SETTINGS), torch.randn(8, 16)
+    call = settled(step, lambda: step(x))
+    assert not is_whole(call)
+    assert "too much" in call.plan.tier_says
 
 
 def test_a_slower_plan_is_not_used(monkeypatch):

@@ -215,6 +215,10 @@ class Built:
 
     def __init__(self, n_there: int, n_under_way: int) -> None:
         self.n_there, self.n_under_way = n_there, n_under_way
+        self.spent_s, self.is_ready = 0.0, False
+
+    def may_get_better(self) -> bool:
+        return self.is_ready
 
     def awaits_kernels(self) -> bool:
         return self.n_under_way > self.n_there
@@ -238,6 +242,31 @@ def test_blocks_are_bypassed_while_their_kernels_are_built(clock: Clock) -> None
     it.end_block()
     plan.n_under_way = 0
     assert sees("here")
+
+
+def test_a_plan_that_lost_is_tried_again_once_it_was_compiled_whole(clock: Clock) -> None:
+    """It is asked for as if it had run in the blocks that ran as in eager."""
+    site, plan = Site(), Built(n_there=9, n_under_way=0)
+    site.plan = plan
+    assert not ways(site, clock, UNTIL_THEN + 1, 1.1, 1.0)[-1]
+    assert plan.spent_s == pytest.approx(GOES_ON)
+    plan.is_ready = True
+    found = ways(site, clock, GOES_ON, 0.7)
+    n_paid = found.index(True)
+    assert n_paid < GOES_ON - TRIALS
+    assert all(found[n_paid : n_paid + TRIALS])
+
+
+def test_the_plan_of_a_block_is_the_one_that_ran_longest() -> None:
+    it = Policy()
+    short, long = Built(n_there=9, n_under_way=0), Built(n_there=9, n_under_way=0)
+    long.spent_s = 1.0
+    it.begin_block("here")
+    for plan in (short, long, short):
+        it.note_kernels(plan)
+    it.end_block()
+    it.note_kernels(short)
+    assert [site.plan for site in it._sites.values()] == [long]
 
 
 def test_times_decide_nothing_where_they_may_not(clock: Clock) -> None:

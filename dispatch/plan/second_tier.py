@@ -1,7 +1,7 @@
 """A plan's second tier: compiled whole, library calls within it, once it has run for long.
 
 In: a plan, and what it was made of. Out: the plan with other steps, if they do the same in less
-time. Called by `captured_call`.
+time. `plan_cache` says which plans have one.
 """
 
 from __future__ import annotations
@@ -13,39 +13,26 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan.foreach import taken_apart
 from lazy_tensor.dispatch.plan.graph import graph_of, without_repeats
 from lazy_tensor.dispatch.plan.partition import Fusibility, whole_units
 from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner
-from lazy_tensor.dispatch.run.compile_service import chosen_backend, compiler
-from lazy_tensor.dispatch.trie.trace import Pending
+from lazy_tensor.dispatch.trie.trace import State
 from lazy_tensor.kernels.backends.whole import WHOLE
 from lazy_tensor.kernels.logs import COMPILES
+from lazy_tensor.kernels.segment import n_bytes
+from lazy_tensor.kernels.service.compile import Compiler
 from lazy_tensor.kernels.service.verify import copy_of, difference, largest
 
-ASK_AFTER_S = 2.0
-"""Seconds that a plan runs before it is compiled whole: that takes some 10 s of another core."""
-MOST_STEPS = 600
-"""Steps of a plan that is compiled whole: each takes 20 to 60 ms of the compiler's time."""
 N_ROUNDS = 9
 """Runs of either that are compared."""
 GAINS = 0.97
 """The share of the first plan's time that the whole one may take: else nothing is gained."""
 
-
-def add_tier(plan: Plan, pending: Pending, live: tuple[int, ...]) -> None:
-    """Have the plan, made of `pending` and `live`, compiled whole once it has run for long, if the
-    settings allow it and that may gain anything."""
-    now = settings.current()
-    may_gain = 1 < len(plan.steps) <= MOST_STEPS and not plan.communicates
-    may_compile = now.compile == "background" and chosen_backend("cpu").name == "inductor"
-    # Inductor adds to elements in any order, and checks nothing
-    is_plain = not (
-        now.verify_every or now.remat_interval or torch.are_deterministic_algorithms_enabled()
-    )
-    if may_gain and may_compile and is_plain and plan.tier is None:
-        plan.tier = SecondTier(plan, pending, live)
+MOST_COPIED = 1 << 30
+"""Bytes that a plan may write in what it is given: that is copied, to compare."""
+CANNOT = "it can't be compiled whole"
 
 
 class SecondTier:
@@ -55,14 +42,16 @@ class SecondTier:
     once beside the other to compare what both do, and at last in turns with it to compare times.
     """
 
-    def __init__(self, plan: Plan, pending: Pending, live: tuple[int, ...]) -> None:
+    def __init__(
+        self, plan: Plan, state: State, live: tuple[int, ...], service: Compiler, after_s: float
+    ) -> None:
         self._plan = plan
         self._first = copy.copy(plan)
-        self._made_of = pending.state, live, [*pending.scalars]
-        self._service = compiler()
+        self._made_of = state, live
+        self._service = service
+        self._after_s = after_s
         self._whole: Plan | None = None
         self._written: frozenset[int] = frozenset()  # leaves
-        self._spent_s = 0.0
         self._is_compared = False
         self._times_s: tuple[list[float], list[float]] = ([], [])
 
@@ -71,8 +60,8 @@ class SecondTier:
         if self._whole is None:
             start = perf_counter()
             self._plan.program.run(leaves, scalars, given)
-            self._spent_s += perf_counter() - start
-            if self._spent_s >= ASK_AFTER_S:
+            self._plan.spent_s += perf_counter() - start
+            if self._plan.spent_s >= self._after_s:
                 self._ask()
         elif not self._is_there(self._whole):
             self._plan.program.run(leaves, scalars, given)
@@ -83,37 +72,49 @@ class SecondTier:
 
     def _ask(self) -> None:
         """Have the plan compiled whole, in the background."""
-        state, live, scalars = self._made_of
+        state, live = self._made_of
         graph = without_repeats(taken_apart(graph_of(state.steps(), live)))
         fusible = Fusibility(graph, lambda _: WHOLE)
         units = whole_units(graph, fusible)
-        is_on_cpu = all(spec.device.type == "cpu" for spec in graph.spec.values())
-        if not is_on_cpu or units is None or not any(unit.is_fused for unit in units):
-            self._settle(self._first)
-            return
         written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
         self._written = frozenset(
             i for i, leaf in enumerate(graph.leaves) if graph.root[leaf.slot] in written
         )
+        n_copied = sum(n_bytes(graph.leaves[i].spec) for i in self._written)
+        is_on_cpu = all(spec.device.type == "cpu" for spec in graph.spec.values())
+        if not is_on_cpu or units is None or not any(unit.is_fused for unit in units):
+            self._settle(self._first, CANNOT)
+            return
+        if n_copied > MOST_COPIED:
+            self._settle(self._first, "it writes too much to be compared with one compiled whole")
+            return
 
         def fusion_of(segment: Any) -> Any:
             return self._service.fusion_of(
                 segment, WHOLE, mode="background", threshold=0, measure=False
             )
 
+        self._plan.tier_says = "being compiled whole"
         with torch_private.no_modes():
-            self._whole = Planner(graph, scalars, fusible).plan(units, fusion_of)
+            self._whole = Planner(graph, self._plan.scalar_types, fusible).plan(units, fusion_of)
+
+    def is_ready(self) -> bool:
+        """Whether the plan has been compiled whole, or can't be."""
+        whole = self._whole
+        waits_for = ("aten", "queued", "compiling")
+        return whole is not None and all(one.status not in waits_for for one in whole.fusions)
 
     def _is_there(self, whole: Plan) -> bool:
         statuses = {fusion.status for fusion in whole.fusions}
         if not statuses.isdisjoint(("failed", "declined")):
-            self._settle(self._first)
+            self._settle(self._first, CANNOT)
         return statuses == {"ready"}
 
-    def _settle(self, plan: Plan) -> None:
+    def _settle(self, plan: Plan, says: str) -> None:
         """Run `plan` for good."""
+        COMPILES.info("a plan of %d steps: %s", len(self._first.steps), says)
         self._plan.do_as(plan)
-        self._plan.tier = None
+        self._plan.tier, self._plan.tier_says = None, says
 
     def _compare(
         self, whole: Plan, leaves: list[torch.Tensor], scalars: list[complex], given: Given
@@ -134,8 +135,7 @@ class SecondTier:
             expected = [*given[0], *(other for _, other in written)]
             reason = difference(actual, expected, magnitude)
         if reason is not None:
-            COMPILES.info("a plan that was compiled whole is not used: %s", reason)
-            self._settle(self._first)
+            self._settle(self._first, f"compiled whole it isn't used: {reason}")
 
     def _take_turns(
         self, whole: Plan, leaves: list[torch.Tensor], scalars: list[complex], given: Given
@@ -148,8 +148,6 @@ class SecondTier:
         self._times_s[is_whole].append(perf_counter() - start)
         if len(whole_s) >= N_ROUNDS:
             is_better = median(whole_s) < GAINS * median(first_s)
-            COMPILES.info(
-                "a plan of %d steps takes %.1f us, compiled whole %.1f us",
-                len(self._first.steps), median(first_s) * 1e6, median(whole_s) * 1e6,
-            )  # fmt: skip
-            self._settle(whole if is_better else self._first)
+            times = f"compiled whole {median(whole_s) * 1e3:.2f} ms, "
+            times += f"in parts {median(first_s) * 1e3:.2f} ms"
+            self._settle(whole if is_better else self._first, times)
