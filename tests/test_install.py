@@ -20,12 +20,17 @@ def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def sources():
-    """The files of the package, from the root of a checkout."""
+def tracked(*folders):
+    """The files in these folders, from the root of a checkout."""
     listed = subprocess.run(
-        ["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
+
+
+def sources():
+    """The files of the package."""
+    return tracked(*FOLDERS)
 
 
 def test_what_is_installed_is_all_that_the_checkout_has(newcomer):
@@ -35,13 +40,22 @@ def test_what_is_installed_is_all_that_the_checkout_has(newcomer):
     assert not missing
 
 
-def test_source_distribution_has_all_that_is_installed(newcomer, tmp_path):
+def test_source_distribution_has_all_that_builds_and_tests_it(newcomer, tmp_path):
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
     newcomer.run("python", "-c", code, folder=newcomer.checkout)
     (archive,) = tmp_path.iterdir()
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    assert not {*sources(), "setup.py", "pyproject.toml"} - names
+        files.extractall(tmp_path, filter="data")
+    others = tracked("tests", "benches", "docs", "examples", ".ci", "Makefile")
+    assert not {*sources(), *others, "setup.py", "pyproject.toml"} - names
+    (unpacked,) = (one for one in tmp_path.iterdir() if one.is_dir())
+    newcomer.run("python", "-m", "pytest", "-q", "tests/test_tiny.py", folder=unpacked)
+
+
+def test_the_command_is_installed(newcomer):
+    shown = newcomer.run("lazy-tensor", "--version", folder=newcomer.elsewhere)
+    assert shown.startswith("lazy_tensor ")
 
 
 def test_installed_packages_look_for_modules_in_themselves_alone(newcomer):

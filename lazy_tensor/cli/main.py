@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+import torch
+
+import lazy_tensor
 from lazy_tensor.cli import bench, cache, demo, doctor, explain
 from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, NOBODY_READS, CommandError
 
@@ -51,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m lazy_tensor", description="Lazy tensors for PyTorch."
     )
+    versions = f"lazy_tensor {lazy_tensor.__version__}, torch {torch.__version__}"
+    top.add_argument("--version", action="version", version=versions)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in (
         ("demo", demo, "run three programs eagerly, lazily and with torch.compile"),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+import lazy_tensor
 from lazy_tensor.cli import doctor
 from lazy_tensor.cli.main import main
 from lazy_tensor.dispatch import settings
@@ -24,6 +27,14 @@ def test_doctor_shows_versions_backends_and_every_setting(capsys):
     words = shown.split()
     assert set(NAMES) <= set(words)
     assert set(available_backends("cpu")) <= set(words)
+
+
+def test_versions_are_shown(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    shown = capsys.readouterr().out
+    assert shown == f"lazy_tensor {lazy_tensor.__version__}, torch {torch.__version__}\n"
+    assert version("lazy-tensor") == lazy_tensor.__version__
 
 
 def test_doctor_shows_options_and_nothing_else_as_settings():
