@@ -273,6 +273,10 @@ class Replay(Generic[P, R]):
         known: _Signature | None = getattr(self._here, "known", None)
         return known is not None and bool(known.captured)
 
+    def n_captured(self) -> int:
+        """How many plans there are, for all kinds of arguments."""
+        return sum(len(known.captured) for known in self._signatures.values())
+
     def may_improve(self) -> bool:
         """Whether a call has no plan yet, or a plan in whose place a better one may come."""
         plans = [one.plan for known in self._signatures.values() for one in known.captured]

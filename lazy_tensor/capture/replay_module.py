@@ -32,9 +32,9 @@ from lazy_tensor.dispatch.run.tape import stop_tape
 from lazy_tensor.kernels.service.verify import difference
 from lazy_tensor.tensor import LazyTensor, computed
 
-RECORDED_BEFORE_EAGER, MOST_SIGNATURES = 8, 4
-"""Recorded calls without a replay, for each signature up to so many, after which a module runs as
-in eager: recording it would cost more than it gains."""
+RECORDED_BEFORE_EAGER, MOST_LEARNT = 8, 4
+"""Recorded calls without a replay, for each signature or plan up to so many, after which a module
+runs as in eager: recording it would cost more than it gains."""
 EAGER_CALLS = 1000
 """Calls as in eager before it is tried again."""
 TAUGHT_AFTER = 3
@@ -368,8 +368,9 @@ class ReplayedModule:
         if self._n_eager > 0:
             self._n_eager -= 1
             return True
-        n_signatures = max(1, min(self.forward.n_signatures, MOST_SIGNATURES))
-        if self._n_in_vain >= RECORDED_BEFORE_EAGER * n_signatures:
+        # with gradients to add to, and without any, there is a plan for each
+        n_learnt = max(self.forward.n_signatures, self.forward.n_captured(), 1)
+        if self._n_in_vain >= RECORDED_BEFORE_EAGER * min(n_learnt, MOST_LEARNT):
             self.go_eager()
         return self._n_eager > 0
 

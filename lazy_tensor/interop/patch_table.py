@@ -83,6 +83,7 @@ TABLE: tuple[Way, ...] = (
     Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
         wrappers.with_plain_memory, without_mode=True),
     Way(torch_ways.TAKES_PROGRAMS, TAKES_APART, wrappers.on_plain_program, without_mode=True),
+    Way(of(torch.jit, "script"), TAKES_APART, wrappers.on_plain_script, without_mode=True),
     Way(torch_ways.OWN_MODES,
         "a mode of torch's own: what runs below it is none of the program's",
         wrappers.around_own_mode, without_mode=True),

@@ -77,7 +77,7 @@ if torch.distributed.is_available():
     )
 TAKES_PROGRAMS = _existing(
     (proxy_tensor._MakefxTracer, "trace"), (torch.jit, "trace"), (torch.jit, "trace_module"),
-    (torch.jit, "script"), (torch.export, "export"), (torch.export, "export_for_training"),
+    (torch.export, "export"), (torch.export, "export_for_training"),
     (torch.export.ExportedProgram, "run_decompositions"), (torch.library, "opcheck"),
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
 )  # fmt: skip

@@ -220,6 +220,17 @@ def on_plain_program(name: str, own: Any) -> Any:
     return without_mode
 
 
+def on_plain_script(name: str, own: Any) -> Any:
+    """`torch.jit.script`, which for a class looks names up so many frames above its own."""
+    without_mode = on_plain_program(name, own)
+
+    @functools.wraps(own)
+    def script(*args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        return without_mode(*args, _frames_up=_frames_up + 2, **kwargs)
+
+    return script
+
+
 def _make_plain(module: torch.nn.Module) -> None:
     """For good; what its attributes hold is left to `made_plain`."""
     if any(isinstance(t, LazyTensor) for t in (*module.parameters(), *module.buffers())):

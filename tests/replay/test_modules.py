@@ -768,3 +768,20 @@ def test_a_forward_that_was_bypassed_has_the_graph_of_one_that_was_recorded(by_c
             one(x).sum().backward()
         torch.testing.assert_close(model.linear.weight.grad, eager.linear.weight.grad)
     assert backwards_of(model)
+
+
+def test_gradients_of_several_batches_are_added_up():
+    """There is a plan where gradients are `None`, and one where there are some: each is learnt."""
+    model = Block()
+    eager = copy.deepcopy(model)
+    replay(model)
+    for i in range(24):
+        for one in (model, eager):
+            torch.manual_seed(i)
+            if i % 2 == 0:
+                one.zero_grad()
+            one(torch.randn(4, 8)).square().mean().backward()
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=0)
+    assert calls_of(model).forward.n_replayed > 4
+    assert backwards_of(model) > 4

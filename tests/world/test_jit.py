@@ -114,3 +114,26 @@ def test_a_script_of_functions_that_are_seen_to_by_name(when):
         scripts = torch.jit.script(sparse), torch.jit.script(module)
     assert torch.equal(scripts[0](*given), sparse(*given))
     assert torch.equal(scripts[1](x), module(x))
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_class_that_is_scripted_finds_the_names_of_its_module():
+    """As those of `torch.distributed.optim`, which many libraries import."""
+    with lazy_mode():
+
+        @torch.jit.script
+        class Doubler:
+            def __init__(self):
+                self.n = 0
+
+            def call(self, x: torch.Tensor) -> torch.Tensor:
+                return doubled(x)
+
+        @torch.jit.script
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return Doubler().call(x)
+
+    assert torch.equal(twice(torch.ones(2)), torch.full((2,), 2.0))
