@@ -6,7 +6,6 @@ A replayed step runs until its plan is chosen, which may be one that was compile
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,21 +17,20 @@ from bench_changing import resident_bytes
 from pytest_benchmark.fixture import BenchmarkFixture
 from residual import loss_of, step_with
 from results_table import page
+from settled import settle
 from timing import interleaved
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor.capture.replay import Replay
 from lazy_tensor.examples.gpt import GPT, GPTConfig
 
 Step = Callable[[], Tensor]
-Side = Callable[[Callable[..., Any]], Callable[..., Any]]
+Task = tuple[nn.Module, Tensor, Tensor]
+"""A model, a batch, and what it is to give: the numbers of classes."""
 
 DEPTHS = (1, 2, 4, 16, 64, 128)
 N_CALLS = 100_000
-SETTLES_S = 120.0
-"""Seconds that a step is run at most until its plan is chosen."""
 
 
 def residual_step(depth: int, side: str) -> Step:
@@ -44,42 +42,14 @@ def residual_step(depth: int, side: str) -> Step:
     return lambda: step(x, weights)
 
 
-def gpt_step(config: GPTConfig, optimizer: str, side: str) -> Step:
-    """The loss of a training step on 4 rows of tokens; model and optimizer compiled, or neither."""
+def model_step(make: Callable[[], Task], optimizer: Any, side: str) -> Step:
+    """A training step of a model on one batch; model and optimizer compiled, or neither."""
     torch.manual_seed(0)
-    model = GPT(config)
-    if optimizer == "AdamW":
-        opt: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    else:
-        opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-    tokens = torch.randint(0, 256, (4, config.context))
-
-    def loss_on(tokens: Tensor) -> Tensor:
-        return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-
-    compiles = side == "compile"
-    forward = torch.compile(loss_on) if compiles else loss_on
-    update = torch.compile(opt.step) if compiles else opt.step
-
-    def train(tokens: Tensor) -> Tensor:
-        opt.zero_grad()
-        loss = forward(tokens)
-        loss.backward()
-        update()
-        return loss.detach()
-
-    step = _wrapped(train, side)
-    return lambda: step(tokens)
-
-
-def model_step(make: Callable[[], tuple[nn.Module, Tensor]], optimizer: Any, side: str) -> Step:
-    """A training step of a model on one batch, in ten classes."""
-    torch.manual_seed(0)
-    model, batch = make()
-    opt, targets = optimizer(model.parameters()), torch.randint(0, 10, (len(batch),))
+    model, batch, targets = make()
+    opt = optimizer(model.parameters())
 
     def loss_on(batch: Tensor) -> Tensor:
-        return F.cross_entropy(model(batch), targets)
+        return F.cross_entropy(model(batch).flatten(0, -2), targets.flatten())
 
     forward = torch.compile(loss_on) if side == "compile" else loss_on
     update = torch.compile(opt.step) if side == "compile" else opt.step
@@ -95,9 +65,19 @@ def model_step(make: Callable[[], tuple[nn.Module, Tensor]], optimizer: Any, sid
     return lambda: step(batch)
 
 
-def mlp() -> tuple[nn.Module, Tensor]:
+def gpt(n_heads: int, width: int) -> Task:
+    """Four rows of 64 tokens, and a model that is to give them again."""
+    tokens = torch.randint(0, 256, (4, 64))
+    return GPT(GPTConfig(4, n_heads, width, 64)), tokens, tokens
+
+
+def classes(n: int) -> Tensor:
+    return torch.randint(0, 10, (n,))
+
+
+def mlp() -> Task:
     layers = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-    return nn.Sequential(*layers), torch.randn(32, 32)
+    return nn.Sequential(*layers), torch.randn(32, 32), classes(32)
 
 
 class Unrolled(nn.Module):
@@ -114,32 +94,23 @@ class Unrolled(nn.Module):
         return self.out(h)
 
 
-def cnn() -> tuple[nn.Module, Tensor]:
+def gru() -> Task:
+    return Unrolled(), torch.randn(16, 12, 32), classes(16)
+
+
+def cnn() -> Task:
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(2048, 10),
     )  # fmt: skip
-    return model, torch.randn(16, 3, 32, 32)
-
-
-_replays: list[Replay[..., Any]] = []
-
-
-def settle(step: Step) -> None:
-    """Run a replayed step until its plan is chosen."""
-    deadline_s = time.perf_counter() + SETTLES_S
-    while time.perf_counter() < deadline_s and any(one.may_improve() for one in _replays):
-        step()
-    _replays.clear()
+    return model, torch.randn(16, 3, 32, 32), classes(16)
 
 
 def _wrapped(function: Callable[..., Any], side: str) -> Callable[..., Any]:
     backend = "aten" if side.endswith("aten") else "auto"
     if side.startswith("replay"):
-        replayed = lazy_tensor.replay(function, backend=backend)
-        _replays.append(replayed)
-        return replayed
+        return lazy_tensor.replay(function, backend=backend)
     if side.startswith("lazy"):
         return lazy_tensor.lazy_mode(backend=backend, compile="blocking")(function)
     return function
@@ -148,19 +119,17 @@ def _wrapped(function: Callable[..., Any], side: str) -> Callable[..., Any]:
 PROGRAMS: dict[str, Callable[[str], Step]] = {
     f"residual stack, {depth} layers, 10 x 10": partial(residual_step, depth) for depth in DEPTHS
 }
-PROGRAMS["GPT, 4 layers, 128 wide, 64 tokens, fused AdamW"] = lambda side: gpt_step(
-    GPTConfig(4, 4, 128, 64), "AdamW", side
-)
-PROGRAMS["GPT, 4 layers, 16 wide, 64 tokens, SGD by loop"] = lambda side: gpt_step(
-    GPTConfig(4, 2, 16, 64), "SGD", side
-)
 FUSED_ADAMW = partial(torch.optim.AdamW, fused=True)
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
-PROGRAMS["MLP 32-64-64-10, 32 rows, fused AdamW"] = partial(model_step, mlp, FUSED_ADAMW)
-PROGRAMS["GRU cell unrolled 12 times, 64 wide, SGD"] = partial(
-    model_step, lambda: (Unrolled(), torch.randn(16, 12, 32)), SGD
-)
-PROGRAMS["CNN with batch norms, 16 images of 32 x 32, SGD"] = partial(model_step, cnn, SGD)
+LOOP_OF_SGD = partial(torch.optim.SGD, lr=0.1, foreach=False)
+TASKS: dict[str, tuple[Callable[[], Task], Any]] = {
+    "GPT, 4 layers, 128 wide, 64 tokens, fused AdamW": (partial(gpt, 4, 128), FUSED_ADAMW),
+    "GPT, 4 layers, 16 wide, 64 tokens, SGD by loop": (partial(gpt, 2, 16), LOOP_OF_SGD),
+    "MLP 32-64-64-10, 32 rows, fused AdamW": (mlp, FUSED_ADAMW),
+    "GRU cell unrolled 12 times, 64 wide, SGD": (gru, SGD),
+    "CNN with batch norms, 16 images of 32 x 32, SGD": (cnn, SGD),
+}
+PROGRAMS |= {name: partial(model_step, *task) for name, task in TASKS.items()}
 SIDES = ("eager", "lazy", "replay", "replay, aten", "compile")
 
 

@@ -1,7 +1,8 @@
 """Compiled artifacts that outlive the process: one file each, named by what it was compiled from.
 
 In: keys and bytes. Out: the same bytes, or None for anything doubtful. Called by `service.compile`.
-A file is `_MAGIC`, the SHA-256 of the rest, the rest. It is read as bytes and never unpickled.
+A file is `_MAGIC`, the SHA-256 of the rest, and the rest: a line about the artifact, padded, and
+the artifact. It is read as bytes and never unpickled.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-_MAGIC = b"LTKERN01"
+_MAGIC = b"LTKERN02"
 _SUFFIX = ".ltk"
 LOOKS_EVERY_S = 0.02
 """How often a process looks whether another one is done with what both want."""
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+_ABOUT_BYTES = 120
 
 
 def key_of(*parts: str) -> str:
@@ -70,11 +72,12 @@ class Disk:
             return None
         return artifact
 
-    def put(self, key: str, artifact: bytes) -> None:
-        """Keep `artifact`. Readers see all of it or nothing."""
+    def put(self, key: str, artifact: bytes, about: str = "") -> None:
+        """Keep `artifact`. Readers see all of it or nothing. `about` says for people what it is."""
         if self.is_off:
             return
-        content = _MAGIC + hashlib.sha256(artifact).digest() + artifact
+        rest = about.encode()[:_ABOUT_BYTES].ljust(_ABOUT_BYTES, b"\0") + artifact
+        content = _MAGIC + hashlib.sha256(rest).digest() + rest
         path = self._path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -211,9 +214,9 @@ def _content(path: Path) -> bytes:
 
 
 def _checked(content: bytes) -> bytes | None:
-    artifact = content[_HEADER_BYTES:]
-    expected = _MAGIC + hashlib.sha256(artifact).digest()
-    return artifact if content[:_HEADER_BYTES] == expected else None
+    rest = content[_HEADER_BYTES:]
+    expected = _MAGIC + hashlib.sha256(rest).digest()
+    return rest[_ABOUT_BYTES:] if content[:_HEADER_BYTES] == expected else None
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -256,6 +259,14 @@ class Entry(NamedTuple):
     used_s: float
     n_bytes: int
     path: Path
+
+    @property
+    def about(self) -> str:
+        """What it is, as whoever `put` it there said."""
+        with suppress(OSError), self.path.open("rb") as file:
+            said = file.read(_HEADER_BYTES + _ABOUT_BYTES)[_HEADER_BYTES:]
+            return said.rstrip(b"\0").decode(errors="replace")
+        return ""
 
 
 def entries(directory: Path) -> Iterator[Entry]:

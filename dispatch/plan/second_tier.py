@@ -62,13 +62,19 @@ class SecondTier:
             self._plan.program.run(leaves, scalars, given)
             self._plan.spent_s += perf_counter() - start
             if self._plan.spent_s >= self._after_s:
-                self._ask()
+                self._try_to_ask()
         elif not self._is_there(self._whole):
             self._plan.program.run(leaves, scalars, given)
         elif not self._is_compared:
             self._compare(self._whole, leaves, scalars, given)
         else:
             self._take_turns(self._whole, leaves, scalars, given)
+
+    def _try_to_ask(self) -> None:
+        try:
+            self._ask()
+        except Exception as error:  # the plan has run, and what it gave must not be lost
+            self._settle(self._first, f"{CANNOT}: {error!r}")
 
     def _ask(self) -> None:
         """Have the plan compiled whole, in the background."""

@@ -25,7 +25,7 @@ def main(directory: str, key: str, *command: str) -> None:
     disk = _by_path("disk").Disk(Path(directory))
     with disk.alone_with([key]):
         if disk.get(key) is None:
-            disk.put(key, compiled(command))
+            disk.put(key, compiled(command), "C++ of lazy_tensor")
 
 
 class CompileError(RuntimeError):

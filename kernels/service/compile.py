@@ -233,7 +233,7 @@ class Compiler:
             return ""
         key = self._artifact_key(fusion)
         if key is not None:
-            self.disk.put(key, DROPPED + reason.encode())
+            self.disk.put(key, DROPPED + reason.encode(), _about(fusion))
         first = None
         if fusion.member is not None:
             family = fusion.member.family
@@ -468,10 +468,10 @@ class Compiler:
         except WorkerDied as death:
             # no process shall try again
             if key is not None and self.disk is not None and not self._is_closed:
-                self.disk.put(key, DROPPED + str(death).encode())
+                self.disk.put(key, DROPPED + str(death).encode(), _about(fusion))
             raise
         if key is not None and self.disk is not None:
-            self.disk.put(key, artifact)
+            self.disk.put(key, artifact, _about(fusion))
         return artifact
 
     def _build_dir(self) -> str | None:
@@ -489,6 +489,13 @@ class Compiler:
 
 def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBackend]:
     return isinstance(backend, PortableBackend) and backend.can_build(segment)
+
+
+def _about(fusion: Fusion) -> str:
+    """What `cache list` says of its kernel: the backend and the ops, the most frequent first."""
+    counts = Counter(call.op.overloadpacket.__name__ for call in fusion.segment.calls)
+    ops = [f"{name} {n}×" if n > 1 else name for name, n in counts.most_common()]
+    return f"{fusion.backend.name}: {', '.join(ops)}"
 
 
 _turns = threading.Lock()

@@ -43,11 +43,20 @@ def _list(_: argparse.Namespace) -> int:
     total = sum(entry.n_bytes for entry in found)
     print(f"{_folder()}: {len(found)} artifacts, {amount(total)}")
     for entry in found[:MOST_LISTED]:
-        hours = (time.time() - entry.used_s) / 3600
-        print(f"  {entry.path.stem[:12]}  {amount(entry.n_bytes):>10}  used {hours:.1f} h ago")
+        used = f"used {_ago(time.time() - entry.used_s)}"
+        print(f"  {entry.path.stem[:12]}  {amount(entry.n_bytes):>10}  {used:<17}  {entry.about}")
     if len(found) > MOST_LISTED:
         print(f"  and {len(found) - MOST_LISTED} more")
     return 0
+
+
+def _ago(seconds: float) -> str:
+    """ "3 hours ago"."""
+    for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        n = int(seconds // length_s)
+        if n:
+            return f"{n} {unit}{'s' * (n > 1)} ago"
+    return "just now"
 
 
 def _clear(_: argparse.Namespace) -> int:

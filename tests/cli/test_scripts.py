@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 
@@ -145,6 +146,7 @@ def test_the_cache_is_warmed_listed_and_cleared(program, tmp_path):
     Disk(folder).put(key_of("mine"), b"kernel")
     status, told = command("cache", "list", cache_dir=folder)
     assert key_of("mine")[:12] in told
+    assert re.search(r"used just now +inductor: .*mul", told), told
     status, told = command("cache", "clear", cache_dir=folder)
     assert "deleted" in told
     assert "0 artifacts, 0 B" in command("cache", "list", cache_dir=folder)[1]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lazy_tensor.kernels.disk import Disk, key_of
+from lazy_tensor.kernels.disk import Disk, entries, key_of
 
 KEY = key_of("a segment", "a backend")
 
@@ -27,6 +27,13 @@ def test_what_was_put_comes_back_in_another_process(disk):
     assert Disk(disk.directory).get(KEY) == b"kernel"
 
 
+def test_what_an_artifact_is_can_be_read_without_it(disk):
+    disk.put(KEY, b"kernel", "inductor: " + "mul 2×, " * 40)
+    (entry,) = entries(disk.directory)
+    assert entry.about.startswith("inductor: mul 2×, mul 2×")
+    assert disk.get(KEY) == b"kernel"
+
+
 def test_what_was_not_put_is_none(disk):
     assert disk.get(KEY) is None
 
@@ -35,7 +42,7 @@ def test_keys_tell_parts_apart():
     assert key_of("ab", "c") != key_of("a", "bc")
 
 
-@pytest.mark.parametrize("damage", [b"", b"LTKERN01", b"LTKERN01" + b"x" * 100, b"junk"])
+@pytest.mark.parametrize("damage", [b"", b"LTKERN02", b"LTKERN02" + b"x" * 100, b"junk"])
 def test_damaged_artifact_is_skipped_and_can_be_replaced(disk, damage):
     disk.put(KEY, b"kernel")
     files(disk)[0].write_bytes(damage)

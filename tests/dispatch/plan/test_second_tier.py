@@ -243,6 +243,19 @@ def test_a_plan_that_gives_something_else_is_not_used(monkeypatch):
     assert not is_whole(call)
 
 
+def test_a_plan_that_cannot_be_compiled_whole_goes_on(monkeypatch):
+    def fail(*_: object) -> None:
+        raise NotImplementedError("of this kind")
+
+    monkeypatch.setattr(second_tier, "whole_units", fail)
+    function, x = linear(), torch.randn(8, 16)
+    for _ in range(4):
+        with lazy_mode(record="always", **SETTINGS):
+            result = function(x)
+        torch.testing.assert_close(materialize(result), function(x))
+    assert "of this kind" in str(lazy_tensor.explain())
+
+
 def test_a_plan_that_writes_much_is_not_copied(monkeypatch):
     monkeypatch.setattr(second_tier, "MOST_COPIED", 0)
     step, x = replay(in_place(), **SETTINGS), torch.randn(8, 16)
