@@ -178,7 +178,7 @@ class Site:
             self._n_left = max(self._n_left - n, 0)
 
     def _may_get_better(self) -> bool:
-        return self.plan is not None and self.plan.may_get_better()
+        return self._kernels_may_help and self.plan is not None and self.plan.may_get_better()
 
     def _awaits_kernels(self) -> bool:
         plan = self.awaited

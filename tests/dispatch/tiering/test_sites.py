@@ -257,6 +257,15 @@ def test_a_plan_that_lost_is_tried_again_once_it_was_compiled_whole(clock: Clock
     assert all(found[n_paid : n_paid + TRIALS])
 
 
+def test_a_plan_is_not_tried_again_where_recording_alone_takes_longer(clock: Clock) -> None:
+    site, plan = Site(), Built(n_there=9, n_under_way=0)
+    site.plan = plan
+    assert not any(ways(site, clock, TRIALS + 8 + 8, 2.0, host_s=1.1)[-4:])
+    assert plan.spent_s == 0
+    plan.is_ready = True
+    assert site.rests()
+
+
 def test_the_plan_of_a_block_is_the_one_that_ran_longest() -> None:
     it = Policy()
     short, long = Built(n_there=9, n_under_way=0), Built(n_there=9, n_under_way=0)
