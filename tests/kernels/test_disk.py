@@ -132,7 +132,7 @@ def test_directory_that_cannot_be_made_costs_one_warning(tmp_path):
 
 
 def test_size_is_bounded_and_the_least_recently_used_goes_first(tmp_path):
-    disk = Disk(tmp_path, max_bytes=3500)
+    disk = Disk(tmp_path, max_bytes=4000)
     keys = [key_of(str(i)) for i in range(4)]
     for age, key in enumerate(keys[:3]):
         disk.put(key, b"x" * 1000)
