@@ -29,7 +29,7 @@ class FlushRecord:
     build its plan, waiting for kernels included if it waits for them. `grown_s` went into making
     states of the trie before it, `first_new` the first of them. `state` is where the trace ended,
     `steps` what its plan ran (None: op by op), with each fusion's status and reason as they were
-    then, and each step's seconds if somebody wanted them; `tier` what came of compiling the plan
+    then, and each step's seconds if somebody wanted them. `tier` says whether the plan was compiled
     whole. `raised` names the type of the error that ended it, if one did.
     """
 

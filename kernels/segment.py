@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -204,6 +205,13 @@ class Segment:
     def digest(self) -> str:
         """SHA-256 of `text()` in hexadecimal: the segment's name on disk."""
         return hashlib.sha256(self._text.encode()).hexdigest()
+
+
+def counted(names: Iterable[str], most: int | None = None) -> str:
+    """Names of ops for people, the most frequent first and at most so many: `mul 3×, add, ...`."""
+    counts = Counter(names).most_common()
+    shown = [f"{name} {n}×" if n > 1 else name for name, n in counts[:most]]
+    return ", ".join(shown) + (", ..." if len(shown) < len(counts) else "")
 
 
 def refs(values: Iterable[Any]) -> Iterator[Ref]:

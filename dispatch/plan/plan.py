@@ -112,7 +112,7 @@ class Plan:
     tier: Tier | None = None
     tier_from_s: float = field(default_factory=lambda: TIER_FROM_S)
     spent_s: float = 0.0
-    tier_says: str = ""  # what came of looking for it
+    tier_says: str = ""  # whether it was compiled whole, and the times of both, for `explain()`
 
     def __post_init__(self) -> None:
         self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES

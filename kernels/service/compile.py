@@ -39,7 +39,7 @@ from lazy_tensor.kernels.extension.pool import POOL, keep_freed_heap
 from lazy_tensor.kernels.extension.program import touches_much
 from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.logs import COMPILES
-from lazy_tensor.kernels.segment import Segment
+from lazy_tensor.kernels.segment import Segment, counted
 from lazy_tensor.kernels.service import fork
 from lazy_tensor.kernels.service.families import Families, Member
 from lazy_tensor.kernels.service.fusion import Fusion
@@ -493,9 +493,8 @@ def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBacken
 
 def _about(fusion: Fusion) -> str:
     """What `cache list` says of its kernel: the backend and the ops, the most frequent first."""
-    counts = Counter(call.op.overloadpacket.__name__ for call in fusion.segment.calls)
-    ops = [f"{name} {n}×" if n > 1 else name for name, n in counts.most_common()]
-    return f"{fusion.backend.name}: {', '.join(ops)}"
+    ops = counted(call.op.overloadpacket.__name__ for call in fusion.segment.calls)
+    return f"{fusion.backend.name}: {ops}"
 
 
 _turns = threading.Lock()

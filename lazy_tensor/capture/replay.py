@@ -273,14 +273,14 @@ class Replay(Generic[P, R]):
         known: _Signature | None = getattr(self._here, "known", None)
         return known is not None and bool(known.captured)
 
-    def n_captured(self) -> int:
-        """How many plans there are, for all kinds of arguments."""
-        return sum(len(known.captured) for known in self._signatures.values())
+    def captured(self) -> list[CapturedCall]:
+        """The calls that can be replayed, with all kinds of arguments."""
+        return [one for known in self._signatures.values() for one in known.captured]
 
     def may_improve(self) -> bool:
         """Whether a call has no plan yet, or a plan in whose place a better one may come."""
-        plans = [one.plan for known in self._signatures.values() for one in known.captured]
-        return not plans or any(plan.tier is not None for plan in plans)
+        captured = self.captured()
+        return not captured or any(one.plan.tier is not None for one in captured)
 
     def forget(self) -> None:
         """Drop all that is known of calls."""

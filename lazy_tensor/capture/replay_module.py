@@ -368,10 +368,11 @@ class ReplayedModule:
         if self._n_eager > 0:
             self._n_eager -= 1
             return True
-        # with gradients to add to, and without any, there is a plan for each
-        n_learnt = max(self.forward.n_signatures, self.forward.n_captured(), 1)
-        if self._n_in_vain >= RECORDED_BEFORE_EAGER * min(n_learnt, MOST_LEARNT):
-            self.go_eager()
+        if self._n_in_vain >= RECORDED_BEFORE_EAGER:
+            # with gradients to add to, and without any, there is a plan for each
+            n_learnt = max(self.forward.n_signatures, len(self.forward.captured()), 1)
+            if self._n_in_vain >= RECORDED_BEFORE_EAGER * min(n_learnt, MOST_LEARNT):
+                self.go_eager()
         return self._n_eager > 0
 
     def may_run_kernels(self) -> bool:

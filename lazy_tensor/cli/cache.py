@@ -51,7 +51,7 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _ago(seconds: float) -> str:
-    """ "3 hours ago"."""
+    """How long ago that was, in words: `3 hours ago`."""
     for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
         n = int(seconds // length_s)
         if n:

@@ -221,7 +221,8 @@ def on_plain_program(name: str, own: Any) -> Any:
 
 
 def on_plain_script(name: str, own: Any) -> Any:
-    """`torch.jit.script`, which for a class looks names up so many frames above its own."""
+    """`torch.jit.script`, which looks the names that a class uses up in the frame of its caller:
+    two of ours lie between."""
     without_mode = on_plain_program(name, own)
 
     @functools.wraps(own)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from lazy_tensor.dispatch.trie.recompile_reason import reason_of_miss
 from lazy_tensor.dispatch.trie.trace import Leaf, Node
 from lazy_tensor.dispatch.wording import title_of
-from lazy_tensor.kernels.segment import TensorSpec, n_bytes
+from lazy_tensor.kernels.segment import TensorSpec, counted, n_bytes
 
 if TYPE_CHECKING:
     from lazy_tensor.dispatch.plan.plan import Step as PlanStep
@@ -60,9 +59,7 @@ class Step:
         names = list(map(title_of, bases))
         if len(names) <= MOST_NAMED:
             return ", ".join(names)
-        counts = Counter(names).most_common(MOST_NAMED)
-        shown = [f"{name} {n}×" if n > 1 else name for name, n in counts]
-        return ", ".join(shown) + (", ..." if len(set(names)) > MOST_NAMED else "")
+        return counted(names, MOST_NAMED)
 
     @property
     def lines(self) -> str:

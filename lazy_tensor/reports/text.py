@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED
+from lazy_tensor.kernels.segment import counted
 from lazy_tensor.kernels.service.fusion import Status
 from lazy_tensor.reports.bandwidth import share_of_bandwidth
 from lazy_tensor.reports.flushes import Flush, Step, amount, shortened
@@ -126,13 +127,11 @@ def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
         if step.reason != "a view":
             by_reason.setdefault(step.reason, []).append(step)
     for reason, alike in by_reason.items():
-        counts = Counter(step.title for step in alike)
-        named = [f"{name} {n}×" if n > 1 else name for name, n in counts.most_common(MOST_CALLS)]
-        more = ", ..." if len(counts) > MOST_CALLS else ""
+        named = counted((step.title for step in alike), MOST_CALLS)
         seconds = [step.seconds for step in alike if step.seconds is not None]
         took = f", {_ms(sum(seconds))}" if seconds else ""
         places = shortened(op.where for step in alike for op in step.ops)
-        yield "dim", f"    not fused, because {reason}: {', '.join(named)}{more} at {places}{took}"
+        yield "dim", f"    not fused, because {reason}: {named} at {places}{took}"
 
 
 def _ms(seconds: float) -> str:

@@ -757,7 +757,7 @@ def test_results_belong_to_the_graph_as_eagers_do():
 
 
 def test_a_forward_that_was_bypassed_has_the_graph_of_one_that_was_recorded(by_chance):
-    """So backward does the same whenever it is compared with what is replayed."""
+    """A recorded backward can then be compared with a replayed one."""
     model = Writing()
     eager = copy.deepcopy(model)
     replay(model, compile="off", check_every=8)
