@@ -12,17 +12,21 @@ MAY_IMPORT = {
     "lazy_tensor": {"lazy_tensor", "dispatch", "kernels"},
     "sharding": {"sharding", "lazy_tensor", "dispatch", "kernels"},
 }
-# The packages of a folder, each of which may import those before it, and files that lie in none.
+# The packages of a folder, "" for the files that lie in none: each may import those before it.
 PACKAGES = {
-    "dispatch": ("ops", "metadata", "tiering", "trie", "torch_checks", "plan", "run", "record"),
-    "kernels": ("extension", "backends", "nvfuser", "service"),
-    "sharding": ("ops", "fsdp"),
-}
+    "dispatch": (
+        "torch_private", "", "ops", "metadata", "tiering", "trie", "torch_checks", "plan", "run",
+        "record",
+    ),
+    "kernels": ("", "extension", "backends", "nvfuser", "service"),
+    "sharding": ("", "ops", "fsdp"),
+}  # fmt: skip
 MOST_FILES = 12
 ADAPTERS = {
-    "dispatch/torch_private.py", "kernels/backends/torch_inductor.py",
-    "kernels/nvfuser/torch_private.py", "lazy_tensor/interop/torch_ways.py",
-    "sharding/fsdp/torch_private.py", "sharding/torch_private.py",
+    *(f"dispatch/torch_private/{path.name}" for path in ROOT.glob("dispatch/torch_private/*.py")),
+    "kernels/backends/torch_inductor.py", "kernels/nvfuser/torch_private.py",
+    "lazy_tensor/interop/torch_ways.py", "sharding/fsdp/torch_private.py",
+    "sharding/torch_private.py",
 }  # fmt: skip
 # What torch's own documentation, or other libraries, use under these names.
 PUBLIC_IN_ALL_BUT_NAME = {
@@ -96,12 +100,12 @@ def packages_of(folder, module, names):
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_all_packages_are_named(folder):
     found = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
-    assert found == set(PACKAGES[folder])
+    assert {"", *found} == set(PACKAGES[folder])
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_packages_import_those_before_them(folder):
-    order = {package: i for i, package in enumerate(("", *PACKAGES[folder]))}
+    order = {package: i for i, package in enumerate(PACKAGES[folder])}
     for path in (ROOT / folder).rglob("*.py"):
         package = package_at(path)
         for module, names in imports_of(path, with_types=False):

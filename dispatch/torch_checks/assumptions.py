@@ -37,6 +37,7 @@ def checks() -> tuple[Check, ...]:
     """Every check, in the order in which one relies on those before; none after the first that
     rules the others out."""
     first = (
+        Check("the system is not Windows", _problem(_has_system), "use WSL, which is Linux"),
         Check("one thread runs Python at a time", _problem(_has_gil), "use a Python with the GIL"),
         Check("torch's private names exist", _problem(_has_names)),
     )
@@ -86,6 +87,10 @@ def _problem(find: Callable[[], str]) -> str:
         return find()
     except Exception as error:
         return f"checking it raised {type(error).__name__}: {error}"
+
+
+def _has_system() -> str:
+    return "this is Windows" if platform.system() == "Windows" else ""
 
 
 def _has_gil() -> str:

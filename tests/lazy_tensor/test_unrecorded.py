@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.torch_checks import assumptions, names
 from lazy_tensor.dispatch.trie.liveness import live_values
 from lazy_tensor.interop import torch_ways
+from tests.processes import run_python
 
 PROGRAM = Path(__file__).with_name("unrecorded_program.py")
 OFF = "lazy_tensor: recording is off, and programs run as in eager: "
@@ -58,9 +58,20 @@ def test_a_step_is_eagers_with_one_warning_whatever_name_torch_lacks():
         check_outcome(outcome)
 
 
+def sources_of(module):
+    """Those of a module, or of all of a package."""
+    path = Path(module.__file__)
+    paths = path.parent.glob("*.py") if path.name == "__init__.py" else [path]
+    return [one.read_text() for one in paths]
+
+
 def names_in(module):
     """The names of torch in a module's source that have a part with an underscore in front."""
-    tree = ast.parse(inspect.getsource(module))
+    return set().union(*map(names_in_source, sources_of(module)))
+
+
+def names_in_source(source):
+    tree = ast.parse(source)
     meant = {"torch": "torch"}
     found = set()
     for node in ast.walk(tree):
@@ -88,12 +99,12 @@ def test_every_private_name_that_is_used_is_checked():
 
 @pytest.mark.parametrize("name", names.OF_OBJECTS)
 def test_names_that_objects_are_asked_for_are_used(name):
-    assert f".{name.rpartition('.')[2]}" in inspect.getsource(torch_private)
+    assert f".{name.rpartition('.')[2]}" in "".join(sources_of(torch_private))
 
 
 def test_all_checks_hold_here():
     assert assumptions.failed() == ()
-    assert len(assumptions.checks()) == 11
+    assert len(assumptions.checks()) == 12
     assert assumptions.why_off() == ""
 
 
@@ -121,6 +132,43 @@ def test_mistakes_raise_when_recording_is_off_too():
         unrecorded.wrap(3)
     with pytest.raises(TypeError, match=r"replay\(\): function=3"):
         unrecorded.Replay(3)  # type: ignore[arg-type]
+
+
+ELSEWHERE = """
+import platform, sys, torch
+{change}
+import lazy_tensor
+from lazy_tensor.cli.main import main
+
+def step(x):
+    return (x.sin() * 2 + 1).sum().item()
+
+x = torch.ones(3, 1)
+expected = step(x)
+for _ in range(300):
+    with lazy_tensor.lazy_mode():
+        assert step(x) == expected
+assert lazy_tensor.replay(step)(x) == expected
+main(["doctor"])
+"""
+
+
+def test_windows_is_refused_in_one_line():
+    code = ELSEWHERE.format(change="platform.system = lambda: 'Windows'")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (warning,) = [line for line in done.stderr.splitlines() if OFF in line]
+    assert "this is Windows" in warning
+    assert "use WSL, which is Linux" in warning
+
+
+def test_without_the_recorder_for_linux_programs_are_eagers(tmp_path):
+    change = (
+        "import pathlib, torch._inductor.config\n"
+        "from lazy_tensor.kernels.extension import cpp\n"
+        "cpp.BUILT, sys.platform = pathlib.Path('nothing is built'), 'darwin'"
+    )
+    shown = run_python("-c", ELSEWHERE.format(change=change), LAZY_TENSOR_CACHE_DIR=str(tmp_path))
+    assert "it is for Linux only" in shown
 
 
 def test_doctor_lists_the_checks(capsys):

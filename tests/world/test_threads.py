@@ -205,7 +205,7 @@ def test_two_threads_take_one_plain_tensor_at_once(y, monkeypatch):
         return clone(tensor)
 
     clone = torch_private.lazy_clone
-    monkeypatch.setattr(torch_private, "lazy_clone", meeting)
+    monkeypatch.setattr(torch_private.memory, "lazy_clone", meeting)
     wrapped = wrap(y)
     with ThreadPoolExecutor(2) as pool:
         copies = [pool.submit(materialize, wrapped) for _ in range(2)]

@@ -1,0 +1,165 @@
+"""Modes and dispatch keys: who sees an op, and contexts in which fewer do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    _disable_current_modes,
+)
+
+from lazy_tensor.dispatch.torch_private.autograd import saves_by_hooks
+
+below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
+"""Context manager: ops go straight to the device's kernels, no graph, no version bump."""
+
+no_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
+"""Context manager: neither modes nor tensor subclasses see what runs."""
+
+
+def no_inference() -> AbstractContextManager[Any]:
+    """Context manager: new tensors are ordinary ones, even if `torch.inference_mode()` is on."""
+    if not torch.is_inference_mode_enabled():
+        return _NOTHING
+    return torch._C._InferenceMode(False)
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """Context manager: no dispatch mode sees what runs, tensor subclasses still do."""
+    if not is_mode_entered() and not _len_torch_dispatch_stack_pre_dispatch():
+        return _NOTHING  # 6 us less
+    return _disable_current_modes()
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+RANGE_BEGINS = torch.ops.profiler._record_function_enter_new.default
+RANGE_OPS = frozenset({RANGE_BEGINS, torch.ops.profiler._record_function_exit._RecordFunction})
+"""What `torch.profiler.record_function` calls where it begins and ends."""
+
+
+def is_profiled() -> bool:
+    """Whether torch's profiler records what this thread does."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def is_mode_entered() -> bool:
+    """Whether a dispatch mode would see the next op; never our own within its own handler."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def _key_sets() -> tuple[Any, ...]:
+    """The dispatch keys included, excluded below autograd and autocast, and below dispatch too.
+
+    Taken from a fresh thread, which nobody has set anything for.
+    """
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(torch._C._dispatch_tls_local_include_set())
+        with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowADInplaceOrView():
+            found.append(torch._C._dispatch_tls_local_exclude_set())
+            with torch._C._DisableTorchDispatch():
+                found.append(torch._C._dispatch_tls_local_exclude_set())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return tuple(found)
+
+
+_INCLUDED, _BELOW_AUTOGRAD, _KERNELS = _key_sets()
+KERNEL_KEYS: tuple[int, int] = (_INCLUDED.raw_repr(), _KERNELS.raw_repr())
+"""The keys that `kernels_only()` includes and excludes, as C++ has them."""
+
+
+def kernels_only(*, dispatches: bool = False) -> AbstractContextManager[Any]:
+    """Context manager: ops go straight to kernels, without a graph or autocast; by modes and
+    subclasses if `dispatches`, else what is made is ordinary, in inference mode too.
+
+    Kernels may use `conj()` inside, which works by dispatch keys that torch leaves out while a
+    tensor subclass or a mode handles an op.
+    """
+    excluded = _BELOW_AUTOGRAD if dispatches else _KERNELS
+    guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded)
+    if dispatches or not torch.is_inference_mode_enabled():
+        return guard
+    return _ordinary(guard)
+
+
+@contextmanager
+def _ordinary(guard: AbstractContextManager[Any]) -> Iterator[None]:
+    with no_inference(), guard:
+        yield
+
+
+def is_seen_by_none_but(own: type[Any]) -> bool:
+    """Whether no mode but of class `own` is active, and no transform of ops."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    return (
+        all(type(torch._C._get_dispatch_stack_at(i)) is own for i in range(n_modes))
+        and torch._C._functorch.maybe_current_level() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def is_forward_differentiated() -> bool:
+    """Whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
+
+
+def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
+    """What besides a mode of class `own` sees ops, or functions, as they are called; or None. With
+    `saves` what sees the tensors that autograd saves counts too."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    modes = [torch._C._get_dispatch_stack_at(i) for i in range(n_modes)]
+    if not all(type(mode) is own for mode in modes):
+        return "another dispatch mode is active"
+    if torch._C._len_torch_function_stack():
+        return "a TorchFunctionMode is active (torch.set_default_device is one)"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "a transform of torch.func is active"
+    if saves and saves_by_hooks():
+        return "hooks for saved tensors are active"
+    if is_forward_differentiated():
+        return "forward-mode differentiation is active"
+    return None
+
+
+def are_modes_put_aside() -> bool:
+    """Whether no mode would see the next op of this thread, ours included."""
+    return not is_mode_entered() or bool(
+        torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python)
+    )
+
+
+push_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
+"""Have this dispatch mode see all ops of this thread."""
+pop_mode: Callable[[None], TorchDispatchMode] = torch._C._pop_torch_dispatch_stack
+"""Take back the mode that was pushed last."""
+
+
+def is_innermost_mode(mode: TorchDispatchMode) -> bool:
+    """Whether `mode` sees the ops of this thread first."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    return n_modes > 0 and torch._C._get_dispatch_stack_at(n_modes - 1) is mode
+
+
+def is_own_mode_entered() -> bool:
+    """Whether one of torch's own modes is active in this thread: fake tensors, functionalization,
+    proxies."""
+    mode = torch._C._get_dispatch_mode
+    return not (mode(_FAKE) is None and mode(_FUNCTIONAL) is None and mode(_PROXY) is None)
+
+
+_KEYS = torch._C._TorchDispatchModeKey
+_FAKE, _FUNCTIONAL, _PROXY = _KEYS.FAKE, _KEYS.FUNCTIONAL, _KEYS.PROXY

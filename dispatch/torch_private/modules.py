@@ -1,0 +1,100 @@
+"""Modules: what is called in their place, what they hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+from torch.optim import optimizer
+
+from lazy_tensor.dispatch.torch_private.tensors import versions_kept
+
+
+@contextmanager
+def attributes_kept(module: torch.nn.Module) -> Iterator[None]:
+    """The attributes of the module's parts, and what tensors and generators among them hold, are as
+    they were afterwards; not so parameters."""
+    held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for part in module.modules():
+        held += [(one, dict(one)) for one in (vars(part), part._buffers)]
+    values = {id(one): one for _, kept in held for one in kept.values()}.values()
+    tensors = [one for one in values if isinstance(one, torch.Tensor) and not one.is_inference()]
+    copies = [one.detach().clone() for one in tensors]
+    drawn = [(one, one.get_state()) for one in values if isinstance(one, torch.Generator)]
+    with versions_kept(tensors):
+        try:
+            yield
+        finally:
+            for one, kept in held:
+                one.clear()
+                one.update(kept)
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            for generator, state in drawn:
+                generator.set_state(state)
+
+
+def call_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What calling the module gives, its hooks included, whatever `call_by` put in its place."""
+    return module._call_impl(*args, **kwargs)
+
+
+def call_by(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
+    """Have `call` run in place of the module when that is called; None for the module itself.
+
+    It is no part of the module's state, nor of its copies: as `Module.compile` keeps what it made.
+    """
+    _leave_replicas_alone()
+    module._compiled_call_impl = call
+
+
+@functools.cache
+def _leave_replicas_alone() -> None:
+    """Have replicas, by which `DataParallel` computes with other parameters, call themselves."""
+    own: Any = torch.nn.Module._replicate_for_data_parallel
+
+    def replicate(self: torch.nn.Module) -> Any:
+        replica: Any = own(self)
+        if getattr(called_by(replica), "is_replay", False):
+            replica._compiled_call_impl = None
+        return replica
+
+    torch.nn.Module._replicate_for_data_parallel = replicate  # type: ignore[method-assign]
+
+
+def called_by(module: torch.nn.Module) -> Any:
+    """What `call_by`, or `Module.compile`, has put in the module's place."""
+    return module._compiled_call_impl
+
+
+def hooks_of_all_modules() -> list[tuple[str, Any]]:
+    """The dicts of hooks that every module, or optimizer, runs."""
+    found: list[tuple[str, Any]] = []
+    for owner in (torch.nn.modules.module, optimizer):
+        for name, value in vars(owner).items():
+            if name.startswith("_global_") and isinstance(value, dict):
+                found.append((f"{owner.__name__}.{name}", value))
+    return found
+
+
+@contextmanager
+def without_weak_references(module: torch.nn.Module) -> Iterator[None]:
+    """Let RNNs drop the weak references they hold to their weights, and take them anew after."""
+    rnns: list[Any] = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
+    for rnn in rnns:
+        rnn._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for rnn in rnns:
+            rnn._init_flat_weights()
+
+
+def is_parametrization_cached() -> int:
+    """How many `torch.nn.utils.parametrize.cached()` are active."""
+    return parametrize._cache_enabled

@@ -1,0 +1,76 @@
+"""torch's optimizers: the numbers that they read, the tensors that they take."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+
+class _Reading(threading.local):
+    read: Callable[[torch.Tensor], Any] | None = None
+
+
+_reading = _Reading()
+_reading_lock = threading.Lock()
+_n_reading = 0
+_value_for_optimizer: Any = getattr(optimizer, "_get_value", None)
+
+
+def _value_or_reading(tensor: Any) -> Any:
+    read = _reading.read
+    found = read(tensor) if read is not None and isinstance(tensor, torch.Tensor) else None
+    return _value_for_optimizer(tensor) if found is None else found
+
+
+@contextmanager
+def step_counts_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """torch's optimizers, in this thread, ask `read` for the values of step counts and the like;
+    where it gives None they read as ever."""
+    before, _reading.read = _reading.read, read
+    _count_reading(1)
+    try:
+        yield
+    finally:
+        _count_reading(-1)
+        _reading.read = before
+
+
+def is_own_optimizer(value: Any) -> bool:
+    """Whether `value` is an optimizer of a class of torch's own."""
+    return isinstance(value, torch.optim.Optimizer) and _is_of_optim(type(value).__module__)
+
+
+def _is_of_optim(module: str) -> bool:
+    return module.startswith("torch.optim.")
+
+
+def _count_reading(change: int) -> None:
+    """Put the function in place that asks, as long as a thread wants it."""
+    global _n_reading
+    with _reading_lock:
+        was_wanted, _n_reading = _n_reading > 0, _n_reading + change
+        if was_wanted is (_n_reading > 0) or _value_for_optimizer is None:
+            return
+        old, new = _value_for_optimizer, _value_or_reading
+        if was_wanted:
+            old, new = new, old
+        for name, module in list(sys.modules.items()):
+            if _is_of_optim(name) and vars(module).get("_get_value") is old:
+                module._get_value = new  # type: ignore[attr-defined]
+
+
+def allow_foreach(tensor_class: type[torch.Tensor]) -> None:
+    """Let `torch.optim` and gradient clipping give such tensors to foreach ops, as plain ones."""
+    lists: tuple[list[Any], ...] = (
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    )
+    for types in lists:
+        types.append(tensor_class)
