@@ -30,6 +30,7 @@ class Rule(Enum):
     DRAW = "draw the random numbers now, into memory of the argument's shape"
     DRAW_INTO = "draw the random numbers now, record a copy into the argument"
     DROPOUT = "draw the mask now, record its application"
+    SAMPLE = "draw the random numbers now, record what tensors make of them"
     INDEX = "run now if an index is a mask, else record"
     WAIT = "record that it is waited for"
     IF_NO_DROPOUT = "run now if it drops out, else record"
@@ -66,6 +67,16 @@ RULES: dict[OpOverload, Rule] = {
     aten.index.Tensor: Rule.INDEX,
     aten._unsafe_index.Tensor: Rule.INDEX,
     aten.native_dropout.default: Rule.DROPOUT,
+    **dict.fromkeys(
+        (
+            aten.bernoulli.default,
+            aten.multinomial.default,
+            aten.normal.Tensor_Tensor,
+            aten.normal.Tensor_float,
+            aten.normal.float_Tensor,
+        ),
+        Rule.SAMPLE,
+    ),
     **dict.fromkeys(NOW_BECAUSE, Rule.NOW),
 }
 for _packet, _overloads in {

@@ -20,6 +20,7 @@ from lazy_tensor.dispatch.ops.rules import DRAWS, Rule, rule_from_schema, why_no
 from lazy_tensor.dispatch.record import eager_fallback
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of, value_of
+from lazy_tensor.dispatch.record.samples import SAMPLED, can_be_recorded
 from lazy_tensor.dispatch.run.tape import Draw, drawn
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import ALIAS, SLOW, State, Trace
@@ -123,6 +124,15 @@ def _dropout(trace: Trace, request: Request) -> Handled:
     return True, (record_again(request, aten.mul_.Tensor, masked, scale), lazy_mask)
 
 
+def _sample(trace: Trace, request: Request) -> Handled:
+    if not (all(map(is_recordable, request.tensors)) and can_be_recorded(request.tensors)):
+        return _now(trace, request, DRAWS)
+    trace.busy = False
+    with request.owner if request.in_mode else nullcontext():
+        sample = SAMPLED[request.op](*request.args, **request.kwargs)
+    return _now(trace, request, DRAWS) if sample is NotImplemented else (True, sample)
+
+
 def _index(trace: Trace, request: Request) -> Handled:
     masks = (t for t in request.tensors[1:] if t.dtype in (torch.bool, torch.uint8))
     reason = "an index is a mask, whose values say how many elements there are"
@@ -170,6 +180,7 @@ HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
     Rule.DRAW: _draw,
     Rule.DRAW_INTO: _draw_into,
     Rule.DROPOUT: _dropout,
+    Rule.SAMPLE: _sample,
     Rule.INDEX: _index,
     Rule.WAIT: _wait,
     Rule.IF_NO_DROPOUT: _if_no_dropout,
