@@ -20,6 +20,7 @@ import operator
 import random
 import re
 import sys
+import sysconfig
 import threading
 import types
 import weakref
@@ -53,7 +54,11 @@ class Marker(enum.Enum):
 MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
 
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "functorch", "lazy_tensor", "builtins"}
-"""Packages whose functions are not followed: their globals don't change what a call computes."""
+"""Python's own packages, torch's and ours, of which most objects aren't looked into either."""
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+"""Where packages are installed. Their code isn't followed: it leads to thousands of objects, and
+what it computes depends on what their objects hold, such as a model's configuration, not on their
+globals."""
 
 
 class Unreachable(Exception):
@@ -613,11 +618,11 @@ class Picture:
             self._queue.extend((label, f) for f in (value.fget, value.fset) if f is not None)
         elif isinstance(value, type):
             self._visit_classes(value, has_instance=False)
-            if not _is_of_library(value):  # the code may make an instance
+            if not _is_constant(value):  # the code may make an instance
                 made_by = [vars(value).get(name) for name in _MAKERS]
                 self._queue.extend((label, f) for f in made_by if f is not None)
         elif isinstance(value, types.ModuleType):
-            if not _is_of_library(value):
+            if not _is_constant(value):
                 self._hold_part(_Part(label, _dict_of(value), lambda: vars(value), _attributes))
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
@@ -660,7 +665,7 @@ class Picture:
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
             part = _Part(label, state, functools.partial(tuple, state), _attributes, _put_item)
-            part.is_whole = not self.follows_code or _is_of_library(kind)
+            part.is_whole = not self.follows_code or _is_constant(kind)
             part.takes_all_if_dynamic = True
             self._hold_part(part)
 
@@ -674,7 +679,7 @@ class Picture:
 
     def _visit_class(self, cls: type, has_instance: bool) -> None:
         """Note the names in a class's methods; follow those that the code mentions."""
-        if _is_of_library(cls):
+        if _is_constant(cls):
             for member in vars(cls).values():
                 function = getattr(member, "__func__", member)
                 if isinstance(function, types.FunctionType):
@@ -695,7 +700,7 @@ class Picture:
 
     def _follow_members(self, cls: type, names: Collection[str]) -> None:
         """Visit the functions of a user's class that have these names, and what else has them."""
-        if _is_of_library(cls):
+        if _is_constant(cls):
             return
         for name, member in vars(cls).items():
             if name in names:
@@ -711,7 +716,7 @@ class Picture:
             self._hold(name, cell, ("",), _cell, _put_cell)
         if vars(function):
             self._queue.append((label, vars(function)))
-        if _is_of_library(function):
+        if _is_constant(function):
             return
         self._hold(function.__name__, function, _FUNCTION, _function)
         mentions = mentions_of(code)
@@ -804,3 +809,15 @@ def _package(value: Any) -> str:
 
 def _is_of_library(value: Any) -> bool:
     return _package(value) in _LIBRARIES
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a function, a class or a module is of a package whose code isn't followed."""
+    package = _package(value)
+    return package in _LIBRARIES or _is_installed(package)
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is not None and file.startswith(INSTALLED)

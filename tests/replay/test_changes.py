@@ -6,6 +6,7 @@ import contextvars
 import copy
 import dataclasses
 import functools
+import importlib
 import sys
 import threading
 import types
@@ -664,3 +665,33 @@ def test_every_object_is_looked_at_once_however_late_its_name_is_found(monkeypat
     names = [holding.among for holding in picture.holdings.values() if holding.among is not None]
     assert len(names) > 1
     assert len({id(some) for some in names}) == 1  # they can be thousands, for thousands of objects
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that pip might have installed."""
+    (tmp_path / "installed_package.py").write_text(
+        "FACTOR = 2.0\n"
+        "class Scale:\n"
+        "    def __init__(self):\n"
+        "        self.by = 3.0\n"
+        "    def __call__(self, x):\n"
+        "        return x * self.by * FACTOR\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(reach, "INSTALLED", (str(tmp_path),))
+    yield importlib.import_module("installed_package")
+    del sys.modules["installed_package"]
+    reach._is_installed.cache_clear()
+
+
+def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_not(installed):
+    scale = installed.Scale()
+    step = replay(lambda x: scale(x) + 1)
+    for _ in range(6):
+        step(torch.ones(2))
+    assert step.n_replayed
+    scale.by = 5.0
+    assert step(torch.ones(2)).tolist() == [11.0, 11.0]
+    picture = reach.Picture([("step", step.__replayed__)])
+    assert not any("FACTOR" in holding.keys for holding in picture.holdings.values())
