@@ -25,12 +25,13 @@ class FlushRecord:
     """One flush, or a replayed call: `cause` (an aten op, "exit", "flush()", "replay(f)", ...), the
     user's `where`, what ran.
 
-    `began_s` is by `time.perf_counter`; `seconds` is all that it took, `plan_s` of these to find or
-    build its plan, waiting for kernels included if it waits for them. `grown_s` went into making
-    states of the trie before it, `first_new` the first of them. `state` is where the trace ended,
-    `steps` what its plan ran (None: op by op), with each fusion's status and reason as they were
-    then, and each step's seconds if somebody wanted them. `tier` says whether the plan was compiled
-    whole. `raised` names the type of the error that ended it, if one did.
+    `began_s` is by `time.perf_counter`; `gap_s` before it the program and its recording ran, since
+    the sync point before (0: a replayed call); `seconds` is all that it took, `plan_s` of these to
+    find or build its plan, waiting for kernels included if it waits for them. `grown_s` went into
+    making states of the trie before it, `first_new` the first of them. `state` is where the trace
+    ended, `steps` what its plan ran (None: op by op), with each fusion's status and reason as they
+    were then, and each step's seconds if somebody wanted them. `tier` says whether the plan was
+    compiled whole. `raised` names the type of the error that ended it, if one did.
     """
 
     thread: str
@@ -39,6 +40,7 @@ class FlushRecord:
     n_ops: int
     began_s: float
     seconds: float
+    gap_s: float = 0.0
     plan_s: float = 0.0
     grown_s: float = 0.0
     raised: str = ""

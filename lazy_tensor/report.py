@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import _CacheInfo as CacheInfo
-from functools import cached_property
+from functools import _CacheInfo as CacheInfo, cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack, cast
@@ -16,6 +15,7 @@ from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.options import Options
 from lazy_tensor.dispatch.run import compile_service, flush, profiling
 from lazy_tensor.dispatch.stats import COUNTED, STATS, FlushRecord
+from lazy_tensor.dispatch.tiering.sites import Compared
 from lazy_tensor.dispatch.trie.trace import all_traces, claimed, local, restart_empty_traces
 from lazy_tensor.dispatch.wording import op_name
 from lazy_tensor.kernels import cache
@@ -130,7 +130,7 @@ class Report:
         *,
         regions: Mapping[str, tuple[int, float]] | None = None,
         kernels: Mapping[str, int] | None = None,
-        blocks: Sequence[str] = (),
+        blocks: Sequence[Compared] = (),
     ) -> None:
         self.records = records
         self.replays = list(replays)
@@ -150,11 +150,11 @@ class Report:
     @cached_property
     def advice(self) -> list[Advice]:
         """At most three changes that would help, the largest share of time first."""
-        now = settings.current()
         return advice_on(
             self.flushes,
-            ran_at_once=self.ran_at_once,
-            compiles=now.compile != "off" and now.backend != "aten",
+            blocks=self.blocks,
+            regions=self.regions,
+            kernels=self.kernels,
             replays=bool(self.replays),
         )
 
@@ -195,7 +195,7 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
     if fn is None:
         local.trace.policy.account_rests()
         regions = {it: (n, STATS.regions_s[it]) for it, n in STATS.regions.items()}
-        blocks = [str(site) for site in local.trace.policy.compared()]
+        blocks = local.trace.policy.compared()
         return _report(list(STATS.log), {}, STATS.since_s, regions=regions, blocks=blocks)
     if not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
@@ -214,7 +214,7 @@ def _report(
     result: Any = None,
     *,
     regions: Mapping[str, tuple[int, float]] | None = None,
-    blocks: Sequence[str] = (),
+    blocks: Sequence[Compared] = (),
 ) -> Report:
     passed_s = perf_counter() - since_s
     ran_at_once = {

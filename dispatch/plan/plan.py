@@ -35,6 +35,10 @@ POOLED_FROM_BYTES = 4 << 20
 """Peak of a plan from which memory is worth keeping: below it, the C library does."""
 
 
+NOTHING_FUSED = "nothing is fused with these settings"
+"""Why a call runs by itself where no segment gets a kernel."""
+
+
 TIER_FROM_S = 5.0
 """Seconds of a plan's runs from which it is compiled whole, which takes some 10 s of another core.
 """
@@ -271,7 +275,7 @@ class Planner:
         if node.view_of is not None:
             return "a view"
         if self.fusible is None:
-            return "nothing is fused with these settings"
+            return NOTHING_FUSED
         return self.fusible.reason_against(node) or "nothing beside it can be fused with it"
 
     def _compiled(self) -> Plan:

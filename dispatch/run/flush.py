@@ -24,8 +24,7 @@ from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of, with_remat
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.trie import memory_sharing
-from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie import memory_sharing, trace as traces
 from lazy_tensor.dispatch.trie.recompile_reason import reason_of_miss
 from lazy_tensor.dispatch.trie.trace import (
     Pending,
@@ -94,7 +93,9 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         if work.state is not None and work.state.n_ops:
             trace.policy.grown_s = 0.0
             run_s = perf_counter() - work.planned_s
-            trace.policy.add_flush(seconds, run_s=run_s, ends_region=ends_region)
+            gap_s = trace.policy.add_flush(
+                work.began_s, seconds, run_s=run_s, ends_region=ends_region
+            )
             record = FlushRecord(
                 thread=traces.local.thread.name,
                 cause=cause,
@@ -102,6 +103,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
                 n_ops=work.state.n_ops,
                 began_s=work.began_s,
                 seconds=seconds,
+                gap_s=gap_s,
                 plan_s=work.planned_s - work.began_s,
                 grown_s=grown_s,
                 raised=raised,

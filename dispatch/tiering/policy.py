@@ -12,7 +12,7 @@ from typing import Any
 
 from lazy_tensor.dispatch.stats import NEW, RECORDED, STATS
 from lazy_tensor.dispatch.tiering.call_history import Past
-from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S, Site, Waiting
+from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S, Compared, Site, Waiting
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.service.fusion import Fusion
 
@@ -76,6 +76,7 @@ class Policy:
         self._n_reads = 0  # in it, since the last round
         self._n_steps = 0  # of optimizers, in it, since a value was read
         self.has_read = False  # since the last of these
+        self._reads_inside = False  # the block that runs
         self._sites: dict[Any, Site] = {}
         self._site: Site | None = None  # of the block that runs
         self._resting: tuple[Site, str] | None = None  # of blocks that C++ counts, and as what
@@ -90,6 +91,9 @@ class Policy:
         self._has_worked, self._n_adopted = False, 0
         self._n_awaited = 1  # kernels more; twice as many each time, until a new site begins
         self._began_s, self._outcome = perf_counter(), NEW  # of the region under way, of the last
+        self._flushed_s = self._gap_s = (
+            0.0  # when that was last; seconds before, since a sync point
+        )
         self._round_began_s = 0.0
 
     @property
@@ -142,8 +146,8 @@ class Policy:
             self.span_ranks()
         self._n_gained += plan.n_there - plan.n_under_way
         site = self._site or self._last_site  # a block's plan runs at its end
-        if site is not None and (site.plan is None or plan.spent_s > site.plan.spent_s):
-            site.plan = plan
+        if site is not None:
+            site.note_plan(plan)
         if plan.n_under_way > plan.n_there and not self.spans_ranks:  # each has its own kernels
             self._awaited = plan
 
@@ -208,19 +212,25 @@ class Policy:
             unrecorded = bypassed if self._is_bypassed else NEW
             self._outcome = RECORDED if is_recorded else unrecorded
             STATS.add_region(self._outcome, now_s - self._began_s)
+        self._gap_s = now_s - max(self._began_s, self._flushed_s)
         self._began_s = now_s
 
     def add_plan(self, seconds: float) -> None:
         """Account for a plan that was built, in so many seconds."""
         self._new_s += seconds
 
-    def add_flush(self, seconds: float, *, run_s: float, ends_region: bool) -> None:
+    def add_flush(
+        self, began_s: float, seconds: float, *, run_s: float, ends_region: bool
+    ) -> float:
         """Account for a flush, of the region that has just ended if it `ends_region`; its plan, or
-        its ops, took `run_s` of these."""
+        its ops, took `run_s` of these. The seconds before it in which its region ran."""
         self._ran_s += run_s
+        gap_s = self._gap_s if ends_region else began_s - max(self._began_s, self._flushed_s)
+        self._flushed_s = began_s + seconds
         if ends_region:
             self._began_s += seconds
             STATS.regions_s[self._outcome] += seconds
+        return gap_s
 
     def _has_news(self) -> bool:
         """Whether kernels are asked for since the last look, or enough have come to compare blocks
@@ -281,7 +291,7 @@ class Policy:
         self.account_rests()
         self._ends()
         self._place, self._n_reads, self._n_steps = place, 0, 0
-        self.has_read = False
+        self.has_read = self._reads_inside = False
         if must_record:
             self._follow()
             self.try_again_at_once()
@@ -339,7 +349,8 @@ class Policy:
             is_short = self.spans_ranks and self._n_recorded <= SHORT
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1  # an empty block
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
-                     n_reads=self._n_reads, is_short=is_short)  # fmt: skip
+                     n_reads=self._n_reads, reads_inside=self._reads_inside,
+                     is_short=is_short)  # fmt: skip
         self._is_bypassed = False
 
     def add_reads(self, n: int) -> None:
@@ -351,6 +362,7 @@ class Policy:
         """Count a read, or a turn of a loop; whether the next ones may be bypassed, or are to be
         seen again. Turns are long enough to be compared one by one."""
         self._n_reads += 1
+        self._reads_inside |= not by_turn
         is_over = (
             self._n_reads >= ROUND
             or (by_turn and self._is_comparing())
@@ -376,9 +388,9 @@ class Policy:
         place = (ROUND, self._place)
         return self._begins(place, may_choose=may_choose, of_reads=True)
 
-    def compared(self) -> list[Site]:
-        """The places whose blocks were compared, recorded and bypassed."""
-        return [site for site in self._sites.values() if site.compared_s is not None]
+    def compared(self) -> list[Compared]:
+        """What comparisons said, a place each."""
+        return [site.compared for site in self._sites.values() if site.compared is not None]
 
     def try_again_at_once(self) -> None:
         """Record again, whatever it costs."""

@@ -8,6 +8,7 @@ lies between two reads of a block that has many counts as a block, too: so many 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -71,6 +72,31 @@ class Waiting(Protocol):
     def may_get_better(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a comparison of blocks at one place said: seconds of a recorded one, in which its plans
+    ran for `ran_s`, and of a bypassed one. `of_reads`: of what lies between two reads, or steps;
+    `reads_inside`: the block reads values."""
+
+    where: str
+    of_reads: bool
+    reads_inside: bool
+    recorded_s: float
+    bypassed_s: float
+    ran_s: float
+
+    @property
+    def eager_is_better(self) -> bool:
+        return self.bypassed_s < self.recorded_s
+
+    def __str__(self) -> str:
+        recorded, bypassed = (f"{s * 1e3:.2f} ms" for s in (self.recorded_s, self.bypassed_s))
+        what = "between reads, steps or turns, as at" if self.of_reads else "blocks at"
+        if self.eager_is_better:
+            return f"{what} {self.where}: as in eager, {bypassed}; recorded {recorded}"
+        return f"{what} {self.where}: recorded, {recorded}; as in eager {bypassed}"
+
+
 class Site:
     """What is known of the blocks at one place, and how the next one is to run.
 
@@ -82,14 +108,16 @@ class Site:
 
     def __init__(self, where: str = "?", *, of_reads: bool = False) -> None:
         self.where = where  # `file.py:line`
-        self.compared_s: tuple[float, float] | None = None  # the last time, recorded and bypassed
+        self.compared: Compared | None = None  # the last time
         self.is_bypassed = False  # the last block was bypassed
         self.is_unknown = False  # as its regions are unknown
         self.was_recorded = False  # the last one that was seen
         self.awaited: Waiting | None = None  # blocks run as in eager until it has its kernels
         self.plan: Waiting | None = None  # of the plans that blocks ran, the one that ran longest
+        self._n_tried = 0  # blocks that were recorded as this one may get better
         self._of_reads = of_reads
         self._n_reads = 1  # of the last round
+        self._reads_inside = False
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
         self._n_unknown = 0  # regions in a row
         self._n_bypassed = 0  # blocks in a row
@@ -102,15 +130,6 @@ class Site:
         self._n_traced = 0  # blocks that were new
         self._until_s = 0.0  # when the next one may be
         self._try_anew()
-
-    def __str__(self) -> str:
-        """What the last comparison said; of blocks that were compared."""
-        assert self.compared_s is not None, "only what was compared is told of"
-        recorded, bypassed = (f"{seconds * 1e3:.2f} ms" for seconds in self.compared_s)
-        what = "between reads, steps or turns, as at" if self._of_reads else "blocks at"
-        if self._eager_is_better:
-            return f"{what} {self.where}: as in eager, {bypassed}; recorded {recorded}"
-        return f"{what} {self.where}: recorded, {recorded}; as in eager {bypassed}"
 
     @property
     def _weight(self) -> int:
@@ -139,6 +158,7 @@ class Site:
         self._began_s = perf_counter()
         self.is_compared = self.is_bypassed = False
         if self._may_get_better():
+            self._n_tried += self._weight
             self.try_again()
         if may_choose and self._awaits_kernels():
             self.is_bypassed = True
@@ -177,8 +197,19 @@ class Site:
         if self.awaited is None:
             self._n_left = max(self._n_left - n, 0)
 
+    def note_plan(self, plan: Waiting) -> None:
+        """Account for a plan that the last block ran."""
+        if self.plan is None or plan.spent_s > self.plan.spent_s:
+            if plan is not self.plan:
+                self._n_tried = 0
+            self.plan = plan
+
     def _may_get_better(self) -> bool:
-        return self._kernels_may_help and self.plan is not None and self.plan.may_get_better()
+        """Whether a plan is to be compared with one that was compiled whole. That is over after a
+        few runs, but the program may not come to this plan again."""
+        if self.plan is None or self._n_tried >= COMPARED or not self._kernels_may_help:
+            return False
+        return self.plan.may_get_better()
 
     def _awaits_kernels(self) -> bool:
         plan = self.awaited
@@ -200,12 +231,14 @@ class Site:
         n_new: int,
         n_unknown: int,
         n_reads: int = 0,
+        reads_inside: bool = False,
         is_short: bool = False,
     ) -> None:
         """A block ends, or a round of so many reads: with regions that were recorded, with others,
         and so many unknown ones behind the last that was known, unless it was bypassed.
         `is_short`: it has too few ops to gain."""
         self._n_reads = max(n_reads, 1) if self._of_reads else 1
+        self._reads_inside |= reads_inside
         if self.is_bypassed:
             return
         self.was_recorded = n_known > 0 and n_new == 0
@@ -252,18 +285,22 @@ class Site:
                 self._compare(recorded_s, bypassed_s)
 
     def _compare(self, recorded_s: float, bypassed_s: float) -> None:
-        self.compared_s = recorded_s, bypassed_s
+        host_s = median(self._host_s)
+        self.compared = Compared(
+            self.where, self._of_reads, self._reads_inside, recorded_s, bypassed_s,
+            ran_s=recorded_s - host_s,
+        )  # fmt: skip
         n_worse = len(self._bypassed_s)
         if bypassed_s < recorded_s:
             n_worse = len(self._recorded_s) + TRIALS // self._weight
         lost_s = n_worse * abs(recorded_s - bypassed_s)
         n_owed = round(lost_s / SHARE / max(min(recorded_s, bypassed_s), 1e-9))
-        self._kernels_may_help = median(self._host_s) < bypassed_s
+        self._kernels_may_help = host_s < bypassed_s
         self._host_s.clear()
         self._recorded_s.clear()
         self._bypassed_s.clear()
         self._n_compared = 0
-        is_better = bypassed_s < recorded_s
+        is_better = self.compared.eager_is_better
         if is_better is not self._eager_is_better:
             self._eager_is_better, self._n_next = is_better, GOES_ON
         self._go_on()

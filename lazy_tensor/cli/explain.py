@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import lazy_tensor
-from lazy_tensor.cli.errors import CommandError
+from lazy_tensor.cli.errors import INTERRUPTED, CommandError
 from lazy_tensor.cli.script import add_script, run_script
 
 
@@ -36,21 +38,33 @@ def run(args: argparse.Namespace) -> int:
     before = _written_s(theirs)
     try:
         status = run_script(args, nullcontext if args.as_is else lazy_tensor.lazy_mode)
+    except (CommandError, BrokenPipeError):
+        raise
+    except Exception:
+        traceback.print_exc()  # the report is on what ran before
+        status = 1
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     finally:
         if theirs is not None and _written_s(theirs) == before:
             print(where_it_belongs(theirs, args), file=sys.stderr)
     report = lazy_tensor.explain()
     if args.out is not None:
         report.save(args.out)  # first: who reads what is printed may end
-    try:
-        import rich
-    except ModuleNotFoundError:
-        print(report)
-    else:
-        rich.print(report)
+    printed = rich_print() if sys.stdout.isatty() else print  # rich breaks lines of files at 80
+    printed(report)
     if args.out is not None:
         print(f"wrote {args.out}")
     return status
+
+
+def rich_print() -> Callable[[object], None]:
+    """rich's `print`, which colours, or Python's where rich isn't installed."""
+    try:
+        import rich
+    except ModuleNotFoundError:
+        return print
+    return rich.print
 
 
 def out_among(arguments: list[str]) -> str | None:

@@ -1,88 +1,159 @@
-"""The changes to a program that would help most, each with the share of time that it is about.
+"""The changes to a program that would help most, each with the share of its time that it may save.
 
-In: flushes looked at, what ran at once, how long kernels were waited for. Out: at most three
-sentences. The shares are measured over the time from the first of these flushes to the last.
+In: flushes looked at, blocks that were timed, what became of kernels. Out: at most three
+sentences. What can't be moved, or whose gain nobody can foretell, is not advised.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from lazy_tensor.dispatch.plan.plan import NOTHING_FUSED
+from lazy_tensor.dispatch.stats import KERNELS, RECORDED
 from lazy_tensor.dispatch.trie.recompile_reason import latest_difference
-from lazy_tensor.reports.flushes import Flush, code_at
+from lazy_tensor.reports.bandwidth import limit_bytes_per_s
+from lazy_tensor.reports.flushes import Flush, Step
+from lazy_tensor.reports.places import code_at, shortened
+
+if TYPE_CHECKING:
+    from lazy_tensor.dispatch.tiering.sites import Compared
 
 MOST = 3
 WORTH_SAYING = 0.02
 """Smallest share of time that is worth a sentence."""
 AGAIN = 3
 """Times that something is seen before it counts as what the program does at every step."""
-BOUNDS = frozenset({
-    "cache_clear()", "configure()", "exit", "explain()", "flush()", "max_pending_bytes",
-    "max_segment_ops", "nothing repeats", "recording doesn't pay", "segment closed",
+GAINS_BY_REPLAY = 0.9
+"""The most of a block's time that its plan may take for `replay` to be worth its rules."""
+FLUSH_S = 20e-6
+"""What a flush of one op takes on the host: see `benches/results/fixed.md`."""
+READS = frozenset({
+    ".item()", ".numpy()", ".tolist()", "a tensor as an index", "a value is read", "bool()",
+    "complex()", "float()", "format()", "int()", "print()",
 })  # fmt: skip
-"""Causes of flushes that no value was needed for."""
-LENGTHS = "pad to a few sizes (multiples of 64, say), so that fewer are ever new"
+"""Causes of flushes that a program can have elsewhere, or less often."""
+SIZED_BY_VALUES = frozenset({"indexing", "masked_select()", "nonzero()", "unique()"})
+"""Causes of flushes whose results have sizes that only values tell."""
 REMEDIES = {
-    "size of dim": LENGTHS,
+    "size of dim": "pad to a few sizes (multiples of 64, say), so that fewer are ever new",
     "where it ended before": "nothing needs to change if this is a program's first steps",
     "came before": "each way that a branch takes is recorded once; on values, use torch.where",
     "went": "a number in arithmetic becomes an input by itself the second time; one that chooses a "
     "shape or a branch can't",
 }
+"""Against what was new, by what the difference says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change that would help, and the share of the time that it is about."""
+    """A change that would help, and the share of the program's time that it saves at most."""
 
     share: float
     text: str
 
     def __str__(self) -> str:
-        return f"{self.share:.0%} of the time: {self.text}"
+        return f"up to {self.share:.0%} of the time: {self.text}"
 
 
 def advice_on(
-    flushes: Sequence[Flush], *, ran_at_once: dict[str, float], compiles: bool, replays: bool
+    flushes: Sequence[Flush],
+    *,
+    blocks: Sequence[Compared],
+    regions: Mapping[str, tuple[int, float]],
+    kernels: Mapping[str, int],
+    replays: bool,
 ) -> list[Advice]:
-    """At most three changes, the largest first. `ran_at_once` are the shares of calls that could
-    not be recorded; `compiles` says whether segments get kernels, `replays` whether `replay`
-    is in use."""
-    total_s = sum(flush.seconds + (flush.gap_s or 0.0) for flush in flushes)
-    if not total_s:
-        return []
+    """At most three changes, the largest first.
+
+    `regions` says how long the program was recorded or not, `kernels` counts segments by their
+    status, `replays` says whether `replay` is in use.
+    """
+    region_s = sum(seconds for _, seconds in regions.values())
     found = [
-        *_flushes_within_steps(flushes, total_s),
-        *_what_is_new(flushes, total_s),
-        *_recording(flushes, total_s, replays),
-        *_without_kernels(flushes, total_s, compiles),
-        *(
-            Advice(share, f"{call} could not be recorded and ran at once")
-            for call, share in ran_at_once.items()
-        ),
+        *_kernels_under_way(regions, region_s, kernels),
+        *(() if replays else _blocks_by_replay(blocks)),
     ]
+    total_s = sum(flush.seconds + flush.gap_s for flush in flushes)
+    if total_s:
+        in_flushes = [
+            *_reads(flushes, total_s),
+            *_what_is_new(flushes, total_s),
+            *_without_kernels(flushes, total_s),
+            *(() if replays or blocks else _recording(flushes, total_s)),
+        ]
+        recorded = regions.get(RECORDED, (0, 0.0))[1] / region_s if region_s else 1.0
+        found += [Advice(one.share * recorded, one.text) for one in in_flushes]
     worth = [one for one in found if one.share >= WORTH_SAYING]
     return sorted(worth, key=lambda one: one.share, reverse=True)[:MOST]
 
 
-def _flushes_within_steps(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
+def _kernels_under_way(
+    regions: Mapping[str, tuple[int, float]], region_s: float, kernels: Mapping[str, int]
+) -> Iterator[Advice]:
+    n_left = kernels.get("queued", 0) + kernels.get("compiling", 0)
+    if n_left and KERNELS in regions:
+        yield Advice(
+            regions[KERNELS][1] / region_s,
+            f"kernels were being built, and {n_left} still are. Nothing needs to change: the next "
+            "run finds them on disk; `python -m lazy_tensor cache warm` builds them ahead",
+        )
+
+
+def _blocks_by_replay(blocks: Sequence[Compared]) -> Iterator[Advice]:
+    """A replayed call runs a plan without recording it, and without the program's Python."""
+    for block in blocks:
+        took_s = min(block.recorded_s, block.bypassed_s)
+        if not block.reads_inside and 0 < block.ran_s < GAINS_BY_REPLAY * took_s:
+            yield Advice(
+                (took_s - block.ran_s) / took_s,
+                f"a step at {shortened([block.where])} takes {took_s * 1e3:.2f} ms, its plan alone "
+                f"{block.ran_s * 1e3:.2f} ms. `lazy_tensor.replay` runs that, if each step does "
+                "the same",
+            )
+
+
+def _reads(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     """Values that are read between others: what is pending on both sides can't share kernels."""
-    of_place: dict[tuple[str, str], list[Flush]] = defaultdict(list)
-    for flush in flushes:
-        of_place[flush.cause, flush.where].append(flush)
-    often = {place: several for place, several in of_place.items() if len(several) >= AGAIN}
+    followed: dict[tuple[str, str], list[tuple[Flush, Flush | None]]] = defaultdict(list)
+    for flush, behind in zip(flushes, [*flushes[1:], None], strict=True):
+        followed[flush.cause, flush.where].append((flush, behind))
+    often = {place: pairs for place, pairs in followed.items() if len(pairs) >= AGAIN}
     if len(often) < 2:
         return  # one flush a step: what is pending has to run some time
-    for (cause, where), several in often.items():
-        if cause not in BOUNDS and not cause.startswith("replay"):
+    for (cause, where), pairs in often.items():
+        share = sum(_split_s(*pair) for pair in pairs) / total_s
+        if cause in READS:
             yield Advice(
-                sum(flush.ran_s for flush in several) / total_s,
-                f"{code_at(where)} needs values ({cause}) at every step; what comes before and "
-                "after it can't be fused. Move it to the end of the step, or behind "
+                share,
+                f"{code_at(where)} needs values ({cause}) at every step, which parts what comes "
+                "before it from what comes after. Move it to the end of the step, or behind "
                 "`if step % 10 == 0`",
             )
+        elif cause in SIZED_BY_VALUES:
+            yield Advice(
+                share,
+                f"the size of what {code_at(where)} gives depends on values, which parts what "
+                "comes before it from what comes after. Keep the size: `torch.where`, or a sum "
+                "over the mask",
+            )
+
+
+def _split_s(flush: Flush, behind: Flush | None) -> float:
+    """The most that a flush costs because it is apart from the next one: its share of the host's
+    time, and the bytes that fused kernels would neither have written nor read again. A GPU is
+    waited for."""
+    if any(step.device != "cpu" for step in flush.steps):
+        return flush.ran_s
+    given = sum(step.n_bytes_given for step in _segments(flush))
+    taken = sum(step.n_bytes - step.n_bytes_given for step in _segments(behind))
+    return min(flush.ran_s, FLUSH_S + 2 * min(given, taken) / limit_bytes_per_s("cpu"))
+
+
+def _segments(flush: Flush | None) -> list[Step]:
+    return [] if flush is None else [step for step in flush.steps if step.is_segment]
 
 
 def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
@@ -101,24 +172,23 @@ def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     yield Advice(spent_s / total_s, text)
 
 
-def _recording(flushes: Sequence[Flush], total_s: float, replays: bool) -> Iterator[Advice]:
-    settled = [
-        flush for flush in flushes if not flush.miss and "known" in flush.how and flush.gap_s
+def _recording(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
+    """Where no blocks were timed, as by `record="always"`."""
+    settled = [flush for flush in flushes if not flush.miss and "known" in flush.how]
+    if len(settled) >= AGAIN:
+        yield Advice(
+            sum(flush.gap_s for flush in settled) / total_s,
+            "recording calls that were seen before, and the program's own Python around them; "
+            "`lazy_tensor.replay` on the loop's body runs its plan without either",
+        )
+
+
+def _without_kernels(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
+    seconds = [
+        flush.ran_s
+        for flush in flushes
+        if sum(step.reason == NOTHING_FUSED for step in flush.steps) > 1
     ]
-    if replays or len(settled) < AGAIN:
-        return
-    share = sum(flush.gap_s or 0.0 for flush in settled) / total_s
-    yield Advice(
-        share,
-        "recording calls that were seen before, and the program's own Python around them; "
-        "`lazy_tensor.replay` on the loop's body runs its plan without either",
-    )
-
-
-def _without_kernels(flushes: Sequence[Flush], total_s: float, compiles: bool) -> Iterator[Advice]:
-    if compiles:
-        return
-    fusible = [f for f in flushes if "known" in f.how and len(f.steps) > 1]
-    share = sum(flush.seconds for flush in fusible) / total_s
-    if fusible:
+    if seconds:
+        share = sum(seconds) / total_s
         yield Advice(share, 'running op by op, as compile="off" or backend="aten" says')

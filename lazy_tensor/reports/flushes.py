@@ -6,9 +6,8 @@ computed before somebody asks for a report.
 
 from __future__ import annotations
 
-import linecache
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from lazy_tensor.dispatch.trie.recompile_reason import reason_of_miss
 from lazy_tensor.dispatch.trie.trace import Leaf, Node
 from lazy_tensor.dispatch.wording import title_of
 from lazy_tensor.kernels.segment import TensorSpec, counted, n_bytes
+from lazy_tensor.reports.places import shortened
 
 if TYPE_CHECKING:
     from lazy_tensor.dispatch.plan.plan import Step as PlanStep
@@ -36,8 +36,9 @@ class Step:
     """One thing that a flush ran: a segment, or a single call.
 
     `status` and `reason` say what ran a segment, or why a call is in none. `n_bytes` are read and
-    written, `n_bytes_saved` those of values inside that were never written. `seconds` is None where
-    nobody timed. `needs` are the numbers of the flush's steps whose results it uses.
+    written, `n_bytes_given` those of its results, `n_bytes_saved` those of values inside that were
+    never written. `seconds` is None where nobody timed. `needs` are the numbers of the flush's
+    steps whose results it uses.
     """
 
     is_segment: bool
@@ -47,6 +48,7 @@ class Step:
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     n_bytes: int
+    n_bytes_given: int
     n_bytes_saved: int
     seconds: float | None
     needs: tuple[int, ...]
@@ -72,8 +74,8 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """One flush, looked at. Times in seconds; `gap_s` since this thread's flush before, in which
-    the program and recording ran, of which `grown_s` went into states that were new.
+    """One flush, looked at. Times in seconds; `gap_s` from the sync point before it, in which the
+    program and recording ran, of which `grown_s` went into states that were new.
 
     `miss` says which part of the program was new, "" if none; `how` whether a plan ran it ("one by
     one": it was seen for the first time); `peak_bytes` is foretold.
@@ -86,7 +88,7 @@ class Flush:
     began_s: float
     seconds: float
     plan_s: float
-    gap_s: float | None
+    gap_s: float
     grown_s: float
     raised: str
     miss: str
@@ -113,16 +115,18 @@ class Flush:
 
 def looked_at(records: Iterable[FlushRecord]) -> list[Flush]:
     """The flushes, oldest first."""
-    ends_s: dict[str, float] = {}
-    found: list[Flush] = []
-    for record in records:
-        before = ends_s.get(record.thread)
-        ends_s[record.thread] = record.began_s + record.seconds
-        found.append(_flush(record, None if before is None else record.began_s - before))
-    return found
+    return list(map(_flush, records))
 
 
-def _flush(record: FlushRecord, gap_s: float | None) -> Flush:
+def alike(flushes: Sequence[Flush]) -> list[list[int]]:
+    """The numbers of flushes that did the same, together, in the order of the first of each."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, flush in enumerate(flushes):
+        groups.setdefault(flush.likeness, []).append(i)
+    return list(groups.values())
+
+
+def _flush(record: FlushRecord) -> Flush:
     if record.steps is None:
         how = "one by one"
     else:
@@ -136,7 +140,7 @@ def _flush(record: FlushRecord, gap_s: float | None) -> Flush:
         began_s=record.began_s,
         seconds=record.seconds,
         plan_s=record.plan_s,
-        gap_s=gap_s,
+        gap_s=record.gap_s,
         grown_s=record.grown_s,
         raised=record.raised,
         miss="" if record.first_new is None else reason_of_miss(record.first_new, record.state),
@@ -207,6 +211,7 @@ def _add(
             takes=tuple([shown(specs[slot]) for slot in reads if slot in specs]),
             gives=tuple([shown(specs[slot]) for slot in sets if slot in specs]),
             n_bytes=moved,
+            n_bytes_given=_total(sets, specs),
             n_bytes_saved=_total(inside, specs) if step is not None else 0,
             seconds=seconds,
             needs=tuple(sorted({maker[slot] for slot in reads if slot in maker})),
@@ -246,27 +251,6 @@ def shown(spec: TensorSpec) -> str:
     kind = name.rstrip("0123456789")
     sizes = ", ".join(map(str, spec.size))
     return f"{SHORT.get(kind, kind)}{name[len(kind) :]}[{sizes}]"
-
-
-def shortened(places: Iterable[str]) -> str:
-    """Lines of files, in short: `train.py:40-44, model.py:7`."""
-    lines: dict[str, set[int]] = {}
-    for place in places:
-        path, _, line = place.rpartition(":")
-        if path and line.isdigit():
-            lines.setdefault(path.rsplit("/", 1)[-1], set()).add(int(line))
-    shown = []
-    for name, numbers in lines.items():
-        low, high = min(numbers), max(numbers)
-        shown.append(f"{name}:{low}" if low == high else f"{name}:{low}-{high}")
-    return ", ".join(shown) or "autograd"
-
-
-def code_at(place: str) -> str:
-    """What stands on a line, and where, in short: "`loss.item()` at train.py:57"."""
-    path, _, line = place.rpartition(":")
-    code = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
-    return f"`{code}` at {shortened([place])}" if code else shortened([place])
 
 
 def amount(n: float) -> str:

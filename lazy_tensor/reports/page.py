@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazy_tensor.reports.bandwidth import share_of_bandwidth
-from lazy_tensor.reports.flushes import Flush, Step, amount
+from lazy_tensor.reports.flushes import Flush, Step, alike, amount
+from lazy_tensor.reports.places import with_cells
+from lazy_tensor.reports.text import headline
 
 if TYPE_CHECKING:
     from lazy_tensor.report import Report
@@ -30,7 +32,9 @@ def page_of(report: Report) -> str:
     data = {
         "summary": f"{len(flushes)} flushes, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads",
-        "advice": [str(one) for one in report.advice],
+        "headline": [with_cells(line) for _, line in headline(report)],
+        "advice": [with_cells(str(one)) for one in report.advice],
+        "alike": alike(flushes),
         "flushes": [_flush(flush) for flush in flushes],
         "builds": [build._asdict() for build in report.builds],
         "text": str(report),
@@ -53,7 +57,7 @@ def _flush(flush: Flush) -> dict[str, Any]:
     return {
         "thread": flush.thread,
         "cause": flush.cause,
-        "where": flush.where,
+        "where": with_cells(flush.where),
         "n_ops": flush.n_ops,
         "began_s": flush.began_s,
         "seconds": flush.seconds,
@@ -61,7 +65,7 @@ def _flush(flush: Flush) -> dict[str, Any]:
         "gap_s": flush.gap_s,
         "grown_s": flush.grown_s,
         "raised": flush.raised,
-        "miss": flush.miss,
+        "miss": with_cells(flush.miss),
         "how": flush.how,
         "peak": amount(flush.peak_bytes) if flush.peak_bytes else "",
         "saved": amount(flush.n_bytes_saved) if flush.n_bytes_saved else "",
@@ -93,7 +97,7 @@ def _step(step: Step, needs: list[int]) -> dict[str, Any]:
         "lines": step.lines,
         "status": step.status,
         "reason": step.reason,
-        "ops": [[op.name, op.where, op.gives] for op in step.ops],
+        "ops": [[op.name, with_cells(op.where), op.gives] for op in step.ops],
         "takes": step.takes,
         "gives": step.gives,
         "moved": f"{amount(step.n_bytes)} read and written" if step.n_bytes else "",

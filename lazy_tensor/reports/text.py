@@ -11,7 +11,8 @@ from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER, RECORDED
 from lazy_tensor.kernels.segment import counted
 from lazy_tensor.kernels.service.fusion import Status
 from lazy_tensor.reports.bandwidth import share_of_bandwidth
-from lazy_tensor.reports.flushes import Flush, Step, amount, shortened
+from lazy_tensor.reports.flushes import Flush, Step, alike, amount
+from lazy_tensor.reports.places import shortened, with_cells
 
 if TYPE_CHECKING:
     from lazy_tensor.report import Report
@@ -24,22 +25,21 @@ STATUSES: tuple[Status, ...] = (
 
 def lines_of(report: Report) -> Iterator[tuple[str, str]]:
     """`(style, line)` of the whole report; the styles are rich's."""
-    for line in report.replays:
-        yield "", line
-    for line in report.redistributions:
-        yield "yellow", line
+    for style, line in (*headline(report), *_flushes_and_advice(report)):
+        yield style, with_cells(line).replace("`", "")
+
+
+def _flushes_and_advice(report: Report) -> Iterator[tuple[str, str]]:
     flushes = report.flushes
-    if report.regions or flushes:
-        yield from _headline(report)
-    if not flushes:
+    if flushes:
+        yield "bold", f"last {len(flushes)} flushes"
+    else:
         yield "", "nothing was flushed yet"
-        return
-    yield "bold", f"last {len(flushes)} flushes"
-    alike: dict[tuple[object, ...], list[Flush]] = {}
-    for flush in flushes:
-        alike.setdefault(flush.likeness, []).append(flush)
-    for several in alike.values():
-        yield from _of_flushes(several)
+    for call, share in sorted(report.ran_at_once.items(), key=lambda item: -item[1])[:MOST_CALLS]:
+        if share >= WORTH_SHOWING:
+            yield "", f"at once: {call}: {share:.0%} of the time"
+    for numbers in alike(flushes):
+        yield from _of_flushes([flushes[i] for i in numbers])
     if report.advice:
         yield "bold", "what would help most"
     for number, one in enumerate(report.advice, 1):
@@ -53,8 +53,9 @@ WHY_UNRECORDED = {
 }
 
 
-def _headline(report: Report) -> Iterator[tuple[str, str]]:
-    """How much of the program was recorded, why not more, and how far its kernels are."""
+def headline(report: Report) -> Iterator[tuple[str, str]]:
+    """How much of the program was recorded, why not more, and how far its kernels are; what became
+    of replays, and of tensors that were redistributed."""
     total_s = sum(seconds for _, seconds in report.regions.values())
     if total_s:
         parts = [f"{_share(report, RECORDED, total_s)} recorded"]
@@ -64,11 +65,13 @@ def _headline(report: Report) -> Iterator[tuple[str, str]]:
             if outcome in report.regions
         ]
         yield "bold", f"of {total_s:.1f} s of the program: {'; '.join(parts)}"
-    if report.kernels:
+    if report.kernels and (report.regions or report.records):
         counts = [f"{report.kernels[it]} {it}" for it in STATUSES if report.kernels.get(it)]
         yield "bold", f"kernels: {', '.join(counts)}"
-    for line in report.blocks:
+    for line in (*map(str, report.blocks), *report.replays):
         yield "", line
+    for line in report.redistributions:
+        yield "yellow", line
 
 
 def _share(report: Report, outcome: str, total_s: float) -> str:
@@ -76,17 +79,17 @@ def _share(report: Report, outcome: str, total_s: float) -> str:
     return f"{seconds / total_s:.0%} ({n} regions)"
 
 
-def _of_flushes(alike: Sequence[Flush]) -> Iterator[tuple[str, str]]:
+def _of_flushes(several: Sequence[Flush]) -> Iterator[tuple[str, str]]:
     """A head line for flushes that did the same; what the last of them ran below."""
-    last = alike[-1]
-    parts = [_ms(median(flush.seconds for flush in alike))]
-    if len(alike) > 1:
-        parts[0] = f"{len(alike)} times, {parts[0]} (at first {_ms(alike[0].seconds)})"
-    gaps = [flush.gap_s for flush in alike if flush.gap_s is not None]
+    last = several[-1]
+    parts = [_ms(median(flush.seconds for flush in several))]
+    if len(several) > 1:
+        parts[0] = f"{len(several)} times, {parts[0]} (at first {_ms(several[0].seconds)})"
+    gaps = [flush.gap_s for flush in several if flush.gap_s]
     if gaps:
         parts.append(f"{_ms(median(gaps))} of Python before")
-    planned = median(flush.plan_s for flush in alike)
-    if planned >= WORTH_SHOWING * median(flush.seconds for flush in alike):
+    planned = median(flush.plan_s for flush in several)
+    if planned >= WORTH_SHOWING * median(flush.seconds for flush in several):
         parts.append(f"{_ms(planned)} of it planning")
     if last.peak_bytes:
         parts.append(f"peak {last.peak_bytes / 2**20:.1f} MiB")
@@ -96,7 +99,7 @@ def _of_flushes(alike: Sequence[Flush]) -> Iterator[tuple[str, str]]:
         parts.append(f"raised {last.raised}")
     style = "red" if last.raised else "cyan"
     yield style, f"{last.where}: {last.cause}: {last.n_ops} ops {last.how}, {', '.join(parts)}"
-    for miss, n in Counter(flush.miss for flush in alike if flush.miss).items():
+    for miss, n in Counter(flush.miss for flush in several if flush.miss).items():
         yield "yellow", f"    new: {miss}" + (f" ({n}×)" if n > 1 else "")
     for step in last.steps:
         if step.is_segment:
@@ -126,11 +129,11 @@ def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
     for step in steps:
         if step.reason != "a view":
             by_reason.setdefault(step.reason, []).append(step)
-    for reason, alike in by_reason.items():
-        named = counted((step.title for step in alike), MOST_CALLS)
-        seconds = [step.seconds for step in alike if step.seconds is not None]
+    for reason, calls in by_reason.items():
+        named = counted((step.title for step in calls), MOST_CALLS)
+        seconds = [step.seconds for step in calls if step.seconds is not None]
         took = f", {_ms(sum(seconds))}" if seconds else ""
-        places = shortened(op.where for step in alike for op in step.ops)
+        places = shortened(op.where for step in calls for op in step.ops)
         yield "dim", f"    not fused, because {reason}: {named} at {places}{took}"
 
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import lazy_tensor
 from lazy_tensor.cli.main import main
 from lazy_tensor.kernels.disk import Disk, key_of
 from lazy_tensor.kernels.extension import cpp
@@ -123,6 +124,25 @@ def test_a_closed_pipe_of_the_program_is_no_quiet_end(tmp_path, capfd):
 
 def test_the_program_decides_the_status(program, tmp_path):
     assert command("explain", program, "fail", cache_dir=tmp_path / "cache")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [("ValueError('no such batch')", 1), ("KeyboardInterrupt", 130)]
+)
+def test_a_program_that_raises_is_reported_on(program, capfd, error, status):
+    program.write_text(PROGRAM.replace("sys.exit(3)", f"raise {error}"))
+    assert main(["explain", str(program), "fail"]) == status
+    shown = capfd.readouterr()
+    assert ("ValueError: no such batch" in shown.err) == (status == 1)
+    assert f"{program}:9: .item(): " in shown.out
+
+
+def test_lines_are_not_broken_where_nobody_sees_them(program, capsys):
+    lazy_tensor.reset_stats()
+    assert main(["explain", str(program)]) == 0
+    (line,) = [it for it in capsys.readouterr().out.splitlines() if ":9: .item(): " in it]
+    assert "ops" in line
+    assert " ms" in line
 
 
 def test_what_can_not_be_run_is_said(program, capsys):
