@@ -14,18 +14,14 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from platformdirs import user_cache_dir
 
 from lazy_tensor.dispatch import options as accepted
 from lazy_tensor.dispatch.options import KNOWN, NAMES, PRESETS, Compile, FlushPolicy, Record
 from lazy_tensor.kernels import logs
 from lazy_tensor.kernels.backend import available_backends, backend_of
-
-
-def _default_cache_dir() -> str:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return str(Path(base) / "lazy_tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class Settings:
 
     backend: str = "auto"
     compile: Compile = "background"
-    cache_dir: str = dataclasses.field(default_factory=_default_cache_dir)
+    cache_dir: str = dataclasses.field(default_factory=lambda: user_cache_dir("lazy_tensor"))
     segment_cache_size: int = 1024
     schema_cache_size: int = 16384
     sharding_cache_size: int = 4096

@@ -156,8 +156,7 @@ def computed(call: Call, arguments: Arguments, kinds: Mapping[str, type]) -> tor
     `arguments` are its arguments by name, run-time scalars as 0-dim tensors; `kinds` are the Python
     types of the latter.
     """
-    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
-    from torch._prims_common import elementwise_dtypes
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, elementwise_dtypes
 
     rule = RULES[_name(call)]
     weighed = [n for n, v in arguments.items() if n not in _MASKS and _is_number_or_tensor(v)]

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch.distributed.tensor import experimental as _experimental
-from torch.distributed.tensor.parallel import api as _api
-from torch.distributed.tensor.parallel import style as _style
+from torch.distributed.tensor.parallel import api as _api, style as _style
 
 from lazy_tensor.dispatch.trie.trace import setting_apart
 from lazy_tensor.sharding import torch_private

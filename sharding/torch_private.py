@@ -23,13 +23,16 @@ NEEDED = (
     f"{torch.__version__}"
 )
 try:
-    from torch.distributed import _functional_collectives as funcol
-    from torch.distributed import distributed_c10d
+    from torch.distributed import _functional_collectives as funcol, distributed_c10d
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
-    from torch.distributed.tensor import DTensor as TorchDTensor
-    from torch.distributed.tensor import Partial, Placement, _dispatch
-    from torch.distributed.tensor import _api as api
+    from torch.distributed.tensor import (
+        DTensor as TorchDTensor,
+        Partial,
+        Placement,
+        _api as api,
+        _dispatch,
+    )
     from torch.distributed.tensor._collective_utils import check_tensor_meta, mesh_broadcast
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OpInfo, OutputSharding

@@ -18,8 +18,7 @@ from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
 from lazy_tensor.dispatch.run import flush, input_snapshots
 from lazy_tensor.dispatch.run.failure import without_frames
-from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
-from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types, trace as traces
 from lazy_tensor.dispatch.trie.keys import key_part
 from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, Value, claimed
 from lazy_tensor.dispatch.wording import with_article

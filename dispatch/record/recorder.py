@@ -27,8 +27,7 @@ from lazy_tensor.dispatch.record import (
 )
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.torch_private import count_writes, mark
-from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.dispatch.trie import trace as traces
+from lazy_tensor.dispatch.trie import tensor_types, trace as traces
 from lazy_tensor.dispatch.trie.keys import (
     PlainSlots,
     exact_key,

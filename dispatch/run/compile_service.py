@@ -14,8 +14,7 @@ from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.kernels import backend as backends
-from lazy_tensor.kernels import cache as caches
+from lazy_tensor.kernels import backend as backends, cache as caches
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.extension.pool import POOL

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
-from torch._prims_common import elementwise_dtypes
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION, elementwise_dtypes
 
 from lazy_tensor.kernels.nvfuser.definition import V
 from lazy_tensor.kernels.nvfuser.translate import (

@@ -43,9 +43,7 @@ from lazy_tensor.sharding.fsdp.torch_private import (  # with a clear error wher
     UnshardHandle,
     register_fsdp_forward_method,
 )
-from lazy_tensor.sharding.ops import at_once as _at_once
-from lazy_tensor.sharding.ops import calls as _calls
-from lazy_tensor.sharding.ops import order as _order
+from lazy_tensor.sharding.ops import at_once as _at_once, calls as _calls, order as _order
 from lazy_tensor.sharding.ops.decisions import get_sharding_prop_cache_info
 from lazy_tensor.sharding.parallel import (
     ColwiseParallel,
@@ -61,8 +59,7 @@ from lazy_tensor.sharding.parallel import (
     parallelize_module,
     register_sharding,
 )
-from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE
-from lazy_tensor.sharding.tensor import DTensor
+from lazy_tensor.sharding.tensor import REDISTRIBUTE as _REDISTRIBUTE, DTensor
 
 __all__ = [
     "CPUOffloadPolicy", "ColwiseParallel", "CommDebugMode", "DTensor", "DataParallelMeshDims",

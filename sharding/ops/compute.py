@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Shard
 
-from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch import torch_private as dispatch_private
+from lazy_tensor.dispatch import settings, torch_private as dispatch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of, substituted
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.schema import facts_of
@@ -24,8 +23,7 @@ from lazy_tensor.dispatch.run.tape import Draw, drawn
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.keys import NUMBERS
-from lazy_tensor.dispatch.trie.trace import KIND_MASK, ONE, Node
-from lazy_tensor.dispatch.trie.trace import local as here
+from lazy_tensor.dispatch.trie.trace import KIND_MASK, ONE, Node, local as here
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import (

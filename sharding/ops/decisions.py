@@ -6,8 +6,7 @@ where each input must lie, where the outputs do. Hits of the trie never come her
 
 from __future__ import annotations
 
-from functools import _CacheInfo as CacheInfo
-from functools import partial
+from functools import _CacheInfo as CacheInfo, partial
 from typing import Any
 
 import torch

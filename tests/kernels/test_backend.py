@@ -4,8 +4,12 @@ import pytest
 import torch
 
 import lazy_tensor
-from lazy_tensor.kernels import PortableBackend, available_backends, register_backend
-from lazy_tensor.kernels import backend as registry
+from lazy_tensor.kernels import (
+    PortableBackend,
+    available_backends,
+    backend as registry,
+    register_backend,
+)
 from lazy_tensor.kernels.backends.aten import AtenBackend
 from lazy_tensor.kernels.backends.inductor import InductorBackend
 

@@ -15,8 +15,7 @@ import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, replay
 from lazy_tensor.capture import captured_call
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.plan import plan as plans
-from lazy_tensor.dispatch.plan import second_tier
+from lazy_tensor.dispatch.plan import plan as plans, second_tier
 from lazy_tensor.dispatch.run.compile_service import compiler
 from lazy_tensor.dispatch.stats import STATS
 

@@ -10,13 +10,13 @@ from lazy_tensor import (
     cache_clear,
     configure,
     explain,
+    flush as flush_now,
     is_pending,
     lazy_mode,
     materialize,
     stats,
     wrap,
 )
-from lazy_tensor import flush as flush_now
 from lazy_tensor.dispatch.metadata.infer import Outcome
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
 from lazy_tensor.dispatch.ops import rules
