@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 # The environment is right for one pyproject.toml, one torch and one checkout (it is an editable
 # install): the stamp's name says which, so a change of any rebuilds it, whatever the file times say.
 STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml setup.py; echo '$(TORCH)' '$(CURDIR)'; } | cksum | cut -d' ' -f1)
+# The same with what only the docs need; an environment with everything serves as well.
+DOCS_STAMP := $(or $(wildcard $(STAMP)),$(subst .installed-,.docs-,$(STAMP)))
 
 DEMO_ARGS ?=
 # What a newcomer runs: minutes. The rest, and PyTorch's databases as a whole, are in `test-all`.
@@ -130,8 +132,15 @@ $(THIRDPARTY_STAMP):
 bench: $(STAMP)
 	$(BIN)/pytest benches $(BENCH_ARGS)
 
-docs: $(STAMP)
+docs: $(DOCS_STAMP)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q docs $(BUILD)/docs
+
+$(VENV)/.docs-%:
+	test -x $(BIN)/python || '$(PYTHON)' -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[docs]' '$(TORCH)'
+	rm -f $(VENV)/.docs-*
+	touch $@
 
 lint: $(STAMP) typing-tree
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 AT_ROOT = ("dispatch", "kernels", "sharding")
@@ -43,8 +44,20 @@ class Build(build_py):
         return found
 
 
+class Wheel(bdist_wheel):
+    """A wheel that has compiled C++ fits one Python and one kind of machine, and says so."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        built = Path(self.get_finalized_command("build").build_lib, "lazy_tensor/kernels/built")
+        if any(built.glob("*.so")):
+            self.root_is_pure = False
+            self.distribution.has_ext_modules = lambda: True
+        super().run()
+
+
 setup(
-    cmdclass={"build_py": Build},
+    cmdclass={"bdist_wheel": Wheel, "build_py": Build},
     packages=PACKAGES,
     package_dir={"lazy_tensor": "lazy_tensor", **{f"lazy_tensor.{top}": top for top in AT_ROOT}},
 )

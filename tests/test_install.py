@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
+import sys
 import tarfile
 
 import pytest
@@ -51,6 +53,28 @@ def test_source_distribution_has_all_that_builds_and_tests_it(newcomer, tmp_path
     assert not {*sources(), *others, "setup.py", "pyproject.toml"} - names
     (unpacked,) = (one for one in tmp_path.iterdir() if one.is_dir())
     newcomer.run("python", "-m", "pytest", "-q", "tests/test_tiny.py", folder=unpacked)
+
+
+def test_a_wheel_with_compiled_code_is_for_one_python(newcomer):
+    (information,) = newcomer.packages.glob("lazy_tensor-*.dist-info")
+    wheel = (information / "WHEEL").read_text()
+    abi = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"Tag: {abi}-{abi}-linux_" in wheel
+    assert "Root-Is-Purelib: false" in wheel
+
+
+def test_what_is_installed_brings_its_compiled_recorder(newcomer):
+    code = (
+        "import torch, lazy_tensor\n"
+        "from lazy_tensor.dispatch.run import hits\n"
+        "for _ in range(3):\n"
+        "    with lazy_tensor.lazy_mode(compile='off'):\n"
+        "        torch.ones(3) + 1\n"
+        "print(hits.native is not None)"
+    )
+    python = newcomer.environment / "bin" / "python"
+    shown = newcomer.run(python, "-c", code, folder=newcomer.elsewhere, PATH=os.devnull)
+    assert shown == "True\n"
 
 
 def test_the_command_is_installed(newcomer):
