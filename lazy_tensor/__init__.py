@@ -4,6 +4,9 @@ import atexit
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if __name__ != "lazy_tensor":  # who walks the packages of a checkout's root finds this one again
+    raise ImportError(f"{__name__} is lazy_tensor itself")
+
 # In a checkout the modules of `dispatch`, `kernels` and `sharding` lie in folders at its root, and
 # these packages find them by this path. Links would do as well, but a checkout on Windows without
 # the right to make links, and a zip download, have text files in their place.

@@ -76,7 +76,7 @@ class Policy:
         self._n_reads = 0  # in it, since the last round
         self._n_steps = 0  # of optimizers, in it, since a value was read
         self.has_read = False  # since the last of these
-        self._reads_inside = False  # the block that runs
+        self._is_parted = False  # the block that runs: its values were needed in its middle
         self._sites: dict[Any, Site] = {}
         self._site: Site | None = None  # of the block that runs
         self._resting: tuple[Site, str] | None = None  # of blocks that C++ counts, and as what
@@ -230,6 +230,8 @@ class Policy:
         if ends_region:
             self._began_s += seconds
             STATS.regions_s[self._outcome] += seconds
+        else:
+            self._is_parted = True
         return gap_s
 
     def _has_news(self) -> bool:
@@ -291,7 +293,7 @@ class Policy:
         self.account_rests()
         self._ends()
         self._place, self._n_reads, self._n_steps = place, 0, 0
-        self.has_read = self._reads_inside = False
+        self.has_read = self._is_parted = False
         if must_record:
             self._follow()
             self.try_again_at_once()
@@ -349,7 +351,7 @@ class Policy:
             is_short = self.spans_ranks and self._n_recorded <= SHORT
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1  # an empty block
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
-                     n_reads=self._n_reads, reads_inside=self._reads_inside,
+                     n_reads=self._n_reads, is_parted=self._is_parted,
                      is_short=is_short)  # fmt: skip
         self._is_bypassed = False
 
@@ -362,7 +364,7 @@ class Policy:
         """Count a read, or a turn of a loop; whether the next ones may be bypassed, or are to be
         seen again. Turns are long enough to be compared one by one."""
         self._n_reads += 1
-        self._reads_inside |= not by_turn
+        self._is_parted |= not by_turn
         is_over = (
             self._n_reads >= ROUND
             or (by_turn and self._is_comparing())

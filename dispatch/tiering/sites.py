@@ -76,11 +76,11 @@ class Waiting(Protocol):
 class Compared:
     """What a comparison of blocks at one place said: seconds of a recorded one, in which its plans
     ran for `ran_s`, and of a bypassed one. `of_reads`: of what lies between two reads, or steps;
-    `reads_inside`: the block reads values."""
+    `is_parted`: values were needed in the middle of the block."""
 
     where: str
     of_reads: bool
-    reads_inside: bool
+    is_parted: bool
     recorded_s: float
     bypassed_s: float
     ran_s: float
@@ -117,7 +117,7 @@ class Site:
         self._n_tried = 0  # blocks that were recorded as this one may get better
         self._of_reads = of_reads
         self._n_reads = 1  # of the last round
-        self._reads_inside = False
+        self._is_parted = False
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
         self._n_unknown = 0  # regions in a row
         self._n_bypassed = 0  # blocks in a row
@@ -231,16 +231,16 @@ class Site:
         n_new: int,
         n_unknown: int,
         n_reads: int = 0,
-        reads_inside: bool = False,
+        is_parted: bool = False,
         is_short: bool = False,
     ) -> None:
         """A block ends, or a round of so many reads: with regions that were recorded, with others,
         and so many unknown ones behind the last that was known, unless it was bypassed.
         `is_short`: it has too few ops to gain."""
         self._n_reads = max(n_reads, 1) if self._of_reads else 1
-        self._reads_inside |= reads_inside
         if self.is_bypassed:
             return
+        self._is_parted = is_parted
         self.was_recorded = n_known > 0 and n_new == 0
         self._n_unknown = n_unknown and self._n_unknown + n_unknown
         is_unknown = self._n_unknown >= LISTENS
@@ -287,7 +287,7 @@ class Site:
     def _compare(self, recorded_s: float, bypassed_s: float) -> None:
         host_s = median(self._host_s)
         self.compared = Compared(
-            self.where, self._of_reads, self._reads_inside, recorded_s, bypassed_s,
+            self.where, self._of_reads, self._is_parted, recorded_s, bypassed_s,
             ran_s=recorded_s - host_s,
         )  # fmt: skip
         n_worse = len(self._bypassed_s)

@@ -56,6 +56,9 @@ def checks() -> tuple[Check, ...]:
     def run() -> None:
         found.extend(Check(name, _problem(find)) for name, find in (*own, *behavior.CHECKS))
 
+    if getattr(torch.__spec__, "_initializing", False):
+        run()  # torch imports what TORCH_LOGS names: another thread would wait for torch's import
+        return (*first, *found)
     # a thread of its own has no modes, and no settings that the program has made so far
     thread = threading.Thread(target=run, name="lazy_tensor-checks")
     thread.start()

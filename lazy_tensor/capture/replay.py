@@ -35,6 +35,7 @@ from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.plan_cache import may_capture
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
@@ -199,7 +200,10 @@ class Replay(Generic[P, R]):
         **options: Any,
     ) -> None:
         if not callable(function):
-            raise TypeError(f"replay(): function={function!r} can't be called")
+            given = with_article(type(function).__name__)
+            raise TypeError(
+                f"replay(): function is {given}, which can't be called; pass a function or a module"
+            )
         for name, value in (("warmup", warmup), ("check_every", check_every)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"replay(): {name}={value!r} is not a whole number")

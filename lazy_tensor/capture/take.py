@@ -370,7 +370,10 @@ class _Reading:
         drawn = {id(data) for _, data in self.tape.draws}
         for read in self.tape.reads:
             if any(id(self.trace.leaves[i]) in drawn for i in read.aside.leaves):
-                raise Obstacle(f"it reads a random number at {read.where}")
+                raise Obstacle(
+                    f"it reads a random number at {read.where}; torch.distributions reads what it "
+                    "samples to check it, unless validate_args=False"
+                )
         leaves_now = [None if id(leaf) in drawn else leaf for leaf in self.trace.leaves]
         draws = tuple(draw for draw, _ in self.tape.draws)
         outline = Outline(

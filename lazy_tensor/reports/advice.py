@@ -106,7 +106,7 @@ def _blocks_by_replay(blocks: Sequence[Compared]) -> Iterator[Advice]:
     """A replayed call runs a plan without recording it, and without the program's Python."""
     for block in blocks:
         took_s = min(block.recorded_s, block.bypassed_s)
-        if not block.reads_inside and 0 < block.ran_s < GAINS_BY_REPLAY * took_s:
+        if not block.is_parted and 0 < block.ran_s < GAINS_BY_REPLAY * took_s:
             yield Advice(
                 (took_s - block.ran_s) / took_s,
                 f"a step at {shortened([block.where])} takes {took_s * 1e3:.2f} ms, its plan alone "
@@ -175,7 +175,8 @@ def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
 def _recording(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     """Where no blocks were timed, as by `record="always"`."""
     settled = [flush for flush in flushes if not flush.miss and "known" in flush.how]
-    if len(settled) >= AGAIN:
+    reads = any(flush.cause in READS | SIZED_BY_VALUES for flush in flushes)
+    if len(settled) >= AGAIN and not reads:
         yield Advice(
             sum(flush.gap_s for flush in settled) / total_s,
             "recording calls that were seen before, and the program's own Python around them; "

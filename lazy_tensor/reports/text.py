@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lazy_tensor.report import Report
 
 MOST_CALLS = 4
+MOST_KINDS = 8
 STATUSES: tuple[Status, ...] = (
     "ready", "measuring", "compiling", "queued", "slower", "declined", "failed",
 )  # fmt: skip
@@ -25,11 +26,19 @@ STATUSES: tuple[Status, ...] = (
 
 def lines_of(report: Report) -> Iterator[tuple[str, str]]:
     """`(style, line)` of the whole report; the styles are rich's."""
-    for style, line in (*headline(report), *_flushes_and_advice(report)):
+    for style, line in (*headline(report), *_advice(report), *_flushes(report)):
         yield style, with_cells(line).replace("`", "")
 
 
-def _flushes_and_advice(report: Report) -> Iterator[tuple[str, str]]:
+def _advice(report: Report) -> Iterator[tuple[str, str]]:
+    if report.advice:
+        yield "bold", "what would help most"
+    for number, one in enumerate(report.advice, 1):
+        yield "green", f"    {number}. {one}"
+
+
+def _flushes(report: Report) -> Iterator[tuple[str, str]]:
+    """Those that did the same together; the latest kinds, in the order of the program."""
     flushes = report.flushes
     if flushes:
         yield "bold", f"last {len(flushes)} flushes"
@@ -38,12 +47,13 @@ def _flushes_and_advice(report: Report) -> Iterator[tuple[str, str]]:
     for call, share in sorted(report.ran_at_once.items(), key=lambda item: -item[1])[:MOST_CALLS]:
         if share >= WORTH_SHOWING:
             yield "", f"at once: {call}: {share:.0%} of the time"
-    for numbers in alike(flushes):
+    groups = alike(flushes)
+    latest = sorted(sorted(groups, key=lambda numbers: numbers[-1])[-MOST_KINDS:])
+    for numbers in latest:
         yield from _of_flushes([flushes[i] for i in numbers])
-    if report.advice:
-        yield "bold", "what would help most"
-    for number, one in enumerate(report.advice, 1):
-        yield "green", f"    {number}. {one}"
+    if len(groups) > len(latest):
+        n_left = sum(map(len, groups)) - sum(map(len, latest))
+        yield "dim", f"{n_left} earlier flushes did other things: report.save() shows all"
 
 
 WHY_UNRECORDED = {

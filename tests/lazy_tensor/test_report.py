@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -186,6 +189,26 @@ def test_a_value_read_in_the_middle_of_every_step_is_the_advice(monkeypatch):
     assert f"`if norm.item() > 0:  # in the middle` at test_report.py:{line_of('in the midd')}" in (
         found.text
     )
+
+
+def test_torchs_own_logging_shows_ours():
+    """torch imports the package then, while torch itself is being imported."""
+    program = "import torch, lazy_tensor\nwith lazy_tensor.lazy_mode():\n    torch.ones(3) + 1\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"TORCH_LOGS": "+lazy_tensor"},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "exit: 2 ops" in done.stderr
+
+
+def test_only_the_latest_kinds_of_flushes_are_shown():
+    for n in range(1, 12):
+        with lazy_mode():
+            for _ in range(n):
+                torch.ones(3).sin()
+    told = str(explain())
+    assert "11 times" not in told
+    assert "3 earlier flushes did other things" in told
 
 
 def test_lengths_that_change_are_in_the_advice():
