@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,8 @@ import torch
 
 PEERS = ("compile", "thunder")
 """`torch.compile` (Inductor) and `thunder.jit`, by the names that tables give them."""
+DISTRIBUTIONS = {"jax": "jax", "thunder": "lightning-thunder"}
+"""What is installed for a peer."""
 
 GONE_FROM_TORCH = ("align_as", "align_to", "has_names", "refine_names", "rename")
 """Methods of tensors that thunder 0.2.6 lists when it is imported, and torch 2.13 has no more."""
@@ -24,6 +27,9 @@ GONE_FROM_TORCH = ("align_as", "align_to", "has_names", "refine_names", "rename"
 @cache
 def missing(peer: str) -> str | None:
     """Why `peer` can't be measured here; None if it can."""
+    if peer == "jax":
+        is_there = importlib.util.find_spec("jax") is not None
+        return None if is_there else "JAX is not installed: pip install jax"
     if peer != "thunder":
         return None
     try:
@@ -48,8 +54,9 @@ def notes(sides: tuple[str, ...]) -> list[str]:
         why = missing(side)
         if why is not None:
             found.append(f"not measured: {why}")
-        elif side == "thunder":
-            found.append(f"lightning-thunder {importlib.metadata.version('lightning-thunder')}")
+        elif side in DISTRIBUTIONS:
+            name = DISTRIBUTIONS[side]
+            found.append(f"{name} {importlib.metadata.version(name)}")
     return found
 
 

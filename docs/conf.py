@@ -11,8 +11,8 @@ import lazy_tensor
 project = "lazy-tensor"
 author = copyright = "The lazy-tensor authors"
 version = release = lazy_tensor.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+nb_execution_mode = "off"  # tests/docs/test_tutorial.py runs the notebook
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "lazy-tensor"

@@ -78,8 +78,8 @@ def advice_on(
     ]
     total_s = sum(flush.seconds + flush.gap_s for flush in flushes)
     if total_s:
+        found += _reads(flushes, total_s)  # they may be why little is recorded
         in_flushes = [
-            *_reads(flushes, total_s),
             *_what_is_new(flushes, total_s),
             *_without_kernels(flushes, total_s),
             *(() if replays or blocks else _recording(flushes, total_s)),
@@ -120,9 +120,9 @@ def _reads(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     followed: dict[tuple[str, str], list[tuple[Flush, Flush | None]]] = defaultdict(list)
     for flush, behind in zip(flushes, [*flushes[1:], None], strict=True):
         followed[flush.cause, flush.where].append((flush, behind))
-    often = {place: pairs for place, pairs in followed.items() if len(pairs) >= AGAIN}
-    if len(often) < 2:
+    if len(followed) < 2:
         return  # one flush a step: what is pending has to run some time
+    often = {place: pairs for place, pairs in followed.items() if len(pairs) >= AGAIN}
     for (cause, where), pairs in often.items():
         share = sum(_split_s(*pair) for pair in pairs) / total_s
         if cause in READS:

@@ -20,7 +20,9 @@ def pages_of_the_front_page() -> list[str]:
 
 def test_the_front_page_has_every_page():
     names = pages_of_the_front_page()
-    assert {"index", *names} == {path.stem for path in DOCS.glob("*.md")}
+    assert {"index", *names} == {
+        path.stem for end in ("md", "ipynb") for path in DOCS.glob(f"*.{end}")
+    }
     assert len(names) == len(set(names))
 
 
