@@ -8,7 +8,7 @@ teaches a small new BERT whether a sentence praises, by sentences that the progr
     step 50: loss 0.6985
     ...
     step 300: loss 0.0989
-    300 steps in 12.8 s
+    300 steps in 5.0 s
     accuracy on 512 other sentences: 1.000
 
 `--model NAME_OR_PATH` takes a checkpoint and its tokenizer instead. `--eager` leaves the line out.

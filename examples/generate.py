@@ -6,12 +6,12 @@ A step of generation runs a hundred small ops, and every step runs the same ones
 function for `replay`, which runs neither its Python nor PyTorch's dispatch again. To make all steps
 alike, keys and values lie in a cache with room for the longest text. The program prints
 
-    step 40: loss 3.0695, 124.5 ms a step
+    step 40: loss 3.0695, 64.9 ms a step
     ...
-    step 320: loss 2.4301, 93.5 ms a step
-    text 1: 6.31 ms a byte
+    step 320: loss 2.3961, 53.8 ms a step
+    text 1: 3.55 ms a byte
     ...
-    text 12: 2.20 ms a byte
+    text 12: 1.41 ms a byte
 
 and then the last text. With `--eager` both steps run without `replay`.
 """

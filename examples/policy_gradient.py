@@ -5,9 +5,9 @@
 The cart-pole is tensor code, too: 64 of them move at a time. A step of the simulation runs some
 sixty small ops, so `replay` runs it. The update runs in a block. The program prints
 
-    update 15: 47.5 steps an episode, 173.7 ms an update
+    update 15: 47.5 steps an episode, 197.5 ms an update
     ...
-    update 120: 499.9 steps an episode, 119.0 ms an update
+    update 120: 490.7 steps an episode, 64.5 ms an update
 
 With `--eager` both run without lazy-tensor. REINFORCE: R. J. Williams, Simple Statistical
 Gradient-Following Algorithms for Connectionist Reinforcement Learning (doi:10.1007/BF00992696).
