@@ -91,9 +91,8 @@ class Policy:
         self._has_worked, self._n_adopted = False, 0
         self._n_awaited = 1  # kernels more; twice as many each time, until a new site begins
         self._began_s, self._outcome = perf_counter(), NEW  # of the region under way, of the last
-        self._flushed_s = self._gap_s = (
-            0.0  # when that was last; seconds before, since a sync point
-        )
+        self._flushed_s = 0.0  # when the last flush ended
+        self._gap_s = 0.0  # of the region that ended last, what ran since its last flush
         self._round_began_s = 0.0
 
     @property
