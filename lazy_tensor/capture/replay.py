@@ -49,6 +49,8 @@ MOST_SIGNATURES, SIGNATURES_BEFORE_WARNING = 64, 16
 MOST_CAPTURED = 4
 """Plans for one signature: a gradient that is there or not, say, makes two."""
 TAKES_BEFORE_WARNING = 3
+CHANGES_BEFORE_WARNING = 16
+"""Calls that are recorded as something that they see changes, if none was replayed."""
 MOST_CALLS_BETWEEN_TAKES = 1000
 UNCHECKED = 16
 """Replays before the first check, at least: it takes the time of several."""
@@ -315,13 +317,13 @@ class Replay(Generic[P, R]):
             self.n_signatures += 1
             if self.n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
                 self._meet(NEVER_THE_SAME, tells=True)
-        verified, self._here.known = None, known
+        verified, changed, self._here.known = None, "", known
         with self._lock:
             for captured in known.captured:
                 try:
                     found = captured.find(arguments.tensors)
                 except Changed as reason:
-                    self.obstacle = str(reason)
+                    self.obstacle = changed = str(reason)
                     continue
                 if self.must_record(captured):
                     self.obstacle = ""
@@ -347,7 +349,7 @@ class Replay(Generic[P, R]):
             return self._recorded(args, kwargs)
         result, taken = self._taken(arguments, args, kwargs)
         with self._lock:
-            self._learn(known, taken, arguments)
+            self._learn(known, taken, arguments, changed)
         return result
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -398,8 +400,11 @@ class Replay(Generic[P, R]):
         self._cuda_graph = captured.cuda_graph
         return captured
 
-    def _learn(self, known: _Signature, taken: Take | str, arguments: Arguments) -> None:
-        """Settle on the call, if it did what one before it did; else say what differs."""
+    def _learn(
+        self, known: _Signature, taken: Take | str, arguments: Arguments, changed: str = ""
+    ) -> None:
+        """Settle on the call, if it did what one before it did; else say what differs. `changed`:
+        why those that were settled on before didn't serve."""
         obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
         if isinstance(taken, Take):
             for outline in known.outlines:
@@ -417,6 +422,8 @@ class Replay(Generic[P, R]):
                 del known.captured[MOST_CAPTURED:]
                 known.n_failed = 0
                 self.obstacle = ""
+                if changed and not self.n_replayed and self.n_recorded >= CHANGES_BEFORE_WARNING:
+                    self._meet(changed, tells=True)
                 return
         known.postpone()
         self._meet(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
@@ -532,6 +539,7 @@ def _remedy(obstacle: str) -> str:
 
 
 _REMEDIES = {
+    " changed": "what changes at each call must come in as an argument, a number as a tensor",
     **dict.fromkeys(
         ("it reads values", "reads a tensor's values", "where the call before read"),
         "what is read decides what a call does, so it must come again: compare tensors, as in "

@@ -695,3 +695,17 @@ def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_n
     assert step(torch.ones(2)).tolist() == [11.0, 11.0]
     picture = reach.Picture([("step", step.__replayed__)])
     assert not any("FACTOR" in holding.keys for holding in picture.holdings.values())
+
+
+def test_what_changes_at_each_call_is_told():
+    epoch = 0
+
+    def step(x):
+        return x * (1 if epoch < 100 else 2)
+
+    replayed = replay(step)
+    with pytest.warns(UserWarning, match=r"epoch.* changed; what changes at each call") as told:
+        for epoch in range(20):
+            replayed(torch.ones(2))
+    assert [one.filename for one in told] == [__file__]
+    assert "epoch" in replayed.obstacle
