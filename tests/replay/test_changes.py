@@ -703,9 +703,13 @@ def test_what_changes_at_each_call_is_told():
     def step(x):
         return x * (1 if epoch < 100 else 2)
 
-    replayed = replay(step)
-    with pytest.warns(UserWarning, match=r"epoch.* changed; what changes at each call") as told:
+    def train():
+        nonlocal epoch
         for epoch in range(20):
             replayed(torch.ones(2))
+
+    replayed = replay(step)
+    with pytest.warns(UserWarning, match=r"epoch.* changed; what changes at each call") as told:
+        train()
     assert [one.filename for one in told] == [__file__]
     assert "epoch" in replayed.obstacle
