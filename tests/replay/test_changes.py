@@ -705,7 +705,8 @@ def test_what_changes_at_each_call_is_told():
 
     def train():
         nonlocal epoch
-        for epoch in range(20):
+        for i in range(20):
+            epoch = i
             replayed(torch.ones(2))
 
     replayed = replay(step)
