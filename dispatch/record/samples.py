@@ -58,7 +58,7 @@ def multinomial(
     return (chances / drawn).argmax(-1, keepdim=True)
 
 
-def normal(mean: Any, std: Any, *, generator: Generator | None = None) -> Tensor:
+def normal(mean: Any, std: Any = 1.0, *, generator: Generator | None = None) -> Tensor:
     tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
     drawn = torch.empty(shape, dtype=tensors[0].dtype, device=tensors[0].device)

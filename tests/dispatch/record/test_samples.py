@@ -18,6 +18,7 @@ SAMPLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multinomial of a row": lambda p: torch.multinomial(p[0], 1),
     "normal": lambda p: torch.normal(p - 0.5, p),
     "normal of several means": lambda p: torch.normal(p, 0.25),
+    "normal of a deviation that is the default": lambda p: torch.normal(p, 1.0),
     "normal of several deviations": lambda p: torch.normal(2.0, p),
     "normal of a row and a column": lambda p: torch.normal(p[:, :1], p[:1]),
     "Categorical": lambda p: torch.distributions.Categorical(p).sample(),
