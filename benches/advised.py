@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import torch
+from gain_programs import training_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -135,14 +136,7 @@ def trained(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], follows: bool
 ) -> Step:
     """Training steps in a block each, or by `replay`."""
-
-    def train(x: Tensor, labels: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    train = training_step(model, optimizer)
     if follows:
         replayed = lazy_tensor.replay(train)
         return lambda: replayed(*batch).item()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gain_programs import Unrolled
+from gain_programs import Unrolled, training_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,16 +120,7 @@ def trained(
     run: Run, inner: Run, model: nn.Module, optimizer: torch.optim.Optimizer, *batch: Tensor
 ) -> Step:
     """Training steps on one batch; their result is the loss before the update."""
-    forward = inner(model)
-
-    def step(x: Tensor, labels: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(forward(x), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    train = run(step)
+    train = run(training_step(inner(model), optimizer))
     return lambda: (train(*batch),)
 
 

@@ -6,6 +6,7 @@ returns does one step, and gives a value that all forms must agree on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,10 +40,10 @@ def wave(run: Run) -> Step:
     return both
 
 
-def trained(
-    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, labels: Tensor
-) -> Step:
-    """Training steps on one batch."""
+def training_step(
+    model: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """From inputs and labels to the loss before the update."""
 
     def step(x: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -51,7 +52,14 @@ def trained(
         optimizer.step()
         return loss.detach()
 
-    train = run(step)
+    return step
+
+
+def trained(
+    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, labels: Tensor
+) -> Step:
+    """Training steps on one batch."""
+    train = run(training_step(model, optimizer))
     return lambda: torch.tensor(train(x, labels).item())
 
 
