@@ -63,8 +63,9 @@ def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | 
     """`__torch_dispatch__` of lazy tensors and of the mode; `owner` is the class or the mode."""
     trace, kwargs = _local.trace, kwargs or {}
     # in the middle of another call a finalizer may call this one: that goes on behind it
-    was_busy, trace.busy = trace.busy, True
+    was_busy = trace.busy
     try:
+        trace.busy = True
         if trace.claimed and not was_busy:
             traces.begin(trace)
         if trace.policy.cold:

@@ -50,8 +50,9 @@ def shown(tensor: torch.Tensor) -> str:
 @contextmanager
 def _unseen_by(trace: Trace) -> Iterator[None]:
     """Nothing is recorded, and reading memory flushes nothing."""
-    was_busy, trace.busy = trace.busy, True
+    was_busy = trace.busy
     try:
+        trace.busy = True
         with torch_private.no_dispatch():
             yield
     finally:

@@ -62,9 +62,11 @@ def flushing(
 
     @functools.wraps(own)
     def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # busy: the call comes from within recording, which reads storages and metadata only
-        if isinstance(self, LazyTensor) or not is_active() or local.trace.busy:
+        if isinstance(self, LazyTensor) or not is_active():
             return own(self, *args, **kwargs)
+        if local.trace.busy:  # from within recording, which reads storages and metadata only
+            with no_modes():
+                return own(self, *args, **kwargs)
         if name == "__repr__" and is_looked_at():
             found = peek_memory(local.trace, self)
             return f"<{type(self).__name__}, pending>" if found is None else shown(found)

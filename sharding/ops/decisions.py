@@ -64,8 +64,9 @@ def placements_at_any_size(request: Request) -> Any:
 def _asked(info: Any) -> OutputSharding:
     """What torch's rules say. To ask them is part of recording: it flushes nothing."""
     trace = local.trace
-    was_busy, trace.busy = trace.busy, True
+    was_busy = trace.busy
     try:
+        trace.busy = True
         return torch_private.propagate(info)
     finally:
         trace.busy = was_busy

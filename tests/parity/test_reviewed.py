@@ -182,3 +182,13 @@ def test_values_read_by_two_threads_at_once():
             mine = float(torch.as_tensor(y.numpy()).sum())
             thread.join()
         assert seen == [pytest.approx(mine, rel=1e-3)]
+
+
+def test_memory_read_while_a_call_is_recorded(monkeypatch):
+    # numpy() calls detach(), which the mode recorded: the array had no memory
+    plain = torch.arange(3.0)
+    with lazy_mode():
+        monkeypatch.setattr(local.trace, "busy", True)  # as in a finalizer
+        array = plain.numpy()
+        monkeypatch.undo()
+    assert array.tolist() == [0.0, 1.0, 2.0]
