@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import cache
 
 
@@ -21,3 +22,20 @@ def user_line() -> str:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
+
+
+def calling_module() -> str:
+    """The module, torch's or the user's, of the innermost function that isn't ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if not name.startswith("lazy_tensor"):
+            return name
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def warn_user(text: str) -> None:
+    """Warn at the user's line, however many frames of torch's and ours lie between."""
+    path, _, line = user_line().rpartition(":")
+    warnings.warn_explicit(text, UserWarning, path or "?", int(line) if path else 0)

@@ -68,6 +68,8 @@ def call_name(op: Any) -> str:
     return f"{base}()"
 
 
+DISTRIBUTION_CHECK = "a distribution's check"
+"""Why a flush came that `torch.distributions` needs, to check the values of its arguments."""
 METHODS = {
     "__repr__": "print()", "__array__": ".numpy()", "__deepcopy__": "copy.deepcopy()",
     "__reduce_ex__": "pickle, or torch.save()", "__dlpack__": "DLPack",

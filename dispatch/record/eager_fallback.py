@@ -41,7 +41,7 @@ from lazy_tensor.kernels.logs import FALLBACKS
 
 PLAIN_RESULT = frozenset({
     "all arguments are computed 0-dim CPU tensors",
-    "an argument's memory belongs to somebody else",
+    "an argument shares its memory with an array or a file",
 })  # fmt: skip
 """Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
 

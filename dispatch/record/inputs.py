@@ -270,7 +270,7 @@ def _reason_against_lazy(
     if memory_sharing.is_externally_writable(value.data) and not (
         may_copy and input_snapshots.can_serve(trace, value.data)
     ):
-        return "memory of an argument was handed out"
+        return "an argument's memory was handed out, to an array, say"
     if aliases and memory_sharing.is_shared(value.data):
         return "a plain tensor shares memory with an argument"
     return None
@@ -284,7 +284,7 @@ def _reason_against_plain(
     if not _is_private(tensor, in_mode) and not (
         may_copy and input_snapshots.can_serve(trace, tensor)
     ):
-        return "an argument's memory belongs to somebody else"
+        return "an argument shares its memory with an array or a file"
     return None
 
 

@@ -5,7 +5,6 @@ In: a call, a sync point. Out: the policy knows whether the call was made in thi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any
@@ -25,6 +24,7 @@ from lazy_tensor.dispatch.torch_private import in_backward, is_part
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.recompile_reason import latest_difference, reason_of_miss
 from lazy_tensor.dispatch.trie.trace import MOST_UNNOTED, Leaf, State, Trace
+from lazy_tensor.dispatch.user_frame import warn_user
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
 """Namespaces of ops that come or don't as others see fit: of marks in profiles, and of
@@ -163,10 +163,9 @@ def say_so() -> None:
         )
     seconds = f"{STATS.regions_s[NEW]:.0f} s of {sum(STATS.regions_s.values()):.0f} s did not"
     lately = f"; what was new lately: {difference}" if difference else ""
-    warnings.warn(
+    warn_user(
         f"lazy_tensor runs this program as in eager, {reason}: {seconds}{lately}. explain() says "
-        "more, configure(warn=False) silences this",
-        stacklevel=2,
+        "more, configure(warn=False) silences this"
     )
 
 

@@ -33,7 +33,8 @@ from lazy_tensor.dispatch.trie.trace import (
     Value,
     live_values,
 )
-from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.dispatch.user_frame import calling_module, user_line
+from lazy_tensor.dispatch.wording import DISTRIBUTION_CHECK
 from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.kernels.logs import FLUSHES, MISSES
 
@@ -65,6 +66,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     if trace.state is trace.root:
         return
     where, now = user_line(), settings.current()
+    if cause == "bool()" and calling_module().startswith("torch.distributions."):
+        cause = DISTRIBUTION_CHECK
     if not quiet and "flush" in now.forbid:
         raise RuntimeError(
             f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "

@@ -152,7 +152,7 @@ class Holding:
         """The label, or that of its `i`-th value, without the dicts that modules keep theirs in."""
         label = self.label if i is None else self.label_of(i)
         short: str = re.sub(r"\._(?:modules|parameters|buffers)\['(.*?)'\]", r".\1", label)
-        return short
+        return f"`{short}`"
 
     def change(self) -> str | None:
         """The place whose value isn't what it was, if there is one."""

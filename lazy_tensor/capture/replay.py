@@ -10,17 +10,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import random
 import re
 import threading
 import types
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
@@ -35,6 +35,7 @@ from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.plan_cache import may_capture
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.user_frame import warn_user
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.extension import program
@@ -476,14 +477,20 @@ class Replay(Generic[P, R]):
 
     def _meet(self, obstacle: str, *, tells: bool = False) -> None:
         """Note why a call was recorded; tell the user, once."""
-        self.obstacle = obstacle
+        self.obstacle = obstacle = re.sub(r"\bargument (\d+)", self._parameter, obstacle)
         kind = re.sub(r"[\d.]+", "#", obstacle)  # numbers in it may change
         if tells and kind not in self._told:
             self._told.add(kind)
-            warnings.warn(
-                f"replay({self._name}) goes on recording: {obstacle}{_remedy(obstacle)}",
-                stacklevel=5,
-            )
+            warn_user(f"replay({self._name}) goes on recording: {obstacle}{_remedy(obstacle)}")
+
+    def _parameter(self, found: re.Match[str]) -> str:
+        """What the function calls its argument of that number."""
+        with suppress(TypeError, ValueError):  # C++ has no signature
+            parameters = list(inspect.signature(self._function).parameters.values())
+            parameter = parameters[int(found[1]) - 1 :][:1]
+            if parameter and parameter[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                return parameter[0].name
+        return found[0]
 
     def summary(self) -> str:
         """A line on what became of the calls, for `explain()`."""
@@ -544,7 +551,7 @@ _REMEDIES = {
         ("it reads values", "reads a tensor's values", "where the call before read"),
         "what is read decides what a call does, so it must come again: compare tensors, as in "
         "`if norm > 1`, move .item() or float() out of the function, or return the tensor; "
-        "optimizers with a tensor as lr: fused=True or capturable=True",
+        "an optimizer whose lr is a tensor reads it unless it has fused=True or capturable=True",
     ),
     "where the call before gave it": "a number that changes must come in as a tensor; so must an "
     "optimizer's betas, and the rate of an optimizer that isn't torch's own",

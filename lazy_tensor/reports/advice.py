@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lazy_tensor.dispatch.plan.plan import NOTHING_FUSED
 from lazy_tensor.dispatch.stats import KERNELS, RECORDED
 from lazy_tensor.dispatch.trie.recompile_reason import latest_difference
+from lazy_tensor.dispatch.wording import DISTRIBUTION_CHECK
 from lazy_tensor.reports.bandwidth import limit_bytes_per_s
 from lazy_tensor.reports.flushes import Flush, Step
 from lazy_tensor.reports.places import code_at, shortened
@@ -123,9 +124,12 @@ def _reads(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     if len(followed) < 2:
         return  # one flush a step: what is pending has to run some time
     often = {place: pairs for place, pairs in followed.items() if len(pairs) >= AGAIN}
+    checked: dict[str, float] = {}
     for (cause, where), pairs in often.items():
         share = sum(_split_s(*pair) for pair in pairs) / total_s
-        if cause in READS:
+        if cause == DISTRIBUTION_CHECK:
+            checked[where] = share
+        elif cause in READS:
             yield Advice(
                 share,
                 f"{code_at(where)} needs values ({cause}) at every step, which parts what comes "
@@ -139,6 +143,13 @@ def _reads(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
                 "comes before it from what comes after. Keep the size: `torch.where`, or a sum "
                 "over the mask",
             )
+    if checked:
+        yield Advice(
+            sum(checked.values()),
+            f"torch.distributions checks values at {shortened(checked)}, which "
+            "parts what comes before from what comes after. "
+            "`torch.distributions.Distribution.set_default_validate_args(False)` leaves that out",
+        )
 
 
 def _split_s(flush: Flush, behind: Flush | None) -> float:

@@ -164,7 +164,7 @@ def test_replays_read_what_the_array_has():
         array[:] = i
         return step().item()
 
-    with pytest.warns(UserWarning, match="an argument's memory belongs to somebody else"):
+    with pytest.warns(UserWarning, match="an argument shares its memory with an array or a file"):
         found = [shown(i) for i in range(6)]
     assert found == [4 * (2 * i + 1) for i in range(6)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributions import Categorical
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import lazy_tensor
@@ -191,6 +193,19 @@ def test_a_value_read_in_the_middle_of_every_step_is_the_advice(monkeypatch):
     )
 
 
+def test_checks_by_distributions_are_advised_to_be_left_out(monkeypatch):
+    monkeypatch.setattr(advice, "WORTH_SAYING", 0.0)
+    monkeypatch.setattr(advice, "MOST", 9)
+    logits = torch.randn(64, 3)
+    for _ in range(6):
+        with lazy_mode(compile="off"):
+            Categorical(logits=logits * 2).log_prob(torch.ones(64)).sum()
+    (found,) = [one for one in explain().advice if "torch.distributions" in one.text]
+    assert f"at test_report.py:{line_of('Categorical(logits')}, which" in found.text
+    assert "set_default_validate_args(False)" in found.text
+    assert not [one for one in explain().advice if "Move it" in one.text]
+
+
 def test_torchs_own_logging_shows_ours():
     """torch imports the package then, while torch itself is being imported."""
     program = "import torch, lazy_tensor\nwith lazy_tensor.lazy_mode():\n    torch.ones(3) + 1\n"
@@ -232,6 +247,7 @@ def test_a_call_that_cannot_be_recorded_is_in_the_report(monkeypatch):
 
 
 def test_nothing_to_report_is_said():
+    gc.collect()  # what other tests replayed
     report = explain()
     assert str(report) == "nothing was flushed yet"
     assert report.advice == []

@@ -615,8 +615,8 @@ def appends_results():
 
 
 OBSTACLES = {
-    shared_list: "adds to found",
-    counter: r"changes n from \d to \d",
+    shared_list: "adds to `found`",
+    counter: r"changes `n` from \d to \d",
     itemized: r"it reads .* at .*test_replay.py:\d+ where the call before read",
     made_from_data: "made from data",
     python_random: "Python's or numpy's",
@@ -624,12 +624,12 @@ OBSTACLES = {
     seeds_for_others: r"random generator is set at .*test_replay.py",
     own_generator: "generator",
     reads_memory: "numpy",
-    changes_an_array: "changes array",
-    iterates: "changes numbers",
+    changes_an_array: "changes `array`",
+    iterates: "changes `numbers`",
     generates: "iterator",
     counts_outside: r"count\[0\]",
     keeps_the_graph: "graph",
-    appends_results: "adds to kept",
+    appends_results: "adds to `kept`",
 }
 
 
