@@ -17,7 +17,7 @@ from lazy_tensor.dispatch.trie.recompile_reason import latest_difference
 from lazy_tensor.dispatch.wording import DISTRIBUTION_CHECK
 from lazy_tensor.reports.bandwidth import limit_bytes_per_s
 from lazy_tensor.reports.flushes import Flush, Step
-from lazy_tensor.reports.places import code_at, shortened
+from lazy_tensor.reports.places import code_at, in_short, shortened
 
 if TYPE_CHECKING:
     from lazy_tensor.dispatch.tiering.sites import Compared
@@ -179,7 +179,7 @@ def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
     difference = latest_difference(flush.miss for flush in new)
     if difference is not None:
         remedies = [remedy for mark, remedy in REMEDIES.items() if mark in difference]
-        text = "; ".join((f"{text}: {difference}", *remedies[:1]))
+        text = "; ".join((f"{text}: {in_short(difference)}", *remedies[:1]))
     yield Advice(spent_s / total_s, text)
 
 

@@ -40,6 +40,11 @@ def with_cells(text: str) -> str:
     return _PLACE.sub(lambda found: _cell(found[0]) or found[0], text)
 
 
+def in_short(text: str) -> str:
+    """`text` with files without their folders, and with cells by their numbers."""
+    return _PLACE.sub(lambda found: _cell(found[0]) or PurePath(found[0]).name, text)
+
+
 def _cell(path: str) -> str | None:
     """The name that IPython gives a cell, as `In[3]`; None for a file."""
     notebook = sys.modules.get("IPython")
