@@ -183,7 +183,7 @@ def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
 
 def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
     """The slot of a copy of what others may write, there or of metadata that came here before."""
-    if not (reads and input_snapshots.serve(trace, facts)):
+    if not (reads and input_snapshots.serve(trace, facts, tensor)):
         raise _NeedsALook
     slot = input_snapshots.known(trace, tensor)
     if slot is None:
@@ -220,9 +220,8 @@ def _admit(trace: Trace, request: Request) -> str | None:
     newcomers: list[torch.Tensor] = []
     all_tiny = bool(request.tensors)
     written = {id(t) for t in request.written()}
-    serves = input_snapshots.serve(trace, request.facts)
     for tensor in request.tensors:
-        may_copy = serves and id(tensor) not in written
+        may_copy = id(tensor) not in written and input_snapshots.serve(trace, request.facts, tensor)
         if type(tensor) is tensor_types.tensor_class:
             slot = tensor._value.slot
             if slot is not None and slot.trace is trace:

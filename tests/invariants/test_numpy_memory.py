@@ -1,5 +1,7 @@
 """Memory that arrays share with tensors: each read sees what is there at its line, and can wait."""
 
+import copy
+
 import numpy
 import pytest
 import torch
@@ -118,8 +120,9 @@ def test_writes_go_to_the_array_at_once(shared):
     assert after[0, 1] == 3
 
 
-def test_what_picks_or_sums_up_reads_where_the_memory_lies(shared):
+def test_what_picks_or_sums_up_reads_large_memory_where_it_lies(shared, monkeypatch):
     array, tensor = shared
+    monkeypatch.setattr(input_snapshots, "SMALL_BYTES", array.nbytes - 1)
     picked, total = tensor[torch.tensor([0, 2])], tensor.sum()
     product = tensor @ tensor.t()
     assert not local.trace.copies
@@ -127,6 +130,46 @@ def test_what_picks_or_sums_up_reads_where_the_memory_lies(shared):
     assert picked.sum().item() > 0
     assert total.item() > 0
     assert product.sum().item() > 0
+
+
+def test_what_picks_or_sums_up_reads_copies_of_small_memory(shared):
+    array, tensor = shared
+    lazy_tensor.reset_stats()
+    read = [tensor[torch.tensor([0, 2])], tensor.sum(), tensor @ tensor.t()]
+    plain = torch.tensor(array)
+    array[:] = 0
+    assert all(is_pending(one) for one in read)
+    assert lazy_tensor.stats()["flushes"] == 0
+    assert_same(read, [plain[torch.tensor([0, 2])], plain.sum(), plain @ plain.t()])
+
+
+def test_a_training_step_on_batches_from_numpy_is_one_flush():
+    torch.manual_seed(0)
+    batches = numpy.random.default_rng(0).standard_normal((6, 4, 3, 8, 8)).astype(numpy.float32)
+    labels = numpy.random.default_rng(1).integers(0, 5, (6, 4))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(i):
+        x, y = torch.from_numpy(batches[i]), torch.from_numpy(labels[i])
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    start = copy.deepcopy(model.state_dict())
+    expected = [step(i) for i in range(6)]
+    model.load_state_dict(start)
+    found = []
+    for i in range(6):
+        lazy_tensor.reset_stats()
+        with lazy_mode():
+            found.append(step(i))
+    assert found == expected
+    assert lazy_tensor.stats()["flushes"] == 1
 
 
 def test_copies_are_bounded(shared, monkeypatch):
