@@ -48,7 +48,8 @@ AT_ONCE = 64
 ROUND, ROUND_S = 16, 0.1
 """Reads of values in a round, or fewer if they take so long."""
 READS = 4
-"""As many reads count as a block that is recorded, or compared."""
+"""As many reads count as a block that is recorded, or compared; in a round that ends by its time
+each does."""
 _COIN = Random(0)
 
 
@@ -117,6 +118,7 @@ class Site:
         self._n_tried = 0  # blocks that were recorded as this one may get better
         self._of_reads = of_reads
         self._n_reads = 1  # of the last round
+        self._weight = 1  # as how many blocks that counts, or a block
         self._is_parted = False
         self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
         self._n_unknown = 0  # regions in a row
@@ -130,11 +132,6 @@ class Site:
         self._n_traced = 0  # blocks that were new
         self._until_s = 0.0  # when the next one may be
         self._try_anew()
-
-    @property
-    def _weight(self) -> int:
-        """As how many blocks the last one, or the last round, counts."""
-        return max(self._n_reads // READS, 1)
 
     def _try_anew(self) -> None:
         self._n_to_record = TRIALS
@@ -238,6 +235,8 @@ class Site:
         and so many unknown ones behind the last that was known, unless it was bypassed.
         `is_short`: it has too few ops to gain."""
         self._n_reads = max(n_reads, 1) if self._of_reads else 1
+        is_long = perf_counter() - self._began_s >= ROUND_S
+        self._weight = self._n_reads if is_long else max(self._n_reads // READS, 1)
         if self.is_bypassed:
             return
         self._is_parted = is_parted

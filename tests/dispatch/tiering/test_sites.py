@@ -27,7 +27,9 @@ from lazy_tensor.dispatch.tiering.sites import (
     COMPARED,
     GOES_ON,
     LISTENS,
+    READS,
     ROUND,
+    ROUND_S,
     SHARE,
     SHORT_ONES,
     TRIALS,
@@ -120,6 +122,20 @@ def test_the_quicker_way_is_taken(clock: Clock, cycle: int) -> None:
         compared = found[TRIALS : TRIALS + 8]
         assert compared.count(True) == 4
         assert set(found[UNTIL_THEN : UNTIL_THEN + GOES_ON - COMPARED]) == {is_seen}
+
+
+@pytest.mark.parametrize(("round_s", "reads_a_block"), [(ROUND_S, 1), (0.9 * ROUND_S, READS)])
+def test_reads_of_a_long_round_count_as_blocks(
+    clock: Clock, round_s: float, reads_a_block: int
+) -> None:
+    site, n_reads, n_recorded = Site(of_reads=True), 8, 0
+    while not site.is_compared:
+        site.is_followed()
+        site.begin(may_choose=True)
+        clock.now_s += round_s
+        site.end(n_known=1, n_new=0, n_unknown=0, n_reads=n_reads)
+        n_recorded += n_reads * (not site.is_compared)
+    assert n_recorded == TRIALS * reads_a_block
 
 
 def test_what_a_gpu_is_behind_counts_in_compared_blocks_alone(
