@@ -26,7 +26,13 @@ from lazy_tensor.dispatch.metadata.infer import (
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.rules import READS_VALUES, Rule, needs_care, rule_of
 from lazy_tensor.dispatch.record import sync_points
-from lazy_tensor.dispatch.record.inputs import admit, flush_foreign, is_plain, slot_of
+from lazy_tensor.dispatch.record.inputs import (
+    SHARES_MEMORY,
+    admit,
+    flush_foreign,
+    is_plain,
+    slot_of,
+)
 from lazy_tensor.dispatch.run import profiling, watch
 from lazy_tensor.dispatch.run.failure import without_frames
 from lazy_tensor.dispatch.run.flush import flush
@@ -41,7 +47,7 @@ from lazy_tensor.kernels.logs import FALLBACKS
 
 PLAIN_RESULT = frozenset({
     "all arguments are computed 0-dim CPU tensors",
-    "an argument shares its memory with an array or a file",
+    SHARES_MEMORY,
 })  # fmt: skip
 """Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
 
@@ -64,7 +70,8 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
             return _returned(drawn(trace, Draw(request)), {}, True)
         if request.op is ITEM and (known := _read_on_tape(trace, request)) is not None:
             return known.number
-        trace.tape.ran_at_once(request, reason)
+        if not (reason == SHARES_MEMORY and request.facts.is_view):  # what reads the view counts
+            trace.tape.ran_at_once(request, reason)
     if sync_points.is_sync_point(request):
         sync_points.at_read(trace)
     if sees_pending(trace, request.tensors):

@@ -183,7 +183,7 @@ def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
 
 def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
     """The slot of a copy of what others may write, there or of metadata that came here before."""
-    if not (reads and input_snapshots.serve(trace, facts, tensor)):
+    if not (reads and input_snapshots.serve(facts, tensor)):
         raise _NeedsALook
     slot = input_snapshots.known(trace, tensor)
     if slot is None:
@@ -221,7 +221,7 @@ def _admit(trace: Trace, request: Request) -> str | None:
     all_tiny = bool(request.tensors)
     written = {id(t) for t in request.written()}
     for tensor in request.tensors:
-        may_copy = id(tensor) not in written and input_snapshots.serve(trace, request.facts, tensor)
+        may_copy = id(tensor) not in written and input_snapshots.serve(request.facts, tensor)
         if type(tensor) is tensor_types.tensor_class:
             slot = tensor._value.slot
             if slot is not None and slot.trace is trace:
@@ -275,6 +275,9 @@ def _reason_against_lazy(
     return None
 
 
+SHARES_MEMORY = "an argument shares its memory with an array or a file"
+
+
 def _reason_against_plain(
     trace: Trace, tensor: torch.Tensor, in_mode: bool, may_copy: bool
 ) -> str | None:
@@ -283,7 +286,7 @@ def _reason_against_plain(
     if not _is_private(tensor, in_mode) and not (
         may_copy and input_snapshots.can_serve(trace, tensor)
     ):
-        return "an argument shares its memory with an array or a file"
+        return SHARES_MEMORY
     return None
 
 

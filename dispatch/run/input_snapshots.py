@@ -23,6 +23,11 @@ MOST_BYTES = 256 << 20
 SMALL_BYTES = 1 << 20
 """That any op may have copied, which takes 0.1 ms: an op that runs at once parts what comes before
 it from what comes after, and takes 0.2 ms of Python (a training step on a batch from NumPy)."""
+PRODUCT_BYTES = 4 << 20
+"""The same for matrix products, which take longer for each byte; a convolution takes so much longer
+that it may have any memory copied."""
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 
 
 def serve_op(facts: OpFacts) -> bool:
@@ -30,14 +35,17 @@ def serve_op(facts: OpFacts) -> bool:
     return not facts.is_view
 
 
-def serve(trace: Trace, facts: OpFacts, tensor: torch.Tensor) -> bool:
-    """Whether the op may read a copy of the tensor now: not while a replay is to repeat it. If it
-    is large, only ops whose results are as large, so that eager takes as long for them; others,
-    which pick parts or sum up, run where the memory lies."""
-    if not serve_op(facts) or trace.tape is not None:
+def serve(facts: OpFacts, tensor: torch.Tensor) -> bool:
+    """Whether the op may read a copy of the tensor: if that is large, only if eager takes as long
+    for the op, as its results are as large. Others, which pick parts or sum up, run where the
+    memory lies."""
+    if not serve_op(facts):
         return False
-    is_small = tensor.numel() * tensor.dtype.itemsize <= SMALL_BYTES
-    return is_small or torch.Tag.pointwise in facts.op.tags
+    name = facts.op.overloadpacket.__name__
+    if torch.Tag.pointwise in facts.op.tags or name in CONVOLUTIONS:
+        return True
+    most = PRODUCT_BYTES if name in PRODUCTS else SMALL_BYTES
+    return tensor.numel() * tensor.dtype.itemsize <= most
 
 
 def known(trace: Trace, tensor: torch.Tensor) -> Slot | None:

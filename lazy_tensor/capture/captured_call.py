@@ -33,7 +33,7 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.plan.plan import Given, Plan
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
-from lazy_tensor.dispatch.run import hits, profiling, watch
+from lazy_tensor.dispatch.run import hits, input_snapshots, profiling, watch
 from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
@@ -297,6 +297,8 @@ class CapturedCall:
             if i in take.written:
                 return Place("ask", lambda _: torch_private.copy_of(constant))
             return Place("object", constant)
+        if source.is_copy:
+            return Place("ask", partial(_copied, self._get_of(source, take), source.view))
         if source.view is not None:
             return Place("ask", partial(_viewed, self._get_of(source, take), source.view))
         if source.kind == "argument":
@@ -455,6 +457,14 @@ def _viewed(
     assert base is not None, "what is pending was flushed"
     with torch_private.no_dispatch(), torch_private.below_autograd():
         return base.as_strided(size, stride, base.storage_offset() + moved)
+
+
+def _copied(
+    get: Callable[[Tensors], torch.Tensor], view: tuple[Any, ...] | None, tensors: Tensors
+) -> torch.Tensor:
+    tensor = concrete(get(tensors)) if view is None else _viewed(get, view, tensors)
+    assert tensor is not None, "what is pending was flushed"
+    return input_snapshots.copied(tensor)
 
 
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -11,7 +11,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,12 +37,14 @@ class Source:
 
     "argument" i, "draw" i, "place" (holding, number of the key), "constant", a small tensor made
     inside, by its values, or "object", `Same` as one that no state leads to. `view`, (size, stride,
-    offset from that tensor's), for another tensor on its memory, as `Tensor.data` gives.
+    offset from that tensor's), for another tensor on its memory, as `Tensor.data` gives. `is_copy`:
+    of memory that others may write, an array's, it is what lay there.
     """
 
     kind: str
     name: Any
     view: tuple[Any, ...] | None = None
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,6 +217,22 @@ not the same if they differ."""
 
 class Obstacle(Exception):
     """Why a call can't be repeated without its Python."""
+
+
+def _found(
+    leaf: torch.Tensor,
+    known: dict[int, Source],
+    by_storage: dict[int, tuple[Source, torch.Tensor]],
+) -> Source | None:
+    """The source that a leaf is, or is a view of."""
+    found = known.get(id(leaf))
+    if found is not None:
+        return found
+    source, data = by_storage.get(torch_private.storage_id(leaf), (None, leaf))
+    if source is None or data.dtype is not leaf.dtype:
+        return None
+    moved = leaf.storage_offset() - data.storage_offset()
+    return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
 
 
 def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -459,6 +477,8 @@ class _Reading:
     def _sources(self, places: dict[tuple[str, int], torch.Tensor]) -> tuple[Source, ...]:
         known: dict[int, Source] = {}
         by_storage: dict[int, tuple[Source, torch.Tensor]] = {}
+        of_arguments: dict[int, tuple[Source, torch.Tensor]] = {}
+        shared: set[int] = set()  # by an argument and another tensor
         for i, (_, data) in enumerate(self.tape.draws):
             known[id(data)] = Source("draw", i)
         named = [(Source("place", path), tensor) for path, tensor in places.items()]
@@ -472,26 +492,44 @@ class _Reading:
             if found is None or found.layout is not torch.strided or found.is_nested:
                 continue
             known.setdefault(id(found), source)
-            if source.kind == "argument":
-                continue  # others have another offset in their memory
-            by_storage.setdefault(torch_private.storage_id(found), (source, found))
-        return tuple(self._source(leaf, known, by_storage) for leaf in self.trace.leaves)
+            storage = torch_private.storage_id(found)
+            if source.kind != "argument":
+                by_storage.setdefault(storage, (source, found))
+            elif storage in of_arguments or storage in by_storage:
+                shared.add(storage)
+            else:
+                of_arguments[storage] = source, found
+        # where an argument lies in memory that it shares may be another place the next time
+        views_of = {k: base for k, base in (of_arguments | by_storage).items() if k not in shared}
+        copied = self._copied()
+        sources: list[Source] = []
+        for leaf in self.trace.leaves:
+            original = copied.get(id(leaf))
+            if original is None:
+                sources.append(_found(leaf, known, by_storage) or self._made_inside(leaf))
+                continue
+            copied_from = _found(original, known, views_of)
+            if copied_from is None:
+                raise Obstacle(
+                    f"it reads a tensor of shape {tuple(leaf.shape)} on memory of an array or a "
+                    "file that replay can't find again: make it by torch.from_numpy outside, and "
+                    "pass it as an argument"
+                )
+            sources.append(replace(copied_from, is_copy=True))
+        return tuple(sources)
 
-    def _source(
-        self,
-        leaf: torch.Tensor,
-        known: dict[int, Source],
-        by_storage: dict[int, tuple[Source, torch.Tensor]],
-    ) -> Source:
-        found = known.get(id(leaf))
-        if found is not None:
-            return found
-        base = by_storage.get(torch_private.storage_id(leaf))
-        if base is not None:
-            source, data = base
-            if data.dtype is leaf.dtype:
-                moved = leaf.storage_offset() - data.storage_offset()
-                return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
+    def _copied(self) -> dict[int, torch.Tensor]:
+        """What was copied, as others may write its memory, by the `id` of the copy."""
+        copied: dict[int, torch.Tensor] = {}
+        for copies in self.trace.copies.values():
+            for i, copy in enumerate(copies):
+                meta = meta_of(copy.tensor)
+                if any(meta_of(before.tensor) == meta for before in copies[:i]):
+                    raise Obstacle("an array that it reads is written meanwhile")
+                copied[id(copy.data)] = copy.tensor
+        return copied
+
+    def _made_inside(self, leaf: torch.Tensor) -> Source:
         n_given = self.n_given[torch_private.storage_id(leaf)]
         if _is_small(leaf) and torch_private.n_users(leaf) <= 1 + n_given:
             return Source("constant", _contents(leaf))

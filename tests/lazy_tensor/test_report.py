@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import lazy_tensor
 from lazy_tensor import explain, lazy_mode, reset_stats
 from lazy_tensor.dispatch.options import Options
+from lazy_tensor.dispatch.run import input_snapshots
 from lazy_tensor.dispatch.stats import COUNTED
 from lazy_tensor.report import Report
 from lazy_tensor.reports import advice, text
@@ -198,7 +199,7 @@ def test_checks_by_distributions_are_advised_to_be_left_out(monkeypatch):
     monkeypatch.setattr(advice, "MOST", 9)
     logits = torch.randn(64, 3)
     for _ in range(6):
-        with lazy_mode(compile="off"):
+        with lazy_mode(record="always", compile="off"):
             Categorical(logits=logits * 2).log_prob(torch.ones(64)).sum()
     (found,) = [one for one in explain().advice if "torch.distributions" in one.text]
     assert f"at test_report.py:{line_of('Categorical(logits')}, which" in found.text
@@ -237,6 +238,7 @@ def test_lengths_that_change_are_in_the_advice():
 
 def test_a_call_that_cannot_be_recorded_is_in_the_report(monkeypatch):
     monkeypatch.setattr(text, "WORTH_SHOWING", 0.0)
+    monkeypatch.setattr(input_snapshots, "PRODUCT_BYTES", 0)
     x = lazy_tensor.wrap(torch.rand(300, 300))
     array = x.numpy()  # whoever has it may write it at any time
     for _ in range(3):
