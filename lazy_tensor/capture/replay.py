@@ -546,6 +546,10 @@ def _remedy(obstacle: str) -> str:
 
 
 _REMEDIES = {
+    ".grad`, which a replay would not": "call backward() inside the function, or return what is "
+    "detached",
+    "which a replay would not": "keep it in a tensor, or change it outside the function",
+    "Python's or numpy's random numbers": "draw from torch's, or outside the function",
     " changed": "what changes at each call must come in as an argument, a number as a tensor",
     **dict.fromkeys(
         ("it reads values", "reads a tensor's values", "where the call before read"),
