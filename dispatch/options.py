@@ -98,6 +98,7 @@ AT_LEAST = {
 }  # fmt: skip
 """The options that are whole numbers, and the least that each may be. 0 turns an option off."""
 
+RECORDS_NOTHING = "to record nothing, don't enter lazy_mode"
 NO = ("false", "none", "no", "never", "0", "disable", "disabled")
 YES = ("true", "yes", "on", "1", "enable", "enabled")
 MEANT: dict[str, dict[str, str]] = {
@@ -120,7 +121,7 @@ MEANT: dict[str, dict[str, str]] = {
 """Words that mean one of an option's choices, in lower case."""
 
 
-def nearest(word: str, known: Iterable[str], *, likeness: float = 0.4) -> str | None:
+def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """The one of `known` that `word` is most like; None if it is like none."""
     return next(iter(difflib.get_close_matches(word, list(known), 1, likeness)), None)
 
@@ -130,6 +131,8 @@ def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
     known = (*others, *KNOWN)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    if name in ("enable", "enabled", "disable", "disabled"):
+        hint = RECORDS_NOTHING
     return TypeError(f"{caller}: unknown option {name!r}; {hint}")
 
 
@@ -156,11 +159,11 @@ def one_of(name: str, value: object, choices: Iterable[str], label: str) -> Valu
     """The error for a value that is none of an option's choices, with the one that was meant."""
     choices = tuple(choices)
     word = str(value).strip().lower()
-    meant = MEANT.get(name, {}).get(word) or nearest(word, choices, likeness=0.6)
+    meant = MEANT.get(name, {}).get(word) or nearest(word, choices)
     listed = ", ".join(map(repr, choices))
     hint = f"; did you mean {meant!r}?" if meant in choices else ""
     if name == "record" and word in (*NO, "off"):
-        hint += "; to record nothing, don't enter lazy_mode"
+        hint += f"; {RECORDS_NOTHING}"
     return ValueError(f"{label}={value!r} is not one of {listed}{hint}")
 
 

@@ -73,8 +73,8 @@ def stats() -> dict[str, Any]:
     `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
     ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
     `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds;
-    `regions_s` are the seconds in which the program was `recorded`, or ran as in eager as it was
-    `new`, as its `kernels` were being built, or as it was `quicker` so; `unrecorded_blocks` of
+    `regions_s` are the seconds in which the program was `recorded`, or ran as in eager: as it was
+    `new`, while its `kernels` were built, or as that is `quicker`; `unrecorded_blocks` of
     `lazy_mode` were bypassed altogether.
     Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
     for, noted when a call is first seen at a place.

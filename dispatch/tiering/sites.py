@@ -92,7 +92,7 @@ class Compared:
 
     def __str__(self) -> str:
         recorded, bypassed = (f"{s * 1e3:.2f} ms" for s in (self.recorded_s, self.bypassed_s))
-        what = "between reads, steps or turns, as at" if self.of_reads else "blocks at"
+        what = "rounds of the loop at" if self.of_reads else "blocks at"
         if self.eager_is_better:
             return f"{what} {self.where}: as in eager, {bypassed}; recorded {recorded}"
         return f"{what} {self.where}: recorded, {recorded}; as in eager {bypassed}"

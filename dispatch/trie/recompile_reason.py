@@ -25,17 +25,17 @@ def latest_difference(reasons: Iterable[str]) -> str | None:
 def reason_of_miss(new: State, end: State | None) -> str:
     """What was new, against what came at the same place before."""
     known = _nearest(new)
-    where, argument = _first_use(new, end)
+    at_line, argument = _first_use(new, end)
     if known is None:
         before = _last_call(new.parent)
         if before is None:
             return FIRST_TIME
-        return f"the program goes on with {_name(new)} at {where}, where it ended before"
+        return f"the program goes on with {_name(new)}{at_line}, where it ended before"
     if isinstance(new.step, Leaf) and isinstance(known.step, Leaf):
-        return f"{_between_leaves(new.step, known.step)} of {argument} at {where}"
+        return f"{_between_leaves(new.step, known.step)} of {argument}{at_line}"
     if isinstance(new.step, Node) and isinstance(known.step, Node):
         return _between_calls(new.step, known.step)
-    return f"{_name(new)} at {where}, where {_name(known)} came before"
+    return f"{_name(new)}{at_line}, where {_name(known)} came before"
 
 
 def _nearest(new: State) -> State | None:
@@ -69,7 +69,7 @@ def _last_call(state: State | None) -> Node | None:
 
 
 def _first_use(new: State, end: State | None) -> tuple[str, str]:
-    """The user's line of the first call from `new` on, and what a leaf there is to it."""
+    """The user's line of the first call from `new` on, after " at ", and what a leaf is to it."""
     later: list[State] = []
     state = end
     while state is not None and state is not new:
@@ -80,14 +80,14 @@ def _first_use(new: State, end: State | None) -> tuple[str, str]:
         if not isinstance(node, Node):
             continue
         if not isinstance(new.step, Leaf):
-            return node.where, ""
+            return f" at {node.where}", ""
         if new.step.slot in node.reads:
             names = [argument.name for argument in node.facts.op._schema.arguments]
             for name, given in zip(names, node.args, strict=False):
                 if _holds(given, new.step.slot):
-                    return node.where, f"{name!r} of {op_name(node.facts.op)}"
-            return node.where, f"an argument of {op_name(node.facts.op)}"
-    return "?", "an argument"
+                    return f" at {node.where}", f"{name!r} of {op_name(node.facts.op)}"
+            return f" at {node.where}", f"an argument of {op_name(node.facts.op)}"
+    return "", "a tensor that came in"
 
 
 def _holds(argument: Any, slot: int) -> bool:

@@ -53,15 +53,10 @@ TAKES_BEFORE_WARNING = 3
 CHANGES_BEFORE_WARNING = 16
 """Calls that are recorded as something that they see changes, if none was replayed."""
 MOST_CALLS_BETWEEN_TAKES = 1000
+WORTH_SAYING_S = 0.01
 UNCHECKED = 16
 """Replays before the first check, at least: it takes the time of several."""
 _random = random.Random()  # not the program's
-
-
-NEVER_THE_SAME = (
-    "its arguments are others at each call: a number, a string, an object, a tensor's size; "
-    "pass numbers that change as tensors"
-)
 
 
 class Arguments:
@@ -236,6 +231,7 @@ class Replay(Generic[P, R]):
         self._latest: tuple[Any, _Signature | None] = (None, None)  # of these, that was replayed
         self._told: set[str] = set()
         self.n_signatures = 0
+        self._keys: dict[str, Any] = {}  # of the arguments, one by one, while all calls are unlike
         self.obstacle = ""
         self.n_replayed = self.n_recorded = 0
         self._replayed_s, self._fastest_recorded_s = 0.0, math.inf
@@ -316,8 +312,8 @@ class Replay(Generic[P, R]):
             known = _Signature(arguments.objects)
             self._signatures.put(key, known)
             self.n_signatures += 1
-            if self.n_signatures == SIGNATURES_BEFORE_WARNING and not self.n_replayed:
-                self._meet(NEVER_THE_SAME, tells=True)
+            if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
+                self._compare_arguments(args, kwargs)
         verified, changed, self._here.known = None, "", known
         with self._lock:
             for captured in known.captured:
@@ -352,6 +348,22 @@ class Replay(Generic[P, R]):
         with self._lock:
             self._learn(known, taken, arguments, changed)
         return result
+
+    def _compare_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Say which arguments are others than at the call before, of calls that are all unlike."""
+        named = {f"`argument {i}`": value for i, value in enumerate(args, 1)}
+        named |= {f"`{name}`": value for name, value in kwargs.items()}
+        keys = {name: Arguments((value,), {}).key for name, value in named.items()}
+        before, self._keys = self._keys, keys
+        if not before:
+            return
+        told = []
+        for name, (values, tensors) in keys.items():
+            if name not in before or before[name][0] != values:
+                told.append(f"{name} has another value at each call")
+            elif before[name][1] != tensors:
+                told.append(f"{name} has another size, dtype or layout at each call")
+        self._meet("; ".join(told) or "grad mode, autocast or options are others", tells=True)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = perf_counter()
@@ -503,11 +515,12 @@ class Replay(Generic[P, R]):
             words.append(f"{self._fastest_recorded_s * 1e3:.2f} ms at best")
         if self.n_replayed and self.n_recorded:
             saved = max(self._fastest_recorded_s - mean, 0.0) * self.n_replayed
-            words.append(f"{saved:.2f} s saved")
+            if saved >= WORTH_SAYING_S:
+                words.append(f"{saved:.2f} s saved")
         if self._cuda_graph is not None:
             words.append(self._cuda_graph.told())
         if self.obstacle:
-            words.append(f"recorded last because {self.obstacle}")
+            words.append(f"recorded last because {self.obstacle}{_remedy(self.obstacle)}")
         return ", ".join(words)
 
     @property
@@ -548,6 +561,8 @@ def _remedy(obstacle: str) -> str:
 _REMEDIES = {
     ".grad`, which a replay would not": "call backward() inside the function, or return what is "
     "detached",
+    "another value at each call": "a number that changes must come in as a tensor",
+    "another size, dtype or layout": "pad to a few sizes",
     "which a replay would not": "keep it in a tensor, or change it outside the function",
     "Python's or numpy's random numbers": "draw from torch's, or outside the function",
     " changed": "what changes at each call must come in as an argument, a number as a tensor",

@@ -57,9 +57,9 @@ def _flushes(report: Report) -> Iterator[tuple[str, str]]:
 
 
 WHY_UNRECORDED = {
-    NEW: "hardly anything came twice",
-    KERNELS: "its kernels were being built",
-    QUICKER: "it is quicker so",
+    NEW: "as hardly anything came twice",
+    KERNELS: "while kernels were built",
+    QUICKER: "which is quicker",
 }
 
 
@@ -68,13 +68,14 @@ def headline(report: Report) -> Iterator[tuple[str, str]]:
     of replays, and of tensors that were redistributed."""
     total_s = sum(seconds for _, seconds in report.regions.values())
     if total_s:
-        parts = [f"{_share(report, RECORDED, total_s)} recorded"]
+        parts = [_share(report, RECORDED, total_s, "recorded")]
         parts += [
-            f"{_share(report, outcome, total_s)} as in eager, as {why}"
+            _share(report, outcome, total_s, f"run as in eager, {why}")
             for outcome, why in WHY_UNRECORDED.items()
             if outcome in report.regions
         ]
-        yield "bold", f"of {total_s:.1f} s of the program: {'; '.join(parts)}"
+        outside = " outside replay" if report.replays else ""
+        yield "bold", f"of {total_s:.1f} s of the program{outside}: {'; '.join(parts)}"
     if report.kernels and (report.regions or report.records):
         counts = [f"{report.kernels[it]} {it}" for it in STATUSES if report.kernels.get(it)]
         yield "bold", f"kernels: {', '.join(counts)}"
@@ -84,9 +85,9 @@ def headline(report: Report) -> Iterator[tuple[str, str]]:
         yield "yellow", line
 
 
-def _share(report: Report, outcome: str, total_s: float) -> str:
+def _share(report: Report, outcome: str, total_s: float, what: str) -> str:
     n, seconds = report.regions.get(outcome, (0, 0.0))
-    return f"{seconds / total_s:.0%} ({n} regions)"
+    return f"{seconds / total_s:.0%} {what} ({n} regions)"
 
 
 def _of_flushes(several: Sequence[Flush]) -> Iterator[tuple[str, str]]:

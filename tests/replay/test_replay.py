@@ -1158,7 +1158,20 @@ def test_numbers_that_always_change_are_told_of():
         for i in range(30):
             step(torch.ones(1), i)
     assert len(caught) == 1
-    assert "pass numbers that change as tensors" in str(caught[0].message)
+    told = "`i` has another value at each call; a number that changes must come in as a tensor"
+    assert str(caught[0].message).endswith(told)
+    assert step.summary().endswith(told)
+
+
+@torch.no_grad()
+def test_sizes_that_always_change_are_told_of():
+    step = replay(lambda x, *, y: x * y.sum())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(1, 30):
+            step(torch.ones(3), y=torch.ones(n))
+    assert len(caught) == 1
+    assert "`y` has another size, dtype or layout at each call" in str(caught[0].message)
 
 
 @pytest.mark.parametrize(("status", "n_warnings"), [("compiling", 0), ("it can't be compiled", 1)])
