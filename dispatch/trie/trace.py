@@ -533,7 +533,9 @@ class _Local(threading.local):
 
 run_orphan: list[Callable[[Trace], None]] = []
 """What runs a trace that a thread has left pending at its end: `flush`."""
-_all: list[tuple[threading.Thread, Trace]] = []
+_all: dict[Trace, threading.Thread] = {}
+"""Each trace with the thread that it is, or was, of. It is read in a copy: a finalizer may flush in
+between, and drop some."""
 _lock = threading.RLock()  # what the collector drops may want it while it is held
 
 
@@ -542,14 +544,10 @@ def _adopt() -> tuple[Trace, list[Trace]]:
     those that finished threads left with something pending."""
     own = threading.current_thread()
     with _lock:
-        left = [(i, trace) for i, (thread, trace) in enumerate(_all) if not thread.is_alive()]
-        orphans = [trace for _, trace in left if trace.state is not trace.root]
-        for i, trace in left:
-            if trace.state is trace.root:
-                _all[i] = (own, trace)
-                return trace, orphans
-        trace = Trace()
-        _all.append((own, trace))
+        left = [trace for trace, thread in _all.copy().items() if not thread.is_alive()]
+        orphans = [trace for trace in left if trace.state is not trace.root]
+        trace = next((trace for trace in left if trace.state is trace.root), None) or Trace()
+        _all[trace] = own
         return trace, orphans
 
 
@@ -563,16 +561,20 @@ MOST_SPARE = 4
 def _drop_spare() -> None:
     """Leave the tries of ended threads, but for a few, to the garbage collector."""
     with _lock:
-        spare = [one for one in _all if not one[0].is_alive() and one[1].state is one[1].root]
-        for one in spare[MOST_SPARE:]:
-            _all.remove(one)
+        spare = [
+            trace
+            for trace, thread in _all.copy().items()
+            if not thread.is_alive() and trace.state is trace.root
+        ]
+        for trace in spare[MOST_SPARE:]:
+            _all.pop(trace, None)
 
 
 def _after_fork_in_child() -> None:
     """Renew the locks, and let go of what other threads, which the child lacks, were about."""
     global _lock
     _lock = threading.RLock()
-    for _, trace in _all:
+    for trace in _all.copy():
         trace.lock = threading.RLock()
         trace.claimed = False
 
@@ -582,7 +584,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def all_traces() -> list[Trace]:
     with _lock:
-        return [trace for _, trace in _all]
+        return [*_all.copy()]
 
 
 @contextmanager
@@ -590,8 +592,10 @@ def alone() -> Iterator[bool]:
     """Whether no other living thread has recorded anything; none begins to inside."""
     own = threading.current_thread()
     with _lock:
-        others = [trace for thread, trace in _all if thread is not own and thread.is_alive()]
-        yield not any(trace.slots for trace in others)
+        others = _all.copy().items()
+        yield not any(
+            trace.slots for trace, thread in others if thread is not own and thread.is_alive()
+        )
 
 
 def forget_all() -> None:
@@ -657,7 +661,8 @@ def _claim(trace: Trace) -> bool:
 def _is_owned(trace: Trace) -> bool:
     """Whether the trace's thread lives: one that isn't in a forked process is never done."""
     with _lock:
-        return any(thread.is_alive() for thread, one in _all if one is trace)
+        thread = _all.get(trace)
+        return thread is not None and thread.is_alive()
 
 
 def enter(value: Value, slot: Slot) -> bool:

@@ -70,7 +70,7 @@ def test_tries_of_threads_that_ended_are_freed():
     assert len(found) == 12
     with lazy_mode(record="always"):
         (torch.ones(5) * 3).sum().item()
-    assert len([t for t, _ in traces._all if not t.is_alive()]) <= MOST_SPARE
+    assert len([t for t in traces._all.values() if not t.is_alive()]) <= MOST_SPARE
 
 
 def test_what_is_misjudged_is_forgotten_by_all_threads():
