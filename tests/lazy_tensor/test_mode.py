@@ -116,7 +116,7 @@ def test_options_hold_for_the_block():
 
 def test_unknown_option_names_the_nearest():
     with pytest.raises(TypeError, match="unknown option 'enabled'; to record nothing"):
-        lazy_mode(enabled=False)
+        lazy_mode(enabled=False)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unknown option 'backened'; did you mean 'backend'"):
         lazy_mode(backened="aten")  # type: ignore[call-overload]
 
