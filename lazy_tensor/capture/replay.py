@@ -53,7 +53,6 @@ TAKES_BEFORE_WARNING = 3
 CHANGES_BEFORE_WARNING = 16
 """Calls that are recorded as something that they see changes, if none was replayed."""
 MOST_CALLS_BETWEEN_TAKES = 1000
-WORTH_SAYING_S = 0.01
 UNCHECKED = 16
 """Replays before the first check, at least: it takes the time of several."""
 _random = random.Random()  # not the program's
@@ -513,10 +512,6 @@ class Replay(Generic[P, R]):
         words.append(f"{self.n_recorded} recorded")
         if self.n_recorded:
             words.append(f"{self._fastest_recorded_s * 1e3:.2f} ms at best")
-        if self.n_replayed and self.n_recorded:
-            saved = max(self._fastest_recorded_s - mean, 0.0) * self.n_replayed
-            if saved >= WORTH_SAYING_S:
-                words.append(f"{saved:.2f} s saved")
         if self._cuda_graph is not None:
             words.append(self._cuda_graph.told())
         if self.obstacle:
