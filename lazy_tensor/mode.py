@@ -7,8 +7,11 @@ tensors by other ways than ops is seen to meanwhile (`lazy_tensor.interop.patch_
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -146,8 +149,8 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
     _options: Options
     _entered: list[Any]
-    """What each exit has to undo: a mode or None, the depth and the settings before; None for a
-    block that rests, `_COUNTED` for one that C++ counts."""
+    """What each exit has to undo: an `_Entry`; None for a block that rests, `_COUNTED` for one that
+    C++ counts."""
     _function: Any  # the decorated one
 
     if TYPE_CHECKING:
@@ -173,6 +176,11 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         options = self._options
+        if any(is_kind(inspect.unwrap(function)) for is_kind in _RUN_LATER):
+            name = getattr(function, "__qualname__", function)
+            raise TypeError(
+                f"lazy_mode(): a call of {name} runs nothing yet; put `with lazy_mode():` into it"
+            )
 
         @functools.wraps(function)
         def in_mode(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -188,6 +196,8 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if not (native is None or has_own_way) and native.begin_rest(self._function):
             self._entered.append(_COUNTED)
             return self
+        if here.depth:
+            _has_ended(None)
         if here.mode is not None and not here.depth:
             sync_points.listen(local.trace)
             _leave_mode()  # an interrupt in the last block's begin or end has left it entered
@@ -198,7 +208,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if self._options:
             flush_here("options changed", quiet=True)
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
-        mode, depth = None, here.depth
+        depth = here.depth
         if depth == 0 or self._options or self._listens_always:
             sync_points.listen(local.trace)
         if depth == 0:
@@ -209,9 +219,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                     begin_hits()
                 patch_table.WITH_LAZY.put()
                 patch_table.IN_MODE.put()
-                here.mode = mode = RecordingMode()
-                mode.__enter__()
-        before = settings.of_block()
+                here.mode = RecordingMode()
+                here.mode.__enter__()
+        entry = _Entry(bool(self._options))
         try:
             if self._options:
                 settings.put_here(after)
@@ -219,12 +229,14 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 if depth and after.record == "always":
                     local.trace.policy.try_again_at_once()
             # within a block that is bypassed one may record all the same
-            here.depth = depth + (depth > 0 or mode is not None)
-            self._entered += [(mode, depth, before)]  # no call, as in `__exit__`
+            if depth or here.mode is not None:
+                here.blocks.append(weakref.ref(entry))
+                here.depth = len(here.blocks)
+            self._entered += [entry]  # no call, as in `__exit__`
         except BaseException:  # an interrupt, after which `with` calls no `__exit__`
-            here.depth = depth
+            _has_ended(entry)
             if self._options:
-                settings.put_here(before)
+                settings.put_here(entry.before)
             raise
         return self
 
@@ -264,26 +276,25 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             flush_here("exit", quiet=True)
             local.trace.policy.end_rest()
             return
-        mode, here.depth, before = entered
         try:
-            self._leave(mode, before)
+            self._leave(entered)
         except BaseException:  # an interrupt, which may come where a function begins: once more
-            self._leave(mode, before)
+            self._leave(entered)
             raise
 
-    def _leave(self, mode: RecordingMode | None, before: settings.Settings | None) -> None:
+    def _leave(self, entry: _Entry) -> None:
         """Do all that is left to do at the end of the block."""
         try:
+            _has_ended(entry)
             if here.depth == 0:
                 sync_points.listen(local.trace)
-            if mode is not None and here.mode is mode:
-                _leave_mode()
-            if here.depth == 0:
+                if here.mode is not None:
+                    _leave_mode()
                 sync_points.at_sync_point(local.trace)  # it may warn, which may raise
         finally:
-            self._end(before)
+            self._end(entry)
 
-    def _end(self, before: settings.Settings | None) -> None:
+    def _end(self, entry: _Entry) -> None:
         """Leave nothing pending, and the options as they were."""
         try:
             if here.depth == 0:
@@ -292,11 +303,44 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 flush_here("exit", quiet=True)
         finally:
             if self._options:
-                settings.put_here(before)
+                _put_back(entry)
                 restart_own_trace()
 
 
 _COUNTED = object()
+_RUN_LATER = (
+    inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+)  # fmt: skip
+_numbers = itertools.count()
+
+
+class _Entry:
+    """A block that has begun, and what its exit has to undo."""
+
+    __slots__ = ("__weakref__", "before", "has_options", "number")
+
+    def __init__(self, has_options: bool) -> None:
+        self.before = settings.of_block()
+        self.has_options = has_options
+        self.number = next(_numbers)
+
+
+def _has_ended(entry: _Entry | None) -> None:
+    """Take a block from those that this thread is in, and those that are gone without an exit, as
+    interrupts may have it. Others that began later stay: blocks of tasks and generators overlap."""
+    here.blocks = [ref for ref in here.blocks if ref() not in (entry, None)]
+    here.depth = len(here.blocks)
+
+
+def _put_back(entry: _Entry) -> None:
+    """Put the options back that were in force before a block, behind those of later ones that go
+    on."""
+    begun = [one for ref in here.blocks if (one := ref()) is not None and one.has_options]
+    later = next((one for one in begun if one.number > entry.number), None)
+    if later is None:
+        settings.put_here(entry.before)
+    else:
+        later.before = entry.before
 
 
 class _BareBlock(lazy_mode):

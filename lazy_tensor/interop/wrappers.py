@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from types import FunctionType
@@ -32,11 +33,18 @@ from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, sh
 
 
 class _Here(threading.local):
-    """The mode that this thread is in, and how many of torch's own it is in."""
+    """The mode that this thread is in, and how many of torch's own it is in.
+
+    `blocks` are those of ours that have begun and haven't ended, in this order, but for those that
+    are bypassed; `depth` is their number.
+    """
 
     depth = 0
     mode: Any = None
     n_own = 0
+
+    def __init__(self) -> None:
+        self.blocks: list[weakref.ref[Any]] = []
 
 
 here = _Here()
@@ -285,6 +293,7 @@ def in_new_process(name: str, own: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         sync_points.listen(local.trace)
         here.depth, here.mode = 0, None
+        here.blocks.clear()
         with no_modes():
             result = own(*args, **kwargs)
             flush_here("the process ends", quiet=True)

@@ -1,4 +1,6 @@
+import asyncio
 import dataclasses
+import gc
 import inspect
 import os
 import pickle
@@ -47,6 +49,73 @@ def test_decorates_a_function_without_parentheses():
     assert (double.__name__, double.__doc__) == ("double", "Twice.")
     assert list(inspect.signature(double).parameters) == ["x"]
     assert materialize(lazy_mode(double, compile="off")(torch.ones(1))).item() == 2.0
+
+
+def batches():
+    yield torch.ones(2)
+
+
+async def awaited():
+    return torch.ones(2)
+
+
+@pytest.mark.parametrize("function", [batches, awaited])
+def test_what_runs_later_can_t_be_decorated(function):
+    with pytest.raises(TypeError, match=f"a call of {function.__name__} runs nothing yet; put"):
+        lazy_mode(function)
+
+
+def is_recorded():
+    with lazy_mode(record="always"):
+        return is_pending(torch.ones(2) + 1)
+
+
+def test_blocks_of_tasks_overlap():
+    async def task(k):
+        with lazy_mode():
+            x = torch.ones(2) * k
+            await asyncio.sleep(0)
+            y = x + 1
+        with lazy_mode(max_segment_ops=5 + k):
+            await asyncio.sleep(0)
+        return y.tolist()
+
+    async def all_tasks():
+        return await asyncio.gather(*[task(k) for k in range(3)])
+
+    for _ in range(40):  # in which blocks may be bypassed
+        assert asyncio.run(all_tasks()) == [[k + 1.0] * 2 for k in range(3)]
+        assert settings.of_block() is None
+        assert is_recorded()
+
+
+def test_options_of_a_block_hold_while_another_one_ends():
+    first, second = lazy_mode(max_segment_ops=5), lazy_mode(max_segment_ops=6)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert settings.current().max_segment_ops == 6
+    assert is_pending(torch.ones(2) + 1)
+    second.__exit__(None, None, None)
+    assert settings.of_block() is None
+    assert type(torch.ones(2) + 1) is torch.Tensor
+
+
+def test_a_generator_that_is_dropped_in_its_block():
+    def ones():
+        with lazy_mode():
+            for _ in range(2):
+                yield torch.ones(2) * 2
+
+    first, second = ones(), ones()
+    next(first), next(second)
+    del first
+    gc.collect()
+    assert is_pending(torch.ones(2) + 1)
+    del second
+    gc.collect()
+    assert type(torch.ones(2) + 1) is torch.Tensor
+    assert is_recorded()
 
 
 class Model:
