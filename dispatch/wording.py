@@ -34,7 +34,8 @@ USERS_NAMES = {
     "_unsafe_index": "indexing",
     "_unsafe_index_put": "indexing",
     "_unsafe_view": ".view()",
-    "mkldnn_rnn_layer": "torch.nn.LSTM, GRU or RNN",
+    "mkldnn_rnn_layer": "torch.nn.LSTM",
+    "rnn_layer": "torch.nn.LSTM",
     **dict.fromkeys(
         (
             "_efficient_attention_forward", "_flash_attention_forward",
@@ -89,8 +90,8 @@ def title_of(base: str) -> str:
 
 
 def _base(op: Any) -> str:
-    """The name of an op of aten's; "" for any other."""
-    if isinstance(op, OpOverload) and op.namespace == "aten":
+    """The name of an op of aten's, or ours; "" for any other."""
+    if isinstance(op, OpOverload) and op.namespace in ("aten", "lazy_tensor"):
         return str(op.__name__.partition(".")[0])
     return ""
 

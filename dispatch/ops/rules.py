@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.ops import rnn_layer
 from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
 
 aten = torch.ops.aten
@@ -34,6 +35,8 @@ class Rule(Enum):
     INDEX = "run now if an index is a mask, else record"
     WAIT = "record that it is waited for"
     IF_NO_DROPOUT = "run now if it drops out, else record"
+    RNN = "record it, with its workspace where backward may come"
+    VIEW_IN_PLACE = "record the view that the argument becomes, if it is pending"
 
 
 READS_VALUES = "it reads values"
@@ -44,8 +47,8 @@ MISJUDGED_SHAPE = "torch's meta function for it gives another shape or layout th
 NOW_BECAUSE: dict[OpOverload, str] = {
     **dict.fromkeys(  # which their tags don't say
         (
-            aten._pack_padded_sequence.default, aten.mkldnn_rnn_layer.default,
-            aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
+            aten._pack_padded_sequence.default, aten._embedding_bag.default,
+            aten._embedding_bag_forward_only.default,
         ),
         SHAPE_BY_VALUES,
     ),
@@ -58,6 +61,16 @@ NOW_BECAUSE: dict[OpOverload, str] = {
     **dict.fromkeys(torch_private.RANGE_OPS, "it marks a range for profilers"),
 }  # fmt: skip
 """Ops that run at once though their schemas don't say so, and why."""
+TOLD_BY_RUNNING = frozenset({aten.mkldnn_rnn_layer.default, rnn_layer.WITH_WORKSPACE})
+"""Ops whose meta functions don't know all that they give, which depends on sizes alone: each runs
+once for its sizes. oneDNN's layers keep a workspace for backward that only oneDNN knows the size
+of."""
+VIEWS_IN_PLACE = {
+    aten.squeeze_.default: aten.squeeze.default, aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims, aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int, aten.unsqueeze_.default: aten.unsqueeze.default,
+}  # fmt: skip
+"""Ops that make a view of their argument out of itself, and those that give the view."""
 
 RULES: dict[OpOverload, Rule] = {
     aten.detach.default: Rule.ALIAS,
@@ -78,6 +91,9 @@ RULES: dict[OpOverload, Rule] = {
         Rule.SAMPLE,
     ),
     **dict.fromkeys(NOW_BECAUSE, Rule.NOW),
+    **dict.fromkeys(VIEWS_IN_PLACE, Rule.VIEW_IN_PLACE),
+    aten.mkldnn_rnn_layer.default: Rule.RNN,
+    rnn_layer.WITH_WORKSPACE: Rule.RECORD,
 }
 for _packet, _overloads in {
     "bernoulli": ("p",), "rand_like": ("default", "generator"),

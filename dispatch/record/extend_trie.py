@@ -29,6 +29,7 @@ from lazy_tensor.dispatch.metadata.infer import (
 from lazy_tensor.dispatch.metadata.kernel_probe import as_kernels_say
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
 from lazy_tensor.dispatch.ops.request import Request, scalar_refs
+from lazy_tensor.dispatch.ops.rules import TOLD_BY_RUNNING
 from lazy_tensor.dispatch.record import moving_index
 from lazy_tensor.dispatch.record.inputs import index_of, is_in
 from lazy_tensor.dispatch.record.memory_overlap import overlaps
@@ -213,7 +214,8 @@ def _outcome(
         return known
     STATS.counts["schema_misses"] += 1
     is_slow = needs_fakes(facts, metas) and not torch_private.has_fakes()
-    if is_slow and may_run and torch_private.has_meta_kernel(request.op):
+    is_learned = is_slow and may_run and torch_private.has_meta_kernel(request.op)
+    if is_learned or request.op in TOLD_BY_RUNNING:
         request.learns = key
         return Outcome(runs_now=LEARNED)
     outcome = propagate(facts, args, kwargs, metas)

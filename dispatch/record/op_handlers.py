@@ -16,7 +16,8 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.ops.composite_overrides import ROUTES
 from lazy_tensor.dispatch.ops.request import Request
-from lazy_tensor.dispatch.ops.rules import DRAWS, Rule, rule_from_schema, why_now
+from lazy_tensor.dispatch.ops.rnn_layer import WITH_WORKSPACE
+from lazy_tensor.dispatch.ops.rules import DRAWS, VIEWS_IN_PLACE, Rule, rule_from_schema, why_now
 from lazy_tensor.dispatch.record import eager_fallback
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of, value_of
@@ -150,6 +151,24 @@ def _if_no_dropout(trace: Trace, request: Request) -> Handled:
     return _now(trace, request, DRAWS) if drops_out else RECORD_IT
 
 
+def _rnn(trace: Trace, request: Request) -> Handled:
+    if not torch.is_grad_enabled():
+        return RECORD_IT
+    return True, record_again(request, WITH_WORKSPACE, *request.args, **request.kwargs)
+
+
+def _view_in_place(trace: Trace, request: Request) -> Handled:
+    """`transpose_` and its like. Aliases of the argument keep its shape."""
+    tensor, *others = request.args
+    is_own = type(tensor) is tensor_types.tensor_class and not is_marked(tensor)
+    if not is_own or tensor._value.slot is None or tensor._value.data is not None:
+        return _now(trace, request)
+    view = record_again(request, VIEWS_IN_PLACE[request.op], tensor, *others, **request.kwargs)
+    tensor_types.become(tensor, view)
+    tensor._value = view._value
+    return True, tensor
+
+
 def view_of_number(request: Request) -> Any:
     """Record a view of a Python number as the same view of a 0-dim tensor.
 
@@ -184,4 +203,6 @@ HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
     Rule.INDEX: _index,
     Rule.WAIT: _wait,
     Rule.IF_NO_DROPOUT: _if_no_dropout,
+    Rule.RNN: _rnn,
+    Rule.VIEW_IN_PLACE: _view_in_place,
 }
