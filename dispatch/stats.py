@@ -90,6 +90,7 @@ class Stats:
     redistributions: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # bytes
     ran_at_once_s: dict[str, float] = field(default_factory=dict)  # by call, line and reason
     since_s: float = field(default_factory=perf_counter)  # by the same clock as a flush's beginning
+    period: int = 0  # how often the counters were reset
     flush_s: float = 0.0
     worked_s: float = 0.0  # that flushes took, and what might have been recorded, in this process
     ran_until_s: float = 0.0  # the last flush, by `perf_counter`
@@ -130,6 +131,7 @@ class Stats:
         self.regions_s = dict.fromkeys(OUTCOMES, 0.0)
         self.ran_at_once_s.clear()
         self.since_s = perf_counter()
+        self.period += 1
         self.flush_s = 0.0
         self.log.clear()
 

@@ -225,7 +225,7 @@ def _report(
         f"unasked: {op} at {where} had {n_bytes} bytes go from {before} to {after}"
         for (op, before, after, where), n_bytes in STATS.redistributions.items()
     ]
-    replays = sorted(replay.summary() for replay in REPLAYS)
+    replays = sorted(one.summary() for one in REPLAYS if one.period == STATS.period)
     service = compile_service.compiler()
     builds = [one for one in service.builds if one.began_s + one.seconds >= since_s]
     return Report(

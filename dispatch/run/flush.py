@@ -74,7 +74,8 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             "move it out of the block, or call lazy_tensor.flush() first"
         )
     if trace.tape is not None:
-        trace.tape.stop(f"{cause} at {where} needs values")
+        why = f"what was recorded is run ({cause})" if quiet else f"{cause} needs values"
+        trace.tape.stop(f"{why} at {where}")
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
     ends_region = trace.begun is trace.state

@@ -214,6 +214,10 @@ class Policy:
         self._gap_s = now_s - max(self._began_s, self._flushed_s)
         self._began_s = now_s
 
+    def add_replay(self, seconds: float) -> None:
+        """Account for a replayed call: its time is no region's."""
+        self._began_s += seconds
+
     def add_plan(self, seconds: float) -> None:
         """Account for a plan that was built, in so many seconds."""
         self._new_s += seconds
@@ -262,6 +266,7 @@ class Policy:
         self._began_s, self._outcome = perf_counter(), site.why_bypassed
         if not site.rests():
             return False
+        site.period = STATS.period
         if self.native is not None:
             self.native.grant_rests(*place[:2], site.n_may_rest())
             self._resting = site, self._outcome
@@ -278,6 +283,7 @@ class Policy:
         (site, outcome), self._resting = self._resting, None
         n_rested, seconds = self.native.rested()
         site.rested(n_rested)
+        site.period = STATS.period
         STATS.counts["unrecorded_blocks"] += n_rested
         STATS.add_region(outcome, seconds, n_rested)
 
@@ -322,7 +328,7 @@ class Policy:
                 self._sites.clear()
             site = self._sites[place] = Site(user_line(), of_reads=of_reads)
             self._n_awaited = 1
-        self._site = site
+        self._site, site.period = site, STATS.period
         if not site.begin(may_choose=may_choose):
             self._bypass()
             return False
@@ -390,8 +396,9 @@ class Policy:
         return self._begins(place, may_choose=may_choose, of_reads=True)
 
     def compared(self) -> list[Compared]:
-        """What comparisons said, a place each."""
-        return [site.compared for site in self._sites.values() if site.compared is not None]
+        """What comparisons said, a place each where blocks ran since `reset_stats()`."""
+        ran = [site for site in self._sites.values() if site.period == STATS.period]
+        return [site.compared for site in ran if site.compared is not None]
 
     def try_again_at_once(self) -> None:
         """Record again, whatever it costs."""

@@ -110,6 +110,7 @@ class Site:
     def __init__(self, where: str = "?", *, of_reads: bool = False) -> None:
         self.where = where  # `file.py:line`
         self.compared: Compared | None = None  # the last time
+        self.period = 0  # of the counters, in which a block ran last
         self.is_bypassed = False  # the last block was bypassed
         self.is_unknown = False  # as its regions are unknown
         self.was_recorded = False  # the last one that was seen

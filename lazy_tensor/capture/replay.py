@@ -35,6 +35,7 @@ from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.plan_cache import may_capture
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.dispatch.user_frame import warn_user
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
@@ -230,6 +231,7 @@ class Replay(Generic[P, R]):
         self._latest: tuple[Any, _Signature | None] = (None, None)  # of these, that was replayed
         self._told: set[str] = set()
         self.n_signatures = 0
+        self.period = STATS.period  # of the counters, in which it was called last
         self._keys: dict[str, Any] = {}  # of the arguments, one by one, while all calls are unlike
         self.obstacle = ""
         self.n_replayed = self.n_recorded = 0
@@ -297,6 +299,7 @@ class Replay(Generic[P, R]):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = perf_counter()
+        self.period = STATS.period
         self._here.ran, self._here.has_replayed = None, False
         flush_here("replay", quiet=True)
         if not self._is_part and self.is_seen_by_others():
@@ -358,7 +361,9 @@ class Replay(Generic[P, R]):
             return
         told = []
         for name, (values, tensors) in keys.items():
-            if name not in before or before[name][0] != values:
+            if hasattr(named[name], "__array_interface__"):
+                told.append(f"{name} is an array; pass what torch.from_numpy makes of it")
+            elif name not in before or before[name][0] != values:
                 told.append(f"{name} has another value at each call")
             elif before[name][1] != tensors:
                 told.append(f"{name} has another size, dtype or layout at each call")
@@ -485,6 +490,7 @@ class Replay(Generic[P, R]):
         self._replayed_s += seconds
         STATS.counts["replayed"] += 1
         STATS.add_work(start, seconds)
+        local.trace.policy.add_replay(seconds)
 
     def _meet(self, obstacle: str, *, tells: bool = False) -> None:
         """Note why a call was recorded; tell the user, once."""
@@ -556,6 +562,7 @@ def _remedy(obstacle: str) -> str:
 _REMEDIES = {
     ".grad`, which a replay would not": "call backward() inside the function, or return what is "
     "detached",
+    "torch.linalg's check for errors": "inv_ex, solve_ex and cholesky_ex make none",
     "another value at each call": "a number that changes must come in as a tensor",
     "another size, dtype or layout": "pad to a few sizes",
     "which a replay would not": "keep it in a tensor, or change it outside the function",

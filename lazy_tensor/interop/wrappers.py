@@ -221,7 +221,8 @@ def on_plain_program(name: str, own: Any) -> Any:
         is_lazy = any(isinstance(leaf, LazyTensor) for leaf in leaves)
         if not (is_active() or is_lazy) or torch_private.is_own_mode_entered():
             return own(*args, **kwargs)  # a part of what is taken apart already
-        _flush(name, f"{name}() takes a program apart", quiet=True)
+        what = "what torch.compile made" if name == "__call__" else f"{name}()"
+        _flush(name, f"{what} runs, which takes its program apart,", quiet=True)
         if is_lazy:
             args, kwargs = pytree.tree_map_only(LazyTensor, plain_alias, (args, kwargs))
         with made_plain((compiled_from(own), *leaves)), no_modes():

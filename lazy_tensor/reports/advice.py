@@ -41,7 +41,8 @@ SIZED_BY_VALUES = frozenset({"indexing", "masked_select()", "nonzero()", "unique
 REMEDIES = {
     "size of dim": "pad to a few sizes (multiples of 64, say), so that fewer are ever new",
     "where it ended before": "nothing needs to change if this is a program's first steps",
-    "came before": "each way that a branch takes is recorded once; on values, use torch.where",
+    "came before": "nothing needs to change if these are first steps; each way that a branch takes "
+    "is recorded once, and on values torch.where does without one",
     "went": "a number in arithmetic becomes an input by itself the second time; one that chooses a "
     "shape or a branch can't",
 }

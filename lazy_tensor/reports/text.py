@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 4
 MOST_KINDS = 8
+MOST_SEGMENTS = 12
 STATUSES: tuple[Status, ...] = (
     "ready", "measuring", "compiling", "queued", "slower", "declined", "failed",
 )  # fmt: skip
@@ -112,15 +113,35 @@ def _of_flushes(several: Sequence[Flush]) -> Iterator[tuple[str, str]]:
     yield style, f"{last.where}: {last.cause}: {last.n_ops} ops {last.how}, {', '.join(parts)}"
     for miss, n in Counter(flush.miss for flush in several if flush.miss).items():
         yield "yellow", f"    new: {miss}" + (f" ({n}×)" if n > 1 else "")
-    for step in last.steps:
-        if step.is_segment:
-            yield "", f"    {_segment(step)}"
+    yield from _segments([step for step in last.steps if step.is_segment])
     yield from _calls([step for step in last.steps if not step.is_segment])
 
 
 WORTH_SHOWING = 0.05
 ENOUGH_BYTES = 1 << 20
 """What a segment must move before its share of bandwidth says anything."""
+
+
+def _segments(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
+    """A line for segments that are told alike; of many, those that move most bytes."""
+    alike_steps: dict[str, list[Step]] = {}
+    for step in steps:
+        alike_steps.setdefault(_segment(step), []).append(step)
+    by_bytes = sorted(alike_steps.values(), key=lambda some: -sum(step.n_bytes for step in some))
+    shown = {id(some) for some in by_bytes[:MOST_SEGMENTS]}
+    for told, some in alike_steps.items():
+        if id(some) in shown:
+            yield "", f"    {told}" + (f" ({len(some)}×)" if len(some) > 1 else "")
+    left = [step for some in by_bytes[MOST_SEGMENTS:] for step in some]
+    if left:
+        n_ops, n_bytes = sum(len(step.ops) for step in left), sum(step.n_bytes for step in left)
+        yield (
+            "dim",
+            (
+                f"    and {len(left)} segments that move less: {n_ops} ops; "
+                f"{amount(n_bytes)} read and written"
+            ),
+        )
 
 
 def _segment(step: Step) -> str:

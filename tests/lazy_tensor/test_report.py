@@ -407,3 +407,44 @@ def test_errors_under_observation_are_the_same():
     with pytest.raises(IndexError) as observed:
         explain(bad)
     assert "recorded at" in str(observed.value.__notes__)
+
+
+def test_what_ran_before_a_reset_is_not_told():
+    @lazy_tensor.replay
+    def double(x):
+        return x * 2
+
+    def run():
+        with torch.no_grad():
+            for _ in range(8):
+                double(torch.ones(3))
+
+    run()
+    assert "double): 5 calls replayed" in str(explain())
+    lazy_tensor.reset_stats()
+    assert "double)" not in str(explain())
+    run()
+    assert "double): 13 calls replayed" in str(explain())
+
+
+def test_equal_segments_are_one_line():
+    x = torch.rand(4, 4)
+    for _ in range(3):
+        with lazy_mode(record="always", backend="inductor", compile="background"):
+            y = x
+            for _ in range(20):
+                y = (y @ y).sin().cos()
+    assert str(explain()).count("segment aten: 2 ops; sin, cos;") == 1
+    assert re.search(r"segment aten: 2 ops; sin, cos; .* read and written \(20×\)", str(explain()))
+
+
+def test_of_many_segments_the_largest_are_told():
+    x = torch.rand(4, 4)
+    for _ in range(3):
+        with lazy_mode(record="always", backend="inductor", compile="background"):
+            y = x
+            for n in range(1, 20):
+                y = y @ y
+                for _ in range(n):
+                    y = y.sin()
+    assert "and 6 segments that move less: 99 ops; " in str(explain())
