@@ -427,10 +427,13 @@ def test_what_ran_before_a_reset_is_not_told():
     assert "double): 13 calls replayed" in str(explain())
 
 
+UNBUILT: Options = {"backend": "inductor", "compile": "background", "compile_threshold": 1 << 20}
+
+
 def test_equal_segments_are_one_line():
     x = torch.rand(4, 4)
     for _ in range(3):
-        with lazy_mode(record="always", backend="inductor", compile="background"):
+        with lazy_mode(record="always", **UNBUILT):
             y = x
             for _ in range(20):
                 y = (y @ y).sin().cos()
@@ -441,7 +444,7 @@ def test_equal_segments_are_one_line():
 def test_of_many_segments_the_largest_are_told():
     x = torch.rand(4, 4)
     for _ in range(3):
-        with lazy_mode(record="always", backend="inductor", compile="background"):
+        with lazy_mode(record="always", **UNBUILT):
             y = x
             for n in range(1, 20):
                 y = y @ y
