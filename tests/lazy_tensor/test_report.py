@@ -427,13 +427,16 @@ def test_what_ran_before_a_reset_is_not_told():
     assert "double): 13 calls replayed" in str(explain())
 
 
-UNBUILT: Options = {"backend": "inductor", "compile": "background", "compile_threshold": 1 << 20}
+UNBUILT: Options = {
+    "record": "always", "backend": "inductor", "compile": "background",
+    "compile_threshold": 1 << 20,
+}  # fmt: skip
 
 
 def test_equal_segments_are_one_line():
     x = torch.rand(4, 4)
     for _ in range(3):
-        with lazy_mode(record="always", **UNBUILT):
+        with lazy_mode(**UNBUILT):
             y = x
             for _ in range(20):
                 y = (y @ y).sin().cos()
@@ -444,7 +447,7 @@ def test_equal_segments_are_one_line():
 def test_of_many_segments_the_largest_are_told():
     x = torch.rand(4, 4)
     for _ in range(3):
-        with lazy_mode(record="always", **UNBUILT):
+        with lazy_mode(**UNBUILT):
             y = x
             for n in range(1, 20):
                 y = y @ y
