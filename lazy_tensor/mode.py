@@ -176,11 +176,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         options = self._options
-        if any(is_kind(inspect.unwrap(function)) for is_kind in _RUN_LATER):
-            name = getattr(function, "__qualname__", function)
-            raise TypeError(
-                f"lazy_mode(): a call of {name} runs nothing yet; put `with lazy_mode():` into it"
-            )
+        refuse_what_runs_later(function, "lazy_mode()", "put `with lazy_mode():` into it")
 
         @functools.wraps(function)
         def in_mode(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -311,18 +307,25 @@ _COUNTED = object()
 _RUN_LATER = (
     inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 )  # fmt: skip
-_numbers = itertools.count()
+
+
+def refuse_what_runs_later(function: Any, caller: str, remedy: str) -> None:
+    """TypeError for generators and coroutines: their calls end before their bodies have begun."""
+    if any(is_kind(inspect.unwrap(function)) for is_kind in _RUN_LATER):
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(f"{caller}: a call of {name} runs nothing yet; {remedy}")
 
 
 class _Entry:
     """A block that has begun, and what its exit has to undo."""
 
     __slots__ = ("__weakref__", "before", "has_options", "number")
+    _numbers = itertools.count()
 
     def __init__(self, has_options: bool) -> None:
         self.before = settings.of_block()
         self.has_options = has_options
-        self.number = next(_numbers)
+        self.number = next(self._numbers)
 
 
 def _has_ended(entry: _Entry | None) -> None:

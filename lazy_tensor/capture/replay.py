@@ -40,7 +40,12 @@ from lazy_tensor.dispatch.user_frame import warn_user
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.extension import program
-from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode
+from lazy_tensor.mode import (
+    RecordingMode,
+    lazy_mode,
+    listening_mode,
+    refuse_what_runs_later,
+)
 from lazy_tensor.tensor import flush_here
 
 P = ParamSpec("P")
@@ -202,6 +207,7 @@ class Replay(Generic[P, R]):
             raise TypeError(
                 f"replay(): function is {given}, which can't be called; pass a function or a module"
             )
+        refuse_what_runs_later(function, "replay()", "pass a function that returns its results")
         for name, value in (("warmup", warmup), ("check_every", check_every)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"replay(): {name}={value!r} is not a whole number")
@@ -209,11 +215,12 @@ class Replay(Generic[P, R]):
                 raise ValueError(f"replay(): {name}={value!r} must be at least 0")
         check_names(options, "replay()", OWN_OPTIONS)
         settings.updated(settings.current(), options, "replay()")
-        if is_atom(state) and state is not None:
-            raise TypeError(
-                f"replay(): state={state!r} can't change; name modules, optimizers, tensors, "
-                "generators, or what holds them, as in state=[model, optimizer]"
-            )
+        for one in state if isinstance(state, (list, tuple)) else (state,):
+            if one is not None and is_atom(one):
+                raise TypeError(
+                    f"replay(): state={one!r} can't change; name modules, optimizers, tensors, "
+                    "generators, or what holds them, as in state=[model, optimizer]"
+                )
         self._function = function
         self._state = state
         self._in_mode = lazy_mode(**options)(function)

@@ -134,14 +134,9 @@ def _segments(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
             yield "", f"    {told}" + (f" ({len(some)}×)" if len(some) > 1 else "")
     left = [step for some in by_bytes[MOST_SEGMENTS:] for step in some]
     if left:
-        n_ops, n_bytes = sum(len(step.ops) for step in left), sum(step.n_bytes for step in left)
-        yield (
-            "dim",
-            (
-                f"    and {len(left)} segments that move less: {n_ops} ops; "
-                f"{amount(n_bytes)} read and written"
-            ),
-        )
+        n_ops, moved = sum(len(step.ops) for step in left), amount(sum(s.n_bytes for s in left))
+        told = f"and {len(left)} segments that move less: {n_ops} ops; {moved} read and written"
+        yield "dim", f"    {told}"
 
 
 def _segment(step: Step) -> str:

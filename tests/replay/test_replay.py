@@ -673,9 +673,15 @@ def test_what_a_number_was_is_told():
     assert "must come in as a tensor" in told, told
 
 
+def numbers():
+    yield torch.ones(2)
+
+
 def test_bad_options():
     with pytest.raises(TypeError, match="function is an int"):
         replay(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="a call of .*numbers runs nothing yet; pass a function"):
+        replay(numbers)
     with pytest.raises(ValueError, match="warmup"):
         replay(lambda: 0, warmup=-1)
     with pytest.raises(TypeError, match="backnd"):

@@ -232,7 +232,7 @@ def test_a_module_may_have_state_beside_it():
             torch.testing.assert_close(model(x), eager * 0.25)
 
 
-@pytest.mark.parametrize("state", [1, "model", 0.5, torch.float32, True])
+@pytest.mark.parametrize("state", [1, "model", 0.5, torch.float32, True, ["model"]])
 def test_what_cannot_change_is_no_state(state):
     with pytest.raises(TypeError, match=r"replay\(\): state=.* can't change; name modules"):
         replay(torch.exp, state=state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +96,7 @@ def run_turn(
             target=_work, args=(begin, side, seconds, least_steps, caches, theirs)
         )
         try:
-            process.start()
+            _start(process)
             theirs.close()
             for message in _received(ours):
                 if isinstance(message, Turn):
@@ -109,6 +111,18 @@ def run_turn(
                 process.terminate()  # it has nothing more to say
                 process.join()
     return turn
+
+
+def _start(process: Any) -> None:
+    """Start a process of the server's, which would show an error if Ctrl-C came in the middle."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _received(pipe: Connection) -> Iterator[Turn | list[float]]:
