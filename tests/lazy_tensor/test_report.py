@@ -440,8 +440,8 @@ def test_equal_segments_are_one_line():
             y = x
             for _ in range(20):
                 y = (y @ y).sin().cos()
-    assert str(explain()).count("segment aten: 2 ops; sin, cos;") == 1
-    assert re.search(r"segment aten: 2 ops; sin, cos; .* read and written \(20×\)", str(explain()))
+    (line,) = re.findall(r".* 2 ops.*; sin, cos; .*", str(explain()))
+    assert line.endswith("read and written (20×)")
 
 
 def test_of_many_segments_the_largest_are_told():
