@@ -819,5 +819,7 @@ def _is_constant(value: Any) -> bool:
 
 @functools.cache
 def _is_installed(package: str) -> bool:
+    if package == "__main__":
+        return False  # what runs a program may be installed, as pytest is; the program is not
     file = getattr(sys.modules.get(package), "__file__", None)
     return file is not None and file.startswith(INSTALLED)

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+import sys
 import threading
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor import materialize, replay
+from lazy_tensor.capture.reach import INSTALLED, _is_installed
 from lazy_tensor.capture.replay import UNCHECKED
 from lazy_tensor.kernels.extension import program
 from tests.processes import run_python
@@ -1314,3 +1316,16 @@ def test_a_view_that_autograd_refuses_to_tell_of_is_no_error():
         views[0].is_leaf  # noqa: B018
     for _ in range(4):
         assert step(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@torch.no_grad()
+def test_a_program_that_something_installed_runs(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{INSTALLED[0]}/a.py", raising=False)
+    _is_installed.cache_clear()
+    names = {"__name__": "__main__", "w": torch.rand(3)}
+    exec("def step(x):\n    w.data.mul_(0.5)\n    return x * w", names)
+    step = replay(names["step"])
+    for _ in range(6):
+        step(torch.rand(3))
+    assert step.n_replayed > 0, step.obstacle
+    _is_installed.cache_clear()
