@@ -1322,7 +1322,7 @@ def test_a_view_that_autograd_refuses_to_tell_of_is_no_error():
 def test_a_program_that_something_installed_runs(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{INSTALLED[0]}/a.py", raising=False)
     _is_installed.cache_clear()
-    names = {"__name__": "__main__", "w": torch.rand(3)}
+    names: dict[str, Any] = {"__name__": "__main__", "w": torch.rand(3)}
     exec("def step(x):\n    w.data.mul_(0.5)\n    return x * w", names)
     step = replay(names["step"])
     for _ in range(6):
