@@ -317,13 +317,14 @@ def refuse_what_runs_later(function: Any, caller: str, remedy: str) -> None:
 
 
 class _Entry:
-    """A block that has begun, and what its exit has to undo."""
+    """A block that has begun, and what its exit has to undo. It holds its mode, which torch's stack
+    doesn't, before torch 2.13, and a forked process lets go of."""
 
-    __slots__ = ("__weakref__", "before", "has_options", "number")
+    __slots__ = ("__weakref__", "before", "has_options", "mode", "number")
     _numbers = itertools.count()
 
     def __init__(self, has_options: bool) -> None:
-        self.before = settings.of_block()
+        self.before, self.mode = settings.of_block(), here.mode
         self.has_options = has_options
         self.number = next(self._numbers)
 

@@ -28,10 +28,21 @@ NoMetaFunction = UnsupportedOperatorException
 """What `fake_call` raises for an op without a meta function."""
 
 
+class _FakeMode(FakeTensorMode):
+    """torch's fake mode, which leaves CUDA's device guard alone.
+
+    Where torch is built for CUDA and there is no GPU, torch's own puts a guard in its place, for
+    all threads, that is gone when the thread that entered the mode has ended: the next backward,
+    or the next fake mode, ends the process (torch 2.10).
+    """
+
+    avoid_device_init = False
+
+
 @functools.cache
 def _fake_mode() -> FakeTensorMode:
     with _disable_current_modes():
-        mode = FakeTensorMode(allow_fallback_kernels=False)
+        mode = _FakeMode(allow_fallback_kernels=False)
     mode.cache_enabled = False  # answers are cached by their caller
     return mode
 
