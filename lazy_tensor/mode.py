@@ -192,9 +192,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if not (native is None or has_own_way) and native.begin_rest(self._function):
             self._entered.append(_COUNTED)
             return self
-        if here.depth:
+        if here.blocks:
             _has_ended(None)
-        if here.mode is not None and not here.depth:
+        if here.mode is not None and not here.blocks:
             sync_points.listen(local.trace)
             _leave_mode()  # an interrupt in the last block's begin or end has left it entered
         if self._rests(sys._getframe(1)):
@@ -204,10 +204,10 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if self._options:
             flush_here("options changed", quiet=True)
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
-        depth = here.depth
-        if depth == 0 or self._options or self._listens_always:
+        is_outermost = not here.blocks
+        if is_outermost or self._options or self._listens_always:
             sync_points.listen(local.trace)
-        if depth == 0:
+        if is_outermost:
             flush_here("enter", quiet=True)
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
                 _see_steps()
@@ -222,12 +222,11 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             if self._options:
                 settings.put_here(after)
                 restart_own_trace()
-                if depth and after.record == "always":
+                if not is_outermost and after.record == "always":
                     local.trace.policy.try_again_at_once()
             # within a block that is bypassed one may record all the same
-            if depth or here.mode is not None:
+            if here.mode is not None:
                 here.blocks.append(weakref.ref(entry))
-                here.depth = len(here.blocks)
             self._entered += [entry]  # no call, as in `__exit__`
         except BaseException:  # an interrupt, after which `with` calls no `__exit__`
             _has_ended(entry)
@@ -245,7 +244,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         """Whether the block is one of many at its place that are bypassed, with nothing to do."""
         trace = local.trace
         has_own_way = bool(self._options) or self._listens_always
-        if has_own_way or here.depth or trace.state is not trace.root:
+        if has_own_way or here.blocks or trace.state is not trace.root:
             return False
         return trace.policy.rests(self._place(caller, settings.current()))
 
@@ -282,7 +281,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         """Do all that is left to do at the end of the block."""
         try:
             _has_ended(entry)
-            if here.depth == 0:
+            if not here.blocks:
                 sync_points.listen(local.trace)
                 if here.mode is not None:
                     _leave_mode()
@@ -293,9 +292,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
     def _end(self, entry: _Entry) -> None:
         """Leave nothing pending, and the options as they were."""
         try:
-            if here.depth == 0:
+            if not here.blocks:
                 local.trace.policy.end_block()
-            if here.depth == 0 or self._options:
+            if not here.blocks or self._options:
                 flush_here("exit", quiet=True)
         finally:
             if self._options:
@@ -333,7 +332,6 @@ def _has_ended(entry: _Entry | None) -> None:
     """Take a block from those that this thread is in, and those that are gone without an exit, as
     interrupts may have it. Others that began later stay: blocks of tasks and generators overlap."""
     here.blocks = [ref for ref in here.blocks if ref() not in (entry, None)]
-    here.depth = len(here.blocks)
 
 
 def _put_back(entry: _Entry) -> None:

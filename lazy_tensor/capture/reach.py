@@ -820,6 +820,6 @@ def _is_constant(value: Any) -> bool:
 @functools.cache
 def _is_installed(package: str) -> bool:
     if package == "__main__":
-        return False  # what runs a program may be installed, as pytest is; the program is not
+        return False  # the program, though an installed package such as pytest may run it
     file = getattr(sys.modules.get(package), "__file__", None)
     return file is not None and file.startswith(INSTALLED)

@@ -36,10 +36,9 @@ class _Here(threading.local):
     """The mode that this thread is in, and how many of torch's own it is in.
 
     `blocks` are those of ours that have begun and haven't ended, in this order, but for those that
-    are bypassed; `depth` is their number.
+    are bypassed.
     """
 
-    depth = 0
     mode: Any = None
     n_own = 0
 
@@ -52,7 +51,7 @@ here = _Here()
 
 def is_active() -> bool:
     """Whether this thread is in `lazy_mode`."""
-    return here.depth > 0
+    return bool(here.blocks)
 
 
 def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
@@ -104,7 +103,7 @@ def converting(name: str, own: Any) -> Any:
             if not hits.native.pass_read(self):
                 sync_points.pass_read(local.trace)
                 make_met_plain()
-        elif here.depth and torch_private.are_modes_put_aside():
+        elif here.blocks and torch_private.are_modes_put_aside():
             _flush_if_pending([self], method_name(name))
         return own(self)
 
@@ -293,7 +292,7 @@ def in_new_process(name: str, own: Any) -> Any:
     @functools.wraps(own)
     def run(*args: Any, **kwargs: Any) -> Any:
         sync_points.listen(local.trace)
-        here.depth, here.mode = 0, None
+        here.mode = None
         here.blocks.clear()
         with no_modes():
             result = own(*args, **kwargs)
