@@ -103,6 +103,7 @@ def bench_convolution(
     rounds, warmup = (2, 1) if quick else (40, 5)
     runs = {side: partial(_run, step) for side, step in steps.items()}
     timings = benchmark.pedantic(interleaved, args=(runs, rounds, warmup), rounds=1, iterations=1)
+    lazy_tensor.configure(record="always")  # the default may have found that recording loses
     counts = {side: convolutions(side, step) for side, step in steps.items()}
     assert counts["lazy"] == (1, 1)
     for side in sides:
