@@ -1,7 +1,8 @@
-"""Programs with a bottleneck that is known, and the same with what `explain()` advises.
+"""Programs with a known bottleneck, and the same programs with the change that `explain()` advises.
 
-Each begins from nothing, and gives a step as it is written at first and one that follows the
-advice. The last two are as good as they get: nothing should be advised.
+In: `follows`, whether the program has the change. Out: a function that does one step. Nothing helps
+the last two programs, so nothing should be advised for them. `followed.py` runs them, and
+`bench_advice.py` makes a table; the functions' docstrings are the titles of its rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ WIDTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """`says` stands in the advice, "" if there should be none; `change` is what following it is."""
+    """`says` is a phrase that the first piece of advice must have, "" if there should be none.
+    `change` says in the table what following it means."""
 
     begin: Callable[[bool], Step]
     says: str
@@ -135,7 +137,7 @@ def roots(follows: bool) -> Step:
 def trained(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], follows: bool
 ) -> Step:
-    """Training steps in a block each, or by `replay`."""
+    """Training steps, each in a block, or by `replay` if the program follows the advice."""
     train = training_step(model, optimizer)
     if follows:
         replayed = lazy_tensor.replay(train)
@@ -205,7 +207,7 @@ def convolutions(follows: bool) -> Step:
 
 
 def programs() -> Iterator[tuple[str, Advised]]:
-    """By their titles."""
+    """The programs by their titles."""
     tenth, replay = "read every tenth time", "`replay` on the step"
     for begin, says, change in (
         (norm_read_inside, "change.abs().max().item()", tenth),

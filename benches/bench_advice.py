@@ -1,6 +1,7 @@
 """What `explain()` advises on programs with a known bottleneck, and what following it gains.
 
-By default, one thread, empty caches, a process each. Writes `results/advice.md`.
+Default settings, one thread, empty caches, a process for each program. A run that isn't quick fails
+if another change is advised first. Writes `results/advice.md`.
 """
 
 from __future__ import annotations
@@ -45,5 +46,5 @@ def bench_advice(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) ->
 
 
 def is_right(says: str, one: Followed) -> bool:
-    """Whether what helps is advised first; or nothing, where nothing helps."""
+    """Whether the change that helps is advised first, or nothing if `says` is empty."""
     return says in one.advice[0] if says and one.advice else not says and not one.advice

@@ -1,7 +1,7 @@
 """A loop that never repeats itself: shapes, slices and scalars change at every step.
 
-Nothing can be reused, so what is measured is that laziness costs little, that memory stays flat and
-that every cache stays within its bound. Writes `results/changing.md`.
+Nothing can be reused. The benchmark shows that laziness costs little then, that memory doesn't grow
+and that every cache keeps its bound. Writes `results/changing.md`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDTHS = {"tiny": 16, "small": 64, "typical": 256}
 
 @dataclass(slots=True)
 class Loop:
-    """The state of one side's loop; `run` makes the next `n_steps`."""
+    """The state of one side's loop; `run` does the next `n_steps`."""
 
     data: Tensor
     weight: Tensor
@@ -97,7 +97,8 @@ def bench_changing_loop(
     for cache in lazy_tensor.cache_info().values():
         assert cache.maxsize is not None
         assert cache.currsize <= cache.maxsize
-    # The first fifth fills the bounded caches and the allocator's pools.
+    # memory is compared from the end of the first fifth on, which fills the bounded caches and the
+    # allocator's pools
     growth = resident[-1] - resident[len(resident) // 5]
     seconds = {side: sum(times) for side, times in timings.seconds.items()}
     ratio = seconds["lazy"] / seconds["eager"]
@@ -107,6 +108,6 @@ def bench_changing_loop(
 
 
 def resident_bytes() -> int:
-    """Memory the process holds now."""
+    """The resident memory of the process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096

@@ -1,7 +1,8 @@
-"""What the default costs beside the better of eager and recording all, for programs of many kinds.
+"""How well the default chooses between recording and eager, for programs of many kinds.
 
-Writes `results/choice.md`. `LAZY_CHOICE_S` sets the seconds a side, 10 by default: about an hour
-in all, in which the machine must be left alone.
+Its time is compared with that of the better one of eager and `record="always"`. Writes
+`results/choice.md`. `LAZY_CHOICE_S` sets the seconds for each side, 10 by default. That takes about
+an hour, in which the machine must be left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from results_table import page
 
 SECONDS = float(os.environ.get("LAZY_CHOICE_S", "10"))
 TRIED = ("heat",)
-"""What a quick run has."""
+"""The programs of a quick run."""
 
 
 def bench_choice(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
@@ -33,7 +34,8 @@ def bench_choice(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) ->
 
 
 def told(found: Sequence[Chosen], seconds: float) -> str:
-    """The page about the programs so far: a run that is cut short tells something, too."""
+    """The page on the programs so far. It is written after each one, so that a run that is cut
+    short leaves a page."""
     rows = [
         [
             one.name, PROGRAMS[one.name][0], one.way, f"{one.eager_s * 1e3:.2f} ms",

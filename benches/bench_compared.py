@@ -1,7 +1,8 @@
-"""Six programs beside `torch.compile`, JAX and lightning-thunder: each side in its own process.
+"""Six programs by lazy-tensor, `torch.compile`, JAX and lightning-thunder, each beside eager.
 
-One thread, empty caches. A side first runs until it has its kernels; then its steps and eager ones
-take turns. Results are compared with eager's. Writes `results/compared.md`.
+Each side runs in a process of its own, with one thread and empty caches. It first runs until it has
+its kernels; then its steps and eager ones take turns. Results are compared with eager's. Writes
+`results/compared.md`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from results_table import page, seconds_text
 
 OURS_SETTLE = Settings(settles_s=20.0, at_most_s=40.0, rounds=5)
 PEERS_SETTLE = Settings(settles_s=1.0, at_most_s=1.0, rounds=5)
-"""They have all their kernels after the first step."""
+"""Peers have all their kernels after the first step."""
 QUICK = Settings(settles_s=0.2, at_most_s=0.2, rounds=1)
 QUICK_TITLE = list(PROGRAMS)[0]
 
@@ -27,7 +28,8 @@ def bench_compared(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) 
     titles = [QUICK_TITLE] if quick else list(PROGRAMS)
     sides = [side for side in SIDES if peers.missing(PEERS.get(side, side)) is None]
     if quick:
-        sides.remove("torch.compile")  # it takes a minute
+        # it compiles for a minute
+        sides.remove("torch.compile")
     found: dict[str, dict[str, Measured]] = {title: {} for title in titles}
     refused: list[str] = []
 
@@ -52,6 +54,7 @@ def bench_compared(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) 
     columns = ["program", "eager's step"]
     for side in sides:
         columns += [side, "its first step"]
+    # sides draw other random numbers in `RANDOM`: `checked` compares its means
     exact = [one for title, of in found.items() if title != RANDOM for one in of.values()]
     notes = [
         *peers.notes(tuple(PEERS.values())),

@@ -1,6 +1,7 @@
-"""Forward and backward of a convolution with bias: time, and how often it is computed.
+"""Forward and backward of a convolution with bias: its time, and how often it is computed.
 
-The convolutions are those that torch's profiler sees. Writes `results/convolution.md`.
+A compiler that decomposes the backward pass may compute the convolution again. torch's profiler
+counts the convolutions. Writes `results/convolution.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COLUMNS = ("computed in", "side", "settled step", "/ eager", "convolutions", "ba
 def step_of(side: str, dtype: torch.dtype, *, quick: bool) -> Step:
     """Forward and backward of a convolution, under autocast unless it is computed in float32.
 
-    Gives the weight's gradient; of the lazy side one that is pending.
+    A step returns the weight's gradient, which is pending on the lazy side.
     """
     torch.manual_seed(0)
     channels, size = (4, 8) if quick else (32, 56)
@@ -56,9 +57,10 @@ def step_of(side: str, dtype: torch.dtype, *, quick: bool) -> Step:
 
 
 def convolutions(side: str, step: Step) -> tuple[int, int]:
-    """How many convolutions, and backward ones, a settled step computes.
+    """The numbers of convolutions and of backward convolutions that a settled step computes.
 
-    Recording one is an event as well, so the lazy side is profiled when it runs what it recorded.
+    The profiler counts a recorded convolution as well. So the lazy side records outside of it, and
+    is profiled only while it runs what it recorded.
     """
     recorded = step() if side == "lazy" else None
     with profile() as profiled:
@@ -74,7 +76,8 @@ def _run(step: Step) -> None:
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     before = settings.current()
-    lazy_tensor.cache_clear()  # also what the trace thinks of the program before
+    # it also clears what the policy has learned from the benchmark before
+    lazy_tensor.cache_clear()
     yield
     settings.put(before)
 
@@ -103,7 +106,8 @@ def bench_convolution(
     rounds, warmup = (2, 1) if quick else (40, 5)
     runs = {side: partial(_run, step) for side, step in steps.items()}
     timings = benchmark.pedantic(interleaved, args=(runs, rounds, warmup), rounds=1, iterations=1)
-    lazy_tensor.configure(record="always")  # the default may have found that recording loses
+    # the default may have found recording slower, and would have nothing to count
+    lazy_tensor.configure(record="always")
     counts = {side: convolutions(side, step) for side, step in steps.items()}
     assert counts["lazy"] == (1, 1)
     for side in sides:

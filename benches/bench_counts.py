@@ -1,8 +1,8 @@
 """Counts that must not grow: kernels, collectives, copies, recorded calls.
 
-They are the same on every machine and in every run, so this is what CI compares with those in
-`results/counts.json`; `--update-counts` writes what they are today. Kernels are built op by op:
-counting them takes no compiler.
+Counts are the same on every machine and in every run. So CI compares them, and not times, with
+those in `results/counts.json`; `--update-counts` writes the present ones. A backend that runs
+kernels op by op is enough to count them, so no compiler is needed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from lazy_tensor.kernels.backends.inductor import InductorBackend
 
 COUNTS = Path(__file__).parent / "results" / "counts.json"
 N_WARM = 4
-"""Steps after which a program has its plans and kernels."""
+"""Steps after which a program has all its plans and kernels."""
 
 Counts = dict[str, int]
 
 
 class OpByOp(InductorBackend):
-    """Takes the segments that Inductor takes, and compiles nothing."""
+    """Accepts the segments that Inductor accepts, and runs them op by op."""
 
     name = "op by op"
 
@@ -55,7 +55,7 @@ OPTIONS: Options = {"backend": "op by op", "compile": "blocking"}
 
 
 def of_a_step(step: Callable[[], object]) -> Counts:
-    """What a settled step runs, and the kernels that were built until then."""
+    """Counts of a settled step, and the kernels that were built until then."""
     in_mode = lazy_tensor.lazy_mode(**OPTIONS)(step)
     for _ in range(N_WARM):
         in_mode()
@@ -111,8 +111,9 @@ def of_fully_shard(mesh: Any) -> Counts:
 
 
 def _collectives(step: Callable[[], object]) -> Counts:
-    """The collectives of the second step, by their names."""
+    """The collectives of the second step, by their names. The first one makes the states."""
     for _ in range(2):
+        # without bound, so that calls are recorded though they are new
         local.trace.policy.calls_left = 1 << 60
         lazy_tensor.reset_stats()
         step()
@@ -161,7 +162,7 @@ def bench_collectives(request: pytest.FixtureRequest, mesh: Any, name: str) -> N
 
 
 def compare(name: str, found: Counts, *, update: bool) -> None:
-    """Fail if a count is larger than the one kept, or kept no more."""
+    """Fail if a count is larger than the one in `counts.json`, or has none there."""
     kept: dict[str, Counts] = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
     if update:
         kept[name] = found

@@ -1,6 +1,7 @@
 """Compile time by depth: a residual stack of 1 to 128 layers, forward and backward.
 
-Each side and depth in a process with empty caches. Writes `results/depth.md` and its plot.
+Each side and depth runs in a process of its own with empty caches (`residual.py`). Equal layers
+share kernels, so their number should not grow with the depth. Writes `results/depth.md` and a plot.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SIDES = ("eager", "lazy", "lazy, blocking", *peers.PEERS)
 
 
 def run(side: str, depth: int, caches: Path | None) -> dict[str, Any]:
-    """A side in a process of its own, with its kernel caches under `caches` (None: the usual)."""
+    """What a side measures in a process of its own, with its kernel caches under `caches` (None:
+    the usual ones)."""
     command = [sys.executable, str(Path(__file__).with_name("residual.py")), side, str(depth)]
     answer = subprocess.run(
         command, env=in_caches(caches), capture_output=True, text=True, check=True

@@ -1,6 +1,6 @@
-"""How long the first kernel takes to come where the compiler has a core, and where it has none.
+"""How soon a program has its first kernel, if the compiler has a core to itself and if it has none.
 
-Each case is a process of its own with empty caches. Writes `results/first_kernel.md`.
+Each case runs in a process of its own with empty caches. Writes `results/first_kernel.md`.
 """
 
 from __future__ import annotations

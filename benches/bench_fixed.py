@@ -1,6 +1,6 @@
-"""What a block, a flush and a value read cost, whatever is computed: on eight floats, as in eager.
+"""The fixed costs of a block, a flush and a read of a value, measured on eight floats beside eager.
 
-Everything is known, planned, and runs op by op. Writes `results/fixed.md`.
+All is recorded and planned before it is timed, and runs op by op. Writes `results/fixed.md`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ def bench_fixed(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> 
         return lazy_mode(record="always")(repeated(once))
 
     def block(record: bool, once: Callable[[], object]) -> Callable[[], None]:
-        """A block for each time; what says that all is recorded stands around them."""
+        """`n` blocks with `once` in each. `record`: everything is recorded, by a setting around all
+        of them, so that blocks don't pay for an option."""
 
         def blocks() -> None:
             for _ in range(n):
                 with lazy_mode():
                     once()
 
-        # blocks are known by their code: each of these stands at a place of its own
+        # The policy knows a block by its code object. A copy gives each case a place of its own.
         code = blocks.__code__.replace()
         own: Callable[[], None] = FunctionType(code, globals(), closure=blocks.__closure__)
 
@@ -64,7 +65,7 @@ def bench_fixed(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> 
         return recorded if record else own
 
     def nothing() -> None:
-        """What a function call costs is nobody's."""
+        """The cost of a function call, on both sides."""
 
     def add() -> torch.Tensor:
         return x + x

@@ -1,8 +1,9 @@
 """Host cost of `fully_shard`: a training step of a tiny GPT, and of 200 tiny modules.
 
-A fake process group of 4 on the CPU: collectives do nothing, what is left is what Python and the
-dispatcher take. Sides: the model on one rank, lazy and eager, and its parameters sharded over 4, by
-`fully_shard` of ours, recorded and replayed, and of torch. Writes `results/fully_shard.md`.
+The process group is a fake one of 4 ranks on the CPU, whose collectives do nothing. What is left is
+the time of Python and the dispatcher. Sides: the model on one rank, lazily and eagerly; and sharded
+over 4 ranks, by our `fully_shard` (recorded, or replayed) and by torch's. Writes
+`results/fully_shard.md`.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def many_modules() -> tuple[Module, Callable[[Any], Any], Callable[[Any], list[A
 
 
 def step_of(side: str, build: Any, mesh: Any, *, runs: bool) -> Callable[[], object]:
-    """A side's training step, that what was recorded `runs` in or is forgotten after; a replayed
-    one always runs."""
+    """A side's training step. If it `runs`, so does what it recorded; else that is forgotten, and
+    recording alone is timed. A replayed step always runs."""
     torch.manual_seed(0)
     model, loss_of, parts = build()
     if side in ("sharded", "replayed", "torch's"):
@@ -71,7 +72,8 @@ def step_of(side: str, build: Any, mesh: Any, *, runs: bool) -> Callable[[], obj
         for part in parts(model):
             shard(part, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    n_run = 2  # at least, for the optimizer's state
+    # the first two steps run anyway, so that the optimizer has its state
+    n_run = 2
 
     def eagerly() -> None:
         loss_of(model).backward()

@@ -1,7 +1,7 @@
-"""What each form of laziness gains: eight programs, three forms, each in a process of its own.
+"""Eight programs by blocks, by `replay` and by `torch.compile`, each in a process of its own.
 
-One thread, empty caches. A form first runs until it has its kernels; then its steps and eager ones
-take turns, as the machine's speed changes from minute to minute. Writes `results/gains.md`.
+One thread, empty caches. A form first runs until it has its kernels. Then its steps and eager ones
+take turns, because the machine's speed changes from minute to minute. Writes `results/gains.md`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from results_table import page, seconds_text
 from lazy_tensor.cli.race.scenes import SIDES
 
 SETTLES_S, TRAINING_SETTLES_S, LAZY_TRAINING_S = 30.0, 40.0, 100.0
+"""Seconds that a form runs before it is timed: array programs, training, and training by blocks,
+which waits for most of its kernels."""
 LEAST_STEPS = 50
-"""Some first steps take longer than all the seconds."""
+"""Steps that a form does at least before it is timed: its first step may take all the seconds."""
 ROUNDS = 15
+"""Turns of a form and of eager."""
 
 
 def bench_gains(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:

@@ -1,7 +1,7 @@
-"""What one kernel call, one build and one load cost, beside the same calls one by one.
+"""What a call, a build and a load of one kernel cost, beside the same ops one by one.
 
-"eager" is the segment's own replay: the ops' C++ functions in a row, with no recording and no
-Python but the calls, so the kernel is up against the least that eager execution can cost. Writes
+"eager" is the op-by-op execution of the segment: the ops' C++ functions in a row, without recording
+and without Python in between. So the kernel competes with the least that eager can cost. Writes
 `results/kernels.md`.
 """
 
@@ -27,7 +27,11 @@ aten = torch.ops.aten
 
 
 class Builder:
-    """Writes down calls on example tensors; arguments are numbers of values as `Ref`s."""
+    """Builds a `Segment`: runs ops on example tensors, to know their specs, and notes the calls.
+
+    Arguments name values by `Ref(index)`: inputs first, then results. `builder(op, ...)` returns
+    the `Ref` of its first result.
+    """
 
     def __init__(self, inputs: Sequence[torch.Tensor], scalars: Sequence[float] = ()) -> None:
         self.inputs = list(inputs)
@@ -39,6 +43,7 @@ class Builder:
         before = len(self.values)
         result = op(*map(self._real, args), **{k: self._real(v) for k, v in kwargs.items()})
         results = list(result) if isinstance(result, (tuple, list)) else [result]
+        # an op in place returns its argument, which is no new value
         new = [t for t in results if not any(t is value for value in self.values)]
         self.values += new
         specs = tuple(spec_of(t) for t in new)
@@ -67,6 +72,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 Case = tuple[Segment, list[torch.Tensor], list[float]]
+"""A segment, its inputs and its scalars."""
 
 
 def add(n: int) -> Case:
@@ -120,7 +126,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def compiler(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiler]:
-    """A compile service whose worker has been started and has built one kernel."""
+    """A compile service that has built one kernel, so that no case pays for starting its worker."""
     service = Compiler(cache_dir=tmp_path_factory.mktemp("kernels"), n_workers=1)
     service.fusion_of(add(3)[0], InductorBackend(), mode="blocking")
     yield service
@@ -154,6 +160,7 @@ def bench_kernel(
     build_s = perf_counter() - start
     assert fusion.status == "ready", fusion.reason
     check(fusion.run, fusion.aten, inputs, scalars)
+    # small kernels are timed many at a time, against the clock's resolution
     n_calls = 1 if quick else max(1, 200_000 // size**2)
     functions = {"eager": repeated(fusion.aten, inputs, scalars, n_calls)}
     functions["kernel"] = repeated(fusion.run, inputs, scalars, n_calls)
@@ -186,7 +193,7 @@ def repeated(
 
 
 def load_s(compiler: Compiler, segment: Segment) -> float:
-    """Seconds that another process takes to have the kernel, from disk to callable."""
+    """Seconds to load the kernel from disk, as another process would: by a new compile service."""
     assert compiler.disk is not None
     other = Compiler(cache_dir=compiler.disk.directory)
     start = perf_counter()

@@ -1,6 +1,7 @@
-"""Sequence lengths that vary: twenty of them through a small transformer, pass by pass.
+"""Sequence lengths that vary: twenty of them in each pass through a data set, a small transformer.
 
-Writes `results/lengths.md` and its plot.
+The first pass shows what new lengths cost, later ones what comes of kernels whose sizes are
+symbols. Writes `results/lengths.md` and its plot.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def model_of(width: int) -> Any:
 
 
 def step_of(model: Any, peer: str = "") -> Callable[[Tensor], float]:
-    """Forward and backward, the former compiled by `peer`; the loss."""
+    """A function that does forward and backward and returns the loss. `peer` compiles forward."""
     forward = peers.compiled(peer, model) if peer else model
 
     def step(x: Tensor) -> float:
@@ -57,9 +58,11 @@ def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -
         except Exception as error:
             notes.append(f"{peer} does not take it: {refusal(error)}")
         else:
-            torch.compiler.reset()  # what it compiled for the trial
+            # forget what was compiled to find out whether the peer accepts the model
+            torch.compiler.reset()
             sides[peer] = step_of(model_of(width), peer)
-    sides["eager"](batches[0])  # what a process does once is nobody's
+    # what torch does once in a process is on no side's account
+    sides["eager"](batches[0])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
 
     def run() -> None:
@@ -71,7 +74,8 @@ def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -
                 seconds[name].append(time.perf_counter() - start)
                 torch.testing.assert_close(losses[name], losses["eager"], rtol=1e-4, atol=1e-5)
 
-    lazy_tensor.cache_clear()  # a program that begins: what came before has earned it nothing
+    # as in a program that begins: nothing is known, and nothing was measured
+    lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
     benchmark.pedantic(run, rounds=1, iterations=1)
     columns = ("pass", *sides, *(f"{name} / eager" for name in sides if name != "eager"))

@@ -1,4 +1,4 @@
-"""Chains that are bound by memory: what fusing saves where no matrix product hides it.
+"""Chains of ops that are bound by memory: what fusion saves where no matrix product hides it.
 
 Writes `results/memory_bound.md`.
 """

@@ -1,8 +1,8 @@
-"""Training with `replay(model)`: forward and backward by plans, the loop as it was.
+"""Training with `replay(model)`, which replays forward and backward and leaves the loop as it is.
 
-Beside eager, `torch.compile(model)`, and `replay` of the whole step. The loss of transformers'
-models is their own; the optimizer is fused AdamW, outside. One thread; replayed steps run first
-until no better plan is to come. Writes `results/modules.md`.
+It is timed beside eager, `torch.compile(model)`, and `replay` of the whole step. Models of
+transformers compute their loss themselves; the optimizer, fused AdamW, is outside of the model. One
+thread. Replayed steps first run until their plans are final. Writes `results/modules.md`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What CUDA programs cost the host, and how many kernels they ask for, by nvFuser and by others.
+"""The host's time for CUDA programs, and the kernels that they launch, by nvFuser and by others.
 
     python tests/device/stand_in.py pytest benches/bench_nvfuser_host.py
 
-On a stand-in for a GPU (`tests/device/stand_in.py`), where a kernel is compiled but a launch does
-nothing: times are the host's alone, without the driver's part of a launch. Writes
+runs it on a stand-in for a GPU (`tests/device/stand_in.py`). There a kernel is compiled, but a
+launch does nothing. So times are the host's alone, without the driver's part of a launch. Writes
 `results/nvfuser_host.md`.
 """
 
@@ -55,6 +55,7 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 @pytest.fixture(autouse=True)
 def blocking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = settings.current()
+    # on a GPU the backend declines segments that are too small to gain, as these are
     monkeypatch.setattr(backend.NvfuserBackend, "declines", lambda self, segment: None)
     lazy_tensor.configure(backend="nvfuser", compile="blocking", cache_dir=str(tmp_path))
     yield
@@ -163,7 +164,7 @@ def bench_host(benchmark: BenchmarkFixture, rows: list[list[str]], quick: bool, 
 
 
 def bench_cached_call(benchmark: BenchmarkFixture, rows: list[list[str]], quick: bool) -> None:
-    """nvFuser's own part: a call of a definition whose kernel is known."""
+    """nvFuser's own part of a call: running a definition whose kernel is known."""
     x, y = (torch.randn(64, 64, device="cuda") for _ in range(2))
     fused: list[library.Fused] = []
     own = library.Fused.__init__

@@ -1,9 +1,10 @@
 """A step of Adam on the parameters of a transformer, tensor by tensor and foreach.
 
-Gradients are given: the step alone is timed. `replayed` is the step in `lazy_tensor.replay`, whose
-first calls are recorded as `lazy`'s are. `fused` is eager's own kernel, which reads and writes
-each element once: the floor. thunder takes no `Optimizer`, so it is given the function that updates
-all parameters. Page faults are a settled step's. Writes `results/optimizer.md`.
+Gradients are given, so that the step alone is timed. `replayed` is the step in
+`lazy_tensor.replay`, whose first calls are recorded. `fused` is eager's own fused kernel: it reads
+and writes each element once, which is the floor. thunder accepts no `Optimizer`, so it is given the
+function that updates all parameters. Page faults are those of a settled step. Writes
+`results/optimizer.md`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def parameters_of(adam: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def thunder_step(optimizer: torch.optim.Optimizer, foreach: bool) -> Step:
-    """What `Adam.step` calls, with the same options, compiled by thunder."""
+    """The function that `Adam.step` calls, with the same options, compiled by thunder."""
     params = parameters_of(optimizer)
     grads = [p.grad for p in params]
     averages, squares = ([torch.zeros_like(p) for p in params] for _ in range(2))
@@ -121,6 +122,7 @@ def bench_adam(
             steps["thunder"] = step
         except Exception as error:
             notes.append(f"thunder does not take it {_name(foreach)}: {refusal(error)}")
+    # the first steps were timed as users have them; settled ones must have their kernels
     if not quick:
         how = {"compile": "blocking"}
         steps["lazy"] = lazy_tensor.lazy_mode(**how)(optimizers["lazy"].step)

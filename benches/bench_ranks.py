@@ -1,7 +1,7 @@
-"""Training on two ranks over gloo, from empty caches: ours beside torch's own, whole runs.
+"""Training on two ranks over gloo, from empty caches, by this package and by torch's own modules.
 
-Sides take turns, three runs each. Writes `results/ranks.md`. `LAZY_RANKS_S` sets the seconds of a
-run, 20 by default: about ten minutes in all, in which the machine must be left alone.
+Sides take turns, with three runs each. Writes `results/ranks.md`. `LAZY_RANKS_S` sets the seconds
+of a run, 20 by default. That takes about ten minutes, in which the machine must be left alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from results_table import page
 SECONDS = float(os.environ.get("LAZY_RANKS_S", "20"))
 N_RUNS = 3
 LAST = 0.2
-"""The share of a run's steps, the last ones, that count as settled."""
+"""The share of a run's steps that count as settled: the last ones."""
 
 
 def run(name: str, side: str, seconds: float) -> list[float]:
-    """The seconds of each step."""
+    """The seconds of each step of a run, in processes of its own (`ranks.py`)."""
     command = [sys.executable, str(Path(__file__).with_name("ranks.py")), name, side, str(seconds)]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     times_s: list[float] = json.loads(answer.stdout)

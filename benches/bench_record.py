@@ -1,8 +1,8 @@
 """What recording costs: one `add`, and the mix of ops of a GPT's training step.
 
-The floor is a tensor subclass whose `__torch_dispatch__` does nothing but make the output wrapper,
-as no Python recorder can do without. Recording is timed on hits, running what was recorded is not.
-Writes `results/record.md`.
+The floor is a tensor subclass whose `__torch_dispatch__` only makes the output wrapper, which every
+recorder in Python has to do. Recording is timed on hits. What was recorded is forgotten, so that
+running it is not timed. Writes `results/record.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N_ROWS = 3
 
 
 class Floor(torch.Tensor):
-    """The no-op: each op makes the wrappers that `outputs` foretells, in order."""
+    """The floor for `add`: each op makes one wrapper of size 4 x 4."""
 
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
     outputs: Iterator[Any]
@@ -45,6 +45,8 @@ class Floor(torch.Tensor):
 
 
 class FloorOfMix(Floor):
+    """The floor for a mix of ops: each one makes the wrappers that `outputs` has next."""
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -72,6 +74,7 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 def one_quiet_thread() -> Iterator[None]:
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    # a collection would be on the account of the side in whose round it comes
     gc.disable()
     yield
     gc.enable()
@@ -92,16 +95,19 @@ def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def forget_recording() -> None:
-    """Drop what was recorded without running it: only recording is timed here."""
+    """Drop what was recorded without running it, so that recording alone is timed."""
     pending = local.trace.pending()
     local.trace.reset()
+    # leaves have their data, and must not point into the trace any more
     for value in pending.leaf_values:
         value.slot = None
-    local.trace.policy.past.at_sync_point()  # or what repeats were turns of a loop, each flushed
+    # without a sync point, what repeats would count as turns of a loop, and each would be flushed
+    local.trace.policy.past.at_sync_point()
 
 
 def row(name: str, timings: Timings, n_ops: int, driver_s: float = 0.0) -> list[str]:
-    """A row of the table; `driver_s` is what the loop that makes the calls takes by itself."""
+    """A row of the table. `driver_s` is the time of the loop that makes the calls, which is taken
+    off each side."""
     cost = {k: (timings.spread(k).median_s - driver_s) / n_ops * 1e6 for k in timings.seconds}
     pairs = zip(timings.seconds["record"], timings.seconds["floor"], strict=True)
     ratios = sorted((record - driver_s) / (floor - driver_s) for record, floor in pairs)
@@ -203,7 +209,7 @@ def bench_mix(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]]) -
 def _timed(
     benchmark: BenchmarkFixture, functions: dict[str, Callable[[], None]], rounds: int
 ) -> Timings:
-    """Timings of all, recording reset between rounds and outside of the clock."""
+    """Timings of all functions; what they record is forgotten between rounds, off the clock."""
 
     timings: Timings = benchmark.pedantic(
         interleaved,
@@ -215,10 +221,10 @@ def _timed(
 
 
 def training_step() -> Program:
-    """The calls of a settled training step of a tiny GPT, those that are recorded.
+    """The recorded calls of a settled training step of a tiny GPT.
 
-    Left out: arithmetic on 0-dim CPU tensors (the optimizer's step counts), which runs at once,
-    `.item()`, and factories, which a subclass never sees.
+    Left out are arithmetic on 0-dim CPU tensors (the optimizer's step counts), which runs at once,
+    `.item()`, and factories, which a tensor subclass never sees.
     """
     model = GPT(SIZES["tiny"])
     train = train_step(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1))
@@ -234,12 +240,14 @@ def training_step() -> Program:
     def step() -> None:
         train(tokens, tokens)
 
+    # numbers that differ between two captures, such as bias corrections, are varied in each round
     program = captured(step, is_recorded)
     program.note_varying(captured(step, is_recorded))
     return program
 
 
 def stored_results(program: Program) -> list[Any]:
+    """The results of the program's calls, run once in eager."""
     results: list[Any] = []
 
     def call(entry: Any, args: Any, kwargs: Any) -> Any:
@@ -252,7 +260,10 @@ def stored_results(program: Program) -> list[Any]:
 
 
 def output_metas(program: Program) -> list[Any]:
-    """What each call of the floor must make: a wrapper's arguments, a list of them, or nothing."""
+    """For each call, `(container, metadata)` of the wrappers that the floor makes.
+
+    None for a call without new results; a container of None for a single one.
+    """
     metas: list[Any] = []
     for entry, result in zip(program.entries, stored_results(program), strict=True):
         if not entry.n_results:

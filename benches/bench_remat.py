@@ -1,7 +1,7 @@
-"""Peak memory and time of 32 transformer blocks, forward and backward: kept, or computed again.
+"""Peak memory and time of 32 transformer blocks whose values are kept for backward, or recomputed.
 
-Each side runs in processes of its own, in turns. `torch.utils.checkpoint` repeats a block's whole
-forward; `remat_interval` repeats fusible calls only. Writes `results/remat.md`.
+`torch.utils.checkpoint` repeats a block's whole forward; `remat_interval` repeats fusible calls
+only. Each side runs in processes of its own, and the sides take turns. Writes `results/remat.md`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def bench_remat(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> 
     rows = []
     for name, order in orders.items():
         reports = [reports_of[name] for reports_of in taken]
+        # the backend aten runs eager's kernels, so its results must be eager's bit for bit
         is_equal = all(one[name].digest == one["eager"].digest for one in taken)
         if order.options.get("backend") != "inductor":
             assert is_equal, f"{name} differs from eager"

@@ -1,7 +1,8 @@
-"""Steps that repeat themselves: eager, lazy, `torch.compile`, replayed. In `results/replay.md`.
+"""Steps that repeat themselves: eager, in blocks, by `replay` and by `torch.compile`.
 
-A replayed step runs until its plan is chosen, which may be one that was compiled whole. Also
-100,000 replayed calls in a row, in which memory must stay flat.
+A replayed step first runs until its plan is final, which may be one that was compiled whole. A
+second benchmark does 100,000 replayed calls in a row, in which memory must not grow. Writes
+`results/replay.md`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lazy_tensor.examples.gpt import GPT, GPTConfig
 
 Step = Callable[[], Tensor]
 Task = tuple[nn.Module, Tensor, Tensor]
-"""A model, a batch, and what it is to give: the numbers of classes."""
+"""A model, a batch, and the targets, which are numbers of classes."""
 
 DEPTHS = (1, 2, 4, 16, 64, 128)
 N_CALLS = 100_000
@@ -43,7 +44,8 @@ def residual_step(depth: int, side: str) -> Step:
 
 
 def model_step(make: Callable[[], Task], optimizer: Any, side: str) -> Step:
-    """A training step of a model on one batch; model and optimizer compiled, or neither."""
+    """A training step of a model on one batch. On the side "compile" both model and optimizer are
+    compiled."""
     torch.manual_seed(0)
     model, batch, targets = make()
     opt = optimizer(model.parameters())
@@ -66,7 +68,7 @@ def model_step(make: Callable[[], Task], optimizer: Any, side: str) -> Step:
 
 
 def gpt(n_heads: int, width: int) -> Task:
-    """Four rows of 64 tokens, and a model that is to give them again."""
+    """A model that learns to return its input, four rows of 64 tokens."""
     tokens = torch.randint(0, 256, (4, 64))
     return GPT(GPTConfig(4, n_heads, width, 64)), tokens, tokens
 
@@ -150,6 +152,7 @@ def bench_replay(
 ) -> None:
     sides = SIDES[:4] if quick else SIDES
     steps = {side: PROGRAMS[name](side) for side in sides}
+    # bit-equal with the backend aten, which runs eager's kernels; kernels round otherwise
     losses = {side: [step().item() for _ in range(4)][-1] for side, step in steps.items()}
     assert losses["replay, aten"] == losses["eager"]
     assert all(abs(loss / losses["eager"] - 1) < 1e-4 for loss in losses.values())
@@ -190,8 +193,10 @@ def bench_many_calls(benchmark: BenchmarkFixture, quick: bool) -> None:
                 resident.append(resident_bytes())
 
     benchmark.pedantic(run, rounds=1, iterations=1)
+    # the first tenth has the calls that are recorded, and the making of the plan
     growth = resident[-1] - resident[1]
-    # Checks come after random gaps: about seven in 200 calls, 35 in 100,000.
+    # Calls that check a replay are recorded. They come after random gaps: about seven in 200 calls,
+    # 35 in 100,000.
     assert step.n_replayed > n_calls * 0.9
     if not quick:
         assert growth < 1 << 20, f"memory grew by {growth} bytes in {n_calls} calls"

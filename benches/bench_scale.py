@@ -1,8 +1,8 @@
-"""Large meshes on paper: fake process groups of 8 to 16384 ranks, this process being one of them.
+"""Large meshes on paper: fake process groups of 8 to 16384 ranks, of which this process is one.
 
-Writes `results/scale.md`. Bytes by collective of one training step of Llama's shapes, recorded and
-never run (nothing is allocated), must equal the closed formulas; host cost of a step must not grow
-with the mesh.
+A training step of Llama's shapes is recorded and never run, so that nothing is allocated. The bytes
+of each kind of collective must equal closed formulas. The host's time for a step must not grow with
+the mesh. Writes `results/scale.md`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from lazy_tensor.dispatch.trie.trace import Node, local
 WORLDS = (8, 64, 1024, 16_384)
 TENSOR_PARALLEL = 8
 BATCH, LENGTH = 1, 4096
-ITEM = 2  # bytes, bfloat16
-MOST_SPLIT = 32  # layers: tensor parallel copies parts, which takes memory
+ITEM = 2  # bytes of a bfloat16
+MOST_SPLIT = 32
+"""Layers up to which a model is built for tensor parallelism, which copies each rank's parts."""
 KINDS = {"fully_shard": 1, "tensor parallel": None, "both": TENSOR_PARALLEL}
+"""The ranks over which a block is split, by the name of the way; None: all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +54,14 @@ def tables(results_dir: Path) -> Iterator[dict[str, list[list[str]]]]:
 
 @contextmanager
 def ranks(n: int) -> Iterator[None]:
+    """A fake process group of `n` ranks. No bound ends a trace: all of a step must be in one."""
     dist.init_process_group("fake", rank=0, world_size=n, store=FakeStore())
     before = lazy_tensor.dispatch.settings.current()
     lazy_tensor.configure(
         backend="aten", compile="off", max_pending_bytes=1 << 60, max_segment_ops=1 << 30
     )
-    forget_recording()  # what never runs earns no recording: it gets all that it needs
+    # the trace of the benchmark before must not go on in this one
+    forget_recording()
     try:
         yield
     finally:
@@ -67,7 +71,8 @@ def ranks(n: int) -> Iterator[None]:
 
 
 def sharded_llama(config: LlamaConfig, n: int, n_tensor: int | None) -> Any:
-    """On n ranks, blocks split over `n_tensor` of them (None: over all, nothing else sharded)."""
+    """Llama on `n` ranks, of which `n_tensor` share a block's matrices (None: all of them do, and
+    nothing else is sharded)."""
     n_tensor = n_tensor or n
     names = ("data", "tensor")
     mesh: Any = sharding.init_device_mesh("cpu", (n // n_tensor, n_tensor), mesh_dim_names=names)
@@ -82,7 +87,8 @@ def sharded_llama(config: LlamaConfig, n: int, n_tensor: int | None) -> Any:
         "attention": entered, "mlp": entered,  # so that gradients of inputs are summed once
     }  # fmt: skip
     for block in model.blocks:
-        block.to_empty(device="cpu")  # memory that nobody touches but for the parts kept
+        # empty memory that is never touched has no pages; a block at a time, as parts are copied
+        block.to_empty(device="cpu")
         if n_tensor > 1:
             sharding.parallelize_module(block, mesh["tensor"], plan, src_data_rank=None)
         if n_tensor < n:
@@ -97,7 +103,8 @@ def loss_of(model: Any, tokens: torch.Tensor) -> Any:
 
 
 def communicated() -> tuple[Counter[str], int]:
-    """Bytes by collective of what is recorded, the larger of what goes in and comes out."""
+    """Bytes of each kind of collective in the trace, and how many there are. Of a collective the
+    larger one of input and output counts."""
     found: Counter[str] = Counter()
     n = 0
     specs: dict[int, Any] = {}
@@ -108,6 +115,7 @@ def communicated() -> tuple[Counter[str], int]:
         specs.update(
             {s: spec for s, spec in zip(step.outs, step.specs, strict=True) if s is not None}
         )
+        # waiting for a collective is a node of its own, which moves nothing
         if step.issues:
             sizes = [specs[slot] for slot in (*step.reads, *filter(None, step.outs))]
             elements = max(torch.Size(spec.size).numel() for spec in sizes)
@@ -117,11 +125,12 @@ def communicated() -> tuple[Counter[str], int]:
 
 
 def formula(config: LlamaConfig, n: int, n_tensor: int | None) -> dict[str, int]:
-    """What each collective moves in one step.
+    """The bytes of each kind of collective in one step, in closed form.
 
-    `fully_shard`: blocks are gathered in forward and in backward, the rest once; all gradients are
-    reduced once; of a block's matrices each tensor-parallel rank has its part, norms whole. Tensor
-    parallel: one sum of activations after attention and one after the MLP, the same in backward.
+    `fully_shard` gathers blocks in forward and again in backward, the rest of the model once. It
+    reduces all gradients once. A tensor-parallel rank has its part of a block's matrices, and norms
+    whole. Tensor parallelism sums activations after attention and after the MLP, in forward and in
+    backward.
     """
     ways = n_tensor or n
     norms = 2 * config.width
@@ -170,7 +179,8 @@ def bench_bytes(
 
 
 def bench_host_cost(benchmark: BenchmarkFixture, quick: bool, tables: Any) -> None:
-    """The same model and the same parts on each rank, whatever the mesh."""
+    """The host's time for recording, on meshes of different size. The model is the same, and this
+    rank's parts are too."""
     medians: dict[int, tuple[float, float]] = {}
 
     def measure() -> None:

@@ -1,8 +1,8 @@
-"""Host cost of sharded tensors: each op, an MLP and a transformer block split over 4 ranks.
+"""Host cost of sharded tensors: single ops, an MLP and a transformer block, split over 4 ranks.
 
-A fake process group of 4 on the CPU: collectives do nothing, what is left is what Python and the
-dispatcher take. Each program runs on plain lazy tensors, on our `DTensor`, and on torch's. Writes
-`results/sharding.md`.
+The process group is a fake one of 4 ranks on the CPU, whose collectives do nothing. What is left is
+the time of Python and the dispatcher. Each program runs on lazy tensors that aren't sharded
+("plain"), on our `DTensor`, and on torch's. Writes `results/sharding.md`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def rows(results_dir: Path) -> Iterator[list[list[str]]]:
 
 @pytest.fixture
 def records_all() -> Iterator[None]:
-    """All is recorded from the first call on: where only recording is timed, no value is read, and
-    the policy would wait for one."""
+    """Everything is recorded from the first call on. Where recording alone is timed, no value is
+    read, and the policy would wait for a sync point."""
     before = settings.current()
     lazy_tensor.configure(record="always")
     yield
@@ -66,7 +66,7 @@ def timed(
 
 
 IN_A_ROW = 5
-"""Calls in a sample: the first of them finds the processor's caches full of another side's code."""
+"""Calls in a sample. The first one finds the processor's caches full of another side's code."""
 
 
 def repeated(call: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ def block_plan(library: Any) -> dict[str, Any]:
 
 
 def sequence_plan(library: Any) -> dict[str, Any]:
-    """Between the products each rank has a part of the sequence."""
+    """As `block_plan`; outside of matrix products each rank has a part of the sequence."""
     whole, part = ours.Replicate(), ours.Shard(1)
 
     def split() -> Any:
@@ -241,7 +241,7 @@ WHOLE = ("one `add`", "100 `add`s", "MLP, forward and backward")
 def bench_whole(
     benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], mesh: Any, name: str
 ) -> None:
-    """A block with its flush, as the policy would have it: what a user of a block waits for."""
+    """A block of `lazy_mode` with its flush under the default policy: the time that a user sees."""
     x, model = torch.randn(8, WIDTH), Mlp()
 
     def program(library: Any) -> Callable[[], object]:
@@ -278,8 +278,9 @@ def bench_whole(
 def bench_new_shapes(
     benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], mesh: Any
 ) -> None:
-    """Four ops at a length that neither library has seen, each round another one."""
-    width = 4  # fresh memory takes page faults, which weigh as much as an op where there is more
+    """Four ops at a length that neither library has seen, another one in each round."""
+    # narrow, because page faults of fresh memory would weigh as much as an op
+    width = 4
     weight = torch.randn(width, width)
     sides: dict[str, tuple[Any, Any]] = {
         "plain": (lambda t, _: lazy_tensor.wrap(t), lazy_tensor.wrap(weight.clone())),

@@ -1,7 +1,7 @@
-"""From the first step on: programs as people write them, from empty caches, whole processes.
+"""Programs as people write them, timed from their first step on, in processes with empty caches.
 
-Writes `results/start.md` and its picture. `LAZY_TENSOR_START_S` sets the seconds a process, 60 by
-default; sides follow each other, so that the machine must be left alone.
+Writes `results/start.md` and its picture. `LAZY_TENSOR_START_S` sets the seconds of a process, 60
+by default. Sides run one after another, so the machine must be left alone meanwhile.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from start_programs import PROGRAMS, SIDES, run_apart
 
 SECONDS = float(os.environ.get("LAZY_TENSOR_START_S", "60"))
 TRIED = ("runge_kutta", "mlp")
-"""What a quick run has."""
+"""The programs of a quick run."""
 N_BEFORE, N_WINDOW = 3, 10
+"""First steps that don't count for the worst window, and steps in a window."""
 
 
 def cells(times: list[float], eager: list[float]) -> list[str]:
-    """Steps done against eager's; the last fifth and the worst window of ten against eager's
+    """Steps done over eager's; the last fifth's median and the worst window of ten over eager's
     median."""
     usual = median(eager)
     last = times[-max(len(times) // 5, 1) :]

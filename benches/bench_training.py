@@ -1,7 +1,8 @@
-"""Training steps of whole models: eager, lazy, replayed, and the peers.
+"""Training steps of whole models: eager, in blocks, by `replay`, and by peers.
 
-Settled steps are timed in this process, in turns; the first step, with empty caches and with full
-ones, and the peak of memory in processes of their own. Writes `results/training.md` and its plot.
+Settled steps are timed in this process, in turns. Processes of their own measure the first step,
+with empty caches and with full ones, and the peak of memory. Writes `results/training.md` and its
+plot.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COLUMNS = ("model", "side", "settled step", "/ eager", "first step, empty caches
            "first step, full caches", "peak memory", "/ eager")  # fmt: skip
 N_CHECKED = 3
 MAX_RELATIVE_DIFFERENCE = 2e-3
-"""Of the loss after a few steps, against eager's: compilers compute in another order."""
+"""Of the loss after a few steps from eager's. Compilers compute in another order."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Results:
 
 @pytest.fixture(scope="module")
 def sides(quick: bool) -> tuple[str, ...]:
-    """A quick run leaves out the peers, which take minutes and are not ours to test."""
+    """All sides; a quick run has no peers, which take minutes and are not ours to test."""
     return SIDES[:3] if quick else peers.present(SIDES)
 
 
@@ -89,6 +90,7 @@ def bench_training(
     if isinstance(replayed, Replay) and not replayed.n_replayed:
         obstacle = re.sub(r"\S*/site-packages/", "", replayed.obstacle)
         results.notes.append(f"replay records every step of {workload.title}: {obstacle}")
+    # first steps with empty caches (cold), then with caches that a blocking run has filled (warm)
     cold, warm = {}, {}
     for side in steps:
         if quick:

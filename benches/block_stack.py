@@ -1,6 +1,7 @@
-"""A stack of transformer blocks, trained on one side in a process of its own.
+"""A stack of transformer blocks, trained on one side in a process of its own, for `bench_remat.py`.
 
-`python block_stack.py '{"side": ..., "layers": ..., ...}'` prints a `Report` as a line of JSON.
+`python block_stack.py '{"side": ..., "layers": ..., ...}'` takes an `Order` as JSON and prints a
+`Report` as a line of JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ HEADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run. `side` is eager or lazy; `options` are those of `lazy_mode`."""
+    """What to run. `side` is "eager" or "lazy"; `options` are those of `lazy_mode`; `checkpoints`:
+    each block is under `torch.utils.checkpoint`."""
 
     side: str
     checkpoints: bool = False
@@ -43,8 +45,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Median seconds of a settled step, the peak beyond the model's own memory, and a hash of the
-    loss and every gradient."""
+    """Median seconds of a settled step, the peak of memory above that before the first step, and a
+    hash of losses and gradients, equal if all are equal bit for bit."""
 
     seconds: float
     peak_bytes: int
@@ -74,7 +76,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after another; with `checkpoints` each runs its forward again in backward."""
+    """Blocks one after another. With `checkpoints`, each repeats its forward in backward."""
 
     def __init__(self, order: Order) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class Stack(nn.Module):
 
 
 def run(order: Order) -> Report:
-    """What the child does."""
+    """The main function of the child process."""
     torch.manual_seed(0)
     model = Stack(order)
     x = torch.randn(order.batch, order.tokens, order.width)
@@ -101,6 +103,7 @@ def run(order: Order) -> Report:
 
     if order.side == "lazy":
         step = lazy_tensor.lazy_mode(**order.options)(step)
+    # the model is built already: the peak is that of activations, gradients and temporaries
     before = start_peak(x.device)
     losses, seconds = [], []
     for _ in range(order.steps):
@@ -116,7 +119,7 @@ def run(order: Order) -> Report:
 
 
 def run_apart(order: Order) -> Report:
-    """`run` in a child process. Raises CalledProcessError, after the child's own words."""
+    """`run` in a child process. Raises CalledProcessError; the child's own error is on stderr."""
     child = subprocess.run(
         [sys.executable, str(Path(__file__)), json.dumps(dataclasses.asdict(order))],
         stdout=subprocess.PIPE,

@@ -1,7 +1,8 @@
-"""What the default costs beside the better of eager and `record="always"`.
+"""The default's time over that of the better one of eager and `record="always"`.
 
-`python benches/choice.py [--seconds S] [NAMES]` prints a line a program and way. Each side is a
-process of its own with empty caches, and they take turns: a machine that slows down slows all.
+`python benches/choice.py [--seconds S] [NAMES]` prints a line for each program and way. Each side
+is a process of its own with empty caches. The sides take turns, so that a machine that slows down
+slows all of them. The programs are in `choice_programs.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from pathlib import Path
 from choice_programs import PROGRAMS, RECORDS, ways_of
 
 TURN_S = 0.5
+"""Seconds of a turn."""
 SETTLED = 0.4
-"""The share of turns, the last ones, that count as settled."""
+"""The share of turns that count as settled: the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Settled steps' times with eager's as 1. `regret`: the default's over the better of the two
-    others; `from_start`: the same of all steps from the first on."""
+    """`auto` and `always`: times of a settled step, by default and by `record="always"`, over
+    eager's. `regret`: the default's time over the better one of the two others. `from_start`: the
+    same for all steps from the first one on."""
 
     name: str
     way: str
@@ -51,7 +54,7 @@ class _Player:
     """A process that runs a program's steps on command."""
 
     def __init__(self, name: str, way: str, record: str, within: ExitStack) -> None:
-        # what compiles may write there for a moment when the process has ended
+        # compilers may write there for a moment after the process has ended
         caches = within.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         self._process = within.enter_context(
             subprocess.Popen(
@@ -67,6 +70,7 @@ class _Player:
         self.turns: list[tuple[int, float]] = []
 
     def play(self, seconds: float) -> None:
+        """Have the process do steps for so long, and note how many they were."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(seconds, file=self._process.stdin, flush=True)
@@ -85,7 +89,7 @@ class _Player:
 
 
 def chosen(name: str, way: str, seconds: float) -> Chosen:
-    """How the program fares, each side running for so many seconds in all."""
+    """The times of a program, for which each side runs `seconds` in all."""
     with ExitStack() as within:
         players = {record: _Player(name, way, record, within) for record in RECORDS}
         for _ in range(max(round(seconds / TURN_S), 2)):
@@ -93,6 +97,7 @@ def chosen(name: str, way: str, seconds: float) -> Chosen:
                 player.play(min(TURN_S, seconds))
         settled = [players[record].settled_s() for record in RECORDS]
         eager_s, auto_s, always_s = (players[record].step_s() for record in RECORDS)
+    # ratios are of turns that were played one after another, when the machine was as fast
     turns = list(zip(*settled, strict=True))
     return Chosen(
         name, way, statistics.median(settled[0]),
@@ -110,6 +115,7 @@ def all_chosen(names: Sequence[str], seconds: float) -> Iterator[Chosen]:
 
 
 def mean_of(ratios: Sequence[float]) -> float:
+    """The geometric mean, as for ratios."""
     return math.exp(statistics.mean(map(math.log, ratios)))
 
 

@@ -1,8 +1,9 @@
-"""Programs of many kinds, to see what the default records of them and whether it had better not.
+"""Programs of many kinds, which `choice.py` runs to see whether the default chooses well.
 
-`python benches/choice_programs.py NAME WAY RECORD` runs one in this process: for each number of
-seconds on a line of stdin it does steps for so long, and prints how many and how long they took.
-WAY is where laziness begins (`loop`, `step` or `wrap`), RECORD is `eager` or the option `record`.
+`python benches/choice_programs.py NAME WAY RECORD` runs one in this process. For each number of
+seconds that comes as a line of stdin, it does steps for so long, and prints their number and their
+seconds. WAY is where laziness begins: a block around the `loop` or around each `step`, or `wrap`.
+RECORD is `eager`, or the value of the option `record`. Docstrings of programs are text of a table.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RECORDS = ("eager", "auto", "always")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What a program takes from us: `wrap`, and the module that has `DTensor`."""
+    """What a program uses of a library: `wrap`, and the module that has `DTensor`."""
 
     wrap: Callable[[Any], Any]
     sharding: ModuleType
@@ -257,7 +258,8 @@ PROGRAMS: dict[str, tuple[str, Begin]] = {
 
 
 def ways_of(name: str) -> tuple[str, ...]:
-    """Where laziness may begin. `wrap` takes no sharded tensors."""
+    """Where laziness may begin in a program. Sharded ones have no `wrap`: their tensors are lazy
+    already."""
     return WAYS[:2] if name in {begin.__name__ for begin in SHARDED} else WAYS
 
 

@@ -1,7 +1,7 @@
-"""One side of a comparison with `torch.compile`, JAX and thunder: it runs a program beside eager.
+"""One side of a comparison with `torch.compile`, JAX and thunder: runs a program beside eager.
 
 In: a program by its title, a side. Out: a `Measured`, or why the side doesn't accept the program.
-Each is run in a process of its own.
+`bench_compared.py` calls `measured` in a process of its own for each.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ PEERS = {JAX: "jax", THUNDER: "thunder"}
 N_COMPARED = 8
 """Steps whose results are compared: the first ones."""
 TOLERANCE = 1e-3
-"""The largest difference from eager's results, over the largest of them."""
+"""The largest difference from eager's results that is allowed, over the largest result."""
 STANDARD_ERRORS = 6.0
-"""By how many of them means of random results may differ."""
+"""Standard errors by which means of random results may differ."""
 ONE_CORE = 1.1
-"""Seconds of a processor in a second, at most, where one core is used."""
+"""Most seconds of processor time in a second if one core is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`settles_s`: how long a side runs before it is timed; ours goes on until nothing is being
-    compiled, up to `at_most_s`."""
+    """A side runs for `settles_s` before it is timed. Ours goes on until nothing is being compiled,
+    but `at_most_s` at most. `rounds` are the turns of a side and of eager."""
 
     settles_s: float
     at_most_s: float
@@ -66,6 +66,7 @@ class Measured:
 
 
 def measured(title: str, side: str, how: Settings, caches: str) -> Measured | str:
+    """Measure a program on a side, with its caches in the folder `caches`."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(caches, "inductor"))
     torch.set_num_threads(1)
     lazy_tensor.configure(cache_dir=Path(caches, "lazy_tensor"), warn=False)
@@ -82,6 +83,7 @@ def measured(title: str, side: str, how: Settings, caches: str) -> Measured | st
     first_s = time.perf_counter() - began_s
     values = [copied(results), *(copied(ours()) for _ in range(N_COMPARED - 1))]
     settle(ours, side, how)
+    # eager begins from the same seed, and its first steps are compared with ours
     eager = begun(title, "eager")
     gap = checked(title, values, [copied(eager()) for _ in values])
     if side == JAX:
@@ -99,20 +101,22 @@ def begun(title: str, side: str) -> Callable[[], Any]:
         import compared_jax
 
         return compared_jax.FORMS[title]()
-    if side == THUNDER:  # it accepts no step that has its backward and its optimizer inside
+    # thunder accepts no function that has backward and the optimizer inside
+    if side == THUNDER:
         return PROGRAMS[title](FORMS["eager"], partial(peers.compiled, "thunder"))
     return PROGRAMS[title](FORMS[side], FORMS["eager"])
 
 
 def use_one_core() -> None:
-    """Bind the process to a core; XLA reads the flags when JAX is imported."""
+    """Bind the process to one core. XLA reads the flags when JAX is imported."""
+    # the flags alone are not enough: `measured` checks the processor time
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def cores_of(step: Callable[[], object], seconds: float = 0.3) -> float:
-    """Seconds of processors that steps take in a second."""
+    """Seconds of processor time that steps take in a second."""
     began_s, cpu_s = time.perf_counter(), time.process_time()
     while (passed_s := time.perf_counter() - began_s) < seconds:
         step()
@@ -120,6 +124,7 @@ def cores_of(step: Callable[[], object], seconds: float = 0.3) -> float:
 
 
 def settle(step: Callable[[], object], side: str, how: Settings) -> None:
+    """Do steps until the side has its kernels, or its time is over."""
     began_s = time.perf_counter()
     while (passed_s := time.perf_counter() - began_s) < how.at_most_s:
         if passed_s >= how.settles_s and not (side in OURS and may_improve()):
@@ -133,7 +138,7 @@ def may_improve() -> bool:
 
 
 def copied(results: Sequence[Any]) -> Values:
-    """Results of any side as arrays that share no memory with them: a later step may write it."""
+    """Copies of a side's results as arrays: a later step may write the results' memory."""
     return [
         one.detach().clone().numpy() if isinstance(one, torch.Tensor) else np.array(one)
         for one in results
@@ -141,8 +146,10 @@ def copied(results: Sequence[Any]) -> Values:
 
 
 def checked(title: str, ours: Sequence[Values], eagers: Sequence[Values]) -> float:
-    """The largest difference. Raises AssertionError if it is too large to be rounding, or chance
-    where results are random."""
+    """The largest difference from eager's results, over the largest of them.
+
+    Raises AssertionError if it is more than rounding explains, or than chance does for `RANDOM`.
+    """
     gap = max(
         float(np.abs(one - other).max() / np.abs(other).max())
         for mine, theirs in zip(ours, eagers, strict=True)

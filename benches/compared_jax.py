@@ -1,7 +1,8 @@
-"""The programs of `compared_programs` in JAX: pure functions and `jax.jit`, optimizers by hand.
+"""The programs of `compared_programs` in JAX: pure functions under `jax.jit`, optimizers by hand.
 
-Each begins with PyTorch's initial values. A step waits until all its results are there. Only a
-process that measures JAX imports this.
+In: nothing. Out: `FORMS`, by the same titles. Each program begins with PyTorch's initial values. A
+step waits until all its results are computed, because JAX runs in the background. Only a process
+that measures JAX imports this module.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Arrays = dict[str, Array]
 
 
 def array(tensor: Tensor) -> Array:
-    """A copy."""
+    """A copy of the tensor's value."""
     return jnp.array(tensor.detach().numpy())
 
 
@@ -69,7 +70,7 @@ def gray_scott_form() -> Step:
 
 @partial(jax.jit, static_argnames=("n_paths", "n_dates"))
 def price(key: Array, n_paths: int = 1_000_000, n_dates: int = 4) -> tuple[Array, Array]:
-    """The price, and the key of the next one."""
+    """A price, and the random key for the next price."""
     dt = monte_carlo.YEARS / n_dates
     drift = (monte_carlo.RATE - monte_carlo.VOLATILITY**2 / 2) * dt
     deviation = monte_carlo.VOLATILITY * math.sqrt(dt)
@@ -153,7 +154,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 Layers = list[tuple[Array, Array]]
 AdamState = tuple[Array, Layers, Layers]
-"""The number of steps, and the averages of the gradients and of their squares."""
+"""The number of steps, and the running means of the gradients and of their squares."""
 
 
 def mlp_loss(layers: Layers, x: Array, labels: Array) -> Array:
@@ -163,6 +164,7 @@ def mlp_loss(layers: Layers, x: Array, labels: Array) -> Array:
     return cross_entropy(x @ last_weight + last_bias, labels)
 
 
+# parameters and state are donated: JAX may write the new ones into their memory, as PyTorch does
 @partial(jax.jit, donate_argnums=(0, 1))
 def adam_step(
     layers: Layers, state: AdamState, x: Array, labels: Array
@@ -184,6 +186,7 @@ def adam_step(
 
 def mlp_form() -> Step:
     model, x, labels = mlp_start()
+    # weights are (in, out) here; a bias has one dimension, which `.T` leaves as it is
     parameters = [array(parameter).T for parameter in model.parameters()]
     layers = list(zip(parameters[::2], parameters[1::2], strict=True))
     means, squares = (jax.tree.map(jnp.zeros_like, layers) for _ in range(2))

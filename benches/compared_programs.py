@@ -1,7 +1,8 @@
-"""The programs that are compared with JAX's, in plain PyTorch; `compared_jax` has them in JAX.
+"""The programs of `bench_compared.py` in plain PyTorch; `compared_jax` has the same ones in JAX.
 
-In: `run`, which makes a side's form of a step, and `inner`, which does so with the function in it
-that autograd differentiates. Out: a function that does one step and returns its results.
+In: `run`, by which a side compiles or records the whole step, and `inner`, by which it does so with
+the function that autograd differentiates. One of the two changes nothing. Out: a function that does
+one step and returns its results. Docstrings of the forms are their titles.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SIGMA, RHO, BETA = 10.0, 28.0, 8 / 3
 
 
 def lorenz_start() -> Tensor:
-    """Shape `(3, systems)`."""
+    """Initial states, of shape `(3, systems)`."""
     return torch.randn(3, N_SYSTEMS) + torch.tensor([[0.0], [0.0], [25.0]])
 
 
@@ -119,7 +120,7 @@ def gru_start() -> tuple[nn.Module, Tensor, Tensor]:
 def trained(
     run: Run, inner: Run, model: nn.Module, optimizer: torch.optim.Optimizer, *batch: Tensor
 ) -> Step:
-    """Training steps on one batch; their result is the loss before the update."""
+    """Training steps on one batch, whose result is the loss before the update."""
     train = run(training_step(inner(model), optimizer))
     return lambda: (train(*batch),)
 
@@ -147,4 +148,4 @@ PROGRAMS: dict[str, Begin] = {
     for form in (gray_scott_form, asian_option_form, lorenz_form, residual_form, mlp_form, gru_form)
 }
 RANDOM = asian_option_form.__doc__ or ""
-"""Sides draw other random numbers here."""
+"""The program in which sides draw other random numbers."""

@@ -38,20 +38,21 @@ def quick(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def hits_below_python() -> None:
-    """Hits go the way they go in a program that has run for a while."""
+    """Hits are recorded in C++, as in a program that has run for a while. A program that begins may
+    have to compile the C++ first."""
     hits.start(compiler().disk)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_advice() -> None:
-    """Silence the warning that hardly anything comes twice, as is so in a process of benchmarks."""
+    """Silence the warning that little repeats itself, as is so in a process of benchmarks."""
     lazy_tensor.configure(warn=False)
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
-    """Four ranks of a fake process group, on one thread and without kernels: collectives do
-    nothing, what is left is what the host does."""
+    """Four ranks of a fake process group, whose collectives do nothing, on one thread and without
+    kernels. What is left is the host's work."""
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     torch.set_num_threads(1)
     before = settings.current()

@@ -1,7 +1,7 @@
-"""When the first kernel of a program comes, and what steps take until then.
+"""When a program has its first kernel, and what its steps take until then.
 
-In: a number of threads, whether another process keeps as many busy. Out: a `FirstKernel`. Run in a
-process of its own.
+In: a number of threads, and whether another process keeps as many busy. Out: a `FirstKernel`.
+`bench_first_kernel.py` runs it in a process of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ while True:
     x.sin()
 """
 BEGINS_S = 5.0
-"""Seconds that the other process has to import torch."""
+"""Seconds for the other process to import torch, before anything is timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstKernel:
-    """Seconds: a step in eager, until the first kernel came (`limit_s` if none did), a step until
-    then by median and at most, and a step after it by median."""
+    """All in seconds. `eager_s`: a step in eager. `came_s`: until the first kernel, or `limit_s` if
+    there was none. `before_s`, `longest_s`: the median and the longest step until then. `after_s`:
+    the median step after it."""
 
     eager_s: float
     came_s: float
@@ -56,6 +57,7 @@ def first_kernel(n_threads: int, is_busy: bool, limit_s: float, caches: str) -> 
         eager = [step_s(step) for step in [scene.begin(SIDES["eager"])] * 20]
         step = scene.begin(SIDES["lazy"])
         began_s = time.perf_counter()
+        # until the first kernel, and two seconds more for the steps after it
         came_s, before, after = limit_s, list[float](), list[float]()
         while (passed_s := time.perf_counter() - began_s) < min(limit_s, came_s + 2):
             (before if came_s == limit_s else after).append(step_s(step))

@@ -1,6 +1,7 @@
-"""What a report advises on a program, and how long a step takes that follows the advice.
+"""The advice of a report on a program, and what following it gains.
 
-In: a program by its title. Out: a `Followed`. Run in a process of its own.
+In: a program of `advised.py` by its title. Out: a `Followed`. `bench_advice.py` runs it in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ ROUNDS = 11
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """`advice` is the report's, largest first; `gained`: a step's time that follows it, over that
-    of one that doesn't."""
+    """`advice` is the report's, the largest share first. `gained`: the time of a step that follows
+    it, over that of one that doesn't; None if nothing should be advised."""
 
     advice: list[str]
     gained: float | None
@@ -44,7 +45,8 @@ def followed(title: str, seconds: float, caches: str) -> Followed:
 
 
 def settled(step: Step, seconds: float) -> Step:
-    """`step`, which has run for so long; the report is on the last third of it."""
+    """Do steps for `seconds`, and return `step`. The report is on the last third of that time."""
+    # the counters are reset at the begin of each part
     for part_s in (seconds * 2 / 3, seconds / 3):
         lazy_tensor.reset_stats()
         until_s = time.perf_counter() + part_s

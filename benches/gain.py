@@ -1,6 +1,7 @@
-"""How much faster a form of a program is than eager, once it has settled.
+"""How much faster a form of a program is than eager, once it has its kernels.
 
-In: a program by its title, a side. Out: a `Gain`. Run in a process of its own.
+In: a program of `gain_programs.py` by its title, a side. Out: a `Gain`. `bench_gains.py` runs it in
+a process of its own.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import lazy_tensor
 from lazy_tensor.cli.race.scenes import SIDES, Step
 
 ROUND_S = 0.3
-"""Seconds that a turn takes at least."""
+"""Least seconds of a turn."""
 COMPARED = 8
-"""Steps whose values are compared: the first ones."""
+"""Steps whose values are compared with eager's: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """`ratio`: a settled step's time over eager's. `gap`: the largest difference of a value."""
+    """`ratio`: a settled step's time over eager's. `gap`: the largest difference of a value from
+    eager's."""
 
     eager_s: float
     ratio: float
@@ -50,6 +52,7 @@ def gained(
         if n_steps < COMPARED:
             values.append(value)
         n_steps += 1
+    # the same seed, so that eager begins with the same weights and draws the same numbers
     torch.manual_seed(0)
     eager = PROGRAMS[title](SIDES["eager"])
     gap = max(float((eager() - value).abs().max()) for value in values)
@@ -59,7 +62,7 @@ def gained(
 
 
 def turn_s(step: Step) -> float:
-    """Seconds of a step, over as many as take a turn."""
+    """Seconds of a step: the mean over a turn."""
     n_steps, began_s = 0, time.perf_counter()
     while (passed_s := time.perf_counter() - began_s) < ROUND_S:
         step()

@@ -1,7 +1,8 @@
 """Programs as people write them, to show what each form of laziness gains.
 
-Each begins from nothing, and has `run` make its step eager, lazy, replayed or compiled; what it
-returns does one step, and gives a value that all forms must agree on.
+In: `run`, which makes a program's step eager, lazy, replayed or compiled. Out: a function that does
+one step, and returns a value that must be equal in all forms. Docstrings of programs are their
+titles in tables.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def gpt2(run: Run) -> Step:
 
 
 class Unrolled(nn.Module):
-    """A GRU written as a loop over time, as papers have it."""
+    """A GRU written as a loop over time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -150,6 +151,7 @@ def adam(run: Run) -> Step:
 
 
 def by_title(*programs: Begin) -> dict[str, Begin]:
+    """The programs by their docstrings."""
     return {begin.__doc__ or "": begin for begin in programs}
 
 
@@ -159,5 +161,5 @@ ARRAYS: dict[str, Begin] = {
     **by_title(wave),
 }
 TRAINING: dict[str, Begin] = by_title(gpt2, gru, mlp, cnn, adam)
-"""They have many kernels, which take minutes to build."""
+"""Programs with many kernels, which take minutes to build."""
 PROGRAMS = ARRAYS | TRAINING

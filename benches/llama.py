@@ -1,4 +1,7 @@
-"""Llama in plain `torch.nn`, for its shapes (arXiv:2307.09288): grouped queries, no biases."""
+"""Llama in plain `torch.nn` (arXiv:2307.09288): grouped queries, no biases.
+
+Only its shapes matter: `bench_scale.py` records its training step and never runs it.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ class LlamaConfig:
 
     @property
     def block_parameters(self) -> int:
-        """Of one block: queries and output, keys and values, the gated MLP, two norms."""
+        """Parameters of a block: queries and output, keys and values, the gated MLP, two norms."""
         kv = self.width * self.n_kv_heads // self.n_heads
         return self.width * (2 * self.width + 2 * kv + 3 * self.hidden + 2)
 
     @property
     def root_parameters(self) -> int:
-        """Of the rest: embedding, head, the last norm."""
+        """Parameters of the rest: embedding, head, the last norm."""
         return self.width * (2 * self.vocabulary + 1)
 
 
@@ -57,6 +60,7 @@ class Attention(nn.Module):
             for layer in (self.q, self.k, self.v)
         )
         q, k = self.rotary(q), self.rotary(k)
+        # grouped queries: a head of keys and values serves `n` heads of queries
         n = q.shape[1] // k.shape[1]
         if n > 1:
             k, v = k.repeat_interleave(n, dim=1), v.repeat_interleave(n, dim=1)

@@ -1,4 +1,8 @@
-"""Memory that this process has had in use at most, in bytes."""
+"""The peak of this process's memory, in bytes.
+
+In: a device. Out: resident memory for the CPU, allocated memory for CUDA. Call `start_peak` before
+what is measured, and `peak_bytes` after it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ import torch
 
 
 def start_peak(device: torch.device) -> int:
-    """Forget the peak so far where the system can; the bytes in use now."""
+    """Forget the peak so far, where the system can do that. Returns the bytes in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     if Path("/proc/self/clear_refs").exists():
+        # resets VmHWM to the present size (proc_pid_clear_refs(5))
         Path("/proc/self/clear_refs").write_text("5")
     return peak_bytes(device)
 
@@ -24,7 +29,7 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     if status.exists():
-        # Not ru_maxrss: it survives exec, so it holds the peak of the parent, which ran both sides.
+        # not ru_maxrss: it survives exec, so it has the peak of the parent, which ran both sides
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024

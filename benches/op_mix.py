@@ -1,7 +1,7 @@
-"""The calls of a program, captured once and made again on tensors of any class.
+"""The aten calls of a program, captured once, and made again on tensors of any class.
 
-In: a function. Out: `Program`, whose `drive` makes the same aten calls on other leaves. Used to
-time recording alone, without autograd's engine and modules around it.
+In: a function. Out: a `Program`, whose `drive` makes the same calls on other leaves.
+`bench_record.py` times recording by it, without autograd's engine and modules around the ops.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An argument that is value number `index` of the program: leaves first, then results."""
+    """Stands for an argument that is value `index` of the program: leaves first, then results."""
 
     index: int
 
 
 @dataclass(slots=True)
 class Entry:
-    """One call: arguments with `Place`s, and how many results it adds (in-place calls add none)."""
+    """One call. `args` and `kwargs` have `Place`s for tensors. `n_results` are the values that it
+    adds, 0 for calls in place. `is_single`: it returns one tensor, not a list. `varying` are the
+    arguments, by position or name, that are another number in each step."""
 
     op: Any
     args: list[Any]
@@ -35,20 +37,20 @@ class Entry:
 
 @dataclass(slots=True)
 class Program:
-    """`leaves` are the tensors the calls started from."""
+    """Calls in order. `leaves` are the tensors that no call of them has made."""
 
     leaves: list[torch.Tensor]
     entries: list[Entry]
 
     def note_varying(self, later: Program) -> None:
-        """Note the numbers that differ in `later`, the same program captured at another step."""
+        """Note which numbers differ in `later`, the same program captured at another step."""
         for entry, other in zip(self.entries, later.entries, strict=True):
             assert entry.op is other.op, "the two captures are of different programs"
             entry.varying = [i for i, a in enumerate(entry.args) if is_other(a, other.args[i])]
             entry.varying += [k for k, a in entry.kwargs.items() if is_other(a, other.kwargs[k])]
 
     def vary(self, factor: float) -> None:
-        """Change each number that varies from step to step."""
+        """Multiply each number that varies from step to step by `factor`."""
         for entry in self.entries:
             for label in entry.varying:
                 if isinstance(label, int):
@@ -57,7 +59,7 @@ class Program:
                     entry.kwargs[label] *= factor
 
     def drive(self, leaves: Sequence[torch.Tensor], call: Callable[..., Any] | None = None) -> None:
-        """Make all calls on `leaves`; `call(entry, args, kwargs)` replaces each."""
+        """Make all calls on `leaves`. `call(entry, args, kwargs)` is called in place of each op."""
         values: list[Any] = list(leaves)
         for entry in self.entries:
             args = [_filled(a, values) for a in entry.args]
@@ -80,7 +82,7 @@ def _filled(argument: Any, values: list[Any]) -> Any:
 
 
 class _Capture(TorchDispatchMode):
-    """Notes each call on its way down to `lazy_mode` or to eager."""
+    """A dispatch mode that notes each call and its results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,9 +100,11 @@ class _Capture(TorchDispatchMode):
 
 
 def captured(function: Callable[[], object], keep: Callable[[Any, list[Any]], bool]) -> Program:
-    """The calls that `function` makes now; `keep(op, tensors)` says which of them count."""
+    """The calls that `function` makes. `keep(op, tensors)` says which of them the program has."""
     with _Capture() as capture:
         function()
+    # First pass: find the leaves, which are numbered before all results. `id()` names a tensor, as
+    # `capture` holds all of them.
     place: dict[int, int] = {}
     leaves: list[torch.Tensor] = []
     made: set[int] = set()
@@ -111,8 +115,9 @@ def captured(function: Callable[[], object], keep: Callable[[Any, list[Any]], bo
                 if id(tensor) not in made and id(tensor) not in place:
                     place[id(tensor)] = len(leaves)
                     leaves.append(tensor)
-            # values that come from calls left out are leaves, as the program sees them
+            # results of calls that are left out are not `made`: the program has them as leaves
             made.update(id(r) for r in results)
+    # second pass: number the results, and put numbers in place of tensors
     entries: list[Entry] = []
     n_values = len(leaves)
     for op, args, kwargs, results, is_single in capture.calls:

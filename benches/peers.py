@@ -1,4 +1,4 @@
-"""The peers that benchmarks run beside us, and what is said of one that isn't there.
+"""The peers that benchmarks run beside this package, and notes on those that aren't installed.
 
 In: a function or module. Out: the same, compiled by `torch.compile` or lightning-thunder.
 """
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 PEERS = ("compile", "thunder")
-"""`torch.compile` (Inductor) and `thunder.jit`, by the names that tables give them."""
+"""`torch.compile` (Inductor) and `thunder.jit`, by their names in tables."""
 DISTRIBUTIONS = {"jax": "jax", "thunder": "lightning-thunder"}
-"""What is installed for a peer."""
+"""The package that pip installs for a peer."""
 
 GONE_FROM_TORCH = ("align_as", "align_to", "has_names", "refine_names", "rename")
-"""Methods of tensors that thunder 0.2.6 lists when it is imported, and torch 2.13 has no more."""
+"""Methods that thunder 0.2.6 looks up on `Tensor` when it is imported, and torch 2.13 lacks."""
 
 
 @cache
@@ -36,7 +36,8 @@ def missing(peer: str) -> str | None:
         thunder()
     except ImportError:
         return "lightning-thunder is not installed: pip install lightning-thunder"
-    except Exception as error:  # it is written against torch's internals
+    # thunder uses torch's internals, so its import may raise anything on another torch
+    except Exception as error:
         version = importlib.metadata.version("lightning-thunder")
         return f"lightning-thunder {version} fails on torch {torch.__version__}: {error!r}"
     return None
@@ -48,7 +49,7 @@ def present(sides: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def notes(sides: tuple[str, ...]) -> list[str]:
-    """What a page says of the peers among `sides`: the versions, and what is missing."""
+    """Notes for a page on the peers among `sides`: versions, and what is missing."""
     found = []
     for side in sides:
         why = missing(side)
@@ -62,6 +63,7 @@ def notes(sides: tuple[str, ...]) -> list[str]:
 
 @cache
 def thunder() -> Any:
+    """The module `thunder`, imported; methods that torch lacks raise an error when called."""
     for name in GONE_FROM_TORCH:
         if not hasattr(torch.Tensor, name):
             setattr(torch.Tensor, name, _gone(name))
@@ -79,7 +81,7 @@ def _gone(name: str) -> Callable[..., Any]:
 
 
 def compiled(peer: str, function: Any) -> Any:
-    """`function`, or a module, as `peer` runs it; the peer's own warnings are not ours to show."""
+    """`function`, or a module, as compiled by `peer`. The peer's own warnings are not shown."""
     jitted = torch.compile(function) if peer == "compile" else thunder().jit(function)
 
     def call(*args: Any) -> Any:

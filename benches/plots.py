@@ -1,4 +1,4 @@
-"""Pictures of results. In: numbers by group and side. Out: a PNG beside the page."""
+"""Plots of results. In: numbers by group and side. Out: a PNG file beside the page of results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COLORS = {
     "torch": "tab:blue", "sharded": "tab:red", "torch's": "tab:blue",
     "loop": "tab:red", "step": "tab:orange", "wrap": "tab:purple",
 }  # fmt: skip
-"""A side has one colour in all pictures."""
+"""The colours of sides, the same in all plots."""
 
 Table = Mapping[str, Mapping[str, float]]
-"""Values by group, then by side; a side that a group lacks has no bar there."""
+"""Values by group, then by side. A side that a group lacks has no bar in it."""
 
 
 def bars(path: Path, title: str, panels: Mapping[str, Table]) -> None:
-    """One panel of grouped horizontal bars for each table, its name as the axis' label."""
+    """A panel of grouped horizontal bars for each table, whose name is the axis label."""
     n_bars = max(sum(len(sides) for sides in table.values()) for table in panels.values())
     figure = Figure(figsize=(5.5 * len(panels), 1.4 + 0.24 * n_bars), layout="constrained")
     for axes, (label, table) in zip(_row(figure, len(panels)), panels.items(), strict=True):
@@ -46,7 +46,7 @@ def bars(path: Path, title: str, panels: Mapping[str, Table]) -> None:
 
 
 def lines(path: Path, title: str, x_label: str, panels: Mapping[str, Table]) -> None:
-    """One panel of lines for each table, whose groups are numbers on the x axis; both axes are
+    """A panel of lines for each table, whose groups are numbers on the x axis. Both axes are
     logarithmic."""
     figure = Figure(figsize=(5.5 * len(panels), 4), layout="constrained")
     for axes, (label, table) in zip(_row(figure, len(panels)), panels.items(), strict=True):
@@ -66,14 +66,15 @@ def lines(path: Path, title: str, x_label: str, panels: Mapping[str, Table]) -> 
 
 
 def over_time(path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """One panel for each name: what steps took, by when they ran, a line for each side.
+    """A panel for each program: the times of steps over the time of the run, a line for each side.
 
-    Of many steps in a row the median is shown: at most `N_POINTS` points a line.
+    A line has at most `N_POINTS` points: each is the median of several steps in a row.
     """
     n_columns = 3
     n_rows = -(-len(panels) // n_columns)
     figure = Figure(figsize=(5 * n_columns, 2.6 * n_rows), layout="constrained")
     grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    # the grid may have more places than there are panels
     for axes in grid:
         axes.set_visible(False)
     for axes, (label, sides) in zip(grid, panels.items(), strict=False):
@@ -99,6 +100,7 @@ def _row(figure: Figure, n: int) -> Sequence[Axes]:
 
 
 def _legend(axes: Axes) -> None:
+    # each bar has a label, and a side has a bar in each group: one entry for a side is enough
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(unique.values(), unique.keys(), fontsize=8)

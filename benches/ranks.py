@@ -1,8 +1,8 @@
-"""Training on two ranks, each a process, which communicate by gloo: torch's own means, and ours.
+"""Training on two ranks, processes that communicate by gloo, with torch's modules and with ours.
 
-`python benches/ranks.py NAME SIDE SECONDS` trains for so long, from empty caches, and prints how
-many steps were done and the seconds of each. NAME is `tensor_parallel`, `fully_shard` or `ddp`,
-SIDE is `torch`, `block` (each step in `lazy_mode`) or `replay`.
+`python benches/ranks.py NAME SIDE SECONDS` trains for so long, from empty caches, and prints the
+seconds of each step as JSON. NAME is `tensor_parallel`, `fully_shard` or `ddp`. SIDE is `torch`,
+`block` (each step in `lazy_mode`) or `replay`. Docstrings of programs are text of a table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torch.multiprocessing.spawn import spawn
 N_RANKS = 2
 SIDES = ("torch", "block", "replay")
 ASKS_EVERY = 10
-"""Steps after which the ranks agree on whether time is up."""
+"""Steps after which the ranks agree on whether time is up. All must do the same number of steps, or
+one would wait for ever in a collective."""
 
 
 class Block(nn.Module):
@@ -76,7 +77,7 @@ PROGRAMS = {make.__name__: make for make in (tensor_parallel, fully_shard, ddp)}
 
 
 def of_torch() -> ModuleType:
-    """What `lazy_tensor.sharding` stands for, of torch's own."""
+    """A stand-in for `lazy_tensor.sharding` that has torch's own functions by the same names."""
     from torch.distributed import fsdp
     from torch.distributed.tensor import parallel
 
@@ -86,7 +87,7 @@ def of_torch() -> ModuleType:
 
 
 def times_of(name: str, side: str, seconds: float) -> list[float]:
-    """Train for so long; the seconds of each step."""
+    """Train for `seconds`. Returns the seconds of each step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     mode: Callable[[], Any] = nullcontext
@@ -117,6 +118,7 @@ def times_of(name: str, side: str, seconds: float) -> list[float]:
             with mode():
                 step()
             times_s.append(time.perf_counter() - step_began_s)
+        # rank 0's clock decides
         passed_s[0] = time.perf_counter() - began_s
         dist.broadcast(passed_s, 0)
     return times_s

@@ -1,7 +1,7 @@
-"""A residual stack of 10 x 10 products, in a process of its own: what compiling costs by depth.
+"""A residual stack of 10 x 10 products, in a process of its own, for `bench_depth.py`.
 
-`python benches/residual.py SIDE DEPTH` prints a JSON object: the loss, seconds of the first step
-and of a settled one, kernels compiled.
+`python benches/residual.py SIDE DEPTH` prints a JSON object with the loss, the seconds of the first
+step and of a settled one, and the number of kernels that were compiled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def loss_of(x: Tensor, weights: list[Tensor]) -> Tensor:
 def step_with(
     loss_of: Callable[[Tensor, list[Tensor]], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Tensor:
-    """Forward and backward; the loss."""
+    """Do forward and backward. Returns the loss."""
     for tensor in (x, *weights):
         tensor.grad = None
     loss = loss_of(x, weights)
@@ -58,11 +58,13 @@ def main(side: str, depth: int) -> None:
     weights = [torch.randn(10, 10).div(10).requires_grad_() for _ in range(depth)]
     x = torch.randn(10, 10).requires_grad_()
     if side == "thunder":
-        peers.thunder()  # an import is no compiling
+        # imported here, so that the first step doesn't count it as compiling
+        peers.thunder()
     step = steps_of(side)
     seconds: list[float] = []
     for i in range(N_STEPS):
-        if i == 1 and side.startswith("lazy"):  # as in a program that has run for a while
+        # settled steps are recorded in C++, as in a program that has run for a while
+        if i == 1 and side.startswith("lazy"):
             hits.start(compiler().disk)
         start = time.perf_counter()
         loss = step(x, weights).item()

@@ -1,4 +1,7 @@
-"""Benchmark results as a markdown page that says how they were made."""
+"""A page of benchmark results in markdown, which says how they were made.
+
+In: a title, columns, rows of text, notes. Out: the text of a page for `benches/results`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ def page(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str] = (),
 ) -> str:
-    """A heading, the circumstances, `notes` below them, and one table; each row has a cell for each
-    column."""
+    """The page: a heading, device and versions and commit and command, `notes`, and one table. Each
+    row has a cell for each column."""
     lines = [f"# {title}", "", *circumstances(), *(f"- {note}" for note in notes), ""]
     lines += [line_of(columns), line_of(["---"] * len(columns)), *map(line_of, rows)]
     return "\n".join(lines) + "\n"
@@ -38,6 +41,7 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def circumstances() -> list[str]:
+    """Device, versions, commit and command, as items of a list."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return [
         f"- device: {device_name()}",
@@ -60,7 +64,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, marked if files differ from it."""
+    """The checkout's commit, with "-dirty" if files differ from it; "none" outside of one."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         answer = subprocess.run(
@@ -69,6 +73,7 @@ def commit() -> str:
             text=True,
             check=False,
         )
-    except FileNotFoundError:  # there is no git
+    # git is not installed
+    except FileNotFoundError:
         return "none"
     return answer.stdout.strip() or "none"

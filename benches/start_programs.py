@@ -1,8 +1,8 @@
-"""Programs as people write them, each step of which reads a number, run from the first step on.
+"""Programs as people write them, timed from their first step on. Each step reads a number.
 
 `python benches/start_programs.py NAME SIDE SECONDS` runs one in this process and prints the seconds
-of its steps as JSON. SIDE is `eager`, or where laziness begins: a block around the `loop`, around
-each `step`, or `wrap`.
+of its steps as JSON. SIDE is `eager`, or where laziness begins: a block around the `loop` or around
+each `step`, or `wrap`. Docstrings of programs are text of tables.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def changing(wrap: Wrap, width: int = 64) -> Step:
     model = wrap(nn.Sequential(
         nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width)
     ))  # fmt: skip
-    sizes = itertools.cycle(torch.randperm(128 * 160).tolist())  # not all in a minute
+    # more sizes than a run has steps, so that none comes twice
+    sizes = itertools.cycle(torch.randperm(128 * 160).tolist())
 
     def step() -> float:
         model.zero_grad()
@@ -241,7 +242,7 @@ def sea_water(wrap: Wrap) -> Step:
 
 
 def density(s: Tensor, t: Tensor, p: Tensor) -> Tensor:
-    """kg/m^3, of practical salinity, degrees Celsius and bar above one atmosphere.
+    """The density in kg/m^3, from practical salinity, degrees Celsius and bar above one atmosphere.
 
     UNESCO's equation of state of 1980: Fofonoff and Millard, Algorithms for computation of
     fundamental properties of seawater, 1983. It gives 1059.82037 for 40, 40 and 1000.
@@ -271,6 +272,7 @@ def density(s: Tensor, t: Tensor, p: Tensor) -> Tensor:
 
 
 def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
+    """By Horner's rule; the coefficient of the lowest power comes first."""
     found = x * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
         found = (found + coefficient) * x
@@ -318,7 +320,7 @@ PROGRAMS: dict[str, Callable[[Wrap], Step]] = {
 
 
 def run(name: str, side: str, seconds: float) -> list[float]:
-    """The seconds of each step that fits into `seconds`."""
+    """Run a program for `seconds`. Returns the seconds of each step."""
     torch.manual_seed(0)
     block: Callable[[], Any] = nullcontext
     wrap: Wrap = _as_it_is
@@ -344,8 +346,8 @@ def _as_it_is(value: Any) -> Any:
 
 
 def run_apart(name: str, side: str, seconds: float, threads: int) -> list[float]:
-    """The same in a process of its own, caches empty. RuntimeError with its last words if it
-    fails."""
+    """`run` in a process of its own with empty caches. If it fails, raises RuntimeError with the
+    last line of its stderr."""
     with tempfile.TemporaryDirectory() as caches:
         done = subprocess.run(
             [sys.executable, __file__, name, side, str(seconds)],

@@ -1,4 +1,8 @@
-"""The one way timings are taken here. In: functions by name. Out: their seconds, round by round."""
+"""The way in which benchmarks take timings. In: functions by name. Out: their seconds by round.
+
+Ratios are taken round by round, and their median counts: the machine's speed changes, but affects
+neighbours alike.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ class Spread:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """The spread of one or more timings."""
+    """The median and the 10th and 90th percentile of one or more timings."""
     median = statistics.median(seconds)
     if len(seconds) == 1:
         return Spread(median, median, median)
@@ -36,7 +40,7 @@ class Timings:
         return spread(self.seconds[name])
 
     def ratio(self, name: str, reference: str) -> float:
-        """Median over the rounds of `name`'s time over `reference`'s in the same round."""
+        """The median, over the rounds, of `name`'s time over `reference`'s in the same round."""
         pairs = zip(self.seconds[name], self.seconds[reference], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
@@ -47,10 +51,11 @@ def interleaved(
     warmup: int,
     synchronize: Callable[[], object] = lambda: None,
 ) -> Timings:
-    """Time each function once a round, in alternating order, so that noise and drift hit all alike.
+    """Time each function once a round, in alternating order, so that noise and drift affect all
+    alike.
 
-    The first `warmup` rounds are run and forgotten. `synchronize` is called before each clock is
-    read: pass `torch.cuda.synchronize` for work on a GPU.
+    The first `warmup` rounds are run, but not kept. `synchronize` is called before each reading of
+    the clock: pass `torch.cuda.synchronize` for work on a GPU.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions.items())
@@ -61,5 +66,6 @@ def interleaved(
             function()
             synchronize()
             seconds[name].append(time.perf_counter() - start)
+        # a b, b a: each comes as often after the other as before it
         order.reverse()
     return Timings({name: times[warmup:] for name, times in seconds.items()})

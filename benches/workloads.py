@@ -1,6 +1,7 @@
-"""Training steps to measure, and one of them run on one side in a process of its own.
+"""Training steps for benchmarks, and a run of one of them on one side in a process of its own.
 
 `python benches/workloads.py '[NAME, SIDE, N_STEPS, OPTIONS]'` prints a `Report` as a line of JSON.
+`bench_training.py` calls it; `bench_counts.py` uses the small models in `QUICK`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Options = Mapping[str, Any]
 
 
 class Loss(nn.Module):
-    """A model and its loss as one module: what compilers are given."""
+    """A model and its loss as one module, which is what peers compile."""
 
     def __init__(self, model: nn.Module, n_classes: int) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Loss(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`make` gives a module whose call on `make_batch`'s tensors is the loss."""
+    """`make` returns a module; called on the tensors of `make_batch`, it returns the loss."""
 
     make: Callable[[], nn.Module]
     make_batch: Callable[[], tuple[Tensor, Tensor]]
@@ -107,9 +108,9 @@ QUICK: dict[str, Workload] = {
 
 
 def step_of(workload: Workload, side: str, options: Options) -> Step:
-    """A training step as `side` runs it: fused AdamW, and the loss before the update.
+    """A training step as `side` runs it, with fused AdamW. It returns the loss before the update.
 
-    Raises what the side raises where it can't take the model, at the first call.
+    If the side doesn't accept the model, its error comes here or at the first call.
     """
     torch.manual_seed(0)
     model = workload.make()
@@ -138,8 +139,8 @@ def step_of(workload: Workload, side: str, options: Options) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Losses, seconds of each step, and the peak of memory beyond what the process held before it
-    built the model."""
+    """Losses and seconds of each step, and the peak of memory beyond what the process held before
+    the model was built."""
 
     losses: list[float]
     seconds: list[float]
@@ -147,7 +148,7 @@ class Report:
 
 
 def run_alone(name: str, side: str, n_steps: int, options: Options, caches: Path) -> Report:
-    """`n_steps` of a side in a process of its own, with its kernel caches under `caches`."""
+    """`run_here` in a process of its own, with its kernel caches under `caches`."""
     order = json.dumps([name, side, n_steps, dict(options)])
     child = subprocess.run(
         [sys.executable, __file__, order],
@@ -160,7 +161,7 @@ def run_alone(name: str, side: str, n_steps: int, options: Options, caches: Path
 
 
 def in_caches(folder: Path | None) -> dict[str, str]:
-    """This environment, with all kernel caches under `folder` (None: where they are)."""
+    """The environment of this process, with all kernel caches under `folder` (None: unchanged)."""
     if folder is None:
         return dict(os.environ)
     return {
@@ -177,12 +178,14 @@ def refusal(error: BaseException) -> str:
 
 
 def run_here(name: str, side: str, n_steps: int, options: Options, quick: bool = False) -> Report:
-    """What the process does."""
+    """Do `n_steps` of a side in this process."""
     workload = (QUICK if quick else WORKLOADS)[name]
     if side == "thunder":
         peers.thunder()
     if side in ("lazy", "replay") and options.get("compile") == "blocking":
-        obtain_extensions()  # a run that is to fill the caches
+        # this run fills the caches for a later one, also with the package's own C++
+        obtain_extensions()
+    # before the model is built, so that its memory counts
     before = start_peak(torch.device("cpu"))
     losses: list[float] = []
     seconds: list[float] = []

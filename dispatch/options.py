@@ -1,7 +1,8 @@
-"""Options as users give them: their names and types, what each accepts, what was meant instead.
+"""Options as users give them: names, types and meanings, and checks of their values.
 
 In: an option's name and a value. Out: the value as `Settings` holds it, or an error that says what
-is accepted. Called by `settings`.
+is accepted and which word was probably meant. Called by `settings`. `docs/options.md` has its table
+from here.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Mode = Literal["exact", "default", "fast"]
 class Options(TypedDict, total=False):
     """The options of `configure`, `lazy_mode` and `replay`, for editors and type checkers.
 
-    `Settings` has the same names but `mode`, and the defaults; a test compares names and types.
-    `MEANINGS` says what each option does.
+    `Settings` has the same names, except `mode`, with their defaults; a test compares names and
+    types. `MEANINGS` says what each option does.
     """
 
     backend: str
@@ -50,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": {"backend": "auto", "compile": "background", "record": "auto", "remat_interval": 0},
     "fast": {"record": "always", "compile": "blocking", "remat_interval": 4},
 }
-"""What each `mode` sets, under options that are given beside it."""
+"""The options that each `mode` sets. Options that are given beside it win."""
 
 KNOWN = tuple(Options.__annotations__)
 NAMES = tuple(name for name in KNOWN if name != "mode")
@@ -85,7 +86,7 @@ MEANINGS = {
     "mode": "Sets several options at once, as [the presets](#presets) say; options that are given "
     "beside it win.",
 }
-"""What each option does, in a sentence of Markdown: the table of `docs/options.md` has them."""
+"""What each option does, in one sentence of Markdown, for the table of `docs/options.md`."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "compile": get_args(Compile), "flush_policy": get_args(FlushPolicy),
@@ -98,6 +99,7 @@ AT_LEAST = {
 }  # fmt: skip
 """The options that are whole numbers, and the least that each may be. 0 turns an option off."""
 
+# for errors: some users look for an option that switches recording off
 RECORDS_NOTHING = "to record nothing, don't enter lazy_mode"
 NO = ("false", "none", "no", "never", "0", "disable", "disabled")
 YES = ("true", "yes", "on", "1", "enable", "enabled")
@@ -118,16 +120,17 @@ MEANT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("none", "default"), "auto"),
     },
 }
-"""Words that mean one of an option's choices, in lower case."""
+"""For options with choices: other words that users write, in lower case, and the choice they mean.
+Only errors name it: the word itself is not accepted."""
 
 
 def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """The one of `known` that `word` is most like; None if it is like none."""
+    """The word of `known` that is most like `word`; None if none is like it."""
     return next(iter(difflib.get_close_matches(word, list(known), 1, likeness)), None)
 
 
 def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
-    """The error for an option that doesn't exist; `others` are options of the caller alone."""
+    """The error for an option that doesn't exist. `others` are options that only the caller has."""
     known = (*others, *KNOWN)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
@@ -137,16 +140,17 @@ def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
 
 
 def check_names(options: Iterable[str], caller: str, others: tuple[str, ...] = ()) -> None:
-    """TypeError for the first name that is no option."""
+    """Raise TypeError for the first name that is no option."""
     for name in options:
         if name not in KNOWN:
             raise unknown(name, caller, others)
 
 
 def checked(name: str, value: Any, label: str) -> Any:
-    """`value` as `Settings` holds it; not for `backend`, whose choices are registered.
+    """`value` as `Settings` holds it. A bad one raises TypeError or ValueError that begins with
+    `label`.
 
-    TypeError or ValueError that begins with `label`.
+    Not for `backend`: its choices are registered at run time, and `settings` checks it.
     """
     if name in CHOICES:
         return _choice(name, value, label)
@@ -156,7 +160,7 @@ def checked(name: str, value: Any, label: str) -> Any:
 
 
 def one_of(name: str, value: object, choices: Iterable[str], label: str) -> ValueError:
-    """The error for a value that is none of an option's choices, with the one that was meant."""
+    """The error for a value that is none of an option's choices; it names the probable one."""
     choices = tuple(choices)
     word = str(value).strip().lower()
     meant = MEANT.get(name, {}).get(word) or nearest(word, choices)
@@ -174,6 +178,7 @@ def _choice(name: str, value: Any, label: str) -> str:
 
 
 def _number(name: str, value: Any, label: str) -> int:
+    """A whole number. Environment variables give it as text."""
     least = AT_LEAST[name]
     off = " (0 is off)" if least == 0 else ""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -194,6 +199,7 @@ def _folder(value: Any, label: str) -> str:
 
 
 def _words(value: Any, label: str) -> frozenset[str]:
+    """The events of `forbid`, given as a collection, or as text with commas."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, Iterable):
@@ -206,6 +212,7 @@ def _words(value: Any, label: str) -> frozenset[str]:
 
 
 def _truth(value: Any, label: str) -> bool:
+    """A boolean, given as any object, or as one of a few words."""
     if not isinstance(value, str):
         return bool(value)
     if value.lower() not in ("0", "1", "true", "false", "on", "off", "yes", "no", ""):

@@ -1,7 +1,7 @@
-"""Replaces attributes of torch's, and of Python's, modules and classes, and puts them back.
+"""Replaces attributes of modules and classes, torch's and Python's, and puts them back.
 
-In: `Patch`es. Out: what they name does something first, or instead, for as long as somebody wants
-it. All that the package replaces for a time goes through here.
+In: `Patch`es. Out: while somebody wants it, each named attribute does something first, or
+something else. `lazy_tensor.interop.patch_table` has the patches, and says why each is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lazy_tensor.dispatch import torch_private
 
 
 class Patch(NamedTuple):
-    """`owner.name` becomes `replaced(own)`, where `own` is what stands there."""
+    """Puts `replaced(own)` in place of `own`, the attribute `owner.name`."""
 
     owner: Any
     name: str
@@ -27,8 +27,9 @@ _ABSENT = object()
 class Patches:
     """Patches that are in place while at least one user wants them, in any thread.
 
-    Users that come and go, blocks in a loop, would pay a microsecond a patch each time: from the
-    second time on the patches stay, and what they put in place has to ask whether it is wanted.
+    To put one in place takes a microsecond, which a block in a loop would pay for each patch. So
+    from the second time on the patches stay for good. What they put in place must ask whether it is
+    wanted.
     """
 
     def __init__(self, patches: Iterable[Patch]) -> None:
@@ -36,13 +37,18 @@ class Patches:
         self._lock = threading.Lock()
         self._n_users = self._n_times = 0
         self._stay = False
-        self._before: list[tuple[int, Any]] = []  # numbers of patches, and what stood there
-        self._buried: set[int] = set()  # those that others have put theirs on
+        # Patches in place, by number, each with what its owner had there, `_ABSENT` if it had
+        # nothing of its own and inherits the attribute. Empty while none is in place.
+        self._before: list[tuple[int, Any]] = []
+        # Patches on top of which somebody else has put one. They stay, so none is put again.
+        self._buried: set[int] = set()
+        # By number, what the owner had there, and what was made of that. It is put in place again
+        # if the owner still has the same.
         self._made: list[tuple[Any, Any]] = [(_ABSENT, None)] * len(self._patches)
 
     def put(self) -> None:
-        """Put the patches in place; each call wants one of `take_back`."""
-        if self._stay:
+        """Put the patches in place. Each call is to be followed by one of `take_back`."""
+        if self._stay:  # without the lock: it never becomes False again
             return
         with self._lock:
             self._n_users += 1
@@ -54,7 +60,7 @@ class Patches:
                 self._put(i)
 
     def add(self, patches: Iterable[Patch]) -> None:
-        """Have more patches, in place if the others are."""
+        """Add patches. They are put in place now if the others are."""
         with self._lock:
             for patch in patches:
                 self._patches.append(patch)
@@ -63,6 +69,7 @@ class Patches:
                     self._put(len(self._patches) - 1)
 
     def _put(self, i: int) -> None:
+        """Put patch `i` in place."""
         if i in self._buried:
             return
         owner, name, replaced = self._patches[i]
@@ -77,9 +84,9 @@ class Patches:
         setattr(owner, name, made)
 
     def take_back(self) -> None:
-        """One user less; after the last of the first time all is as it was, inherited or own.
+        """Count a user less. When the last one of the first time goes, all is as it was before.
 
-        Where somebody has put a patch on top, it stays, and ours below it.
+        If somebody else has put a patch on top of ours, both stay: theirs may call ours.
         """
         if self._stay:
             return
@@ -93,6 +100,7 @@ class Patches:
                 if vars(owner).get(name, _ABSENT) is not self._made[i][1]:
                     self._buried.add(i)
                 elif own is _ABSENT:
+                    # to set what was inherited would hide later changes of the base class
                     delattr(owner, name)
                 else:
                     setattr(owner, name, own)

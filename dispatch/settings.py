@@ -1,7 +1,8 @@
-"""The options of `configure` and `lazy_mode`, their defaults, and their environment variables.
+"""The options of `configure`, `lazy_mode` and `replay`: their defaults, and which are in force.
 
-In: keyword options and `LAZY_TENSOR_<NAME>`. Out: one frozen `Settings`, read through `current()`.
-The only module that reads the environment.
+In: options by keyword, and variables `LAZY_TENSOR_<NAME>`. Out: one frozen `Settings`, which any
+module reads by `current()`. There is one for the process, and one for each thread that is in a
+block with options of its own. No other module reads our variables in the environment.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from lazy_tensor.kernels.backend import available_backends, backend_of
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option, validated. `options.MEANINGS` says what each does."""
+    """Every option, with a value that was checked. `options.MEANINGS` says what each does.
+
+    The last three fields are no options: they are derived, once, as many calls ask for them.
+    """
 
     backend: str = "auto"
     compile: Compile = "background"
@@ -46,17 +50,19 @@ class Settings:
     debug: bool = False
     warn: bool = True
     records_all: bool = dataclasses.field(init=False, repr=False, compare=False)
-    """Whether ops are recorded whatever that costs: who waits for compilers doesn't count
-    milliseconds, and rematerialization needs the trace whole."""
+    """Whether ops are recorded whatever that costs. So it is by `record="always"`; by
+    `compile="blocking"`, as a program that waits for compilers doesn't count milliseconds; and by
+    `remat_interval`, which needs a trace with forward and backward whole."""
 
     plans_by: tuple[str, str, int] = dataclasses.field(init=False, repr=False, compare=False)
-    """What a state's plans depend on."""
+    """What a state's plans depend on: part of their key."""
     _hash: int = dataclasses.field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __post_init__(self) -> None:
+        # each flush looks its environment up by the settings: the hash is computed once
         values = tuple([getattr(self, name) for name in NAMES])
         object.__setattr__(self, "_hash", hash(values))
         plans_by = (self.backend, self.compile, self.remat_interval)
@@ -66,13 +72,14 @@ class Settings:
 
 
 def updated(settings: Settings, options: Mapping[str, Any], caller: str) -> Settings:
-    """`settings` with `options` over it.
+    """`settings` with `options` in place of its own values.
 
     TypeError for an unknown name, naming the nearest; ValueError or TypeError for a bad value,
     naming the option and what it accepts.
     """
     if not options:
         return settings
+    # for the cache of `_updated`; what can't be hashed is a bad value, which is then told so
     given = tuple(
         (k, frozenset(v) if isinstance(v, (set, list)) else v) for k, v in options.items()
     )
@@ -94,19 +101,20 @@ def _updated(settings: Settings, options: tuple[tuple[str, Any], ...], caller: s
 
 
 def _without_mode(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked options with what their `mode` sets in its place."""
+    """Checked options, with the options that their `mode` sets in its place. Others win over it."""
     mode = values.get("mode")
     given = {name: value for name, value in values.items() if name != "mode"}
     return given if mode is None else {**PRESETS[mode], **given}
 
 
 def _checked(name: str, value: Any, label: str) -> Any:
-    """`value` as `Settings` holds it; an error that begins with `label` if it can't be that."""
+    """`value` as `Settings` holds it. For a bad value an error that begins with `label`."""
     return _backend(value, label) if name == "backend" else accepted.checked(name, value, label)
 
 
 def _backend(name: Any, label: str) -> str:
-    """ValueError if there is no such backend, RuntimeError if it can run on no device here."""
+    """A backend's name, checked. ValueError if there is no such backend, RuntimeError if it can run
+    on no device here."""
     if name == "auto":
         return "auto"
     try:
@@ -126,12 +134,13 @@ def _backend(name: Any, label: str) -> str:
 
 PREFIX = "LAZY_TENSOR_"
 OTHER_VARIABLES = ("HITS", "LOGS", "START_S")
-"""Variables that are no options: see `records_in_python`, `kernels.logs`, `benches/bench_start.py`.
+"""Variables that are no options. See `records_in_python`, `kernels.logs`, `benches/bench_start.py`.
 """
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The defaults with `LAZY_TENSOR_<NAME>` over them. What can't be used is told and ignored."""
+    """The defaults, with the values of `LAZY_TENSOR_<NAME>` in their place. What can't be used is
+    ignored with a warning."""
     found: dict[str, Any] = {}
     for variable, value in environment.items():
         name = variable.removeprefix(PREFIX).lower()
@@ -150,6 +159,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
 
 
 def _of_unknown(variable: str, name: str) -> str:
+    """The warning for a variable that doesn't exist."""
     known = [*KNOWN, *map(str.lower, OTHER_VARIABLES)]
     near = accepted.nearest(name, known)
     listed = ", ".join(word.upper() for word in known)
@@ -158,8 +168,8 @@ def _of_unknown(variable: str, name: str) -> str:
 
 
 def _complain(message: str) -> None:
-    """Warn of a variable in the environment. Where warnings are errors, say it on stderr: the
-    package must not be imported by half."""
+    """Warn of a variable in the environment. Where warnings are errors, print it to stderr: an
+    exception here would leave the package imported in part."""
     try:
         warnings.warn_explicit(message, UserWarning, filename="environment", lineno=0)
     except UserWarning:
@@ -167,7 +177,7 @@ def _complain(message: str) -> None:
 
 
 def records_in_python() -> bool:
-    """Whether hits are to come to Python all the same: `LAZY_TENSOR_HITS=python`, for debugging."""
+    """Whether hits come to Python, not to C++: by `LAZY_TENSOR_HITS=python`, for debugging."""
     return os.environ.get("LAZY_TENSOR_HITS") == "python"
 
 
@@ -181,6 +191,8 @@ _listeners: list[Callable[[Settings], None]] = []
 
 
 class _Here(threading.local):
+    """The settings of this thread's innermost block that has options, None outside of such."""
+
     block: Settings | None = None
 
 
@@ -188,8 +200,8 @@ _here = _Here()
 
 
 def current() -> Settings:
-    """The settings in force in this thread: those of its innermost block that has options of its
-    own, else the process's."""
+    """The settings in force in this thread: those of its innermost block that has options, else the
+    process's."""
     return _here.block or _current
 
 
@@ -199,12 +211,12 @@ def of_process() -> Settings:
 
 
 def of_block() -> Settings | None:
-    """The settings of this thread's innermost block that has options, None outside of them."""
+    """The settings of this thread's innermost block that has options; None outside of such."""
     return _here.block
 
 
 def put(settings: Settings) -> Settings:
-    """Make `settings` the process's, tell the listeners, return the previous ones."""
+    """Make `settings` those of the process, call the listeners, and return the previous ones."""
     global _current
     previous, _current = _current, settings
     _tell(previous, settings)
@@ -212,17 +224,18 @@ def put(settings: Settings) -> Settings:
 
 
 def put_here(settings: Settings | None) -> None:
-    """Make `settings` those of a block of this thread, None those of the process."""
+    """Put the settings of a block in force in this thread; by None those of the process."""
     before = current()
     _here.block = settings
     _tell(before, current())
 
 
 def change(options: Mapping[str, Any], caller: str) -> None:
-    """Put `options` over the process's settings, and over those of a block that this thread is in.
+    """Change the process's settings, and those of a block that this thread is in, by `options`.
 
-    Raises as `updated` does, nothing changed then.
+    Raises as `updated` does. Nothing has changed then.
     """
+    # before anything changes, as it may raise
     new = updated(_current, options, caller)
     if _here.block is not None:
         put_here(updated(_here.block, options, caller))
@@ -230,6 +243,7 @@ def change(options: Mapping[str, Any], caller: str) -> None:
 
 
 def _tell(previous: Settings, settings: Settings) -> None:
+    """Call the listeners if anything has changed."""
     if settings is not previous and settings != previous:
         for listener in _listeners:
             listener(settings)

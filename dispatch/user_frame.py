@@ -1,4 +1,8 @@
-"""The user's file and line: the innermost frame that is neither torch's nor ours."""
+"""Finds the user's file and line: the innermost frame that is neither torch's nor this package's.
+
+Called where a state of the trie is made, where a trace is flushed, and by warnings. Hits don't pay
+for it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from functools import cache
 
 @cache
 def _is_users(module: str) -> bool:
+    """Whether a module is the user's. This package's commands and examples count as such."""
     if module.startswith("lazy_tensor."):
         return module.startswith(("lazy_tensor.cli", "lazy_tensor.examples"))
     return not (module.startswith("torch.") or module in ("torch", "lazy_tensor", "contextlib"))
@@ -25,7 +30,7 @@ def user_line() -> str:
 
 
 def calling_module() -> str:
-    """The module, torch's or the user's, of the innermost function that isn't ours."""
+    """The name of the module, torch's or the user's, that called this package."""
     frame = sys._getframe(1)
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
@@ -36,6 +41,6 @@ def calling_module() -> str:
 
 
 def warn_user(text: str) -> None:
-    """Warn at the user's line, however many frames of torch's and ours lie between."""
+    """Warn at the user's line, whatever frames of torch and this package lie between."""
     path, _, line = user_line().rpartition(":")
     warnings.warn_explicit(text, UserWarning, path or "?", int(line) if path else 0)

@@ -1,7 +1,8 @@
-"""What messages call things: ops by the names that users type, nouns with their article.
+"""Words for messages: ops by the names that users type, nouns with their article.
 
-In: an op, a noun. Out: words for reports, warnings and errors. Ops whose aten name is what a user
-would search for keep it; those that nobody calls by their own name stand in `USERS_NAMES`.
+In: an op, a method's name, a noun. Out: words for reports, warnings and errors. An op keeps its
+aten name if a user would search for that. Ops that nobody calls by their own name stand in
+`USERS_NAMES`.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ USERS_NAMES = {
         "scaled_dot_product_attention()",
     ),
 }  # fmt: skip
-"""By the names of aten's ops: what a user writes to call them. `float()`, `int()`, `bool()` and
-`if tensor` call `.item()`."""
+"""What a user writes to call an aten op, by the op's name. (`float()`, `int()`, `bool()` and
+`if tensor` call `.item()`.)"""
 CALLED_OTHERWISE = {"index": "indexing", "index_put": "indexing", "index_put_": "indexing"}
-"""The same of ops whose own names users know, where a call is meant, not the op."""
+"""The same for ops whose own names users know too. Only `call_name` uses these words."""
 
 
 @cache
 def op_name(op: Any) -> str:
-    """The op as messages name it: by the user's word for it if its own says nothing to users."""
+    """An op's name in messages: the aten name, or the user's word if users don't know that."""
     return USERS_NAMES.get(_base(op), str(op))
 
 
 @cache
 def call_name(op: Any) -> str:
-    """The user's call that an op came from, as in `.item()` or `nonzero()`."""
+    """The call by which a user gets an op, such as `.item()` or `nonzero()`."""
     base = _base(op)
     found = USERS_NAMES.get(base) or CALLED_OTHERWISE.get(base)
     if found or not base or base.startswith("_"):
@@ -70,7 +71,7 @@ def call_name(op: Any) -> str:
 
 
 DISTRIBUTION_CHECK = "a distribution's check"
-"""Why a flush came that `torch.distributions` needs, to check the values of its arguments."""
+"""The cause of a flush by `torch.distributions`, which checks the values of its arguments."""
 METHODS = {
     "__repr__": "print()", "__array__": ".numpy()", "__deepcopy__": "copy.deepcopy()",
     "__reduce_ex__": "pickle, or torch.save()", "__dlpack__": "DLPack",
@@ -78,24 +79,24 @@ METHODS = {
 
 
 def method_name(name: str) -> str:
-    """A method of tensors as users call it: `.numpy()`, `float()`, `print()`."""
+    """A method of tensors, written as users call it: `.numpy()`, `float()`, `print()`."""
     if name in METHODS or not name.startswith("__"):
         return METHODS.get(name, f".{name}()")
     return f"{name.strip('_')}()"
 
 
 def title_of(base: str) -> str:
-    """The short name of an aten op within a list of them: `to` for `_to_copy`."""
+    """The short name of an aten op in a list of ops: `to` for `_to_copy`."""
     return USERS_NAMES.get(base, base).removeprefix(".").removesuffix("()")
 
 
 def _base(op: Any) -> str:
-    """The name of an op of aten's, or ours; "" for any other."""
+    """The name, without overload, of an op of aten or of this package; "" for any other."""
     if isinstance(op, OpOverload) and op.namespace in ("aten", "lazy_tensor"):
         return str(op.__name__.partition(".")[0])
     return ""
 
 
 def with_article(noun: str) -> str:
-    """`an int`, `a Tensor`."""
+    """The noun with its article: `an int`, `a Tensor`."""
     return f"{'an' if noun[:1].lower() in set('aeiou') else 'a'} {noun}"

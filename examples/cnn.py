@@ -2,14 +2,14 @@
 
     python examples/cnn.py
 
-trains in blocks of `lazy_mode`, one a step, on noisy images that it draws itself. It prints
+trains in a block of `lazy_mode` for each step, on noisy images that it draws itself. It prints
 
     step 100: loss 0.7601, 10.8 ms a step
     ...
     step 800: loss 0.0464, 11.8 ms a step
     accuracy on 1000 other images: 0.958
 
-Kernels are being built during all of so short a run: `--steps 6000` shows what comes after. With
+So short a run ends before its kernels are built: `--steps 6000` shows the steps after that. With
 `--eager` it trains without blocks.
 """
 
@@ -32,9 +32,9 @@ N_SHAPES = 3
 def draw(
     n_images: int, generator: torch.Generator, size: int = 24, noise: float = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """Images `(n_images, 1, size, size)` and which shape each shows, int64 of `(n_images,)`.
+    """Images `(n_images, 1, size, size)` and the number of each one's shape, int64 `(n_images,)`.
 
-    Place and size of a shape are random. Its pixels are 1 and all others 0, and noise is added.
+    Place and size of a shape are random. Its pixels are 1, all others are 0, and noise is added.
     """
     labels = torch.randint(N_SHAPES, (n_images,), generator=generator)
     center = size * (0.35 + 0.3 * torch.rand(2, n_images, 1, generator=generator))
@@ -56,7 +56,7 @@ def convolution(n_in: int, n_out: int, stride: int = 1) -> nn.Sequential:
 
 
 def network(width: int = 16) -> nn.Sequential:
-    """From images to logits `(n_images, N_SHAPES)`."""
+    """A network from images to logits `(n_images, N_SHAPES)`."""
     return nn.Sequential(
         convolution(1, width),
         convolution(width, 2 * width, stride=2),
@@ -71,7 +71,7 @@ def network(width: int = 16) -> nn.Sequential:
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """From images and labels to the loss before the update."""
+    """The body of a training loop: from images and labels to the loss before the update."""
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -86,7 +86,8 @@ def train_step(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images whose largest logit is their label's. Leaves `model` in evaluation."""
+    """The share of images whose largest logit is that of their label. `model` stays in evaluation
+    mode."""
     model.eval()
     with torch.autocast("cpu", torch.bfloat16):
         share: float = (model(images).argmax(1) == labels).float().mean().item()
@@ -101,7 +102,8 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # leaves a core to the compiler of kernels
+    # one thread leaves a core to the compiler, which builds kernels in the background
+    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     others = draw(1000, generator)
     model = network()
@@ -111,7 +113,8 @@ def main() -> None:
     every = max(1, options.steps // 8)
     seconds = 0.0
     for i in range(1, options.steps + 1):
-        images, labels = draw(options.batch, generator)  # before the block, as from a data loader
+        # drawn before the block, as by a data loader: the block has the same ops in each step
+        images, labels = draw(options.batch, generator)
         began = time.perf_counter()
         with mode():
             loss = step(images, labels)

@@ -1,9 +1,9 @@
-"""Fine-tune a model of transformers with its `Trainer`, and one line that makes it lazy.
+"""Fine-tune a model of transformers with its `Trainer`, and one line more for `replay`.
 
     python examples/finetune.py
 
-teaches a small new BERT whether a sentence praises, by sentences that the program makes, such as
-"the food was not bad but the music was awful", where the last half decides. It prints
+teaches a small new BERT to tell whether a sentence praises. The program makes the sentences, such
+as "the food was not bad but the music was awful", of which the last half decides. It prints
 
     step 50: loss 0.6985
     ...
@@ -31,13 +31,13 @@ THINGS = ["food", "film", "music", "hotel", "story", "weather", "service", "view
 GOOD = ["good", "great", "lovely", "superb", "nice", "charming"]
 BAD = ["bad", "awful", "poor", "boring", "dull", "horrible"]
 MODIFIERS = {"": False, "very ": False, "quite ": False, "not ": True, "hardly ": True}
-"""What may stand before an adjective, and whether it turns the meaning round."""
+"""Words before an adjective, and whether they reverse its meaning."""
 N_HELD_OUT = 512
 Row = dict[str, Any]
 
 
 def sentence(chance: random.Random) -> tuple[str, int]:
-    """A sentence of two halves, and 1 if the second one praises, 0 if it doesn't."""
+    """A sentence of two halves, and its label: 1 if the second half praises, else 0."""
     halves, label = [], 0
     for thing in chance.sample(THINGS, 2):
         modifier, is_good = chance.choice(list(MODIFIERS)), chance.random() < 0.5
@@ -47,7 +47,7 @@ def sentence(chance: random.Random) -> tuple[str, int]:
 
 
 def rows(n_rows: int, tokenizer: Any, seed: int) -> list[Row]:
-    """Sentences as the `Trainer` wants them: padded tokens, a mask and a label each."""
+    """Sentences in the form that `Trainer` takes: padded tokens, a mask and a label each."""
     chance = random.Random(seed)
     sentences, labels = zip(*(sentence(chance) for _ in range(n_rows)), strict=True)
     tokens = tokenizer(list(sentences), padding=True)
@@ -70,12 +70,13 @@ def small_bert() -> tuple[Any, Any]:
 
 
 def checkpoint(name_or_path: str) -> tuple[Any, Any]:
+    """A pretrained model with a new classifier, and its tokenizer."""
     model = hf.AutoModelForSequenceClassification.from_pretrained(name_or_path, num_labels=2)
     return model, hf.AutoTokenizer.from_pretrained(name_or_path)
 
 
 class Printer(hf.TrainerCallback):
-    """Prints the losses of training, and how long it took."""
+    """Prints the losses of training, and how long training took."""
 
     def on_log(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         logs = others["logs"]
@@ -100,6 +101,7 @@ def trainer_of(model: Any, tokenizer: Any, folder: str, n_steps: int) -> hf.Trai
         eval_dataset=rows(N_HELD_OUT, tokenizer, seed=1), compute_metrics=accuracy,
         callbacks=[Printer()],
     )  # fmt: skip
+    # the usual one prints a dict for each log
     trainer.remove_callback(hf.PrinterCallback)
     return trainer
 
@@ -111,9 +113,11 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without lazy-tensor")
     options = parser.parse_args()
 
-    torch.set_num_threads(1)  # leaves a core to the compiler of kernels
+    # one thread leaves a core to the compiler, which builds kernels in the background
+    torch.set_num_threads(1)
     hf.set_seed(0)
     model, tokenizer = checkpoint(options.model) if options.model else small_bert()
+    # the line: `model` stays the same module, but its forward and backward are replayed
     if not options.eager:
         lazy_tensor.replay(model)
     with tempfile.TemporaryDirectory() as folder:

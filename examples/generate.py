@@ -1,10 +1,10 @@
-"""Train a small byte-level GPT on Python's standard library, and let it write, a byte a step.
+"""Train a small byte-level GPT on Python's standard library, and have it write, a byte a step.
 
     python examples/generate.py
 
-A step of generation runs a hundred small ops, and every step runs the same ones. So it is a
-function for `replay`, which runs neither its Python nor PyTorch's dispatch again. To make all steps
-alike, keys and values lie in a cache with room for the longest text. The program prints
+A step of generation runs a hundred small ops, the same in every step. So `replay` runs it, without
+the function's Python and without PyTorch's dispatch. All steps must have the same sizes for that:
+keys and values are in a cache with room for the longest text. The program prints
 
     step 40: loss 3.0695, 64.9 ms a step
     ...
@@ -37,17 +37,19 @@ N_TEXTS = 12
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: those of `gpt.Rotary`, for a position whose angles are given."""
+    """Rotary positions as in `gpt.Rotary`, for one position, whose angles are given."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
 
 
 def logits_of(model: GPT, cache: Tensor, byte: Tensor, position: Tensor) -> Tensor:
-    """What `model` expects after `byte` of shape `(1, 1)`, which stands at `position`, `(1,)`.
+    """The logits `(256,)` of the byte after `byte`, `(1, 1)`, which is at `position`, `(1,)`.
 
-    `cache` holds keys and values of earlier positions, `(n_layers, 2, 1, n_heads, context, head
-    width)`. Those of `position` are written to it. The logits have shape `(256,)`.
+    `cache` has the keys and values of earlier positions, `(n_layers, 2, 1, n_heads, context, head
+    width)`. Those of `position` are written to it.
     """
+    # `position` is a tensor, so that its value may change from call to call. It selects rows and
+    # masks what comes after; a slice `[:position]` would have another size in each step.
     is_past = torch.arange(model.config.context)[None] <= position
     x: Tensor = model.token_embedding(byte)
     block: Any
@@ -68,7 +70,7 @@ def logits_of(model: GPT, cache: Tensor, byte: Tensor, position: Tensor) -> Tens
 
 
 def decode_step(model: GPT, temperature: float = 0.7) -> Callable[[Tensor, Tensor], Tensor]:
-    """From a byte and its position to the next byte, drawn at random, with a cache of its own."""
+    """A function from a byte and its position to the next byte, drawn at random. It has a cache."""
     c = model.config
     cache = torch.zeros(c.n_layers, 2, 1, c.n_heads, c.context, c.width // c.n_heads)
 
@@ -84,8 +86,9 @@ def write(step: Callable[[Tensor, Tensor], Tensor], n_bytes: int, prompt: bytes 
     """A text of `n_bytes` that begins with `prompt`."""
     text = [torch.tensor([[byte]]) for byte in prompt]
     for i in range(n_bytes - 1):
+        # a byte of the prompt only fills the cache, and its prediction is dropped
         following = step(text[i], torch.tensor([i]))
-        if i + 1 == len(text):  # the prompt has been read
+        if i + 1 == len(text):
             text.append(following)
     return bytes(torch.cat(text).flatten().tolist())
 
@@ -98,7 +101,8 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # leaves a core to the compiler of kernels
+    # one thread leaves a core to the compiler, which builds kernels in the background
+    torch.set_num_threads(1)
     model = GPT(CONFIG)
     train = train_step(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     decode = decode_step(model)

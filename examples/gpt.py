@@ -1,6 +1,8 @@
-"""A byte-level GPT in plain PyTorch, its training step and its data: nothing here is lazy.
+"""A byte-level GPT in plain PyTorch, with its training step and its data. Nothing here is lazy.
 
-The block of today's language models: RMS norms, rotary positions, a gated MLP, no biases.
+Its blocks are those of today's language models: RMS norms, rotary positions, a gated MLP, no
+biases. Suffixes of names are dimensions: B batch, T position, C width, H head, D head width,
+V vocabulary. Other examples, the demo and benchmarks import this module.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ MAX_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class GPTConfig:
+    """Sizes of a model. `tied`: the output layer has the weights of the embedding."""
+
     n_layers: int
     n_heads: int
     width: int
@@ -37,7 +41,7 @@ SIZES = {
 
 
 class Rotary(nn.Module):
-    """Turns each pair of features by an angle that grows with the position (arXiv:2104.09864)."""
+    """Rotates pairs of features by angles that grow with the position (arXiv:2104.09864)."""
 
     cos_TD: Tensor
     sin_TD: Tensor
@@ -45,6 +49,7 @@ class Rotary(nn.Module):
     def __init__(self, head_width: int, context: int) -> None:
         super().__init__()
         rates = 10_000.0 ** (-torch.arange(0, head_width, 2) / head_width)
+        # not persistent: the angles follow from the sizes
         angles_TD = torch.arange(context)[:, None] * rates
         self.register_buffer("cos_TD", angles_TD.cos(), persistent=False)
         self.register_buffer("sin_TD", angles_TD.sin(), persistent=False)
@@ -82,10 +87,11 @@ class SelfAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (arXiv:2002.05202), with the hidden width that keeps a 4x MLP's number of weights."""
+    """SwiGLU (arXiv:2002.05202), with as many weights as an MLP whose hidden width is 4x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        # three matrices in place of two: 8/3 of the width, rounded down to a multiple of 8
         hidden = 8 * width // 3 // 8 * 8
         self.gate_and_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
@@ -112,7 +118,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes `(batch, context)` in, logits `(batch, context, 256)` out."""
+    """From bytes `(batch, context)` to logits `(batch, context, 256)`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -144,7 +150,7 @@ def train_step(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The body of a training loop: from tokens and targets to the loss before the update.
 
-    Tokens and targets are int64 of shape `(batch, context)`, the loss is in nats a byte.
+    Tokens and targets are int64 of shape `(batch, context)`. The loss is in nats per byte.
     """
 
     def step(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -160,7 +166,8 @@ def train_step(
 
 
 def library_text() -> Tensor:
-    """Sources of Python's standard library as uint8, at most `MAX_BYTES` of them."""
+    """The sources of Python's standard library as uint8, at most `MAX_BYTES` of them."""
+    # a text that every machine has, in the same order everywhere
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests"}
     files = sorted(f for f in root.rglob("*.py") if skipped.isdisjoint(f.relative_to(root).parts))
@@ -175,7 +182,8 @@ def library_text() -> Tensor:
 def batches(
     text: Tensor, batch: int, context: int, seed: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless `(tokens, targets)`, int64 of shape `(batch, context)`, targets one byte ahead.
+    """Endless pairs `(tokens, targets)`, int64 of shape `(batch, context)`; targets are the tokens
+    one byte later.
 
     Equal arguments give equal batches. PyTorch's global generator is not used.
     """

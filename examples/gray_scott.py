@@ -1,8 +1,8 @@
-"""Gray-Scott: two substances react and diffuse, and draw patterns.
+"""Gray-Scott: two substances react and diffuse, and form patterns.
 
     python examples/gray_scott.py
 
-counts the steps of ten seconds, eagerly and lazily. The model is that of J. E. Pearson, Complex
+counts the steps done in ten seconds, eagerly and lazily. The model is from J. E. Pearson, Complex
 Patterns in a Simple System (doi:10.1126/science.261.5118.189).
 """
 
@@ -20,12 +20,12 @@ FEED, KILL = 0.035, 0.06
 
 
 def laplacian(z: Tensor) -> Tensor:
-    """Five-point stencil on a torus, shape `(rows, columns)` in and out."""
+    """The five-point stencil on a torus; `z` and the result have shape `(rows, columns)`."""
     return z.roll(1, 0) + z.roll(-1, 0) + z.roll(1, 1) + z.roll(-1, 1) - 4 * z
 
 
 def step(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Both concentrations one unit of time later."""
+    """The concentrations `u` and `v` one unit of time later."""
     reaction = u * v * v
     return (
         u + 0.16 * laplacian(u) - reaction + FEED * (1 - u),
@@ -34,7 +34,7 @@ def step(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def start(n_rows: int = 1000, n_columns: int = 1000) -> tuple[Tensor, Tensor]:
-    """`u` is everywhere, `v` in small squares at random places."""
+    """`u` is 1 everywhere and `v` 0, but for small squares at random places, where they react."""
     generator = torch.Generator().manual_seed(0)
     u, v = torch.ones(n_rows, n_columns), torch.zeros(n_rows, n_columns)
     n_squares = n_rows * n_columns // 4000

@@ -17,16 +17,18 @@ from torch import Tensor
 import lazy_tensor
 
 SPOT, STRIKE, RATE, VOLATILITY, YEARS = 100.0, 105.0, 0.03, 0.25, 1.0
-"""Prices of the share and of the option's strike; rate and volatility a year."""
+"""The share's price at first, the option's strike price, rate and volatility per year, and the
+option's years."""
 
 
 def price(n_paths: int = 1_000_000, n_dates: int = 4) -> Tensor:
-    """Discounted mean of `max(average of the share over the dates - strike, 0)`, a 0-dim tensor.
+    """The discounted mean of `max(mean of the share over the dates - strike, 0)`, a 0-dim tensor.
 
     The share follows a geometric Brownian motion. Each random number is used with both signs, which
     halves the variance (antithetic variates: Glasserman, Monte Carlo Methods in Financial
     Engineering, 4.2).
     """
+    # `up` and `down` are logarithms of the share's price over `SPOT`, with either sign
     dt = YEARS / n_dates
     drift, deviation = (RATE - VOLATILITY**2 / 2) * dt, VOLATILITY * math.sqrt(dt)
     up, down = torch.zeros(n_paths // 2), torch.zeros(n_paths // 2)

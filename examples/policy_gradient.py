@@ -2,8 +2,8 @@
 
     python examples/policy_gradient.py
 
-The cart-pole is tensor code, too: 64 of them move at a time. A step of the simulation runs some
-sixty small ops, so `replay` runs it. The update runs in a block. The program prints
+The simulation is tensor code too: 64 carts move at a time. One of its steps runs some sixty small
+ops, so `replay` runs it. The update runs in a block of `lazy_mode`. The program prints
 
     update 15: 47.5 steps an episode, 197.5 ms an update
     ...
@@ -27,16 +27,17 @@ from torch.nn import functional as F
 import lazy_tensor
 
 GRAVITY, CART_MASS, POLE_MASS, HALF_LENGTH, FORCE, DT = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
-"""In units of metres, kilograms and seconds."""
+"""In metres, kilograms and seconds. `HALF_LENGTH` is the pole's, `DT` a step of the simulation."""
 MAX_PLACE, MAX_ANGLE = 2.4, 12 * torch.pi / 180
-"""An episode ends when the cart leaves its track, or the pole leans further than 12 degrees."""
+"""An episode ends when the cart leaves its track, or the pole leans by more than 12 degrees."""
 
 
 def move(state: Tensor, action: Tensor) -> Tensor:
-    """Cart-poles `(n_carts, 4)` one `DT` later: place, speed, angle and angular speed of each.
+    """The carts `(n_carts, 4)` one `DT` later: place, speed, angle and angular speed of each.
 
-    `action` is 1 where the cart is pushed to the right, 0 to the left. See A. G. Barto, R. S.
-    Sutton and C. W. Anderson (doi:10.1109/TSMC.1983.6313077), appendix; friction is left out.
+    `action` is 1 where a cart is pushed to the right, 0 where to the left. The equations are from
+    A. G. Barto, R. S. Sutton and C. W. Anderson (doi:10.1109/TSMC.1983.6313077), appendix, without
+    friction.
     """
     place, speed, angle, spin = state.unbind(1)
     mass, sin, cos = CART_MASS + POLE_MASS, angle.sin(), angle.cos()
@@ -50,17 +51,21 @@ def move(state: Tensor, action: Tensor) -> Tensor:
 
 
 def network(width: int = 64) -> nn.Sequential:
-    """From states to the logit of a push to the right."""
+    """A network from states to the logits of a push to the right."""
     return nn.Sequential(
         nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1), nn.Flatten(start_dim=0)
     )
 
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""From states and `goes_on` to actions, and to states and `goes_on` a step later."""
 
 
 def step_of(policy: nn.Module) -> Step:
-    """From states, and 1 for each episode that goes on, to actions and both a step later."""
+    """A step of the simulation; `goes_on` is 1 for each episode that has not ended, else 0.
+
+    Episodes that have ended are moved as well: all steps then have the same sizes.
+    """
 
     @torch.no_grad()
     def step(state: Tensor, goes_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +79,7 @@ def step_of(policy: nn.Module) -> Step:
 
 
 def episodes(step: Step, n_carts: int, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """An episode of each cart: states, actions and whether it still went on, one row a step."""
+    """An episode of each cart: states, actions and `goes_on`, with a row for each step."""
     state, goes_on = 0.1 * torch.rand(n_carts, 4) - 0.05, torch.ones(n_carts)
     states, actions, going = [], [], []
     for _ in range(n_steps):
@@ -89,10 +94,12 @@ def update(
     policy: nn.Module, optimizer: torch.optim.Optimizer, states: Tensor, actions: Tensor,
     going: Tensor,
 ) -> None:  # fmt: skip
-    """Makes actions that more steps than usual came after likelier, and the others less likely."""
-    left = going.flip(0).cumsum(0).flip(0)  # the steps that came after: the return, undiscounted
+    """Make an action likelier if more steps than usual came after it, and less likely if fewer."""
+    # the number of steps that came after: the return, without discount
+    left = going.flip(0).cumsum(0).flip(0)
     n_going = going.sum(1, keepdim=True).clamp(min=1)
-    usual = (left * going).sum(1, keepdim=True) / n_going  # of the same step in other episodes
+    # the baseline is the mean over all episodes that still went on at the same step
+    usual = (left * going).sum(1, keepdim=True) / n_going
     advantage = (left - usual) * going
     advantage = advantage / (advantage.square().sum() / going.sum()).sqrt().clamp(min=1e-6)
     logits = policy(states.flatten(0, 1)).view_as(actions)
@@ -112,7 +119,8 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # leaves a core to the compiler of kernels
+    # one thread leaves a core to the compiler, which builds kernels in the background
+    torch.set_num_threads(1)
     policy = network()
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
     step = step_of(policy) if options.eager else lazy_tensor.replay(step_of(policy))

@@ -2,7 +2,8 @@
 
     python examples/train_gpt.py --steps 100 --sides eager lazy replay compile
 
-Sides take turns at each step, so that noise hits all alike. Ctrl-C ends with the table so far.
+The sides take turns at each step, so that noise of the machine affects all alike. Ctrl-C ends the
+program with the table so far.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import lazy_tensor
 from lazy_tensor.examples.gpt import GPT, SIZES, GPTConfig, batches, library_text, train_step
 
 Step = Callable[[Tensor, Tensor], Tensor]
+"""From tokens and targets to the loss."""
 SIDES: dict[str, Callable[[Step], Step]] = {
     "eager": lambda step: step,
     "lazy": lambda step: lazy_tensor.lazy_mode()(step),
@@ -31,13 +33,14 @@ SIDES: dict[str, Callable[[Step], Step]] = {
 
 @dataclass
 class Run:
-    """One side of the race: its step, and the losses and seconds of the steps done."""
+    """One side: its step, and the losses and seconds of the steps done."""
 
     step: Step
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def advance(self, tokens: Tensor, targets: Tensor) -> None:
+        # `.item()` waits for the step to be done
         began = time.perf_counter()
         loss = self.step(tokens, targets).item()
         self.seconds.append(time.perf_counter() - began)
@@ -45,14 +48,17 @@ class Run:
 
 
 def run_of(side: str, config: GPTConfig, device: str) -> Run:
-    torch.manual_seed(0)  # equal weights on all sides
+    """A side with a model and an optimizer of its own."""
+    # equal weights on all sides
+    torch.manual_seed(0)
     model = GPT(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     return Run(SIDES[side](train_step(model, optimizer)))
 
 
 def table(runs: dict[str, Run]) -> str:
-    """A line a side: loss, first step, median of the last half, largest difference in a loss."""
+    """A line for each side: its losses, its first step, the median of the last half of its steps,
+    and the largest difference of a loss from that of the first side."""
     first = next(iter(runs.values()))
     lines = [f"{'':<8}{'loss':>18}{'first step':>14}{'settled step':>15}{'difference':>13}"]
     for name, run in runs.items():
@@ -87,8 +93,9 @@ def main() -> None:
                 print(f"step {i + 1}: {losses}", flush=True)
     except KeyboardInterrupt:
         pass
+    # a step that Ctrl-C cut short was done by some sides only, and is left out
     n_whole = min(len(run.losses) for run in runs.values())
-    for run in runs.values():  # the step that Ctrl-C cut short is left out
+    for run in runs.values():
         del run.losses[n_whole:], run.seconds[n_whole:]
     if n_whole:
         print(table(runs))

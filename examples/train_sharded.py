@@ -1,10 +1,11 @@
-"""Train the demo's GPT on several processes: parameters sharded by `fully_shard`, blocks split by
-tensor parallel, checkpoints that a run of another size goes on from.
+"""Train a GPT on several processes: parameters are sharded by `fully_shard`, blocks are split by
+tensor parallelism, and a run with another number of processes goes on from a checkpoint.
 
     torchrun --nproc-per-node 4 examples/train_sharded.py --tensor-parallel 2 --steps 20
     torchrun --nproc-per-node 2 examples/train_sharded.py --steps 40
 
-The second run goes on where the first one stopped, with the losses that 4 processes would have had.
+The second run goes on where the first one stopped. Its losses are those that 4 processes would have
+had.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from lazy_tensor.sharding import (
 
 CONFIG = GPTConfig(n_layers=2, n_heads=4, width=64, context=32, tied=False)
 BATCH = 8
+"""Rows of a batch, over all ranks."""
 
 
 class SplitAttention(nn.Module):
-    """The demo's attention with a projection for each of q, k and v, so that ranks share heads."""
+    """The attention of `gpt.py` with a projection for each of q, k and v. If these are split by
+    columns, each rank has some of the heads."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class SplitAttention(nn.Module):
 
 
 class SplitMLP(nn.Module):
-    """The demo's gated MLP with its two first projections apart."""
+    """The gated MLP of `gpt.py` with two first projections in place of one, which can be split."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -70,11 +73,13 @@ class SplitMLP(nn.Module):
 
 
 def sharded_gpt(mesh: Any) -> Any:
-    """The model, on a mesh with dimensions "data" and "tensor"."""
-    torch.manual_seed(0)  # the same on every rank
+    """The model on a mesh with the dimensions "data" and "tensor"."""
+    # every rank begins with the same weights, and keeps its part of them
+    torch.manual_seed(0)
     model: Any = GPT(CONFIG)
     for block in model.blocks:
         block.attention, block.mlp = SplitAttention(CONFIG), SplitMLP(CONFIG.width)
+    # split by columns, then by rows: between the two a rank needs nothing of other ranks
     split, joined = ColwiseParallel(), RowwiseParallel()
     plan = {
         "attention.q": split, "attention.k": split, "attention.v": split, "attention.out": joined,
@@ -88,7 +93,8 @@ def sharded_gpt(mesh: Any) -> Any:
 
 
 def batch(step: int, mesh: Any) -> Tensor:
-    """This rank's rows of the batch of a step, which is the same for any number of ranks."""
+    """This rank's rows of a step's batch, which is the same for any number of ranks."""
+    # the text to learn is this file
     text = torch.tensor(list(Path(__file__).read_bytes()))
     draw = torch.Generator().manual_seed(step)
     starts = torch.randint(0, len(text) - CONFIG.context - 1, (BATCH,), generator=draw)
@@ -115,6 +121,7 @@ def main() -> None:
     model = sharded_gpt(mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first = 0
+    # `load` writes into tensors that are there, with the placements of this run
     if (options.checkpoint / ".metadata").exists():
         states, optimizer_states = get_state_dict(model, optimizer)
         known: dict[str, Any] = {"model": states, "optimizer": optimizer_states, "step": 0}
@@ -136,6 +143,7 @@ def main() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+        # each rank has the mean loss of its rows, and as many rows as the others
         mean = lazy_tensor.materialize(loss.detach())
         dist.all_reduce(mean)
         if dist.get_rank() == 0:

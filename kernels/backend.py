@@ -1,7 +1,8 @@
-"""The protocol of a backend, and the registry that `backend=` names.
+"""The protocols that a backend implements, and the registry of backends by name.
 
-In: segments. Out: kernels. `plan.partition` asks `refuses`, `service.compile` the
-rest.
+A backend turns segments into kernels. `dispatch.plan.partition` calls `refuses` (and `paths`) while
+it cuts a graph into segments. `service.compile` calls the other methods to get kernels. Only
+`Backend` is required: each further protocol is optional and found by `isinstance`.
 """
 
 from __future__ import annotations
@@ -14,34 +15,43 @@ import torch
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
-"""`kernel(tensors, scalars) -> outputs`: plain tensors in, in the segment's order; its outputs out.
+"""`kernel(tensors, scalars) -> outputs`: takes the segment's inputs as plain tensors, in its order,
+and returns the segment's outputs.
 
-Runs below autograd and outside every dispatch mode; writes the inputs that the segment writes.
+It runs below autograd and outside every dispatch mode. It writes the segment's written inputs in
+place.
 """
 
 
 class Declined(RuntimeError):
-    """No kernel is for a segment, which is no failure: the message says why."""
+    """A backend has no kernel for a segment, for a known reason that the message gives.
+
+    This is not a failure: the segment runs op by op, or on the next backend, without a warning.
+    """
 
 
 class Busy(RuntimeError):
-    """Another thread is preparing the kernel; nothing was run."""
+    """The kernel is in use by another thread, which prepares or runs it; nothing was run.
+
+    `Fusion` then runs the segment op by op this once.
+    """
 
 
 @runtime_checkable
 class Prepared(Protocol):
-    """A kernel that takes long when it first sees a segment's sizes.
+    """A kernel whose first run on new sizes is slow, because it compiles for them.
 
-    It raises Busy if it is called meanwhile.
+    The compile service calls `prepare` in the background. A call of the kernel in the meantime
+    raises Busy.
     """
 
     def prepare(self, segment: Segment) -> None:
-        """Get ready for the sizes of `segment`, without keeping other threads from running."""
+        """Compile for the sizes of `segment`. Other threads of Python can run meanwhile."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Turns segments into kernels. `name` is what `configure(backend=...)` takes."""
+    """Turns segments into kernels. `name` is its name in `configure(backend=...)`."""
 
     name: str
 
@@ -51,72 +61,86 @@ class Backend(Protocol):
     def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
         """Why `call` can't be part of a segment; None if it can.
 
-        `inputs` are the tensors it takes, in order; none where they aren't known. Must be cheap:
-        asked for every node of a new plan.
+        `inputs` are the specs of the call's tensor arguments, in order, or empty if they aren't
+        known. It is called for every node of a new plan, so it must be cheap.
         """
 
     def compile(self, segment: Segment) -> Kernel:
-        """The kernel for `segment`. May take seconds; any exception sends the segment to the next
-        backend, or to `aten`, which warns unless it is a Declined."""
+        """The kernel for `segment`; may take seconds.
+
+        After any exception the next backend is tried, and after the last one the segment runs op
+        by op. A warning is then given, unless the last exception is a Declined.
+        """
 
 
 @runtime_checkable
 class PortableBackend(Backend, Protocol):
-    """A backend whose work can be done in another process and kept on disk."""
+    """A backend that can compile in another process, to bytes that are kept on disk."""
 
     def can_build(self, segment: Segment) -> bool:
-        """Whether `build` can make an artifact of `segment`; else `compile` runs right here."""
+        """Whether `build` supports `segment`; else `compile` runs in this process."""
 
     def fingerprint(self) -> str:
-        """All that an artifact depends on besides the segment: versions, CPU or GPU capability."""
+        """All that an artifact depends on besides the segment: versions, CPU or GPU capability.
+
+        It is part of the artifact's key on disk: what it leaves out can load a wrong kernel.
+        """
 
     def build(self, segment: Segment) -> bytes:
         """The compiled artifact; runs in a worker process."""
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
-        """The kernel from what `build` made, in milliseconds; raises if that is unusable."""
+        """The kernel from an artifact of `build`, in milliseconds; raises if it is unusable."""
 
 
 @runtime_checkable
 class GenericBackend(PortableBackend, Protocol):
-    """A portable backend whose `build` and `load` take a `Generic` segment too."""
+    """A portable backend whose `build` and `load` accept a `Generic` segment too."""
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
-        """Whether the artifact of a generic segment is right for these values of its symbols."""
+        """Whether a generic segment's artifact is correct for these values of its symbols."""
 
 
 @runtime_checkable
 class BuildsTogether(PortableBackend, Protocol):
-    """A portable backend that makes several artifacts in less time than one by one."""
+    """A portable backend that builds several artifacts faster together than one by one."""
 
     def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
-        """What `build` would make of each; None of those whose error `build` is to tell."""
+        """The artifact of each segment; None for one that failed.
+
+        The service builds a failed one again by `build`, which raises the error.
+        """
 
 
 @runtime_checkable
 class Thrifty(Protocol):
-    """A backend whose kernels don't pay for every segment."""
+    """A backend that can tell, before it compiles, that a kernel would be slower than aten ops."""
 
     def declines(self, segment: Segment) -> str | None:
-        """Why op-by-op execution is better for `segment`; None if a kernel is."""
+        """Why op-by-op execution is faster for `segment`; None if a kernel is."""
 
 
 @runtime_checkable
 class CountsPaths(Protocol):
-    """A backend whose time grows with the paths from a segment's inputs to its values."""
+    """A backend whose compile time grows with the number of data-flow paths in a segment.
+
+    `dispatch.plan.partition` ends a segment before more than `max_paths` paths lead from its inputs
+    to one of its values.
+    """
 
     max_paths: int
-    """How many may lead to one value."""
+    """The most paths from the segment's inputs to one value."""
 
     def paths(self, call: Call) -> int:
-        """By how many of them an operand of `call` reaches its result."""
+        """The number of paths from an operand of `call` to its result, inside the call."""
 
 
+# in order of registration, which is the order in which "auto" tries them
 _backends: dict[str, Backend] = {}
 
 
 def register_backend(name: str, backend: Backend) -> None:
-    """Make `backend` known as `name`, replacing one of that name.
+    """Register `backend` as `name`, in place of any backend of that name.
 
     Raises TypeError if it lacks a method of `Backend`.
     """
@@ -131,7 +155,7 @@ def register_backend(name: str, backend: Backend) -> None:
 
 
 def backend_of(name: str) -> Backend:
-    """The backend registered as `name`; ValueError names those there are."""
+    """The backend registered as `name`; a ValueError lists the registered names."""
     try:
         return _backends[name]
     except KeyError:
@@ -145,7 +169,10 @@ def available_backends(device_type: str = "cpu") -> dict[str, str | None]:
 
 
 def after(backend: Backend, device_type: str) -> list[Backend]:
-    """Who else may fuse on `device_type` what `backend` can't, in the order of `"auto"`."""
+    """The available backends after `backend` in the order of `"auto"`, for segments it failed at.
+
+    `aten` is left out: it fuses nothing, and is the fallback of every fusion anyway.
+    """
     names = list(_backends)
     later = names[names.index(backend.name) + 1 :] if backend.name in names else []
     others = [_backends[name] for name in later if name != "aten"]
@@ -153,12 +180,12 @@ def after(backend: Backend, device_type: str) -> list[Backend]:
 
 
 def choose(name: str, device_type: str) -> Backend:
-    """The backend that `configure(backend=name)` means on `device_type`.
+    """The backend for `device_type` under `configure(backend=name)`.
 
-    Where the one named can't run, and for `"auto"`, it is the first that can: a program that uses
-    nvFuser on CUDA may compute on the CPU too.
+    For `"auto"`, and where the named backend can't run, it is the first available one. For example,
+    a program with backend="nvfuser" may compute on the CPU too.
     """
     if name != "auto" and backend_of(name).unavailable(device_type) is None:
         return _backends[name]
-    # there is one: aten runs everywhere
+    # `next` always finds one, because aten runs on every device
     return next(b for b in _backends.values() if b.unavailable(device_type) is None)

@@ -1,6 +1,7 @@
-"""Bounded maps with true counts: every cache of the project is one of these and is known by name.
+"""Bounded LRU maps that count their hits and misses, registered by name.
 
-In: a name and a size. Out: `cachetools` LRU behaviour plus `CacheInfo`. Called from every layer.
+In: a name and a size. Out: a `Cache`, an LRU of `cachetools` with a lock and counts. All layers use
+it. `cache_info()` and `clear_all()` serve the public functions of the same purpose.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from cachetools import LRUCache
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+# caches with a name, for `cache_info`; a new cache of a name replaces the one before
 _registry: dict[str, Cache] = {}  # type: ignore[type-arg]
 
 
 class _EvictingLRU(LRUCache):  # type: ignore[type-arg]
-    """An LRU that tells its owner what it drops."""
+    """An LRU that calls `on_evict(key, value)` for each entry that it evicts."""
 
     on_evict: Callable[[object, object], None] | None = None
 
+    # cachetools evicts by `popitem`
     def popitem(self) -> tuple[object, object]:
         key, value = super().popitem()
         if self.on_evict is not None:
@@ -34,11 +37,11 @@ class _EvictingLRU(LRUCache):  # type: ignore[type-arg]
 class Cache(Generic[K, V]):
     """A named LRU map from `K` to `V`, safe under threads, counted in `cache_info()`.
 
-    `maxsize` bounds the sum of `weigh(value)`, by default the number of entries. An empty name
-    keeps it out of `cache_info()`: for caches that are one of many of a kind.
+    `maxsize` bounds the sum of `weigh(value)`, by default the number of entries. A cache with an
+    empty name is left out of `cache_info()` and `clear_all()`: there are many of its kind.
 
-    `on_evict(key, value)` is called for entries that leave because the map is full (not for
-    `clear`), with the cache's lock held: it must not call back into this cache.
+    `on_evict(key, value)` is called for entries that leave because the map is full. It runs with
+    the cache's lock held, so it must not call back into this cache.
     """
 
     def __init__(
@@ -64,7 +67,10 @@ class Cache(Generic[K, V]):
         return entries
 
     def get(self, key: K) -> V | None:
-        """The value under `key`, a counted hit and now the most recent; None is a counted miss."""
+        """The value under `key`, which becomes the most recent entry; None if there is none.
+
+        Counts a hit or a miss.
+        """
         with self._lock:
             try:
                 value: V = self._map[key]
@@ -87,7 +93,7 @@ class Cache(Generic[K, V]):
             return list(self._map.values())
 
     def resize(self, maxsize: int) -> None:
-        """Change the bound, keeping the most recent entries."""
+        """Change the bound; if entries must go, those inserted last stay."""
         with self._lock:
             if maxsize == self._map.maxsize:
                 return
@@ -106,7 +112,11 @@ class Cache(Generic[K, V]):
 
 
 def _renew_locks() -> None:
-    """In a forked child: a lock held by a thread that was not forked would be held for ever."""
+    """Give each cache a new lock in a forked child.
+
+    Another thread of the parent may hold a lock at the fork. That thread does not exist in the
+    child, so nobody would release it there.
+    """
     for cache in _registry.values():
         cache._lock = threading.RLock()
 
@@ -120,7 +130,7 @@ def cache_info() -> dict[str, CacheInfo]:
 
 
 def clear_all() -> None:
-    """Empty every cache and zero its counts."""
+    """Empty every named cache, zero its counts, and call all functions of `on_clear`."""
     for cache in list(_registry.values()):
         cache.clear()
     for forget in _others:
@@ -131,5 +141,5 @@ _others: list[Callable[[], object]] = []
 
 
 def on_clear(forget: Callable[[], object]) -> None:
-    """Have what a module keeps besides emptied with the caches."""
+    """Have `clear_all` call `forget()`, for state that a module keeps outside a `Cache`."""
     _others.append(forget)

@@ -1,8 +1,9 @@
-"""Compiled artifacts that outlive the process: one file each, named by what it was compiled from.
+"""Compiled artifacts on disk (`cache_dir`): one file each, named by a hash of its inputs.
 
-In: keys and bytes. Out: the same bytes, or None for anything doubtful. Called by `service.compile`.
-A file is `_MAGIC`, the SHA-256 of the rest, and the rest: a line about the artifact, padded, and
-the artifact. It is read as bytes and never unpickled.
+In: keys and bytes. Out: the same bytes, or None for a file that is missing, damaged or unsafe.
+Called by `service.compile`, and by `extension` for the package's own C++.
+A file holds `_MAGIC`, the SHA-256 of the rest, a description padded to `_ABOUT_BYTES`, and the
+artifact. It is read as bytes and never unpickled.
 """
 
 from __future__ import annotations
@@ -23,30 +24,35 @@ from typing import NamedTuple
 _MAGIC = b"LTKERN02"
 _SUFFIX = ".ltk"
 LOOKS_EVERY_S = 0.02
-"""How often a process looks whether another one is done with what both want."""
+"""Seconds between two attempts to take a lock that another process holds."""
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+# a fixed size, so that `cache list` reads the description without the artifact
 _ABOUT_BYTES = 120
 
 
 def key_of(*parts: str) -> str:
-    """The name under which what depends on exactly `parts` is kept."""
+    """The key of an artifact that depends on exactly `parts`."""
+    # joined by a character that no part holds, so that ("ab", "c") and ("a", "bc") differ
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 class Disk:
-    """Artifacts under `directory`, the least recently used dropped beyond `max_bytes`.
+    """Artifacts under `directory`; beyond `max_bytes` the least recently used are deleted.
 
-    Any number of processes may share the directory. It is created for its owner alone. One that
-    another user owns or may write to is not used, as a kernel is code; nor is one in which a folder
-    or a file is another user's, or a link. Whatever goes wrong costs one warning and the cache,
-    never the program.
+    Any number of processes may share the directory. It is created for its owner alone. Kernels are
+    code that will be run, so nothing is read that another user may have written. The cache is
+    turned off at the first folder or file that another user owns or can write, or that is a link.
+    Only the directory itself may be a link. A failed write turns the cache off too. Either costs
+    one warning, and nothing is raised.
     """
 
     def __init__(self, directory: Path, max_bytes: int = 2 << 30) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
+        # why the cache is turned off, as the warning says it; None while it is in use
         self._off_reason: str | None = None
+        # bytes of all files, as `_trim` counts them; None before the first count
         self._size_bytes: int | None = None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,20 +66,25 @@ class Disk:
         return self._off_reason is not None
 
     def get(self, key: str) -> bytes | None:
-        """What was `put` under `key`; None if nothing was, or if the file is damaged."""
+        """The artifact under `key`; None if there is none, or if the file is damaged."""
         path = self._path(key)
         try:
+            # the folder too: who can write it can replace the file between check and open
             if not (self._is_trusted(path.parent) and self._is_trusted(path)):
                 return None
             artifact = _checked(_content(path))
             if artifact is not None:
+                # `_drop_oldest` goes by this time: many systems don't note when a file is read
                 os.utime(path)
         except OSError:
             return None
         return artifact
 
     def put(self, key: str, artifact: bytes, about: str = "") -> None:
-        """Keep `artifact`. Readers see all of it or nothing. `about` says for people what it is."""
+        """Write `artifact` under `key`. Readers see all of it or nothing.
+
+        `about` is a description for people, which `cache list` shows.
+        """
         if self.is_off:
             return
         rest = about.encode()[:_ABOUT_BYTES].ljust(_ABOUT_BYTES, b"\0") + artifact
@@ -88,9 +99,10 @@ class Disk:
             self._turn_off(f"writing to it failed: {error}")
 
     def work_folder(self, name: str) -> Path | None:
-        """A folder of this user alone for a compiler's own files; None where there can't be one.
+        """A folder for a compiler's own files, closed to other users; None if there can't be one.
 
-        Compilers make what is in it for their group too, so only owners are looked at there.
+        Compilers may make files in it that the group can write. So the files' owners are checked,
+        but not their permissions: the folder itself is closed to the group.
         """
         folder = self.directory / name
         if self.is_off:
@@ -109,7 +121,7 @@ class Disk:
         return None if self.is_off else folder
 
     def _is_trusted(self, path: Path, *, may_be_a_link: bool = False) -> bool:
-        """Whether only this user can have written what lies at `path`; if not, turn off."""
+        """Whether only this user can have written `path`; if not, turn the cache off."""
         if self.is_off:
             return False
         reason = _unsafe(path, may_be_a_link)
@@ -121,26 +133,31 @@ class Disk:
     def alone_with(
         self, keys: Iterable[str], gives_up: Callable[[], bool] = lambda: False
     ) -> Iterator[None]:
-        """Wait until no other process or thread is in here with one of these keys, or `gives_up()`.
+        """Hold the locks of these keys, or go on without them once `gives_up()` is true.
 
-        So of several that want the same artifact, as the ranks of a program do, one makes it.
+        Other processes and threads that want one of the keys wait. So if several processes need the
+        same artifact, as the ranks of a program do, one builds it and the others then load it.
+        There is one lock for each folder, so unrelated keys may wait for each other too.
         """
         with ExitStack() as held:
-            # in the same order everywhere: no two wait for each other
+            # all processes take the locks in the same order, so that no two wait for each other
             for folder in sorted({self._folder_of(key) for key in keys}):
                 held.enter_context(_locked(folder, gives_up))
             yield
 
     def _folder_of(self, key: str) -> Path:
+        # 256 folders, as the key is hexadecimal
         return self.directory / key[:2]
 
     def _path(self, key: str) -> Path:
         return self._folder_of(key) / (key + _SUFFIX)
 
     def _trim(self, added_bytes: int) -> None:
-        """Drop old files if the directory has outgrown its bound.
+        """Delete old files if the directory has outgrown `max_bytes`.
 
-        Its size is read once and then counted; other processes' files are seen at the next reading.
+        The files' sizes are read at the first call. After that this process adds up what it writes,
+        and reads them again when its count reaches the bound. Only then does it see the files that
+        other processes have written.
         """
         with self._lock:
             if self._size_bytes is not None and self._size_bytes + added_bytes <= self.max_bytes:
@@ -162,7 +179,8 @@ class Disk:
 
 
 def _unsafe(path: Path, may_be_a_link: bool) -> str | None:
-    """Why what lies at `path` must not be trusted; None if only this user can have written it."""
+    """Why `path` must not be trusted; None if only this user can have written it."""
+    # first the link itself: its owner decides where it leads
     foreign = _foreign(path)
     if foreign is not None:
         return foreign
@@ -170,11 +188,12 @@ def _unsafe(path: Path, may_be_a_link: bool) -> str | None:
         if not may_be_a_link:
             return f"{path} is a link; delete it"
         path = path.resolve(strict=True)
+    # then its target, or again `path` itself
     return _foreign(path) or _writable(path.stat(), path)
 
 
 def _foreign(path: Path) -> str | None:
-    """Whose the file, folder or link at `path` is, if it isn't this user's."""
+    """A message if the file, folder or link at `path` belongs to another user; else None."""
     owner = path.lstat().st_uid
     if owner == os.getuid():
         return None
@@ -182,7 +201,10 @@ def _foreign(path: Path) -> str | None:
 
 
 def _foreign_below(folder: Path) -> Iterator[str]:
-    """What is another user's, of a folder and all in it; what goes meanwhile is left out."""
+    """A message for each file or folder of another user, of `folder` and all below it.
+
+    Files that another process deletes meanwhile are skipped.
+    """
     found = (
         os.path.join(place, name) for place, *names in os.walk(folder) for name in chain(*names)
     )
@@ -200,11 +222,12 @@ def _writable(status: os.stat_result, path: Path) -> str | None:
 
 
 def _content(path: Path) -> bytes:
-    """What a file of this user's holds; OSError for anything else.
+    """The content of a regular file that this user owns; OSError for anything else.
 
-    The file that was opened is looked at, as another may have taken the place of the one that was
-    looked at by name; a pipe must not be waited for.
+    The checks before were made by name, and the file may have been replaced since. So the owner of
+    the opened file is checked again.
     """
+    # a link raises, and a pipe opens at once instead of waiting for a writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -214,12 +237,15 @@ def _content(path: Path) -> bytes:
 
 
 def _checked(content: bytes) -> bytes | None:
+    """The artifact in a file's content; None if its hash or its format is another."""
     rest = content[_HEADER_BYTES:]
     expected = _MAGIC + hashlib.sha256(rest).digest()
     return rest[_ABOUT_BYTES:] if content[:_HEADER_BYTES] == expected else None
 
 
 def _write_whole(path: Path, content: bytes) -> None:
+    """Write `path` so that no reader ever sees a part of `content`."""
+    # in the same folder, as a rename is atomic only within one file system
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -232,14 +258,20 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(folder: Path, gives_up: Callable[[], bool]) -> Iterator[None]:
+    """Hold the lock of `folder`, or go on without it if `gives_up()` or there are no locks here.
+
+    The system releases the lock of a process that ends, so a crash blocks nobody.
+    """
     descriptor = None
     try:
-        # no locks on this system, or in this file system, or a folder that isn't ours
+        # An error means that this system or file system has no locks, or that the folder is not
+        # ours. Then several processes may build the same artifact, which costs only time.
         with suppress(ImportError, OSError):
             import fcntl
 
             folder.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            # polled, as a blocking `flock` could not look at `gives_up`
             while not gives_up():
                 with suppress(BlockingIOError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,13 +280,18 @@ def _locked(folder: Path, gives_up: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
+            # explicitly, since a forked child may hold a copy of the descriptor: closing ours alone
+            # would leave the lock held
             with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked children have it open too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
 class Entry(NamedTuple):
-    """An artifact on disk: when it was used last (seconds since 1970), and its size."""
+    """A file on disk: when it was last used (seconds since 1970), and its size.
+
+    Entries sort by `used_s`, its first field.
+    """
 
     used_s: float
     n_bytes: int
@@ -262,7 +299,7 @@ class Entry(NamedTuple):
 
     @property
     def about(self) -> str:
-        """What it is, as whoever `put` it there said."""
+        """The description that was given to `put`; empty if the file can't be read."""
         with suppress(OSError), self.path.open("rb") as file:
             said = file.read(_HEADER_BYTES + _ABOUT_BYTES)[_HEADER_BYTES:]
             return said.rstrip(b"\0").decode(errors="replace")
@@ -270,7 +307,7 @@ class Entry(NamedTuple):
 
 
 def entries(directory: Path) -> Iterator[Entry]:
-    """The artifacts in a directory, those that other processes drop meanwhile left out."""
+    """The artifacts in a directory. Files that other processes delete meanwhile are skipped."""
     return (entry for entry in _files(directory) if entry.path.suffix == _SUFFIX)
 
 
@@ -283,15 +320,17 @@ def _files(directory: Path) -> Iterator[Entry]:
 
 
 def _drop_oldest(directory: Path, max_bytes: int) -> int:
-    """Delete files, oldest use first, down to 9/10 of `max_bytes`; the bytes that remain.
+    """Delete the least recently used files, down to 9/10 of `max_bytes`; return the bytes left.
 
-    Scripts that show a disagreement count, and what a writer left that was killed.
+    All files one folder down count, not only artifacts: also the scripts in `disagreements`, and
+    temporary files of writers that were killed.
     """
     found = sorted(_files(directory))
     size_bytes = sum(entry.n_bytes for entry in found)
     if size_bytes <= max_bytes:
         return size_bytes
     for entry in found:
+        # below the bound by a tenth, so that not every `put` from here on reads the directory
         if size_bytes <= max_bytes * 9 // 10:
             break
         entry.path.unlink(missing_ok=True)

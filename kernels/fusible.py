@@ -1,7 +1,8 @@
-"""Which aten ops Inductor can fuse, as a table: no import of Inductor, which takes seconds.
+"""Which aten ops a kernel can hold, as tables: Inductor itself would take seconds to import.
 
-In: a call. Out: None, or why it runs by itself. `tests/kernels/test_fusible.py` checks the table
-against Inductor's own lowerings and decompositions.
+In: a call. Out: None if it can be part of a segment, else the reason. The `refuses` methods of the
+backends ask here, each with its own set of ops. `tests/kernels/test_fusible.py` checks the tables
+against Inductor's lowerings and decompositions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Names are those of `base_name`: without namespace, overload and the `_` of in-place ops. The
+# groups matter too: other modules treat views, norms and pointwise ops in different ways.
 POINTWISE = _names(
     """abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
     bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clone
@@ -64,9 +67,10 @@ LIBRARY = _names(
     _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward"""
 )
-"""Calls of libraries that raise for no values: they may stand between the kernels of a plan that is
-compiled whole."""
+"""Ops that call a library and never raise because of the values they get. In a plan that is
+compiled whole they run between the fused kernels (see `backends.whole`)."""
 
+# The reason for each op that is not fused though one may expect it. Any other op has a general one.
 _WHY_NOT = {
     "a matrix product is a library call": """addbmm addmm addmv addr baddbmm bmm dot linear matmul
         mm mv vdot _addmm_activation _grouped_mm _int_mm _scaled_mm""",
@@ -87,6 +91,7 @@ _WHY_NOT = {
 }
 _REASONS = {name: reason for reason, names in _WHY_NOT.items() for name in names.split()}
 
+# the dtypes for which Inductor has vector code on the CPU
 _DTYPES = frozenset(
     (
         torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
@@ -94,6 +99,7 @@ _DTYPES = frozenset(
     )
 )  # fmt: skip
 
+# An op with one of these tags can't be in a kernel, whatever its name.
 _TAGS = {
     torch.Tag.nondeterministic_seeded: "it draws random numbers",
     torch.Tag.dynamic_output_shape: "the shape of its output depends on data",
@@ -105,7 +111,7 @@ _TAGS = {
 def refuses(call: Call, taken: frozenset[str] = FUSIBLE) -> str | None:
     """Why `call` can't be part of a kernel; None if it can.
 
-    `taken` are the names of the ops that kernels can hold.
+    `taken` are the names of the ops that the backend's kernels can hold.
     """
     reason = _refuses_op(call.op, taken)
     if reason is not None:
@@ -119,14 +125,17 @@ def refuses(call: Call, taken: frozenset[str] = FUSIBLE) -> str | None:
 def base_name(op: OpOverload) -> str:
     """The op's name without namespace, overload and the `_` of an in-place op."""
     name: str = op._schema.name.partition("::")[2]
+    # `__and__` and its like keep their underscores
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 @cache
 def _refuses_op(op: OpOverload, taken: frozenset[str]) -> str | None:
+    """The part of `refuses` that depends on the op alone, and not on its arguments."""
     if op.namespace != "aten":
         return f"{op} is not an aten op"
     name = base_name(op)
+    # first the particular reason, then the general ones
     if name in _REASONS and name not in taken:
         return f"{op}: {_REASONS[name]}"
     for tag, reason in _TAGS.items():
@@ -134,6 +143,7 @@ def _refuses_op(op: OpOverload, taken: frozenset[str]) -> str | None:
             return f"{op}: {reason}"
     if name not in taken:
         return f"{op}: not among the ops that are fused"
+    # overloads of fusible ops that do something else
     if any(argument.is_out for argument in op._schema.arguments):
         return f"{op}: an out= form"
     if op is torch.ops.aten.view.dtype:

@@ -1,7 +1,10 @@
-"""Kernels for all sizes: what two segments that differ in sizes only have in common.
+"""Generic segments: one kernel, whose sizes are symbols, for segments that differ only in sizes.
 
-In: a segment. Out: its structure, which segments of other sizes share, and its sizes; from two of
-one structure a `Generic`: a segment whose sizes are symbols, compiled once for all that fit.
+`structure_of` splits a segment into a text without sizes and the list of its sizes. Segments with
+the same text have the same structure. `generic_of` compares the sizes of two such segments and
+makes a `Generic`. It says which sizes are the same symbol, and how the calls' size arguments follow
+from the symbols. `service.families` calls both. `backends.lower` traces a `Generic` with symbolic
+sizes.
 """
 
 from __future__ import annotations
@@ -21,19 +24,23 @@ from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 Sizes = tuple[int, ...]
 
 LEAST, MOST = 2, 1 << 31
-"""Sizes that can be symbols; others (0, 1, -1, "to the end") are part of the structure."""
+"""Sizes from `LEAST` and below `MOST` can be symbols. Others have a meaning of their own (1
+broadcasts, -1 is inferred, a huge one means "to the end") and are part of the structure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size as a function of the symbols: `factor * product(symbols) + offset`."""
+    """A size as a function of the symbols: `factor * product(symbols) + offset`.
+
+    `symbols` holds numbers of symbols; a number that occurs twice stands for a square.
+    """
 
     factor: int
     symbols: tuple[int, ...]
     offset: int
 
     def at(self, values: Sequence[Any]) -> Any:
-        """Its value for these values of the symbols, numbers or symbolic ones."""
+        """Its value for these values of the symbols, which are numbers or torch's SymInts."""
         result: Any = self.factor
         for i in self.symbols:
             result = result * values[i]
@@ -42,10 +49,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A segment without its sizes. `text` is equal for segments that differ in sizes only.
+    """A segment split into what is independent of sizes (`text`) and its sizes.
 
-    `of_inputs` are the sizes of the inputs' dimensions, `of_calls` those among the calls'
-    arguments, in order.
+    `text` is equal for segments that differ in sizes only. `of_inputs` are the sizes of the inputs'
+    dimensions, `of_calls` the size arguments of the calls, both in order. Both leave out sizes that
+    can't be symbols, which stand in the text.
     """
 
     text: str
@@ -54,7 +62,11 @@ class Structure:
 
 
 def structure_of(segment: Segment) -> Structure | None:
-    """The structure of `segment`; None if an input's or an output's strides are not dense."""
+    """The structure of `segment`; None if an input or an output has gaps in memory.
+
+    Without gaps the strides follow from the sizes and the order of dimensions. So the text holds
+    that order in place of strides, which would differ between sizes.
+    """
     text = [f"default {segment.default_dtype}"]
     of_inputs: list[int] = []
     of_calls: list[int] = []
@@ -68,6 +80,7 @@ def structure_of(segment: Segment) -> Structure | None:
     specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
     for call in segment.calls:
         args, kwargs = _mapped(call, lambda n: _taken(n, of_calls))
+        # the sizes of results follow from the inputs and arguments, so their rank is enough
         kinds = [None if s is None else (s.dtype, s.device, len(s.size)) for s in call.outputs]
         text.append(f"{call.op}{args!r}{kwargs!r}->{kinds!r}")
     for number in segment.outputs:
@@ -80,15 +93,18 @@ def structure_of(segment: Segment) -> Structure | None:
 
 
 def order_of(spec: TensorSpec) -> tuple[int, ...] | None:
-    """The dimensions from outermost to innermost in memory; None if they don't fill it.
+    """The dimensions from outermost to innermost in memory; None if the tensor has gaps.
 
-    Dimensions of one element stand where their strides put them, or, where no order gives such
-    strides, where a contiguous tensor has them.
+    The stride of a dimension of one element addresses nothing, and may be any number. Where an
+    order of all dimensions gives exactly the strides, that order is returned. Else each dimension
+    of one element keeps its own position, as in a contiguous tensor.
     """
     n_dims = len(spec.size)
+    # of equal strides a dimension of one element is the inner one
     by_stride = sorted(range(n_dims), key=lambda d: (-spec.stride[d], spec.size[d] == 1))
     if _dense_strides(by_stride, spec.size) == spec.stride:
         return tuple(by_stride)
+    # dimensions of one element stay, the others fill the positions between them by stride
     places = iter([d for d in by_stride if spec.size[d] != 1])
     order = tuple(d if spec.size[d] == 1 else next(places) for d in range(n_dims))
     dense = _dense_strides(order, spec.size)
@@ -97,7 +113,7 @@ def order_of(spec: TensorSpec) -> tuple[int, ...] | None:
 
 
 def strides_like(spec: TensorSpec, size: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a tensor of another size, its dimensions in the order that `spec` has."""
+    """The strides of a dense tensor of `size` whose dimensions lie in the order of `spec`."""
     order = order_of(spec)
     assert order is not None, "a generic segment's inputs and outputs are dense"
     return _dense_strides(order, size)
@@ -114,7 +130,7 @@ def _dense_strides(order: Sequence[int], size: Sequence[Any]) -> tuple[Any, ...]
 
 
 class _Hole:
-    """Stands for a size in a structure's text."""
+    """Stands for a size in a structure's text, where its `repr` is written."""
 
     def __repr__(self) -> str:
         return "?"
@@ -124,6 +140,8 @@ _HOLE = _Hole()
 
 
 def _taken(n: Any, taken: list[int]) -> Any:
+    """Append `n` to `taken` and return a hole, if it can be a symbol; else return `n` itself."""
+    # `type`, as a bool is an int
     if type(n) is not int or not LEAST <= n < MOST:
         return n
     taken.append(n)
@@ -133,7 +151,7 @@ def _taken(n: Any, taken: list[int]) -> Any:
 def _mapped(
     call: Call, replace: Callable[[int], Any]
 ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-    """The arguments of `call`, the sizes among them replaced."""
+    """The arguments of `call`, with `replace(n)` in place of each integer in a size argument."""
     sized = _sized(call.op)
 
     def map_one(name: str, value: Any) -> Any:
@@ -146,7 +164,10 @@ def _mapped(
 
 @cache
 def _sized(op: OpOverload) -> frozenset[str]:
-    """The names of arguments that are sizes: only the schema's text says "SymInt"."""
+    """The names of the arguments that are sizes.
+
+    Only the schema's text says "SymInt": in the schema object such a type reads as "int".
+    """
     return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\ (\w+)", str(op._schema)))
 
 
@@ -158,10 +179,12 @@ def _mapped_size(value: Any, replace: Callable[[int], Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Generic(Segment):
-    """A segment (`sizes` gives it its own) whose kernel fits every segment that `values_of` takes.
+    """A segment whose sizes are symbols, compiled once for all segments that `values_of` accepts.
 
-    The symbols are numbered; `of_inputs` says which symbol each dimension of an input is, and
-    `of_calls` what each size among the calls' arguments is.
+    As a `Segment` it has the sizes of one of them, which serve as an example while it is traced.
+    The symbols are numbered from 0. `of_inputs` says which symbol each entry of
+    `structure.of_inputs` is, and `of_calls` how each entry of `structure.of_calls` follows from
+    the symbols.
     """
 
     structure: Structure = field(kw_only=True)
@@ -170,6 +193,7 @@ class Generic(Segment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # the text, and with it the name on disk, must not depend on the sizes that came first
         lines = ("generic", self.structure.text, repr(self.of_inputs), repr(self.of_calls))
         object.__setattr__(self, "_text", "\n".join(lines))
 
@@ -179,7 +203,7 @@ class Generic(Segment):
 
     @property
     def own_values(self) -> Sizes:
-        """The symbols' values for the sizes that the segment itself has."""
+        """The symbols' values for the example sizes that the segment itself has."""
         values = self.values_of(self.structure)
         assert values is not None
         return values
@@ -188,6 +212,7 @@ class Generic(Segment):
         """The symbols' values for a segment of this structure; None if its sizes don't fit."""
         values: dict[int, int] = {}
         for symbol, n in zip(self.of_inputs, structure.of_inputs, strict=True):
+            # dimensions that were equal in both first segments must be equal in all
             if values.setdefault(symbol, n) != n:
                 return None
         found = tuple(values[i] for i in range(len(values)))
@@ -197,8 +222,12 @@ class Generic(Segment):
         return found
 
     def with_symbols(self, values: Sequence[Any]) -> tuple[list[tuple[Any, ...]], list[Call]]:
-        """The inputs' sizes and the calls, with these values for the symbols."""
+        """The inputs' sizes and the calls, with `values` in place of the symbols.
+
+        It walks the sizes in the order in which `structure_of` listed them.
+        """
         symbols = iter(self.of_inputs)
+        # a dimension of 1 is no symbol; 0 doesn't occur, as `dispatch` fuses no empty tensors
         sizes = [
             tuple(n if n == 1 else values[next(symbols)] for n in spec.size) for spec in self.inputs
         ]
@@ -217,13 +246,16 @@ def _generic(*parts: Any) -> Generic:
 
 
 def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | None:
-    """What serves two segments of one structure, the latter of which is `segment`, and more.
+    """A generic segment for two segments of one structure; `segment` is the one of `other`.
 
-    Dimensions of equal place (counted from the last) and size in both are one symbol. None if the
-    sizes among the calls' arguments don't follow from those of the inputs.
+    Two dimensions are the same symbol if they have the same position, counted from the last, and
+    the same size in both segments. None if a size argument of a call does not follow from the
+    inputs' sizes.
     """
     assert one.text == other.text
+    # (position, sizes in both segments) -> number of the symbol
     symbols: dict[tuple[int, tuple[int, int]], int] = {}
+    # from the last, as broadcasting aligns dimensions: a bias's width is its matrix's width
     places = [
         dim - len(spec.size) for spec in segment.inputs for dim, n in enumerate(spec.size) if n != 1
     ]
@@ -244,14 +276,21 @@ def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | 
 
 
 MOST_FACTORS = 4
+"""The most symbols in a product that `_size_of` tries."""
 
 
 def _size_of(pair: tuple[int, int], symbols: list[tuple[int, int]]) -> Size | None:
-    """`pair` as a function of the symbols, whose values in both segments are given."""
+    """A `Size` that gives `pair`, a size in both segments, from the symbols' values in both.
+
+    The simplest explanation is preferred: a symbol, a constant, a product, a multiple of a
+    product, a symbol plus a constant. A wrong guess can't give wrong results: `values_of` compares
+    each size with that of another segment, and returns None where they differ.
+    """
     if pair in symbols:
         return Size(1, (symbols.index(pair),), 0)
     if pair[0] == pair[1]:
         return Size(pair[0], (), 0)
+    # the first multiple that fits, used only if no plain product of any length does
     scaled: Size | None = None
     for n in range(1, MOST_FACTORS + 1):
         for chosen in itertools.combinations_with_replacement(range(len(symbols)), n):

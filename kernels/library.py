@@ -1,6 +1,7 @@
-"""Shared libraries that lie in memory, loaded.
+"""Loads a shared library from bytes, by way of a temporary file.
 
-In: bytes. Out: what a loader makes of a path that nobody has seen before and that is gone again.
+In: the library's bytes, and a function that loads a path. Out: that function's result. Used for
+kernels, for the package's C++, and for nvFuser's helper.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _serial = itertools.count()
 
 
 def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
-    """What `load(path, name)` makes of a shared library that lies in memory."""
-    # dlopen needs a file, and a path it has never seen; once it is mapped, the file may go
+    """Write `library` to a new file, return `load(path, name)`, and delete the file."""
+    # dlopen needs a file. For a path that it knows it would return the library loaded before, so
+    # each path is new. Once the library is mapped, the file can be deleted.
     name = f"lazy_tensor_kernel_{next(_serial)}"
     path = os.path.join(own_folder(), f"{os.getpid()}_{name}.so")
     with open(path, "xb") as file:
@@ -34,12 +36,12 @@ def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
 
 @cache
 def own_folder() -> str:
-    """A directory that only this user can read or write, removed at exit."""
+    """A directory that only this user can read or write; removed when the process ends."""
     directory = tempfile.mkdtemp(prefix="lazy_tensor_")
     owner = os.getpid()
 
     def remove() -> None:
-        # a forked child runs this too
+        # a forked child inherits the exit handler, but its parent still uses the directory
         if os.getpid() == owner:
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -1,7 +1,7 @@
-"""The package's loggers: what happens, while it happens.
+"""The package's loggers, one for each kind of event.
 
-`LAZY_TENSOR_LOGS=flushes,misses` shows them on stderr, in the manner of `TORCH_LOGS`; the names are
-those below, "all" stands for every one. A program that sets up `logging` itself finds them under
+`LAZY_TENSOR_LOGS=flushes,misses` writes them to stderr, in the manner of `TORCH_LOGS`. The names
+are those below, and "all" means every one. A program that sets up `logging` itself finds them under
 `lazy_tensor.`.
 """
 
@@ -15,7 +15,7 @@ COMPILES, FALLBACKS, FLUSHES, MISSES = (logging.getLogger(f"lazy_tensor.{name}")
 
 
 def show(names: str) -> list[str]:
-    """Write what these loggers say to stderr; names stand between commas. Return unknown ones."""
+    """Write the loggers in `names`, separated by commas, to stderr. Return the unknown names."""
     asked = set(names.replace(" ", "").split(",")) - {""}
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
@@ -24,5 +24,6 @@ def show(names: str) -> list[str]:
             logger = logging.getLogger(f"lazy_tensor.{name}")
             logger.setLevel(logging.INFO)
             logger.addHandler(handler)
+            # else a program that has set up the root logger would show each message twice
             logger.propagate = False
     return sorted(asked - {"all", *NAMES})

@@ -1,9 +1,9 @@
-"""How a run-time Python scalar takes part in an op that is compiled once for all its values.
+"""Rules for ops with run-time scalars: Python numbers that change without a new kernel.
 
 In: a call with `ScalarRef`s, its tensors, and each scalar as a 0-dim tensor of full precision. Out:
-what eager execution returns for the Python numbers: as to dtypes a Python number weighs less than
-any tensor, and the op computes in the wider dtype that eager kernels compute in (float32 for
-bfloat16).
+the result that eager execution gives for the Python numbers. In type promotion a Python number
+weighs less than any tensor. The op computes in the wider dtype of eager's kernels (float32 for
+bfloat16). Called by `backends.lower`; `fusible` asks here which arguments may be run-time scalars.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ScalarRule:
-    """`compute(arguments)`: by the schema's names, all in the computation dtype."""
+    """How to compute one op. `compute` takes a dict of its arguments by the schema's names.
+
+    All tensors in it but masks have the computation dtype.
+    """
 
     compute: Callable[[Arguments], torch.Tensor]
     scalars: frozenset[str]
-    """The arguments that may be run-time scalars."""
+    """The names of the arguments that may be run-time scalars."""
     int_to_float: bool = False
-    """Whether integers compute as the default float dtype."""
+    """Whether integers are computed in the default float dtype, as `div` does."""
 
 
 def _scaled(a: Arguments) -> Any:
-    """`other * alpha`, without the product where alpha is the default."""
+    """`other * alpha`, or just `other` if alpha is not given."""
     alpha = a.get("alpha")
     return a["other"] if alpha is None else a["other"] * alpha
 
@@ -50,7 +53,7 @@ def _addcmul(a: Arguments) -> torch.Tensor:
 
 def _clamp(a: Arguments) -> torch.Tensor:
     result: torch.Tensor = a["self"]
-    # one bound at a time: one of them may be a number and the other a tensor
+    # one bound at a time: `torch.clamp` raises if one is a number and the other a tensor
     if a.get("min") is not None:
         result = torch.clamp(result, min=a["min"])
     if a.get("max") is not None:
@@ -82,6 +85,7 @@ def _rule(
     return ScalarRule(compute, frozenset(scalars.split()), int_to_float)
 
 
+# by the op's name without overload and without the `_` of in-place ops
 RULES: Mapping[str, ScalarRule] = {
     "add": _rule(lambda a: a["self"] + _scaled(a), "other alpha"),
     "sub": _rule(lambda a: a["self"] - _scaled(a), "other alpha"),
@@ -120,7 +124,9 @@ RULES: Mapping[str, ScalarRule] = {
     "ge": _rule(lambda a: a["self"] >= a["other"], "other"),
 }
 
+# arguments that take no part in type promotion and stay bool
 _MASKS = ("mask", "condition")
+# ops whose result dtype is given, and doesn't follow from the arguments
 _FACTORIES = ("full", "full_like", "new_full", "scalar_tensor")
 
 
@@ -135,7 +141,7 @@ def has_scalars(call: Call) -> bool:
 
 
 def scalars_refused(call: Call) -> str | None:
-    """Why a run-time scalar of `call` has no rule; None if each has."""
+    """Why a run-time scalar of `call` can't be compiled; None if all can."""
     for name, value in call.arguments():
         if isinstance(value, tuple) and any(isinstance(item, ScalarRef) for item in value):
             return f"{call.op}: {name!r} holds a run-time scalar in a list"
@@ -147,14 +153,15 @@ def scalars_refused(call: Call) -> str | None:
 
 
 def _rounds(call: Call) -> bool:
+    """Whether it is a `div` with a rounding mode, which the rule of `div` doesn't apply."""
     return any(name == "rounding_mode" and value is not None for name, value in call.kwargs)
 
 
 def computed(call: Call, arguments: Arguments, kinds: Mapping[str, type]) -> torch.Tensor:
-    """The result of `call`; written to `self` and returned if the op is an in-place one.
+    """The result of `call`. For an in-place op it is written to `self`, which is returned.
 
-    `arguments` are its arguments by name, run-time scalars as 0-dim tensors; `kinds` are the Python
-    types of the latter.
+    `arguments` are its arguments by name, run-time scalars as 0-dim tensors. `kinds` maps the names
+    of the run-time scalars to their Python types.
     """
     from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, elementwise_dtypes
 
@@ -165,12 +172,15 @@ def computed(call: Call, arguments: Arguments, kinds: Mapping[str, type]) -> tor
         assert spec is not None
         dtype = spec.dtype
     else:
+        # A run-time scalar counts as a Python number of its type; any value does. The float64 or
+        # int64 tensor that carries it would make the result too wide.
         dtype, _ = elementwise_dtypes(
             *(kinds[n](1) if n in kinds else arguments[n] for n in weighed),
             type_promotion_kind=KIND.INT_TO_FLOAT if rule.int_to_float else KIND.DEFAULT,
         )
     cast = {n: arguments[n].to(dtype) for n in weighed if isinstance(arguments[n], torch.Tensor)}
     result = rule.compute(arguments | cast)
+    # computed wide, stored in the op's own dtype
     if call.outputs:
         assert call.outputs[0] is not None
         return result.to(call.outputs[0].dtype)

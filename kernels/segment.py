@@ -1,8 +1,8 @@
-"""A segment: the canonical, position-free program that a backend turns into one kernel.
+"""A segment: the program that a backend turns into one kernel, independent of where it occurs.
 
-In: made by `plan.partition` from recorded nodes. Out: the key of the kernel cache, and all that
-a backend may know. Values are numbered: inputs first, then each call's outputs in order, one number
-for each entry of `Call.outputs`, undefined ones included.
+`dispatch.plan` makes segments from recorded nodes. A segment is the key of the kernel cache, and
+all that a backend may know. Its values are numbered: the inputs first, then the outputs of each
+call in order. Every entry of `Call.outputs` has a number, also that of an undefined output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a kernel may rely on of a tensor; `stride` counts elements, as in `Tensor.stride()`."""
+    """The properties of a tensor that a kernel may rely on. `stride` counts elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -33,7 +33,7 @@ class TensorSpec:
 
 
 def n_bytes(spec: TensorSpec) -> int:
-    """The bytes of the tensor's elements."""
+    """The bytes of the tensor's elements, without gaps and with repeated elements."""
     return math.prod(spec.size) * spec.dtype.itemsize
 
 
@@ -46,7 +46,7 @@ def extent(size: Sequence[int], stride: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An argument that is the segment's value number `index`."""
+    """Stands among a call's arguments for the segment's value number `index`."""
 
     index: int
 
@@ -56,13 +56,17 @@ class Ref:
 
 @cache
 def ref(index: int) -> Ref:
-    """`Ref(index)`, the same object each time: programs name few values in very many places."""
+    """`Ref(index)`, the same object each time.
+
+    Recorded calls hold very many references to few numbers. One object for each number leaves the
+    garbage collector less to visit.
+    """
     return Ref(index)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarRef:
-    """An argument that is the segment's run-time scalar number `index`."""
+    """Stands among a call's arguments for the segment's run-time scalar number `index`."""
 
     index: int
 
@@ -73,11 +77,11 @@ class ScalarRef:
 UNDECLARED_WRITES = {
     torch.ops.aten.native_batch_norm.default: ("running_mean", "running_var"),
 }
-"""Arguments that an op writes (if it is told to train) though its schema doesn't say so."""
+"""Arguments that an op writes (in training) though its schema doesn't mark them as written."""
 
 
 def op_named(name: str) -> OpOverload:
-    """The op that `str` shows as `name`, such as `"aten.add.Tensor"`; AttributeError if none is."""
+    """The op whose `str` is `name`, such as `"aten.add.Tensor"`; AttributeError if none is."""
     namespace, packet, overload = name.rsplit(".", 2)
     found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     return found
@@ -85,12 +89,12 @@ def op_named(name: str) -> OpOverload:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One aten op on values, run-time scalars and static arguments.
+    """One aten op on values, run-time scalars and static arguments. `args` nest by tuples only.
 
-    `outputs` holds one spec for each tensor the op creates, None for an output that it leaves
-    undefined. An op that returns an argument it wrote (`add_`) creates nothing: its `outputs` are
-    empty and later calls go on naming the argument, so a segment is a program with writes, run in
-    order, not SSA. `args` nest by tuples only.
+    `outputs` holds one spec for each tensor that the op creates, None for an undefined output. An
+    op that returns an argument it wrote (`add_`) creates nothing: its `outputs` are empty, and
+    later calls refer to the argument. So a segment is a program with writes, run in order, and not
+    in SSA form.
     """
 
     op: OpOverload
@@ -99,7 +103,7 @@ class Call:
     outputs: tuple[TensorSpec | None, ...]
 
     def text(self) -> str:
-        """A line that says the whole call, equal for equal calls in every process."""
+        """One line with everything about the call, the same for equal calls in every process."""
         return f"{self.op}{self.args!r}{self.kwargs!r}->{self.outputs!r}"
 
     def arguments(self) -> Iterator[tuple[str, Any]]:
@@ -113,7 +117,10 @@ class Call:
 
 
 def creates(call: Call) -> list[bool]:
-    """For each of the several things that the op returns, whether it is one of `call.outputs`."""
+    """For each of the op's returns, whether it is a new tensor, one of `call.outputs`.
+
+    The others are arguments that the op wrote and returns again, or no tensors.
+    """
     returns = call.op._schema.returns
     if len(returns) == len(call.outputs):
         return [True] * len(returns)
@@ -132,11 +139,13 @@ def _unpickled_call(op: str, *rest: Any) -> Call:
 class Segment:
     """Calls that run as one kernel. Equal segments share their kernel, wherever they were recorded.
 
-    Inputs that a call writes are written in place; the caller guarantees that no two inputs share
-    memory if either is written. `scalars` are the Python types of the run-time scalars. `outputs`
-    are the numbers of the values handed back, each created by a call and none a view of an input.
-    `default_dtype` is the one in force when the calls were recorded.
-    Two outputs of a kernel share memory exactly if they do when the calls run one by one.
+    `scalars` are the Python types of the run-time scalars. `outputs` are the numbers of the values
+    returned: each is created by a call, and none is a view of an input. `default_dtype` is torch's
+    default dtype when the calls were recorded.
+
+    A kernel writes the inputs that a call writes, in place. The caller guarantees that no two
+    inputs share memory if either is written. Two outputs of a kernel share memory if and only if
+    they do when the calls run one by one.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -144,10 +153,12 @@ class Segment:
     calls: tuple[Call, ...]
     outputs: tuple[int, ...]
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    # the whole program as text: equality, hash and name on disk all go by it
     _text: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
-        # by text, as `0.0 == -0.0` and `1 == True` must not make two programs equal
+        # Text and not tuples, since `0.0 == -0.0` and `1 == True` in Python. Such programs must not
+        # share a kernel. A NaN is not equal to itself, but its text is.
         scalars = [kind.__name__ for kind in self.scalars]
         lines = [f"default {self.default_dtype}", f"inputs {self.inputs!r}", f"scalars {scalars!r}"]
         lines += [call.text() for call in self.calls]
@@ -166,14 +177,14 @@ class Segment:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the segment runs: the device that all its tensors but 0-dim CPU ones share."""
+        """The device on which the segment runs: all its tensors but 0-dim CPU ones are there."""
         specs = [s for call in self.calls for s in call.outputs if s is not None]
         devices = (spec.device for spec in (*specs, *self.inputs))
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
     @cached_property
     def inputs_of_calls(self) -> list[list[TensorSpec]]:
-        """For each call the tensors it takes, in order."""
+        """For each call the specs of its tensor arguments, in order."""
         specs: list[TensorSpec | None] = list(self.inputs)
         found: list[list[TensorSpec]] = []
         for call in self.calls:
@@ -184,21 +195,22 @@ class Segment:
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """The inputs that a call names as an argument it writes, in order.
+        """The numbers of the inputs that a call writes, in order.
 
-        A write through a view made inside the segment counts for the input that it is a view of.
+        A write through a view counts for the input that the view shows.
         """
+        # of each value the input whose memory it shows, or -1 if a call created the memory
         roots = list(range(len(self.inputs)))
         written: set[int] = set()
         for call in self.calls:
             written.update(roots[r.index] for r in _refs_where(call, is_write=True))
             viewed = [roots[r.index] for r in _refs_where(call, is_write=False)]
-            # an op that makes views makes them all of one tensor
+            # an op that returns views returns views of one tensor only
             roots += [viewed[0] if viewed else -1] * len(call.outputs)
         return tuple(i for i in range(len(self.inputs)) if i in written)
 
     def text(self) -> str:
-        """The program as text, one call a line: for people, and for `digest`."""
+        """The program as text, one call a line."""
         return self._text
 
     @cached_property
@@ -208,14 +220,14 @@ class Segment:
 
 
 def counted(names: Iterable[str], most: int | None = None) -> str:
-    """Names of ops for people, the most frequent first and at most so many: `mul 3×, add, ...`."""
+    """Op names for people, at most `most`, the most frequent first: `mul 3×, add, ...`."""
     counts = Counter(names).most_common()
     shown = [f"{name} {n}×" if n > 1 else name for name, n in counts[:most]]
     return ", ".join(shown) + (", ..." if len(shown) < len(counts) else "")
 
 
 def refs(values: Iterable[Any]) -> Iterator[Ref]:
-    """The values among arguments, those in lists included."""
+    """The `Ref`s among arguments, also those inside tuples."""
     for value in values:
         if isinstance(value, Ref):
             yield value
@@ -224,7 +236,10 @@ def refs(values: Iterable[Any]) -> Iterator[Ref]:
 
 
 def _refs_where(call: Call, *, is_write: bool) -> Iterator[Ref]:
-    """The values that `call` takes through an argument marked `(a)`, or `(a!)` for a write."""
+    """The `Ref`s in arguments that the schema marks `(a!)` if `is_write`, else `(a)`.
+
+    `(a!)` means that the op writes the argument, `(a)` that it returns a view of it.
+    """
     marked = {
         a.name: bool(a.alias_info.is_write)
         for a in call.op._schema.arguments

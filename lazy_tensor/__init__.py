@@ -4,12 +4,15 @@ import atexit
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ != "lazy_tensor":  # who walks the packages of a checkout's root finds this one again
+# The `__path__` below makes the checkout's root a folder of this package, in which `lazy_tensor`
+# lies again: a tool that walks packages (`pkgutil`) would import it a second time.
+if __name__ != "lazy_tensor":
     raise ImportError(f"{__name__} is lazy_tensor itself")
 
-# In a checkout the modules of `dispatch`, `kernels` and `sharding` lie in folders at its root, and
-# these packages find them by this path. Links would do as well, but a checkout on Windows without
-# the right to make links, and a zip download, have text files in their place.
+# In a checkout, `dispatch`, `kernels` and `sharding` are folders at its root, beside `lazy_tensor`.
+# This path makes them packages of `lazy_tensor`, as they are when it is installed. Symbolic links
+# would do the same, but a zip download, and a checkout on Windows without the right to make links,
+# have text files in their place.
 __path__ = (
     __path__
     if Path(__file__).with_name("kernels").joinpath("backend.py").exists()
@@ -18,6 +21,8 @@ __path__ = (
 
 from lazy_tensor.dispatch.torch_checks import assumptions as _assumptions
 
+# If this Python or torch doesn't work as the recorder needs it, the same names come from a module
+# that records nothing: a program must not fail because of an import.
 if TYPE_CHECKING or not _assumptions.failed():
     from lazy_tensor.capture.replay import replay
     from lazy_tensor.convert import flush, is_lazy, is_pending, materialize, unwrap, wrap
@@ -33,6 +38,7 @@ if TYPE_CHECKING or not _assumptions.failed():
     )
     from lazy_tensor.tensor import LazyTensor
 
+    # registered first, so that it runs after the exit functions of the program
     atexit.register(_let_workers_finish)
 else:
     from lazy_tensor.unrecorded import (

@@ -1,4 +1,8 @@
-"""`python -m lazy_tensor`: see `cli/main.py`, or `cli/checks.py` where recording is off."""
+"""`python -m lazy_tensor`: runs `cli/main.py`, or `cli/checks.py` where recording is off.
+
+`cli/main.py` uses names that a torch which fails the checks may lack, so it must not be imported
+there.
+"""
 
 from lazy_tensor.dispatch.torch_checks import assumptions
 

@@ -1,4 +1,8 @@
-"""Between plain and lazy tensors: `wrap`, `unwrap`, `materialize`, `flush`, `is_pending`."""
+"""From plain tensors to lazy ones and back: `wrap`, `unwrap`, `materialize`, `flush`, `is_pending`.
+
+`wrap` and `unwrap` change modules in place: a parameter stays the same object, and torch swaps its
+content with that of a *twin*, a tensor of the other kind on the same memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detache
 M = TypeVar("M", bound=torch.nn.Module)
 
 before_wrapping: list[Callable[[], None]] = []
-"""Called by `wrap`: what lazy tensors need in no mode too puts itself here."""
+"""Functions that `wrap` calls first. Other modules add what lazy tensors need outside a mode:
+`mode` the hook after optimizer steps, `interop.patch_table` its patches."""
 
 
 def is_lazy(t: Any) -> bool:
@@ -41,7 +46,7 @@ def is_lazy(t: Any) -> bool:
 
 
 def is_pending(t: Any) -> bool:
-    """Whether `t` still waits for its value, a write to it included. False for what isn't lazy."""
+    """Whether `t`'s value, or a write to it, is not computed yet. False for what isn't lazy."""
     if not isinstance(t, LazyTensor):
         return False
     value = t._value
@@ -49,13 +54,14 @@ def is_pending(t: Any) -> bool:
 
 
 def flush() -> None:
-    """Run all that this thread has recorded; returns when it has been handed to the device."""
+    """Run all that this thread has recorded. Returns when it has been handed to the device."""
     _end_region()
     flush_here("flush()", quiet=True)
 
 
 def _end_region() -> None:
-    """Begin a region of the program, as where an op reads values."""
+    """End a region of the program, as an op does that reads a value."""
+    # while the thread is asleep, reads are counted by C++ and by `pass_read`, not by `at_read`
     if get_ident() in sync_points.asleep:
         sync_points.pass_read(local.trace)
         make_met_plain()
@@ -66,9 +72,9 @@ def _end_region() -> None:
 def materialize(tree: Any) -> Any:
     """`tree` with each lazy tensor replaced by a plain `torch.Tensor` that holds its value.
 
-    Any pytree. The plain tensors are detached and have memory of their own, which is copied only
-    when either side is written; a sharded one is gathered, on every rank. Other leaves come back as
-    they are.
+    `tree` is any pytree. The plain tensors are detached. They have memory of their own, which is
+    copied only when either side is written. A sharded tensor is gathered, which every rank must
+    take part in. Other leaves come back as they are.
     """
     _end_region()
     return pytree.tree_map(_materialized, tree)
@@ -83,6 +89,7 @@ def _materialized(leaf: Any) -> Any:
 
 def _is_sharded(x: Any) -> bool:
     """Whether `x` is a DTensor, torch's or ours."""
+    # not imported here: it takes half a second, and a program without it has no DTensor
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -92,42 +99,48 @@ def wrap(x: torch.Tensor) -> LazyTensor: ...
 @overload
 def wrap(x: M) -> M: ...
 def wrap(x: Any) -> Any:
-    """Make `x` lazy, so that what is computed with it is recorded, in no mode too.
+    """Make `x` lazy, so that ops on it are recorded outside `lazy_mode` too.
 
-    A `Tensor` gives a `LazyTensor` that shares its memory (a sparse, quantized, nested or "meta"
-    one comes back as it is, and runs eagerly). An `nn.Module` comes back itself, with
-    its parameters, buffers and their gradients made lazy in place: the `Parameter` objects stay the
-    same objects, so tied weights stay tied and an optimizer built before goes on working. torch's
+    For a `Tensor`, return a `LazyTensor` that shares its memory. A sparse, quantized, nested or
+    "meta" tensor comes back as it is, and runs as in eager. For an `nn.Module`, make its
+    parameters, its buffers and their gradients lazy in place, and return it. `Parameter`s stay the
+    same objects: tied weights stay tied, and an optimizer built before goes on working. torch's
     DTensors become `lazy_tensor.sharding`'s.
-    TypeError for anything else; RuntimeError if a parameter is held by a live autograd graph.
+
+    Anything else raises TypeError. A parameter that a live autograd graph holds raises
+    RuntimeError.
     """
+    # A bypassed block leaves its thread asleep, and ops on `x` would pass unrecorded. So no block
+    # rests from here on, and this thread sees ops again.
     Policy.has_wrapped = True
     if hits.native is not None:
         hits.native.end_rests()
     sync_points.see_outside_blocks(local.trace)
+    # torch imports DTensor with the first op on a subclass; here it is out of the first step's time
     import_for_subclasses()
     for prepare in before_wrapping:
         prepare()
     if isinstance(x, torch.nn.Module):
-        flush_here("wrap()", quiet=True)  # what is pending holds the tensors that change now
+        # pending ops hold the parameters that are about to change
+        flush_here("wrap()", quiet=True)
         _convert_module(x, _can_be_lazy, _lazy_twin, "wrap")
         return x
     if isinstance(x, torch.Tensor):
         if not _can_be_lazy(x):
             return x
+        # memory that can't be resized belongs to an array, a file or another process, which may
+        # write it unseen
         if not (_is_sharded(x) or is_resizable(x)):
-            memory_sharing.note_external_writer(
-                x
-            )  # an array, a file or another process has its memory too
+            memory_sharing.note_external_writer(x)
         return _lazy_twin(x)
     raise _wrong_type("wrap()", x)
 
 
 def unwrap(x: Any) -> Any:
-    """The way back: a plain tensor for a `LazyTensor`, an `nn.Module` with plain parameters, whose
-    calls `replay` no longer replays.
+    """Undo `wrap`: return a plain tensor for a `LazyTensor`, or the `nn.Module` with plain
+    parameters. Calls of the module are no longer replayed by `replay`.
 
-    Runs what is pending. Objects stay the same objects, and memory is shared, not copied.
+    What is pending runs. Objects stay the same objects, and memory is shared, not copied.
     """
     if isinstance(x, torch.nn.Module):
         for part in x.modules():
@@ -146,11 +159,13 @@ def _wrong_type(caller: str, x: object) -> TypeError:
 
 
 def make_met_plain() -> None:
-    """Let lazy tensors that were met lately where nothing is recorded become plain, in place.
+    """Make lazy tensors plain, in place, that ops have met lately while nothing was recorded.
 
-    They are of ops that were recorded once (an optimizer's state) and cost each op on them some
-    microseconds. In a mode plain ones do as well; whoever calls `wrap` wants lazy ones without.
+    They come from ops that were recorded once, such as an optimizer's state, and cost each op on
+    them some microseconds. A mode records ops on plain tensors too, so nothing is lost. A program
+    that calls `wrap` wants lazy tensors outside a mode: there they stay.
     """
+    # C++ notes the tensors that ops meet; it is told whether to go on doing so
     if hits.native is None:
         return
     for tensor in hits.native.met(not Policy.has_wrapped):
@@ -159,7 +174,8 @@ def make_met_plain() -> None:
 
 
 def _may_become_plain(tensor: LazyTensor) -> bool:
-    """Whether it has its value, and neither autograd nor C++ knows it."""
+    """Whether the tensor has its value, and neither autograd nor C++ holds it: `swap_tensors`
+    would raise."""
     value = tensor._value
     return (
         value.slot is None
@@ -178,14 +194,16 @@ def _convert_module(
 ) -> None:
     """Convert the module's parameters and buffers in place, and their gradients.
 
-    `changes` says of each tensor whether it is converted. A gradient may be of the other kind than
-    its parameter: plain beside a lazy one where nothing was recorded, or sparse.
+    `changes` says whether a tensor is converted. It is asked of each gradient by itself, which may
+    be of another kind than its parameter: plain where nothing was recorded, or sparse.
     """
+    # RNNs hold weak references to their weights, which `swap_tensors` doesn't accept
     with without_weak_references(module):
         for tensor in _tensors_of(module):
             grad = tensor.grad if tensor.is_leaf else None
             if changes(tensor):
-                tensor.grad = None  # a gradient that stays would be held to the twin's class
+                # a gradient that stayed would have to be of the twin's class
+                tensor.grad = None
                 try:
                     _swap_in_place(tensor, make_twin(tensor), caller)
                 finally:
@@ -195,14 +213,14 @@ def _convert_module(
 
 
 def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The module's distinct parameters and buffers."""
+    """The module's parameters and buffers, each once: two buffers may be one tensor."""
     tensors = [*module.parameters(), *module.buffers()]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _can_be_lazy(tensor: torch.Tensor) -> bool:
-    """Whether `wrap` makes it lazy: not what is lazy already, or what traces don't hold (sparse,
-    quantized, nested, "meta" or uninitialized tensors)."""
+    """Whether `wrap` makes the tensor lazy. Not if it is lazy already, or if traces don't hold its
+    kind: sparse, quantized, nested, "meta" or uninitialized tensors."""
     if isinstance(tensor, LazyTensor):
         return False
     if _is_sharded(tensor):
@@ -211,34 +229,39 @@ def _can_be_lazy(tensor: torch.Tensor) -> bool:
 
 
 def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A lazy tensor on `tensor`'s memory, a parameter if it is one."""
+    """A lazy tensor on `tensor`'s memory; a parameter if `tensor` is one."""
     if _is_sharded(tensor):
         return _like(tensor, _sharding().adopted(tensor.detach()))
     with no_modes():
         data = tensor.detach()
+    # whoever has the plain tensor goes on writing its memory, unseen outside a mode
     memory_sharing.share(data)
     return _like(tensor, tensor_types.concrete(data))
 
 
 def _sharding() -> Any:
+    # by name, and late: this folder works without `sharding`, which imports it
     return importlib.import_module("lazy_tensor.sharding.tensor")
 
 
 def _plain_twin(tensor: LazyTensor) -> torch.Tensor:
+    """A plain tensor on `tensor`'s memory; a parameter if `tensor` is one."""
     if _is_sharded(tensor):
         return _like(tensor, _sharding().released(tensor))
     return _like(tensor, plain_detached(tensor))
 
 
 def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-    """`twin` with what makes `original` a parameter, but not its gradient."""
+    """`twin` as a parameter, or with `requires_grad`, if `original` is so; without its gradient."""
     if isinstance(original, torch.nn.Parameter):
         return torch.nn.Parameter(twin, original.requires_grad)
     return twin.requires_grad_(original.requires_grad) if original.is_leaf else twin
 
 
 def _swap_in_place(tensor: torch.Tensor, twin: torch.Tensor, caller: str) -> None:
-    """Let the object `tensor` become its twin; its attributes stay. It has no gradient."""
+    """Make the object `tensor` its twin. `tensor` must have no gradient; its attributes stay."""
+    # `swap_tensors` swaps the attributes as well. The program's are put back; these three say what
+    # kind of tensor it is, and are the twin's own.
     kept = {k: v for k, v in tensor.__dict__.items() if k not in ("_value", "_layout", "_is_param")}
     try:
         torch.utils.swap_tensors(tensor, twin)

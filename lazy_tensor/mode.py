@@ -1,7 +1,10 @@
-"""`lazy_mode`: inside it every aten op is recorded, on ordinary tensors too.
+"""`lazy_mode`: inside such a block every aten op is recorded, on plain tensors too.
 
-In: a `with` block or a decorated function. Out: nothing pending when it is left. What reaches
-tensors by other ways than ops is seen to meanwhile (`lazy_tensor.interop.patch_table`).
+In: a `with` block or a decorated function. Out: nothing is pending after the outermost block.
+
+While a block runs, the patches of `lazy_tensor.interop.patch_table` guard the functions that reach
+tensors without an op. `dispatch.tiering.policy` decides which blocks are bypassed. `replay` and
+`explain` use `listening_mode`, which is never bypassed.
 """
 
 from __future__ import annotations
@@ -39,25 +42,31 @@ R = TypeVar("R")
 
 
 class RecordingMode(TorchDispatchMode):
-    """The dispatch mode: torch calls it for each op, `record` does the work.
+    """The dispatch mode: torch calls it for each op, and `record` does the work.
 
-    Backward runs in the calling thread, on CUDA too, where autograd's own threads would record in
-    traces of their own: a step would be several, and none could be replayed.
+    While it is entered, backward runs in the calling thread, on CUDA too. Autograd's own threads
+    would record into traces of their own. A training step would then be several traces, and none
+    of them could be replayed.
     """
 
+    # without it torch raises an error at a higher-order op such as `torch.cond`
     supports_higher_order_operators = True
     __torch_dispatch__ = record
 
     def __init__(self) -> None:
-        self._had_threads: list[bool] = []  # of autograd's engine, at each entry
+        # For each `__enter__`, whether autograd's engine might use threads before it. `__exit__`
+        # puts that back.
+        self._had_threads: list[bool] = []
 
     def __enter__(self) -> RecordingMode:
-        # as `TorchDispatchMode` does, less the notes it keeps for code that runs compiled
+        # as `TorchDispatchMode.__enter__`, without the flags that it sets for torch.compile
         self._had_threads.append(torch_private.let_engine_have_threads(False))
         torch_private.push_mode(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        # The mode may be off torch's stack: an interrupt may have `_leave` run twice, and a thread
+        # that is asleep may not have woken (see `sync_points.listen`).
         if torch_private.is_innermost_mode(self):
             torch_private.pop_mode(None)
         if self._had_threads:
@@ -65,19 +74,25 @@ class RecordingMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that this avoids costs 0.5 us an op
+        # if True, torch wraps `__torch_dispatch__` to hide it from dynamo, at 0.5 us an op
+        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
+        # torch.compile compiles as if this mode weren't entered
         return True
 
     def sleeps(self, asleep: bool) -> None:
-        """Record nothing while one of torch's own modes is entered: what it runs is its own."""
+        """Record nothing while one of torch's own modes is entered, such as fake tensors.
+
+        The ops below such a mode are torch's, not the program's. The class changes because C++
+        takes calls only under a mode of exactly the class `RecordingMode`.
+        """
         self.__class__ = _SleepingMode if asleep else RecordingMode
 
 
 class _SleepingMode(RecordingMode):
-    """A recording mode that lets all pass."""
+    """A recording mode that hands every op on without recording it."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -86,8 +101,9 @@ class _SleepingMode(RecordingMode):
 
 
 def _leave_mode() -> None:
-    """Leave the mode that this thread has entered. `here` holds it until then: torch's stack alone
-    does not, before torch 2.13."""
+    """Leave the mode that this thread has entered."""
+    # Before torch 2.13, torch's stack holds no reference to the mode. So `here` holds one, and may
+    # drop it only after the mode is off the stack.
     here.mode.__exit__(None, None, None)
     here.mode = None
     patch_table.IN_MODE.take_back()
@@ -95,18 +111,25 @@ def _leave_mode() -> None:
 
 
 def _after_step(*_: Any) -> None:
+    """What torch calls after each `Optimizer.step`: a sync point, if this program is recorded."""
     if here.mode is not None or Policy.has_wrapped or sync_points.asleep:
         sync_points.at_step(local.trace)
         if local.trace.policy.is_asleep:
-            convert.make_met_plain()  # the optimizer's state, which was recorded
+            # the optimizer's state is lazy if a step was recorded before the block was bypassed
+            convert.make_met_plain()
 
 
 @functools.cache
 def _see_steps() -> None:
-    """Have steps of optimizers end regions, from now on."""
+    """Make the end of each optimizer's step a sync point, from now on.
+
+    Called by the first block that records and by `wrap`, so that a program that only imports the
+    package has no hook.
+    """
     register_optimizer_step_post_hook(_after_step)
 
 
+# `dispatch` may not import this folder, so it is handed the classes and functions that it needs.
 hits.use(
     LazyTensor,
     RecordingMode,
@@ -131,27 +154,33 @@ class _BlocksWithoutParentheses(type):
 
 
 class lazy_mode(metaclass=_BlocksWithoutParentheses):
-    """Record instead of run: `with lazy_mode():` around any PyTorch program, or `@lazy_mode()`.
-    Without options the parentheses may be left out.
+    """Record ops instead of running them: `with lazy_mode():` around any PyTorch program, or
+    `@lazy_mode()` on a function. Without options the parentheses may be left out.
 
-    Every aten op inside, autograd's and the optimizer's too, is recorded and gives a `LazyTensor`.
-    Leaving the block runs what is pending. Re-entrant. `options` are those of `configure`, for this
-    block and thread's flushes alone; TypeError for an unknown one. Where a program never does the
-    same again, and while its kernels are built, ops run as in eager, and blocks of them are let
-    alone.
+    Every aten op inside is recorded and gives a `LazyTensor`, those of autograd and of the
+    optimizer too. The end of the block runs what is pending. Blocks may be nested. `options` are
+    those of `configure`. They hold for this block, in this thread alone; an unknown one raises
+    TypeError. Where a program never repeats itself, and while its kernels are built, ops run as in
+    eager, and whole blocks are bypassed.
 
     >>> with lazy_mode():
     ...     loss = model(x).square().mean()
     ...     loss.backward()
     """
 
+    # Three ways to run a block. It *records*: the mode is entered. It is *bypassed*: no mode, but a
+    # look at the policy at its begin and end. It *rests*: one of many bypassed blocks in a row at
+    # one place, of which only the time is noted, by Python or by C++.
+
     _listens_always = False
+    """Whether the ops must be seen even where they run as in eager: True in `listening_mode`."""
 
     _options: Options
     _entered: list[Any]
-    """What each exit has to undo: an `_Entry`; None for a block that rests, `_COUNTED` for one that
-    C++ counts."""
-    _function: Any  # the decorated one
+    """What each `__exit__` has to undo, innermost last: an `_Entry`, None for a block that rests,
+    `_COUNTED` for one that rests and is counted by C++. A list, because one object may be entered
+    again inside itself."""
+    _function: Any  # the decorated function, whose identity is the block's place; else None
 
     if TYPE_CHECKING:
 
@@ -189,9 +218,13 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
     def __enter__(self) -> lazy_mode:
         native, has_own_way = hits.native, self._options or self._listens_always
+        # First the case that must cost least. C++ knows a block by the frame that enters it, so
+        # nothing may stand between that frame and this call.
         if not (native is None or has_own_way) and native.begin_rest(self._function):
             self._entered.append(_COUNTED)
             return self
+        # A generator that was dropped inside its block never came to its `__exit__`. Its block
+        # must not keep this one from being the outermost.
         if here.blocks:
             _has_ended(None)
         if here.mode is not None and not here.blocks:
@@ -205,12 +238,17 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             flush_here("options changed", quiet=True)
         after = settings.updated(settings.current(), self._options, "lazy_mode()")
         is_outermost = not here.blocks
+        # the thread may be asleep: a block around a loop that runs as in eager. These see all ops.
         if is_outermost or self._options or self._listens_always:
             sync_points.listen(local.trace)
         if is_outermost:
+            # wrapped tensors may have ops pending from before the block
             flush_here("enter", quiet=True)
+            # below torch's own modes (fake tensors, functionalization, proxies) nothing is recorded
             if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
                 _see_steps()
+                # C++ can take over only while one thread records: torch reads its tables of
+                # kernels without a lock. So a new thread tries before its first op.
                 if local.thread is not threading.main_thread():
                     begin_hits()
                 patch_table.WITH_LAZY.put()
@@ -221,14 +259,19 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         try:
             if self._options:
                 settings.put_here(after)
+                # some options change what is recorded: those have a root of their own in the trie
                 restart_own_trace()
+                # for an outermost block `begin_block` does so
                 if not is_outermost and after.record == "always":
                     local.trace.policy.try_again_at_once()
-            # within a block that is bypassed one may record all the same
+            # A bypassed block isn't in `here.blocks`: a block inside it is an outermost one, and
+            # may record. Weak references: a block whose generator is dropped must vanish.
             if here.mode is not None:
                 here.blocks.append(weakref.ref(entry))
-            self._entered += [entry]  # no call, as in `__exit__`
-        except BaseException:  # an interrupt, after which `with` calls no `__exit__`
+            # no call of `append`: a signal may raise after a call, and the entry would be lost
+            self._entered += [entry]
+        # an interrupt: `with` calls no `__exit__` if `__enter__` raises
+        except BaseException:
             _has_ended(entry)
             if self._options:
                 settings.put_here(entry.before)
@@ -236,12 +279,18 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         return self
 
     def _place(self, caller: FrameType, options: settings.Settings) -> tuple[Any, ...]:
-        """Where in the program this block is, and how it runs."""
+        """Where in the program this block is, and its options: the policy's key for its times.
+
+        C++ compares the first two items with the frame that enters a block (`native/rests.h`).
+        """
         code = caller.f_code if self._function is None else self._function
         return (id(code), caller.f_lasti, options)
 
     def _rests(self, caller: FrameType) -> bool:
-        """Whether the block is one of many at its place that are bypassed, with nothing to do."""
+        """Whether the block rests: one of many at its place that are bypassed, with nothing to do.
+
+        It doesn't rest if anything is pending, which its begin has to run.
+        """
         trace = local.trace
         has_own_way = bool(self._options) or self._listens_always
         if has_own_way or here.blocks or trace.state is not trace.root:
@@ -249,7 +298,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         return trace.policy.rests(self._place(caller, settings.current()))
 
     def _listens(self, caller: FrameType, options: settings.Settings) -> bool:
-        """Whether ops must come here: not where all of them would be let pass."""
+        """Whether the block needs the mode; False if it is bypassed. The end of the region before
+        it is accounted for first, so that its time isn't this block's.
+        """
         trace = local.trace
         sync_points.at_sync_point(trace)
         place, must_record = self._place(caller, options), options.record == "always"
@@ -257,13 +308,16 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if trace.policy.begin_block(place, may_choose=may_choose, must_record=must_record):
             return True
         STATS.counts["unrecorded_blocks"] += 1
+        # tensors that an earlier block left lazy would cost each op of this one
         convert.make_met_plain()
         return False
 
     def __exit__(self, *exception: Any) -> None:
+        # no call of `pop`: a signal may raise after a call, and the entry would be lost
         entered = self._entered[-1]
-        del self._entered[-1]  # and no `pop`: after a call an interrupt may come
+        del self._entered[-1]
         if entered is _COUNTED:
+            # something is pending if `wrap` was called inside
             if not hits.native.end_rest():
                 flush_here("exit", quiet=True)
             return
@@ -273,7 +327,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             return
         try:
             self._leave(entered)
-        except BaseException:  # an interrupt, which may come where a function begins: once more
+        # An interrupt may raise where any function begins. The steps of `_leave` may be repeated,
+        # so a second call does what the first one left undone.
+        except BaseException:
             self._leave(entered)
             raise
 
@@ -285,12 +341,14 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 sync_points.listen(local.trace)
                 if here.mode is not None:
                     _leave_mode()
-                sync_points.at_sync_point(local.trace)  # it may warn, which may raise
+                # It may warn that little repeats, and warnings may be errors. So the mode is left
+                # before, and the flush stands in a `finally`.
+                sync_points.at_sync_point(local.trace)
         finally:
             self._end(entry)
 
     def _end(self, entry: _Entry) -> None:
-        """Leave nothing pending, and the options as they were."""
+        """Run what is pending, then put the options back: the flush still needs them."""
         try:
             if not here.blocks:
                 local.trace.policy.end_block()
@@ -303,21 +361,29 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
 
 _COUNTED = object()
+"""In `lazy_mode._entered`: a block that rests, whose time C++ notes."""
 _RUN_LATER = (
     inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 )  # fmt: skip
 
 
 def refuse_what_runs_later(function: Any, caller: str, remedy: str) -> None:
-    """TypeError for generators and coroutines: their calls end before their bodies have begun."""
+    """TypeError for generators and coroutines, whose calls return before their bodies run.
+
+    `caller` and `remedy` are the begin and the end of the message.
+    """
     if any(is_kind(inspect.unwrap(function)) for is_kind in _RUN_LATER):
         name = getattr(function, "__qualname__", function)
         raise TypeError(f"{caller}: a call of {name} runs nothing yet; {remedy}")
 
 
 class _Entry:
-    """A block that has begun, and what its exit has to undo. It holds its mode, which torch's stack
-    doesn't, before torch 2.13, and a forked process lets go of."""
+    """A block that has begun, and what its `__exit__` has to undo.
+
+    `before` are the options of the block around it, None outside of any. `number` grows with each
+    block. `mode` only keeps the mode alive: a forked process drops the reference in `here`, and
+    before torch 2.13 torch's stack holds none.
+    """
 
     __slots__ = ("__weakref__", "before", "has_options", "mode", "number")
     _numbers = itertools.count()
@@ -329,14 +395,20 @@ class _Entry:
 
 
 def _has_ended(entry: _Entry | None) -> None:
-    """Take a block from those that this thread is in, and those that are gone without an exit, as
-    interrupts may have it. Others that began later stay: blocks of tasks and generators overlap."""
+    """Drop a block from those that this thread is in, and blocks that died without an `__exit__`.
+
+    Blocks that began later stay: those of asyncio tasks and of generators overlap, and need not end
+    in the order in which they began.
+    """
     here.blocks = [ref for ref in here.blocks if ref() not in (entry, None)]
 
 
 def _put_back(entry: _Entry) -> None:
-    """Put the options back that were in force before a block, behind those of later ones that go
-    on."""
+    """Put back the options that were in force before a block.
+
+    A later block with options may still run (blocks of tasks overlap). Its options then stay in
+    force, and it is the one that puts these back.
+    """
     begun = [one for ref in here.blocks if (one := ref()) is not None and one.has_options]
     later = next((one for one in begun if one.number > entry.number), None)
     if later is None:
@@ -349,12 +421,14 @@ class _BareBlock(lazy_mode):
     """The block of a `with lazy_mode:`, which the metaclass enters for the user."""
 
     def _place(self, caller: FrameType, options: settings.Settings) -> tuple[Any, ...]:
+        # the frame that enters it is the metaclass's, the same for all such blocks
         assert caller.f_back is not None, "the metaclass is called by the user's code"
         return super()._place(caller.f_back, options)
 
 
 class _Bare(threading.local):
-    """The blocks of this thread without parentheses, innermost last."""
+    """This thread's blocks without parentheses, innermost last. `with lazy_mode:` enters and leaves
+    the class, which finds the block to leave here."""
 
     def __init__(self) -> None:
         self.blocks: list[_BareBlock] = []
@@ -364,9 +438,9 @@ _bare = _Bare()
 
 
 def _decorate(block: lazy_mode, function: Any) -> None:
-    """Turn a block that was given a function into the function that runs in it.
+    """Turn `block`, which was given a function, into the decorated function, in place.
 
-    A `__new__` that returns the function would cost every block 0.2 us.
+    A `__new__` that returns the function would be simpler, but costs every block 0.2 us.
     """
     if not callable(function):
         raise TypeError(
@@ -379,7 +453,7 @@ def _decorate(block: lazy_mode, function: Any) -> None:
 
 
 class _Decorated:
-    """A function that runs in `lazy_mode`: what `@lazy_mode`, without parentheses, makes of it."""
+    """A function that runs in `lazy_mode`: the result of `@lazy_mode` without parentheses."""
 
     __wrapped__: Callable[..., Any]
     __qualname__: str
@@ -391,11 +465,12 @@ class _Decorated:
         return self if instance is None else MethodType(self, instance)
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # pickled by its name, as functions are
+        # pickled by its name, as functions are
+        return self.__qualname__
 
 
 class listening_mode(lazy_mode):
-    """A `lazy_mode` that sees all ops, though the program may not repeat itself."""
+    """A `lazy_mode` that is never bypassed, for `explain(fn)` and calls that `replay` records."""
 
     _listens_always = True
 

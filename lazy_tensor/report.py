@@ -1,4 +1,8 @@
-"""`stats`, `cache_info`, `explain`: what happened, as numbers and as text."""
+"""`configure`, `stats`, `cache_info`, `explain`: settings, and what happened, as numbers and text.
+
+In: the counters and the flush log of `dispatch.stats`, the policy's times, the compile service.
+Out: dicts of numbers, and a `Report`, of which the package `reports` makes advice, text and pages.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,14 @@ from lazy_tensor.reports.text import lines_of
 
 
 def configure(**options: Unpack[Options]) -> None:
-    """Change process-wide settings, after a flush; the documentation lists the options.
+    """Change settings of the process, after a flush; the documentation lists the options.
 
-    TypeError for an unknown name, naming the nearest; ValueError for a value out of its range.
+    An unknown name raises TypeError, which names the nearest one. A value out of its range raises
+    ValueError.
     """
     given = cast(dict[str, Any], options)
-    settings.updated(settings.current(), given, "configure()")  # before anything runs
+    # a mistake raises here, before anything runs or changes
+    settings.updated(settings.current(), given, "configure()")
     flush.flush(local.trace, "configure()", quiet=True)
     settings.change(given, "configure()")
     if settings.current().record == "always":
@@ -44,20 +50,22 @@ def configure(**options: Unpack[Options]) -> None:
 
 
 def cache_info() -> dict[str, CacheInfo]:
-    """`{name: CacheInfo(hits, misses, maxsize, currsize)}` for every cache there is.
+    """`{name: CacheInfo(hits, misses, maxsize, currsize)}` for every cache.
 
-    Sizes are entries; of "memory", which plans reuse on the CPU, bytes.
+    Sizes are numbers of entries. Those of "memory", which plans reuse on the CPU, are bytes.
     """
     kernels = compile_service.compiler().cache.info()
     return {**cache.cache_info(), "kernel": kernels, "memory": POOL.info()}
 
 
 def cache_clear() -> None:
-    """Empty every cache in memory; what is pending is run first. Kernels on disk stay.
+    """Run what is pending, then empty every cache in memory. Kernels on disk stay.
 
     Memory that was kept for plans goes back to the system.
     """
     flush.flush(local.trace, "cache_clear()", quiet=True)
+    # Tries of other threads go too, but only where nothing is pending: what is pending is a path in
+    # its trie, and belongs to the thread that recorded it.
     for trace in all_traces():
         with claimed(trace, local.trace):
             if trace.state is trace.root:
@@ -67,18 +75,20 @@ def cache_clear() -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Counters since the start or `reset_stats()`, with the same keys at any time. Counts by cause,
-    reason or op are a `Counter` each: what has not happened reads 0.
+    """Counters since the start or the last `reset_stats()`. The keys are always the same. Counts by
+    cause, reason or op are `Counter`s, in which what has not happened reads 0.
 
-    `ops` recorded, `segments` run as a whole, `flushes` and `flush_causes`, `fallbacks` (calls that
-    ran at once, by reason), `plans_built` and `plans_reused`, calls `replayed`, and of kernels
-    `compiled`, `loaded` (from `cache_dir`), `reused`, `failed`, `slower` and `compile_s` seconds;
-    `regions_s` are the seconds in which the program was `recorded`, or ran as in eager: as it was
-    `new`, while its `kernels` were built, or as that is `quicker`; `unrecorded_blocks` of
-    `lazy_mode` were bypassed altogether.
-    Of sharded calls `sharding_misses` by op, and the bytes of `redistributions` that nobody asked
-    for, noted when a call is first seen at a place.
+    `ops` were recorded, `segments` run as a whole. `flushes` are counted by `flush_causes`.
+    `fallbacks` are calls that ran at once, by reason. Plans were built (`plans_built`) or known
+    (`plans_reused`); calls were `replayed`. Kernels were `compiled`, `loaded` (from `cache_dir`),
+    `reused`, `failed` or `slower`; compiling took `compile_s` seconds. `regions_s` are the seconds
+    in which the program was `recorded` or ran as in eager: because it was `new`, while its
+    `kernels` were built, or because eager is `quicker`. `unrecorded_blocks` of `lazy_mode` were
+    bypassed.
+    Of sharded calls, `sharding_misses` are counted by op. `redistributions` has the bytes of those
+    that nobody asked for, noted when a call is first seen at a place.
     """
+    # C++ counts blocks that rest by itself, until it is asked
     local.trace.policy.account_rests()
     counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     counts.update(STATS.counts)
@@ -101,22 +111,27 @@ def stats() -> dict[str, Any]:
 
 def reset_stats() -> None:
     """Set every counter to zero and forget the last flushes."""
+    # blocks that rested before belong to the time before
     local.trace.policy.account_rests()
     STATS.reset()
     compile_service.compiler().counters.reset()
 
 
 class Report:
-    """The last flushes and what became of replays, with what would help most.
+    """The last flushes, the calls of `replay`, and what would help most.
 
-    `str()` gives text, rich prints it coloured, a notebook shows it, `save` writes a page.
-    `records` are the flushes as they were noted, `flushes` the same looked at; `ran_at_once` has
-    the calls that could not be recorded, with their shares of the time; `builds` are the kernels
-    built meanwhile; `result` is what the function gave that `explain` was given, if any.
-    `regions` tells how many regions of the program, from one value that is read to the next,
-    and how many seconds, were recorded or run as in eager, and why; `kernels` counts segments by
-    what became of their kernels; `blocks` tells which blocks of this thread were timed, recorded
-    and as in eager.
+    `str()` gives text, rich prints it in colours, a notebook shows it, `save` writes a page.
+
+    `records` are the flushes as they were noted; `flushes` are the same with segments, bytes and
+    times. `replays` has a line for each function given to `replay`. `ran_at_once` maps calls that
+    could not be recorded to their shares of the time. `builds` are the kernels built meanwhile.
+    `redistributions` has a line for each redistribution that nobody asked for. `result` is what the
+    function returned that `explain` was given, if any.
+
+    `regions` maps what became of the program's regions (recorded, or why as in eager) to their
+    number and their seconds. A region goes from one value that is read, or one block that begins,
+    to the next. `kernels` counts segments by what became of their kernels. `blocks` are the blocks
+    of this thread that were timed both recorded and as in eager.
     """
 
     def __init__(
@@ -144,12 +159,12 @@ class Report:
 
     @cached_property
     def flushes(self) -> list[Flush]:
-        """The flushes with their segments, calls, lines, bytes and times, oldest first."""
+        """The flushes with their segments, calls, lines, bytes and times, the oldest first."""
         return looked_at(self.records)
 
     @cached_property
     def advice(self) -> list[Advice]:
-        """At most three changes that would help, the largest share of time first."""
+        """At most three changes that would help, that with the largest share of time first."""
         return advice_on(
             self.flushes,
             blocks=self.blocks,
@@ -172,9 +187,11 @@ class Report:
         return framed(page_of(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that shows the report in a browser, offline: a timeline, each flush as a
-        picture of its segments, and the text. To a path in `.json` write the timeline alone, as
-        Chrome and Perfetto open it. ValueError if `path` ends otherwise.
+        """Write the report to a file, as the end of `path` says.
+
+        `.html` is a page for a browser, which needs no network: a timeline, a picture of each
+        flush's segments, and the text. `.json` is the timeline alone, for Chrome's trace viewer and
+        Perfetto. Any other ending raises ValueError.
         """
         makers = {".html": page_of, ".json": chrome_trace}
         maker = makers.get(Path(path).suffix)
@@ -184,13 +201,16 @@ class Report:
 
 
 def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Report:
-    """A report on the last flushes: where, why, what ran each segment, what was new, how long.
+    """A report on the last flushes: where they were, why, what ran each segment, what was new, and
+    how long it took.
 
-    With a function, on its call with these arguments alone, in `lazy_mode`; its plans are built at
-    once and each of their steps is timed (which waits for the device); `result` of the report is
-    what it returned. The peak is of the memory that a planned flush makes, known before it runs.
-    Each function given to `replay` has a line: calls replayed and recorded, what they took, why the
-    last was recorded.
+    With a function `fn`, call it with these arguments in `lazy_mode`, and report on this call
+    alone. Its plans are then built at once, and each of their steps is timed, which waits for the
+    device. `result` of the report is what `fn` returned.
+
+    The peak of a flush is the memory that its plan makes, known before it runs. Each function given
+    to `replay` has a line: the calls replayed and recorded, what they took, and why the last one
+    was recorded.
     """
     if fn is None:
         local.trace.policy.account_rests()
@@ -199,6 +219,7 @@ def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> 
         return _report(list(STATS.log), {}, STATS.since_s, regions=regions, blocks=blocks)
     if not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
+    # the first flush keeps what was pending out of the report, the second one is the call's own
     flush.flush(local.trace, "explain()", quiet=True)
     before, since_s = dict(STATS.ran_at_once_s), perf_counter()
     with STATS.log_apart() as records, profiling.timing(), listening_mode():
@@ -216,6 +237,10 @@ def _report(
     regions: Mapping[str, tuple[int, float]] | None = None,
     blocks: Sequence[Compared] = (),
 ) -> Report:
+    """The report on `records`, and on what else happened since `since_s`, by `perf_counter`.
+
+    `before` has the seconds that each call had run at once until then.
+    """
     passed_s = perf_counter() - since_s
     ran_at_once = {
         call: (seconds - before.get(call, 0.0)) / passed_s

@@ -1,8 +1,12 @@
-"""`LazyTensor`: the tensor subclass whose ops are recorded, and what makes its value come into
-being.
+"""`LazyTensor`: the tensor subclass whose ops are recorded, and the ways to its value.
 
-In: aten ops, through `__torch_dispatch__`. Out: tensors without memory that know their metadata.
-Every method here that isn't torch's own hands out memory or text, which needs the value.
+In: aten ops, through `__torch_dispatch__`, which is `dispatch`'s `record`. Out: tensors without
+memory that know their metadata.
+
+The methods that `LazyTensor` overrides are those that reach a tensor's memory without an aten op:
+they compute the value first. The functions below them differ in who gets the memory: the caller for
+a moment (`computed`), a plain tensor (`shared`), or an array or a storage (`handed_out`). For plain
+tensors in a block, `lazy_tensor.interop` does the same by patches.
 """
 
 from __future__ import annotations
@@ -32,16 +36,17 @@ class LazyTensor(tensor_types.ValueTensor):
     """A `torch.Tensor` whose value may still be pending.
 
     Shape, dtype, device, strides, `requires_grad` and `grad` are known without running anything.
-    Made by ops inside `lazy_mode()`, by ops on other lazy tensors, and by `wrap`; not by calling
-    it.
+    Lazy tensors come from ops inside `lazy_mode()`, from ops on other lazy tensors, and from
+    `wrap`. Calling the class makes none.
     """
 
-    # No __slots__, and nobody may hold a weak reference: torch.utils.swap_tensors refuses both.
+    # No __slots__, and nobody may hold a weak reference to a lazy tensor: torch.utils.swap_tensors,
+    # by which `wrap` and `unwrap` keep `Parameter` objects the same, raises an error for both.
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
     def __new__(cls, data: Any = None, requires_grad: bool = True, **attributes: Any) -> Any:
-        """A parameter of this data: libraries copy one by `type(p)(data, requires_grad=...)`, and
-        pass on its attributes."""
+        """A parameter on `data`. Libraries copy a parameter by `type(p)(data, requires_grad=...)`,
+        and pass its attributes on as keywords."""
         if not isinstance(data, torch.Tensor):
             raise TypeError(
                 "LazyTensor(): a lazy tensor isn't made by calling its class; "
@@ -50,18 +55,19 @@ class LazyTensor(tensor_types.ValueTensor):
         return torch.nn.Parameter(data, requires_grad)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing is left to do; `object` would refuse the arguments."""
+        """Accepts the arguments of `__new__`, for which `object.__init__` would raise."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return _text(self)
 
     def __format__(self, spec: str) -> str:
+        # `Tensor.__format__` formats the number only if the class is `Tensor` itself
         if self.dim() == 0 and not self.is_complex():
             return self.item().__format__(spec)
         return object.__format__(self, spec)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The value as an array that shares its memory, as `Tensor.numpy` gives it."""
+        """The value as an array that shares the tensor's memory, as `Tensor.numpy`."""
         if self.requires_grad and torch.is_grad_enabled() and not force:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. "
@@ -73,14 +79,15 @@ class LazyTensor(tensor_types.ValueTensor):
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def wait(self) -> LazyTensor:
-        """Itself: what a collective of `torch.distributed._functional_collectives` gives is waited
-        for where its value is needed."""
+        """The tensor itself. Results of torch's functional collectives have this method; here a
+        collective is waited for where its value is needed."""
         return self
 
     trigger_wait = wait
 
-    # Python's conversions, which C++ calls on the items of `torch.tensor([loss, ...])`. By methods
-    # of `Tensor`, which patches may have replaced, a read would count twice.
+    # Python's conversions. C++ also calls them on the items of a list, as in
+    # `torch.tensor([loss, ...])`. They call `TensorBase`'s methods: `Tensor`'s may be patched (see
+    # `interop.wrappers.converting`), and would count the same read twice.
     def __float__(self) -> float:
         return _plain.__float__(_to_convert(self, "float()"))
 
@@ -99,9 +106,9 @@ class LazyTensor(tensor_types.ValueTensor):
     def item(self) -> torch.types.Number:
         """The value as a Python number.
 
-        It is read without an op unless a mode of somebody else's, or a `replay` that is recorded,
-        wants to see that. So it costs a third; and torch imports its DTensor, which takes most of a
-        second, when the first op is dispatched to a tensor subclass.
+        No op is called for it unless another dispatch mode, or a call that `replay` records, has to
+        see the read. Without an op it costs a third. It also spares a program torch's import of
+        DTensor, most of a second, which comes with the first op on a tensor subclass.
         """
         if not torch_private.is_mode_entered() or (hits.sees_all() and not local.trace.tape):
             return _plain.item(read(self, ".item()"))
@@ -126,7 +133,7 @@ class LazyTensor(tensor_types.ValueTensor):
         return self._in_memory("map2_", x, y, function)
 
     def _in_memory(self, method: str, *args: Any) -> LazyTensor:
-        """The result of a method that goes through memory element by element."""
+        """Run a method that writes the tensor element by element through its memory."""
         if self.requires_grad:
             raise RuntimeError(
                 f"Can't call {method}() on Variable that requires grad. Use "
@@ -136,6 +143,7 @@ class LazyTensor(tensor_types.ValueTensor):
         plain = [computed(a) if isinstance(a, LazyTensor) else a for a in args]
         with torch_private.no_modes():
             getattr(data, method)(*plain)
+        # the write went to the plain tensor: autograd must see it on this one
         torch_private.count_writes([self])
         return self
 
@@ -168,7 +176,8 @@ class LazyTensor(tensor_types.ValueTensor):
 
     @property
     def data(self) -> torch.Tensor:
-        data: torch.Tensor = torch_private.tensor_data.__get__(self)  # a version counter of its own
+        # the descriptor gives the alias a version counter of its own, which `detach()` doesn't
+        data: torch.Tensor = torch_private.tensor_data.__get__(self)
         return data
 
     @data.setter
@@ -184,11 +193,11 @@ class LazyTensor(tensor_types.ValueTensor):
         self._value = new._value
 
     def as_subclass(self, cls: type[Any]) -> Any:
-        """A tensor of another subclass on this one's memory, which autograd sees as its alias."""
+        """A tensor of class `cls` on this one's memory; autograd sees it as an alias."""
         return plain_alias(self).as_subclass(cls)
 
     def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> Any:
-        """What AOTAutograd takes as a gradient where it traced with a plain tensor."""
+        """AOTAutograd asks for a gradient of the class that it traced with: a plain tensor."""
         return plain_copy(self) if expected_type is torch.Tensor else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
@@ -206,7 +215,8 @@ class LazyTensor(tensor_types.ValueTensor):
             new = self._copied(memo)
         new.requires_grad_(self.requires_grad)
         memo[id(self)] = new
-        if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__: the value alone
+        # `Parameter.__deepcopy__` copies the value alone, `Tensor.__deepcopy__` attributes as well
+        if getattr(self, "_is_param", False):
             new._is_param = True
             return new
         attributes = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_value"}
@@ -216,7 +226,8 @@ class LazyTensor(tensor_types.ValueTensor):
         return new
 
     def _copied(self, memo: dict[int, Any]) -> LazyTensor:
-        """A copy of the value; what shares memory in `self`'s tree shares it in the copy's."""
+        """A copy of the value. `memo` knows storages: tensors of a tree that share memory share it
+        in the copy of the tree."""
         with torch_private.no_modes():
             new = tensor_types.concrete(
                 copy.deepcopy(computed(self, "copy.deepcopy()").detach(), memo)
@@ -230,9 +241,10 @@ class LazyTensor(tensor_types.ValueTensor):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled as the plain tensor or parameter it stands for."""
+        """Pickled as the plain tensor or parameter that it stands for."""
+        # On its memory, not on a copy: pickle then sees which tensors share a storage.
         with torch_private.no_modes():
-            plain = handed_out(self, SAVED).detach()  # tensors that share memory are saved as such
+            plain = handed_out(self, SAVED).detach()
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
@@ -247,7 +259,7 @@ LazyTensor.__torch_dispatch__ = classmethod(record)  # type: ignore[assignment]
 
 
 class _ToPlain(torch.autograd.Function):
-    """The plain tensor behind a lazy one, as an op that autograd knows."""
+    """From a lazy tensor to the plain tensor behind it, as a node of autograd's graph."""
 
     generate_vmap_rule = True
 
@@ -257,20 +269,24 @@ class _ToPlain(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Apart from `forward`, as torch.func's transforms want it."""
+        """Nothing to save. torch.func accepts only functions that have this method."""
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad
 
 
+# Causes of flushes, as reports show them.
 READ = "a value is read"
 SAVED = "pickle, or torch.save()"
 
 
 def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
-    """The plain tensor behind `tensor`, its pending ops run. It shares `tensor`'s memory. `cause`
-    is the user's call that needs it."""
+    """The plain tensor behind `tensor`, once its pending ops have run. They share memory.
+
+    `cause` is the user's call that needs the value. Raises the error of an op that the value
+    depends on. For callers that keep the plain tensor to themselves; see `shared`, `handed_out`.
+    """
     value = tensor._value
     if local.trace.tape is not None:
         stop_tape(cause if cause == READ else f"{cause} reads a tensor's values")
@@ -283,27 +299,32 @@ def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
 
 
 def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """Like `computed`, for who reads values by an op in eager: a region of the program ends."""
+    """Like `computed`, for methods that in eager call an op that reads a value: a sync point."""
     if sync_points.ends_region(tensor):
         sync_points.at_read(local.trace)
     return computed(tensor, cause)
 
 
 def _to_convert(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """What Python's conversions read: the value, or the tensor itself for a tape to see it."""
+    """What Python's conversions read: the plain tensor, or the lazy one if a tape is on, which must
+    see the read as an op."""
     return tensor if local.trace.tape is not None else read(tensor, cause)
 
 
 def read_outside(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """The same for who reads them by no op: in `lazy_mode` it can't be seen of plain tensors."""
+    """Like `read`, for methods that call no op in eager, such as `numpy()`.
+
+    In `lazy_mode` they are no sync points: there the same read of a plain tensor can't be seen.
+    """
     is_entered = torch_private.is_mode_entered()
     return computed(tensor, cause) if is_entered else read(tensor, cause)
 
 
 def plain_alias(tensor: LazyTensor) -> torch.Tensor:
-    """A plain tensor on `tensor`'s memory, which autograd knows as its alias.
+    """A plain tensor on `tensor`'s memory, which autograd sees as its alias.
 
-    A new one each time: by the tensors that have it one sees when the memory isn't shared any more.
+    A new object each time: `memory_sharing` counts the tensors on a storage, and so finds out when
+    the last plain one is gone.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         alias: torch.Tensor = _ToPlain.apply(tensor)  # type: ignore[no-untyped-call]
@@ -312,23 +333,27 @@ def plain_alias(tensor: LazyTensor) -> torch.Tensor:
 
 
 def plain_detached(tensor: LazyTensor) -> torch.Tensor:
-    """The same, of which autograd knows nothing."""
+    """Like `plain_alias`, detached from autograd's graph."""
     data = shared(tensor)
     with torch_private.no_modes():
         return data.detach()
 
 
 def shared(tensor: LazyTensor) -> torch.Tensor:
-    """Like `computed`, for callers that give the memory to a plain tensor."""
+    """Like `computed`, for callers that give the memory to a plain tensor.
+
+    Outside a mode nobody sees ops on that tensor. So what is recorded there reads `tensor` at once.
+    """
     data = computed(tensor)
     memory_sharing.share(data)
     return data
 
 
 def handed_out(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
-    """Like `computed`, for callers that hand the memory itself out.
+    """Like `computed`, for callers that hand out the memory itself (a storage, a pointer).
 
-    What reads the tensor from now on runs at once: a write through that memory would not be seen.
+    No write through it is seen. So ops on `tensor` run at once from now on, until nobody else has
+    the memory any more.
     """
     data = computed(tensor, cause)
     memory_sharing.note_external_writer(data)
@@ -336,12 +361,13 @@ def handed_out(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
 
 
 def plain_copy(tensor: LazyTensor) -> torch.Tensor:
-    """The value as a plain tensor of its own, copied only when either side is written."""
+    """The value as a plain tensor with memory of its own, by copy-on-write where possible."""
     return torch_private.snapshot(computed(tensor, "materialize()"))
 
 
 def _text(tensor: LazyTensor) -> str:
-    """What the plain tensor's repr would be, `requires_grad` or `grad_fn` included."""
+    """The repr of the plain tensor, with this tensor's `requires_grad` or `grad_fn`."""
+    # a debugger that shows a variable must not flush the program's trace
     if is_looked_at() and tensor._value.failure is None:
         data = peek(local.trace, tensor._value)
         if data is None:
@@ -351,6 +377,7 @@ def _text(tensor: LazyTensor) -> str:
     text = shown(data)
     if tensor.grad_fn is not None:
         name = type(tensor.grad_fn).__name__
+        # nodes that are written in C++ have one class, and a name each: `torch::autograd::...`
         if name == "CppFunction":
             name = tensor.grad_fn.name().rsplit("::", 1)[-1]
         text = _with_suffix(text, f"grad_fn=<{name}>")
@@ -360,21 +387,25 @@ def _text(tensor: LazyTensor) -> str:
 
 
 def _with_suffix(text: str, suffix: str) -> str:
-    """`text` of a tensor with one more suffix, on a line of its own where torch would break it.
+    """The text of a tensor with one more suffix, on a new line where torch would begin one.
 
     The rule of `torch._tensor_str._add_suffixes`.
     """
     text = text.removesuffix(")")
     last = text.rsplit("\n", 1)[-1]
-    broken = last.strip()[:1].isalpha() and "\n" in text  # the last line is a suffix
+    # whether the last line is a suffix already, such as `dtype=...`, and not a row of numbers
+    broken = last.strip()[:1].isalpha() and "\n" in text
     width = len(last) + (0 if broken else 2) + len(suffix) + 2
     indent = " " * len("tensor(")
     between = f",\n{indent}" if width > torch_private.print_width() else ", "
     return f"{text}{between}{suffix})"
 
 
+# Global settings such as the default dtype change what an op gives, but are no ops. What is pending
+# was recorded under the old ones, and runs before they change. While the trace is busy, a meta
+# function that `dispatch` called changes a setting for itself.
 def _before_environment_changes() -> None:
-    if not local.trace.busy:  # else a meta function sets it for itself
+    if not local.trace.busy:
         flush(local.trace, "a global setting changes", quiet=True)
 
 
@@ -392,9 +423,12 @@ def flush_here(cause: str, *, quiet: bool = False) -> None:
 
 
 def _taking_lazy_states(set_rng_state: Any) -> Any:
+    """`torch.set_rng_state` that accepts lazy tensors, and states with pending writes."""
+
     @functools.wraps(set_rng_state)
     def set_state(new_state: torch.Tensor) -> None:
-        flush_here("torch.set_rng_state", quiet=True)  # C++ reads the state's memory
+        # C++ reads the state's memory, also of a plain tensor that a pending op writes
+        flush_here("torch.set_rng_state", quiet=True)
         set_rng_state(computed(new_state) if isinstance(new_state, LazyTensor) else new_state)
 
     return set_state

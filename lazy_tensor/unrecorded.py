@@ -1,7 +1,9 @@
-"""The package's names where recording is off: programs run as in eager, and one warning says why.
+"""The package's public names where recording is off: programs run as in eager.
 
-In: calls as the README has them. Out: what they give where nothing is ever recorded. Imported in
-place of the rest if a check of `torch_checks.assumptions` fails; it uses no private name of torch.
+`lazy_tensor/__init__.py` imports these names in place of the real ones if a check of
+`dispatch.torch_checks.assumptions` fails. One warning says why. In: calls with the arguments of the
+real functions; mistakes in them raise the same errors. Out: what eager gives. This module may use
+no private name of torch: one of them may be what is missing.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from lazy_tensor.kernels.counters import Counters
 
 WHY = f"lazy_tensor: recording is off, and programs run as in eager: {assumptions.why_off()}"
 if settings.current().warn and assumptions.failed():
-    warnings.warn(WHY, stacklevel=3)  # at the line that imports `lazy_tensor`
+    # the third frame up is the line that imports `lazy_tensor`
+    warnings.warn(WHY, stacklevel=3)
 
 
 class LazyTensor(torch.Tensor):
-    """The class of lazy tensors, of which there are none."""
+    """The class of lazy tensors, for `isinstance`; here there are none."""
 
     def __new__(cls, *_: Any, **__: Any) -> LazyTensor:
         raise RuntimeError(f"LazyTensor(): {WHY}")
@@ -44,7 +47,7 @@ class _BlocksWithoutParentheses(type):
 
 
 class lazy_mode(metaclass=_BlocksWithoutParentheses):
-    """A block, or a decorator, that does nothing; TypeError for an unknown option, as ever."""
+    """A block, or a decorator, that does nothing; TypeError for an unknown option."""
 
     def __new__(cls, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         settings.updated(settings.current(), options, "lazy_mode()")
@@ -64,7 +67,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
 
 class Replay:
-    """A function as `replay` gives it: each call is the function's own."""
+    """What `replay` returns: each call runs the function itself."""
 
     n_replayed = 0
     obstacle = "recording is off"
@@ -83,7 +86,7 @@ class Replay:
         return self if instance is None else functools.partial(self, instance)
 
     def summary(self) -> str:
-        """A line on what became of the calls."""
+        """A line for reports."""
         return "replay: every call ran as in eager"
 
 
@@ -96,7 +99,7 @@ def replay(
     cuda_graphs: bool = False,
     **options: Any,
 ) -> Any:
-    """`function` itself, or a decorator."""
+    """`function`, whose calls run as in eager, or a decorator."""
     settings.updated(settings.current(), options, "replay()")
     return Replay if function is None else Replay(function)
 
@@ -116,7 +119,7 @@ def flush() -> None:
 
 
 def materialize(tree: Any) -> Any:
-    """`tree` as it is: its tensors are plain."""
+    """A copy of `tree` with the same leaves: its tensors are plain."""
     return pytree.tree_map(lambda leaf: leaf, tree)
 
 
@@ -131,6 +134,7 @@ def unwrap(x: Any) -> Any:
 
 
 def _taken(x: Any, caller: str) -> Any:
+    """`x`, if it is of a type that `wrap` and `unwrap` accept; else their TypeError."""
     if isinstance(x, (torch.Tensor, torch.nn.Module)):
         return x
     given = with_article(type(x).__name__)
@@ -138,12 +142,12 @@ def _taken(x: Any, caller: str) -> Any:
 
 
 def configure(**options: Any) -> None:
-    """Change settings, which change nothing; TypeError and ValueError as ever."""
+    """Check and keep the options, which have no effect; TypeError and ValueError for mistakes."""
     settings.change(options, "configure()")
 
 
 def stats() -> dict[str, Any]:
-    """The counters, all of them zero."""
+    """The counters, all of them zero; the keys are those of the real `stats`."""
     counts: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     counts.update(Counters().snapshot(), flush_s=0.0, regions_s=dict(STATS.regions_s))
     empty = ("flush_causes", "fallbacks", "sharding_misses", "redistributions")
@@ -152,7 +156,7 @@ def stats() -> dict[str, Any]:
 
 
 def reset_stats() -> None:
-    """They are zero."""
+    """The counters are zero anyway."""
 
 
 def cache_info() -> dict[str, Any]:
@@ -165,7 +169,7 @@ def cache_clear() -> None:
 
 
 class Report:
-    """What `explain` gives: why recording is off, and `result`, what the function returned."""
+    """What `explain` returns: its text says why recording is off; `result` is the function's."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
@@ -184,7 +188,7 @@ class Report:
 
 
 def explain(fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Report:
-    """A report that says why nothing is recorded; with a function, which is called, its result."""
+    """A report that says why nothing is recorded. A function is called, and its result kept."""
     if fn is not None and not callable(fn):
         raise TypeError(f"explain(): fn={fn!r} can't be called")
     return Report(None if fn is None else fn(*args, **kwargs))

@@ -1,4 +1,8 @@
-"""Sharded tensors from plain ones: `distribute_tensor`, `distribute_module`, factory functions."""
+"""Sharded tensors from plain ones: `distribute_tensor`, `distribute_module`, factory functions.
+
+In: plain tensors, modules or sizes, a mesh and placements. Out: DTensors, as the functions of the
+same names in `torch.distributed.tensor` make them. Users call these functions.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,13 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """A plain tensor's parts on the ranks of a mesh, as torch's `distribute_tensor` makes them.
+    """The DTensor of a plain tensor, as torch's `distribute_tensor` makes it.
 
-    They have memory of their own, replicated ones too, copied when either side is written.
+    Its parts don't share memory with `tensor`: a replicated one is copied when either is written.
+    Raises RuntimeError if `tensor` is not a leaf of autograd.
     """
+    # torch's function runs collectives on memory, below dispatch. A pending tensor is materialized
+    # for it, and the collectives recorded so far are issued first.
     if isinstance(tensor, LazyTensor) and not isinstance(tensor, DTensor):
         leaf = computed(tensor)
         with dispatch_private.no_modes():
@@ -44,13 +51,15 @@ def distribute_tensor(
         made = torch_private.api.distribute_tensor(
             plain, device_mesh, placements, src_data_rank=src_data_rank
         )
-        if isinstance(made, DTensor):  # it was one
+        # a DTensor with this mesh and these placements comes back as it is
+        if isinstance(made, DTensor):
             return made
         local = made._local_tensor
         if not local.is_meta and dispatch_private.storage_id(local) == dispatch_private.storage_id(
             plain
         ):
-            local = dispatch_private.snapshot(local)  # of what is replicated torch makes no copy
+            # a replicated part is the tensor itself in torch: writes to one would change the other
+            local = dispatch_private.snapshot(local)
     ours = sharded(local, made._spec)
     ours.requires_grad_(tensor.requires_grad)
     return ours
@@ -72,7 +81,11 @@ def _made(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """What `make(size, dtype=..., device=...)` makes, this rank's part of it."""
+    """The DTensor of a global size whose parts `make(size, dtype=..., device=...)` fills.
+
+    `draws`: `make` draws random numbers. Raises AssertionError if `layout` is not strided, as
+    torch does.
+    """
     if layout is not torch.strided:
         raise AssertionError("layout value not supported!")
     shape = torch_private.as_size(size)
@@ -80,7 +93,9 @@ def _made(
     placed = normalized(placements, mesh, len(shape))
     stride = dense_stride(shape)
     options: dict[str, Any] = {"dtype": dtype, "device": mesh.device_type}
-    if draws:  # for the whole tensor, so that the numbers are those of one process
+    if draws:
+        # each rank draws the numbers of the global tensor, and keeps its part: so the numbers are
+        # those of one process, whatever the mesh
         whole = make(shape, **options)
         meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
         spec = torch_private.spec_of(mesh, placed, meta)
@@ -95,8 +110,8 @@ def _made(
 
 
 def zeros(*size: Any, **options: Any) -> DTensor:
-    """Zeros of this global size; options `dtype`, `layout`, `requires_grad`, `device_mesh`,
-    `placements`, as `torch.distributed.tensor.zeros` takes them."""
+    """Zeros of this global size. The options are `dtype`, `layout`, `requires_grad`, `device_mesh`
+    and `placements`, as in `torch.distributed.tensor.zeros`."""
     return _made(size, torch.zeros, **options)
 
 
@@ -116,7 +131,7 @@ def full(size: Any, fill_value: Any, **options: Any) -> DTensor:
 
 
 def rand(*size: Any, **options: Any) -> DTensor:
-    """Uniform random numbers: each rank draws those of one process, and keeps its part.
+    """Uniform random numbers: each rank draws all of them, and keeps its part.
 
     Options as for `zeros`. The ranks' generators must have the same seed.
     """

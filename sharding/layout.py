@@ -1,7 +1,7 @@
-"""How a sharded tensor lies on its mesh: its spec, and the metadata of the local tensor, interned.
+"""Layouts of sharded tensors: torch's spec together with the metadata of the local tensor.
 
-In: a spec and a local tensor. Out: a `ShardLayout`, the same object for the same of both, so that
-keys compare by identity.
+In: a spec and a local tensor. Out: a `ShardLayout`. Layouts are interned: equal specs and equal
+local metadata give the same object, so that the keys of the trie compare layouts by identity.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from lazy_tensor.sharding.torch_private import (
 
 _numbers = itertools.count()
 _families: dict[tuple[Any, ...], int] = {}
+# weak: a layout lives while a tensor, a state of the trie or a key of a cache has it
 _known: weakref.WeakValueDictionary[tuple[Any, ...], ShardLayout] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -36,7 +37,8 @@ _lock = threading.Lock()
 class ShardLayout(tensor_types.Layout):
     """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype.
 
-    `moves` is what is known of redistributing tensors that lie so, for `tensor`.
+    `parts` says how the ranks' parts compare. `moves` holds the checked calls of `redistribute` on
+    tensors of this layout; `tensor` fills it.
     """
 
     __slots__ = ("_family", "_is_regular", "moves", "parts", "spec")
@@ -49,30 +51,41 @@ class ShardLayout(tensor_types.Layout):
         self._family: int | None = None
         self._is_regular: bool | None = None
         self.moves: dict[tuple[Any, ...], Any] = {}
+        # the global tensor has no memory of its own, and so no offset in any
         *_, device = local
         described = (meta.shape, meta.stride, 0, meta.dtype, device)
         super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(local))
 
     @property
     def family(self) -> int:
-        """The same number for layouts that differ in sizes alone, which divide alike among ranks:
-        what a decision depends on."""
+        """A number that layouts share if they differ only in sizes that divide alike among ranks.
+
+        torch's sharding rules decide the same for layouts of one family, unless they move data or
+        depend on sizes.
+        """
         if self._family is None:
             self._family = _families.setdefault(self._divided(), next(_numbers))
         return self._family
 
     def _divided(self) -> tuple[Any, ...]:
+        """What layouts of a family have in common."""
         spec, size, is_dense = self.spec, self.meta[0], self.meta[1] is None
+        # of a size rules ask: is it 1 (then it broadcasts), does each dimension of the mesh divide
+        # it, is there something for each rank
         ways = [spec.mesh.size(dim) for dim in range(spec.mesh.ndim)]
         sizes = [(n == 1, *[(n % way == 0, n >= way) for way in ways]) for n in size]
         return (spec.mesh, spec.placements, self.meta[4], is_dense, tuple(sizes), self.parts)
 
     @property
     def is_regular(self) -> bool:
-        """Whether the ranks have equal parts, dense and of more than one row each as the whole is:
-        what an op makes of a part then tells what it makes of the whole."""
+        """Whether the global metadata of an op's result follow from its result on the local part.
+
+        That is so if global and local tensor are dense, and the ranks have equal parts of more than
+        one row.
+        """
         if self._is_regular is None:
             dense = self.meta[1] is None and self.local[1] is None
+            # a part of one row has size 1, which broadcasts and squeezes where the whole doesn't
             alike = not (self.parts.uneven or self.parts.single)
             strided = any(map(is_strided_shard, self.spec.placements))
             self._is_regular = dense and alike and not strided
@@ -83,9 +96,10 @@ class ShardLayout(tensor_types.Layout):
 
 
 def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
-    """The layout of a tensor with this spec and, on this rank, this local tensor."""
+    """The layout of a tensor that has this spec, and on this rank this local tensor."""
     size, stride, _, dtype, device = meta_of(local)
     described = (size, stride, offset_of_pending(local), dtype, device)
+    # hash and equality of specs leave this flag out
     key = (spec, spec.use_strided_shard_as_shard_order, described)
     with _lock:
         layout = _known.get(key)
@@ -95,8 +109,11 @@ def layout_of(spec: DTensorSpec, local: torch.Tensor) -> ShardLayout:
 
 
 def offset_of_pending(local: torch.Tensor) -> int:
-    """Where in its base's memory a pending view begins; 0 for what is computed, as rows of a data
-    set lie alike."""
+    """The storage offset of a pending view; 0 for a materialized tensor.
+
+    Rows of a data set differ in their offsets alone: with 0 for each they share one layout, and
+    steps on them repeat. A pending view has no memory yet, so that its layout must hold the offset.
+    """
     is_pending = (
         type(local) is tensor_types.tensor_class and tensor_types.value_in(local).slot is not None
     )
@@ -104,19 +121,19 @@ def offset_of_pending(local: torch.Tensor) -> int:
 
 
 def forget() -> None:
-    """Know no layout any more: meshes that come may equal those that were, on other groups."""
+    """Forget all layouts: a later mesh may equal an old one, but have other process groups."""
     with _lock:
         _known.clear()
         _families.clear()
 
 
 def everywhere(mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """The placements of what every rank of the mesh has whole."""
+    """The placements of a tensor that is replicated on every rank of the mesh."""
     return (Replicate(),) * mesh.ndim
 
 
 def part_of(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """This rank's part of a tensor that each rank has."""
+    """This rank's part, under `spec`, of a tensor that each rank has whole. Moves no data."""
     replicated = spec_with(spec, everywhere(spec.mesh))
     part: torch.Tensor = redistribute_local_tensor(whole, replicated, spec)
     return part
@@ -125,7 +142,10 @@ def part_of(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
 def spec_of_regular(
     mesh: DeviceMesh, placements: tuple[Placement, ...], part: torch.Tensor
 ) -> DTensorSpec | None:
-    """The spec of what an op gives on regular tensors; None if a part doesn't tell."""
+    """The spec of an op's result on regular tensors, from this rank's `part` of it.
+
+    None if the part doesn't tell: it is not dense, has a single row, or a strided shard.
+    """
     size = list(part.shape)
     if part.storage_offset() or part.stride() != dense_stride(part.shape):
         return None
@@ -144,7 +164,7 @@ def spec_of_regular(
 def spec_with(
     spec: DTensorSpec, placements: tuple[Any, ...], dtype: torch.dtype | None = None
 ) -> DTensorSpec:
-    """The same tensor placed otherwise."""
+    """The spec with other placements, and with another dtype if one is given."""
     meta = spec.tensor_meta
     assert meta is not None, "specs of tensors say their size"
     if dtype is not None and dtype != meta.dtype:

@@ -1,4 +1,7 @@
-"""Objects that stand in calls of ops as numbers, for schemas know no others."""
+"""Numbers for objects that ops take as arguments: schemas of ops allow ints, not any objects.
+
+In: placements, or a plan of `fully_shard`. Out: the int that the recorded op takes in its place.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Numbered(Generic[T]):
-    """Objects and their numbers; equal ones have the same. They are kept for good."""
+    """A table of objects and their numbers; equal objects have the same number.
+
+    Objects are never dropped, because states of the trie hold their numbers.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[T, int] = {}

@@ -1,6 +1,7 @@
-"""Which ranks are still there: asked when a collective has failed, to say who let it down.
+"""Finds out which ranks did not report the failure of a collective, for the error's text.
 
-In: nothing but the store that the ranks met by. Out: a sentence for the error.
+In: the store by which the ranks rendezvoused. Out: a sentence that `dispatch.run.failure` adds to
+the error of a collective that failed at a flush.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import torch.distributed as dist
 from lazy_tensor.sharding import torch_private
 
 PATIENCE_S = 5.0
-"""How long the others have to fail too. Those that wait for the same collective do so at once."""
+"""How long to wait for the other ranks' reports. A rank in the same collective fails at once."""
 
 
 def who_is_missing() -> str:
-    """This rank, and those that did not fail within `PATIENCE_S`: they are gone, or elsewhere."""
+    """A sentence naming this rank, and the ranks that reported no failure within `PATIENCE_S`."""
     rank, others = dist.get_rank(), set(range(dist.get_world_size())) - {dist.get_rank()}
     try:
         store = torch_private.store()
@@ -25,7 +26,8 @@ def who_is_missing() -> str:
         while others and time.monotonic() < deadline:
             others = {other for other in others if not store.check([_key(other)])}
             time.sleep(0.05)
-    except RuntimeError as error:  # torch's DistNetworkError and its like
+    # DistNetworkError and similar: the process of rank 0, which has the store, may be the lost one
+    except RuntimeError as error:
         return f"on rank {rank}; the store that rank 0 keeps does not answer ({error})"
     if not others:
         return f"on rank {rank}; all ranks failed: see what each of them says"

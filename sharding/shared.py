@@ -1,9 +1,11 @@
-"""Parameters that several layers gather, under whatever names: once in forward, once in backward.
+"""Gathers a parameter that several layers redistribute once in forward, and once in backward.
 
-In: a parameter, and how it is to be placed. Out: the tensor placed so; a copy of what was gathered
-before, from the second time on that training gathers a parameter twice without writing it. All
-ranks decide alike: what counts is the program, not what was flushed when, nor what is alive.
-Copies, for who wrote to one tensor would write to all; plans leave them out where nobody does.
+In: a parameter and a function that gathers it. Out: the gathered tensor, or a copy of one that was
+gathered before. `DTensor.redistribute` calls it. Copies are needed because a caller may write its
+tensor; plans leave a copy out if nobody does.
+
+All ranks must gather equally often. So the decision follows from the program's calls and writes
+alone, never from flushes or from what is alive, which differ between ranks.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from lazy_tensor.dispatch.trie.trace import local
 
 
 class _Phases(threading.local):
-    """Forwards and backwards, numbered as they alternate."""
+    """This thread's phase: forwards and backwards are numbered as they alternate."""
 
     number = 0
-    is_backward = False
+    is_backward = False  # whether phase `number` is a backward
 
 
 _phases = _Phases()
 
 
 def note_phase() -> int:
-    """The number of the forward or backward that is under way."""
+    """The number of the phase, a forward or a backward, that runs now."""
     now = in_backward()
     if now != _phases.is_backward:
         _phases.is_backward = now
@@ -40,19 +42,22 @@ def note_phase() -> int:
 
 
 def shared(parameter: Any, how: Any, gather: Callable[[], Any]) -> Any:
-    """What `gather()` gives, or a copy of what it gave before in the same forward or backward.
+    """The result of `gather()`, or a copy of its last result in the same phase.
 
-    For parameters in training, which each step writes: nothing is kept for long; and only for one
-    of which that was asked twice before: for others nothing is kept at all.
+    `how` names what `gather` does. A result is kept only for a parameter that was gathered twice in
+    one phase before, so that others take no memory. It is dropped when the parameter is written,
+    which training does in each step.
     """
     trace, value = local.trace, parameter._value
     watch = value.watch
     if watch is None:
         watch = value.watch = Watch()
     key = (note_phase(), how)
+    # autograd's count also sees writes that ran at once; inference tensors have none
     n_writes = 0 if parameter.is_inference() else parameter._version
     is_repeat = watch.key == key and watch.is_current(trace, value, n_writes)
     if is_repeat and watch.kept is None:
+        # the second gather of a phase: kept from the next phase on
         watch.repeats = True
         return gather()
     if not is_repeat:

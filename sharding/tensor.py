@@ -1,7 +1,9 @@
-"""`DTensor`: a lazy tensor whose metadata is global and whose value is this rank's part of it.
+"""`DTensor`: a lazy tensor with global metadata, whose value is the local tensor of this rank.
 
-In: local tensors (`from_local`), ops on other sharded tensors. Out: local tensors (`to_local`),
-gathered ones (`full_tensor`). It is a subclass of torch's DTensor too, so that libraries know it.
+In: local tensors (`from_local`) and results of ops on sharded tensors. Out: local tensors
+(`to_local`) and gathered ones (`full_tensor`). The class also derives from torch's DTensor, so that
+libraries which test for that class accept it. Programs call the methods; `sharding.ops` calls
+`sharded`, `local_of` and `moved`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from lazy_tensor.tensor import LazyTensor, computed
 
 
 class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor):
-    """A tensor on a mesh of ranks: what torch's `DTensor` is, recorded.
+    """A tensor on a mesh of ranks, like torch's `DTensor`, whose ops are recorded.
 
-    Made by `from_local`, `distribute_tensor`, the factory functions, and by ops on other ones.
+    `from_local`, `distribute_tensor`, the factory functions and ops on other DTensors make it.
     """
 
     _layout: ShardLayout
-    # what torch's class keeps in slots follows from `_value` and `_layout`: swapping them is enough
+    # torch.utils.swap_tensors exchanges the slots that copyreg finds under this name. torch's class
+    # has the slots `_local_tensor` and `_spec`, which are properties here: `_value` and `_layout`
+    # are in the `__dict__`, which is exchanged too.
     __slotnames__: ClassVar[list[str]] = []
 
     def __new__(
@@ -52,7 +56,7 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing is left to do; torch's own would be called."""
+        """Do nothing: without this, Python would call the `__init__` of torch's class."""
 
     @property
     def _spec(self) -> DTensorSpec:
@@ -90,14 +94,17 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         stride: tuple[int, ...] | None = None,
         grad_placements: Sequence[Placement] | None = None,
     ) -> DTensor:
-        """A sharded tensor of these local ones, as torch's `DTensor.from_local` has it."""
+        """The sharded tensor whose parts are the ranks' `local_tensor`s, as in torch's DTensor."""
         device_mesh = torch_private.current_mesh() if device_mesh is None else device_mesh
+        # by id, as a mesh has its hash and equality in Python; `_FromLocal.mesh` keeps the id valid
         key = (
             id(device_mesh), placements and tuple(placements),
             grad_placements and tuple(grad_placements), local_tensor.shape, local_tensor.stride(),
             local_tensor.dtype, local_tensor.device, shape, stride, offset_of_pending(local_tensor),
         )  # fmt: skip
         known = _plans.get(key)
+        # `run_check` communicates at each call. Local tensors that aren't lazy are checked each
+        # time: torch's DTensor, for example, must raise.
         if known is None or run_check or type(local_tensor) is not LazyTensor:
             local_tensor, known = _from_local(
                 local_tensor, device_mesh, placements, grad_placements, shape, stride, run_check
@@ -111,9 +118,10 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         return linked
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """This rank's part, as torch's `DTensor.to_local` gives it."""
+        """The local tensor of this rank, as torch's `DTensor.to_local` returns it."""
         how = (self._layout, grad_placements and tuple(grad_placements))
         local: torch.Tensor = _linked(local_of(self), self, _from_local_as, how)
+        # the local tensor of a Parameter is a Parameter
         if getattr(self, "_is_param", False):
             local._is_param = True
         return local
@@ -127,11 +135,12 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
-        """The same tensor placed otherwise, as torch's `DTensor.redistribute` has it.
+        """The same tensor with other placements, as torch's `DTensor.redistribute` returns it.
 
-        `async_op` changes nothing: all communication is issued early and waited for late.
+        `async_op` has no effect: every collective is issued early and waited for late.
         """
         layout = self._layout
+        # None stands for the tensor's own mesh in keys, whose hash is in Python
         mesh = None if device_mesh is layout.spec.mesh else device_mesh
         key = (placements and tuple(placements), mesh, forward_dtype, backward_dtype)
         move = layout.moves.get(key)
@@ -141,7 +150,9 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
             )
         if not (self.requires_grad and torch.is_grad_enabled()):
             return moved(self, move.placements, move.dtype)
+        # autograd sees one node, `_moved_back`, whatever is recorded to move the data
         with dispatch_private.below_autograd():
+            # the same parameter in two layers is gathered once (see `shared`)
             if getattr(self, "_is_param", False) and move.placements != layout.spec.placements:
                 made = shared(self, move, lambda: moved(self, move.placements, move.dtype))
             else:
@@ -150,7 +161,7 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         return linked
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """The whole tensor on every rank, as torch's `DTensor.full_tensor` gives it."""
+        """The global tensor, on every rank, as torch's `DTensor.full_tensor` returns it."""
         replicated = self.redistribute(placements=everywhere(self.device_mesh))
         return replicated.to_local(grad_placements=grad_placements)
 
@@ -164,8 +175,10 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
     __str__ = __repr__
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The whole value, if each rank has it; RuntimeError otherwise, as gathering is asked for
-        by `full_tensor()` alone."""
+        """The values of a replicated tensor; RuntimeError if it is sharded or partial.
+
+        Only `full_tensor()` gathers: a rank that calls `numpy()` alone would wait for the others.
+        """
         return self._whole("numpy()").numpy(force=force)
 
     def tolist(self) -> Any:
@@ -178,10 +191,13 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
                 "full_tensor() first (on every rank), or to_local()"
             )
         local = local_of(self)
+        # numpy() of a tensor that requires a gradient raises, as in eager
         return local.requires_grad_(self.requires_grad) if not local.requires_grad else local
 
     def item(self) -> Any:
-        return torch.Tensor.item(self)  # by an op, as torch's rules say what it reads
+        # LazyTensor reads its own value, which is only this rank's part; the op comes to
+        # `ops.compute`, which gathers what is split
+        return torch.Tensor.item(self)
 
     def __float__(self) -> float:
         return float(self.item())
@@ -204,7 +220,7 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled as torch's DTensor on the computed local tensor."""
+        """Pickle torch's DTensor on the materialized local tensor, as checkpoints expect it."""
         plain = released(self)
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
@@ -228,13 +244,16 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
 
 
 def value_of(local: torch.Tensor) -> Value:
-    """A value on a tensor's memory: a lazy one's own, else one that knows a plain tensor has it."""
+    """The value of a lazy tensor, or a new value on the memory of a plain one.
+
+    The memory of a plain tensor is noted as shared: its owner can write it without an op of ours.
+    """
     if isinstance(local, torch_private.AsyncCollectiveTensor):
         local = local.wait()
     if isinstance(local, LazyTensor):
         return local._value
     alias = local.detach()
-    if isinstance(alias, LazyTensor):  # the mode has recorded it
+    if isinstance(alias, LazyTensor):  # inside `lazy_mode`, detach() is recorded
         return alias._value
     if is_recordable(alias):
         memory_sharing.share(alias)
@@ -244,12 +263,15 @@ def value_of(local: torch.Tensor) -> Value:
 
 
 def sharded(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
-    """A sharded tensor on a local one's value; autograd knows nothing of it."""
+    """The sharded tensor with this spec and this local tensor, without an autograd edge.
+
+    Both share one value, so that nothing is recorded.
+    """
     return laid_out(local, layout_of(spec, local))
 
 
 def laid_out(local: torch.Tensor, layout: ShardLayout) -> DTensor:
-    """The same of a layout that is known."""
+    """As `sharded`, for a caller that has the layout."""
     if hits.native is not None and type(local) is LazyTensor:
         made: DTensor = hits.native.sharded(local, layout)
         return made
@@ -259,30 +281,32 @@ def laid_out(local: torch.Tensor, layout: ShardLayout) -> DTensor:
 
 
 def local_of(tensor: tensor_types.ShardedTensor) -> torch.Tensor:
-    """The local tensor, lazy, on the same value."""
+    """A lazy local tensor on the value of a sharded one."""
     if hits.native is not None:
         local: torch.Tensor | None = hits.native.local(tensor)
-        if local is not None:
+        if local is not None:  # it is None for what traces can't hold, like meta tensors
             return local
     return tensor_types.local_of(tensor)
 
 
 def become(tensor: DTensor, twin: DTensor) -> None:
-    """Make `tensor` what `twin` is, the same object for Python and for autograd."""
+    """Give `tensor` the value and the layout of `twin`; it stays the same object for Python and
+    for autograd."""
+    # the wrapper's own size, strides and dtype live in C++ and change only if they differ
     if meta_of(twin) != meta_of(tensor):
         tensor_types.become(tensor, laid_out(local_of(twin), twin._layout))
     tensor._value, tensor._layout = twin._value, twin._layout
 
 
 def adopted(tensor: Any) -> DTensor:
-    """Ours for torch's DTensor, on the same local tensor; ours as it is."""
+    """Our DTensor on the local tensor of torch's; our own is returned as it is."""
     if isinstance(tensor, DTensor):
         return tensor
     return sharded(tensor._local_tensor, tensor._spec)
 
 
 def released(tensor: DTensor) -> Any:
-    """torch's DTensor for ours, its local tensor computed, on the same memory."""
+    """torch's DTensor for ours: materializes the local tensor and shares its memory."""
     local = computed(tensor)
     memory_sharing.share(local)
     with dispatch_private.no_modes():
@@ -292,10 +316,11 @@ def released(tensor: DTensor) -> Any:
 def normalized(
     placements: Sequence[Placement] | None, mesh: DeviceMesh, ndim: int
 ) -> tuple[Placement, ...]:
-    """Placements, replicated for None, with dimensions counted from the front.
+    """The placements as a tuple, with tensor dimensions counted from the front; replicated for
+    None.
 
-    ValueError if there is not one for each dimension of the mesh, or partial ones reduce in
-    different ways.
+    ValueError if their number is not the mesh's `ndim`, or if Partial placements differ in
+    `reduce_op`.
     """
     if placements is None:
         return everywhere(mesh)
@@ -321,7 +346,8 @@ def normalized(
 
 
 def _checked(local: torch.Tensor, spec: DTensorSpec, *, with_size: bool) -> torch.Tensor:
-    """`from_local(run_check=True)`: the ranks' metadata fit; what is replicated is rank 0's."""
+    """Check that the ranks' metadata fit, and copy replicated parts from the first rank, for
+    `from_local(run_check=True)`."""
     mesh = spec.mesh
     torch_private.check_tensor_meta(local, check_shape_stride=with_size)
     for dim, placement in enumerate(spec.placements):
@@ -332,14 +358,14 @@ def _checked(local: torch.Tensor, spec: DTensorSpec, *, with_size: bool) -> torc
 
 
 def _another(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the same value, for autograd to take."""
+    """A new tensor on the same value: autograd gives its node to a tensor that has none."""
     if isinstance(tensor, DTensor):
         return tensor_types.new_sharded(tensor._value, tensor._layout, tensor)
     return tensor_types.local_like(tensor)
 
 
 class _Linked(torch.autograd.Function):
-    """What `linked` of the C++ does, where that isn't there."""
+    """`linked` of the C++, in Python, for processes without the C++."""
 
     @staticmethod
     def forward(
@@ -356,8 +382,10 @@ class _Linked(torch.autograd.Function):
 
 
 def _linked(made: Any, tensor: torch.Tensor, function: Any, argument: Any) -> Any:
-    """`made`, of which autograd knows nothing, as what became of `tensor`: its gradient is what
-    `function(gradient, argument)` gives."""
+    """`made` with an autograd edge to `tensor`, whose gradient is `function(gradient, argument)`.
+
+    `made` has no edge yet; without gradients it is returned as it is.
+    """
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return made
     if hits.native is not None:
@@ -366,7 +394,7 @@ def _linked(made: Any, tensor: torch.Tensor, function: Any, argument: Any) -> An
 
 
 class _LinkedAll(torch.autograd.Function):
-    """What `linked_all` of the C++ does, where that isn't there."""
+    """`linked_all` of the C++, in Python, for processes without the C++."""
 
     @staticmethod
     def forward(
@@ -382,11 +410,11 @@ class _LinkedAll(torch.autograd.Function):
 
 
 def linked_all(made: list[Any], tensors: list[Any], function: Any, argument: Any) -> list[Any]:
-    """`made`, of which autograd knows nothing, as what became of as many tensors, by one node:
-    `function(gradients, argument)` gives their gradients, None where there is none.
+    """`made` with edges to as many `tensors`, by one autograd node for all of them.
 
-    The node runs before others that could. In C++ it may serve any number of times; without, for
-    one forward.
+    The node calls `function(gradients, argument)` for the tensors' gradients; None stands for a
+    missing gradient on both sides. The engine runs it as soon as it has all gradients. The C++ node
+    serves any number of forwards, the Python one serves one.
     """
     if hits.native is not None:
         hits.native.linked_all(made, tensors, function, argument)
@@ -395,14 +423,16 @@ def linked_all(made: list[Any], tensors: list[Any], function: Any, argument: Any
 
 
 def _to_local_as(grad: DTensor, placements: tuple[Placement, ...]) -> torch.Tensor:
-    """The gradient of what `from_local` was given."""
+    """The gradient of the local tensor that `from_local` was given: the local part of `grad`."""
     if grad._layout.spec.placements != placements:
         grad = grad.redistribute(placements=placements)
     return grad.to_local()
 
 
 def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
-    """The gradient of what `to_local` was given: sharded as that was, partial ones replicated."""
+    """The gradient of the DTensor whose `to_local` was called, from the gradient of its local
+    tensor. Its placements are `grad_placements`, or those of the DTensor with Replicate for
+    Partial."""
     layout, grad_placements = how
     described = (grad.shape, grad.stride(), grad.dtype, grad.device, offset_of_pending(grad))
     key = (layout, grad_placements, described)
@@ -411,6 +441,7 @@ def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
         spec = layout.spec
         placements = grad_placements or torch_private.normalized_for_gradient(spec.placements)
         assert spec.tensor_meta is not None, "it is a tensor's"
+        # size from the forward tensor, as parts may be uneven; strides from the gradient's own
         _, stride = torch_private.compute_global_tensor_info(grad, spec.mesh, spec.placements)
         wanted = torch_private.normalized_for_gradient(placements)
         meta = TensorMeta(spec.tensor_meta.shape, tuple(stride), grad.dtype)
@@ -421,8 +452,12 @@ def _from_local_as(grad: torch.Tensor, how: tuple[ShardLayout, Any]) -> DTensor:
 
 
 def _moved_back(grad: DTensor, how: tuple[Any, ...]) -> torch.Tensor:
-    """The gradient of what `redistribute` was given: back to where that was."""
+    """The gradient of the DTensor that `redistribute` was called on: moved back to its placements.
+
+    `how` is `_Move.back`: these placements, the dtype to communicate in, the dtype to return.
+    """
     placements, wire, out = how
+    # the next forward counts as a new phase even if this backward gathers no parameter
     note_phase()
     if wire is not None:
         grad = grad.to(wire)  # type: ignore[assignment]
@@ -432,8 +467,10 @@ def _moved_back(grad: DTensor, how: tuple[Any, ...]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _FromLocal:
-    """What a call of `from_local` comes to: the layout, and where gradients are wanted. The mesh
-    lives as long as its id stands in a key."""
+    """The checked result of a call of `from_local`: the layout, and the placements of gradients.
+
+    It holds the mesh, so that no other mesh gets the id that stands in the key.
+    """
 
     layout: ShardLayout
     wanted: tuple[Placement, ...]
@@ -441,8 +478,10 @@ class _FromLocal:
 
 
 _plans: dict[tuple[Any, ...], _FromLocal] = {}
-"""A plain dict: every call asks it, and an LRU's bookkeeping would be a twentieth of an MLP's."""
+"""Known calls of `from_local` and gradients of `to_local`. A plain dict, as every call looks here:
+an LRU took a twentieth of a tensor-parallel MLP's host time."""
 MOST_PLANS = 4096
+"""Entries of `_plans`, which is emptied when it is full."""
 on_clear(_plans.clear)
 
 
@@ -461,7 +500,11 @@ def _from_local(
     stride: tuple[int, ...] | None,
     run_check: bool,
 ) -> tuple[torch.Tensor, _FromLocal]:
-    """`from_local` looked at for the first time; the local tensor is lazy then."""
+    """Check a call of `from_local`. Returns the local tensor to use and the plan for such calls.
+
+    The local tensor is another one if it was on another device, or if this rank is outside the
+    mesh. Raises RuntimeError or ValueError as torch's `from_local` does.
+    """
     if isinstance(local, torch_private.TorchDTensor):
         raise RuntimeError(
             f"the local_tensor argument only accepts torch.Tensor but got {type(local)} value."
@@ -491,8 +534,11 @@ def _from_local(
 def _on_the_way_back(
     now: tuple[Placement, ...], before: tuple[Placement, ...]
 ) -> tuple[Placement, ...]:
-    """Where a gradient goes whose tensor was placed `before`: what isn't partial never becomes so,
-    for it would have to be reduced again."""
+    """The placements to give a gradient that has placements `now`, for a tensor that had `before`.
+
+    Those of the tensor, but a gradient that isn't Partial becomes Replicate instead of Partial:
+    Partial would only make the next consumer reduce it again.
+    """
     return tuple(
         Replicate() if was.is_partial() and not here.is_partial() else was
         for here, was in zip(now, before, strict=True)
@@ -501,8 +547,8 @@ def _on_the_way_back(
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """What a call of `redistribute` comes to: the new placements, the dtype to cast to first, and
-    what the way back needs."""
+    """A checked call of `redistribute`: the new placements, the dtype to cast to before moving, and
+    the argument of `_moved_back`."""
 
     placements: tuple[Placement, ...]
     dtype: torch.dtype | None
@@ -516,7 +562,7 @@ def _checked_move(
     forward_dtype: torch.dtype | None,
     backward_dtype: torch.dtype | None,
 ) -> _Move:
-    """A call of `redistribute` looked at for the first time."""
+    """Check a call of `redistribute`; the caller keeps the answer in the layout's `moves`."""
     if placements is None:
         raise RuntimeError("placements is needed for redistribute!")
     if device_mesh is not None and device_mesh != spec.mesh:
@@ -537,26 +583,32 @@ def _checked_move(
     )
 
 
+# Redistribution is an op, so that the trie can hold it: a hit then costs one look-up. Schemas know
+# no placements, so that the op takes their number instead.
 LIBRARY = torch.library.Library("lazy_tensor", "DEF")
 LIBRARY.define("redistribute(Tensor input, int placements) -> Tensor")
 REDISTRIBUTE = torch.ops.lazy_tensor.redistribute.default
 _redistribute = REDISTRIBUTE._op
 PLACEMENTS: Numbered[tuple[Placement, ...]] = Numbered()
-"""What the argument `placements` of `lazy_tensor::redistribute` stands for."""
+"""The placements that the argument `placements` of `lazy_tensor::redistribute` numbers."""
 
 
 def moved(
     tensor: DTensor, placements: tuple[Placement, ...], dtype: torch.dtype | None = None
 ) -> DTensor:
-    """`tensor` placed otherwise, by an op that traces know; autograd sees nothing of it."""
+    """`tensor` with other placements, by the recorded op `REDISTRIBUTE`, without an autograd edge.
+
+    The tensor is cast to `dtype` before it is moved, so that ranks communicate in `dtype`.
+    """
     if dtype is not None:
         tensor = tensor.to(dtype)  # type: ignore[assignment]
     if placements == tensor._layout.spec.placements:
+        # a new tensor all the same: the caller links it to `tensor`
         return laid_out(local_of(tensor), tensor._layout)
     made: DTensor = _redistribute(tensor, PLACEMENTS.number(placements))
     return made
 
 
 def forget() -> None:
-    """Look at calls of `from_local` anew, on meshes that may equal old ones."""
+    """Drop the known calls of `from_local`: a later mesh may equal an old one on other groups."""
     _plans.clear()

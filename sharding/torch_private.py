@@ -1,7 +1,8 @@
-"""The private names of `torch.distributed` that sharding leans on, and nothing else of torch's.
+"""The private names of `torch.distributed` that sharding uses; no other file here may use any.
 
-Read and tested with torch 2.13. Propagation, redistribution and the rules of each op are
-torch's own; what is asked of them stands here, once.
+Read and tested with torch 2.13. The sharding rules of the ops, their propagation and redistribution
+are torch's own; each question to them has one function here. All of `sharding` calls this file;
+`fsdp` has an adapter of its own for `fully_shard`.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ __all__ = [
 
 _dispatcher = TorchDTensor._op_dispatcher
 _functional = torch.ops._c10d_functional
-pytree: Any = vars(_dispatch)["pytree"]  # the one that `op_info` flattens with
+# torch has two pytrees; `op_info` flattens with this one, and `local_arguments` must invert it
+pytree: Any = vars(_dispatch)["pytree"]
 
-# Its sizes come from fake tensors, which our threads share.
+# The propagator asks fake tensors for sizes, without a lock, and so do threads that record. While
+# one thread asks a fake tensor, it seems to the others to be on "meta".
 setattr(type(_dispatcher.sharding_propagator), "_fake_mode_lock", FAKES)  # noqa: B010
 
 RANDOM_OPS = frozenset(_dispatcher._random_ops)
@@ -68,7 +71,7 @@ RANDOM_OPS = frozenset(_dispatcher._random_ops)
 
 
 def as_size(size: tuple[Any, ...]) -> torch.Size:
-    """A size given as torch's factory functions take it: numbers, or one sequence of them."""
+    """The size in the arguments of a factory function: numbers, or one sequence of them."""
     found: torch.Size = vars(api)["normalize_to_torch_size"](size)
     return found
 
@@ -83,7 +86,7 @@ def is_strided_shard(placement: Placement) -> bool:
 
 
 def strided_shard(dim: int, like: Any) -> Placement:
-    """A strided shard of another dimension."""
+    """The strided shard `like`, of tensor dimension `dim`."""
     return _StridedShard(dim, split_factor=like.split_factor)
 
 
@@ -93,35 +96,36 @@ def is_member(mesh: DeviceMesh) -> bool:
 
 
 def handler_of(op: Any) -> Any:
-    """torch's own treatment of an op that propagation can't describe; None for the others.
+    """torch's handler of an op that no sharding rule can describe; None for other ops.
 
-    `loss_parallel` puts its ops among them while it is entered.
+    `loss_parallel` adds the handlers of its ops while it is entered.
     """
     return _dispatcher._custom_op_handlers.get(op)
 
 
 def replicates_plain_tensors() -> bool:
-    """Whether the program is within `implicit_replication()`."""
+    """Whether the program is inside `implicit_replication()`."""
     return bool(_dispatcher._allow_implicit_replication)
 
 
 def op_info(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpInfo:
-    """A call on sharded tensors as torch's rules want to see it."""
+    """A call on sharded tensors in the form that torch's rules take: specs in place of tensors."""
     return _dispatcher.unwrap_to_op_info(op, args, kwargs)
 
 
 def propagate(info: OpInfo) -> OutputSharding:
-    """What torch's rules say about a call, its own caches left alone.
+    """The answer of torch's rules to a call, without torch's caches: `decisions` has its own.
 
     NotImplementedError if there is no rule.
     """
     assert info.schema is not None, "made with the info"
-    with no_modes():  # it makes tensors of its own
+    # rules make tensors of their own, which are no part of the program
+    with no_modes():
         return _dispatcher.sharding_propagator.propagate_op_sharding_non_cached(info.schema)
 
 
 def local_arguments(info: OpInfo, sharding: OutputSharding) -> tuple[Any, ...]:
-    """The arguments of the op on this rank, redistributed as the rules want them."""
+    """The local arguments of the op, redistributed to the placements that the rules ask for."""
     if sharding.needs_redistribute:
         assert sharding.redistribute_schema is not None, "it says to what"
         type(_dispatcher).redistribute_local_args(
@@ -134,9 +138,10 @@ def local_arguments(info: OpInfo, sharding: OutputSharding) -> tuple[Any, ...]:
 
 
 def observe_redistribution(op: Any, now: DTensorSpec, then: DTensorSpec) -> None:
-    """Tell torch's `ExplicitRedistributionContext`, which may raise, of one that nobody asked for.
+    """Report an implicit redistribution to torch's `ExplicitRedistributionContext`, which may
+    raise.
 
-    `local_arguments` does so by itself.
+    For redistributions of ours: `local_arguments` runs code of torch that reports its own.
     """
     message = (
         f"Implicit redistribution occurred for {op} while ExplicitRedistributionContext was active"
@@ -148,8 +153,11 @@ def observe_redistribution(op: Any, now: DTensorSpec, then: DTensorSpec) -> None
 def around_explicit_redistribution(
     apart: Callable[[str], AbstractContextManager[None]],
 ) -> None:
-    """Have blocks of `ExplicitRedistributionContext` within `apart(name)`, named for what they
-    allow."""
+    """Enter `apart(name)` with each block of `ExplicitRedistributionContext`.
+
+    The name holds the block's settings. So the block has states of its own in the trie, and an op
+    that was recorded outside is checked when it is called inside.
+    """
     block: Any = ExplicitRedistributionContext
     enter, leave = block.__enter__, block.__exit__
 
@@ -157,6 +165,7 @@ def around_explicit_redistribution(
     def entered(self: Any) -> Any:
         inside = apart(f"explicit redistribution {self._enable, self._strict}")
         inside.__enter__()
+        # a list, as one object may be entered several times
         self.__dict__.setdefault("_inside", []).append(inside)
         return enter(self)
 
@@ -169,7 +178,7 @@ def around_explicit_redistribution(
 
 
 def takes_sizes(op: Any) -> bool:
-    """Whether what the rules say of an op depends on sizes: among its arguments, or as views do."""
+    """Whether the rules' answer for an op depends on sizes: they are arguments, or it squeezes."""
     propagator = _dispatcher.sharding_propagator
     return (
         op in propagator.op_to_shape_and_stride_idx
@@ -179,14 +188,19 @@ def takes_sizes(op: Any) -> bool:
 
 
 def local_op(op: Any, sharding: OutputSharding) -> Any:
-    """The op to run on this rank: another one where the rules have changed its arguments so."""
+    """The op to run on the local tensors.
+
+    It is another overload if the rules have rewritten the arguments of a squeeze: of a part, only
+    dimensions that are 1 in the global tensor may be squeezed.
+    """
     if sharding.use_val_from_redistribute_schema and sharding.redistribute_schema is not None:
         return _dispatcher.sharding_propagator.squeeze_op_to_dims_variant.get(op, op)
     return op
 
 
 def keep_classes_sharded(on: bool) -> None:
-    """Whether log-softmax and losses leave logits sharded by class; for all threads."""
+    """Switch torch's handlers of log-softmax and losses, which keep logits sharded by class, on or
+    off for all threads."""
     if on:
         _loss._enable_custom_loss_ops()
     else:
@@ -197,12 +211,15 @@ _orders: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 def spec_of(mesh: DeviceMesh, placements: tuple[Any, ...], meta: TensorMeta) -> DTensorSpec:
-    """What `DTensorSpec` makes, which finds out anew each time in which order dimensions of the
-    mesh split the tensor: that follows from the placements alone."""
+    """A `DTensorSpec`, made faster than by torch's constructor.
+
+    The constructor computes each time in which order the mesh's dimensions split the tensor. That
+    follows from the placements alone, so it is looked up here.
+    """
     known = _orders.get(placements)
     if known is None:
         known = dict(vars(DTensorSpec(mesh, placements)))
-        del known["mesh"]
+        del known["mesh"]  # the table must not keep a mesh alive
         _orders[placements] = known
     made = object.__new__(DTensorSpec)
     vars(made).update(known, mesh=mesh, tensor_meta=meta)
@@ -210,11 +227,11 @@ def spec_of(mesh: DeviceMesh, placements: tuple[Any, ...], meta: TensorMeta) -> 
 
 
 class Parts(NamedTuple):
-    """How the parts compare that the ranks have of a tensor.
+    """How the ranks' parts of a tensor compare.
 
-    `uneven`: they differ in size. `may_be_empty`: a rank may have nothing of a tensor that has
-    something. `split_twice`: several dimensions of the mesh split one of the tensor, and not into
-    equal parts. `single`: a part is one row of what is split.
+    `uneven`: they differ in size. `may_be_empty`: some rank may have no element of a tensor that
+    has elements. `split_twice`: several dimensions of the mesh split one tensor dimension, and not
+    into equal parts. `single`: each rank has one row of a dimension that is split.
     """
 
     uneven: bool = False
@@ -232,6 +249,8 @@ def parts_of(spec: DTensorSpec) -> Parts:
         if not (placement.is_shard() or is_strided_shard(placement)):
             continue
         dim, n = placement.dim, spec.mesh.size(mesh_dim)  # type: ignore[attr-defined]
+        # torch cuts as torch.chunk does: all parts have the rounded-up size but the last ones. A
+        # later dimension of the mesh that splits the same tensor dimension cuts the largest part.
         size = sizes[dim]
         part = sizes[dim] = -(-size // n)
         uneven = uneven or part * n != size
@@ -249,7 +268,8 @@ WHOLE = Parts()
 
 
 def flat_specs(info: OpInfo, sharding: OutputSharding) -> list[tuple[DTensorSpec, DTensorSpec]]:
-    """For each sharded argument where it lies, and where the rules want it."""
+    """For each sharded argument its spec, and the spec that the rules ask for; none if nothing is
+    redistributed."""
     schema = sharding.redistribute_schema
     if not sharding.needs_redistribute or schema is None:
         return []
@@ -266,8 +286,10 @@ def flat_specs(info: OpInfo, sharding: OutputSharding) -> list[tuple[DTensorSpec
 
 
 def masks_what_moves(pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
-    """Whether indices of a vocabulary-parallel embedding are to be moved along another dimension
-    of the mesh too: torch then makes the mask before it moves them, for fewer than there are."""
+    """Whether indices of a vocabulary-parallel embedding must move along a second mesh dimension.
+
+    torch then makes the mask before it moves them, so that the mask has too few elements.
+    """
     return any(
         any(isinstance(placement, _MaskPartial) for placement in then.placements)
         and sum(a != b for a, b in zip(now.placements, then.placements, strict=True)) > 1
@@ -276,10 +298,11 @@ def masks_what_moves(pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
 
 
 def unmasked(local: torch.Tensor, spec: DTensorSpec) -> DTensorSpec:
-    """The spec with ordinary partial placements for those of a vocabulary-parallel embedding.
+    """The spec with ordinary Partial placements for the masked ones of a vocabulary-parallel
+    embedding.
 
-    Those hold a mask that torch applies when it reduces; here it is applied to `local` at once, so
-    that placements hold no tensors.
+    A masked placement holds a mask that torch applies when it reduces. Here it is applied to
+    `local`, in place and now: specs stand in keys, so that their placements may hold no tensors.
     """
     if not any(isinstance(placement, _MaskPartial) for placement in spec.placements):
         return spec
@@ -294,7 +317,10 @@ def unmasked(local: torch.Tensor, spec: DTensorSpec) -> DTensorSpec:
 
 
 def rebound(function: Any, **names: Any) -> Any:
-    """A copy of one of torch's functions in which some global names stand for something else."""
+    """A copy of one of torch's functions that finds `names` in place of its globals of that name.
+
+    So torch's code runs with our classes, and torch's own function stays as it is.
+    """
     copy = types.FunctionType(
         function.__code__,
         {**function.__globals__, **names},
@@ -309,8 +335,10 @@ def rebound(function: Any, **names: Any) -> Any:
 
 
 def second_instance(module: types.ModuleType, name: str, **names: Any) -> types.ModuleType:
-    """One of torch's modules, executed once more under another name; in it `names` stand for
-    something else. So torch's own code makes tensors of our class."""
+    """One of torch's modules, executed once more under another name, with some globals replaced.
+
+    So torch's own code makes tensors of our class. AssertionError if the module lacks a name.
+    """
     assert module.__file__ is not None, "torch is installed as files"
     spec = spec_from_file_location(name, module.__file__)
     assert spec is not None, "it is a Python file"
@@ -324,12 +352,12 @@ def second_instance(module: types.ModuleType, name: str, **names: Any) -> types.
 
 
 def normalized_for_gradient(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Where gradients of tensors placed so are placed: replicated where these are partial."""
+    """The placements of gradients of tensors with these placements: Replicate for Partial."""
     return api._normalize_placements_for_grad(tuple(placements))
 
 
 def minimum_over(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The least of all ranks' tensors."""
+    """The elementwise minimum of the tensors of all ranks of the mesh."""
     for dim in range(mesh.ndim):
         tensor = funcol.all_reduce(tensor, "min", (mesh, dim))
         if isinstance(tensor, AsyncCollectiveTensor):
@@ -338,29 +366,29 @@ def minimum_over(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def all_gathered(flat: torch.Tensor, n_ranks: int, group: str) -> torch.Tensor:
-    """The ranks' tensors one after the other, in a group called so."""
+    """The tensors of the ranks of `group` (a name), concatenated in the order of the ranks."""
     made = _functional.all_gather_into_tensor(flat, n_ranks, group)
     return _functional.wait_tensor(made)  # type: ignore[no-any-return]
 
 
 def reduce_scattered(flat: torch.Tensor, op: str, n_ranks: int, group: str) -> torch.Tensor:
-    """This rank's part of the ranks' tensors reduced."""
+    """This rank's part of the reduction of all ranks' tensors."""
     made = _functional.reduce_scatter_tensor(flat, op, n_ranks, group)
     return _functional.wait_tensor(made)  # type: ignore[no-any-return]
 
 
 def all_reduced(flat: torch.Tensor, op: str, group: str) -> torch.Tensor:
-    """The ranks' tensors reduced."""
+    """The reduction of all ranks' tensors, on each rank."""
     return _functional.wait_tensor(_functional.all_reduce(flat, op, group))  # type: ignore[no-any-return]
 
 
 def store() -> Any:
-    """What the ranks of the default group met by."""
+    """The store by which the ranks of the default group rendezvoused."""
     return distributed_c10d._get_default_store()
 
 
 def local_map_for(tensor_class: type[Any]) -> Any:
-    """torch's `local_map`, which gives tensors of this class."""
+    """torch's `local_map`, which makes and recognizes tensors of this class."""
     return second_instance(
         _func_map, "lazy_tensor.sharding.func_map", DTensor=tensor_class
     ).local_map

@@ -1,6 +1,6 @@
-"""Shapes, strides and dtypes of what an op gives, without running it.
+"""Shapes, strides and dtypes of an op's outputs, without running the op.
 
-`shape_formulas` has most ops, with the tables `view_formulas` and `other_formulas`; `infer` asks
-torch for the rest. `kernel_probe` asks kernels where torch's answer is not to be trusted, on inputs
-that `shrunk` makes small.
+`shape_formulas` computes them for most ops, with the tables of `view_formulas` and
+`other_formulas`. `infer` asks torch's meta functions for the rest. `kernel_probe` corrects those
+answers by running kernels on tiny tensors, whose sizes `shrunk` chooses.
 """

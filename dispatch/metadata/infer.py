@@ -1,7 +1,8 @@
-"""Output metadata: what an op gives, known from its inputs' metadata by an LRU of answers.
+"""Output metadata by torch's meta functions, and the LRU cache of all such answers.
 
 In: an op, `(size, stride, offset, dtype, device)` of each tensor, static arguments. Out: `Outcome`.
-A miss asks the op's meta function through fake tensors (50-100 us).
+`record.extend_trie` looks the key up by `known_outcome`, and calls `propagate` where it is new.
+Fake tensors take 50-100 us an op, meta functions in C++ 1-10 us.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ Meta = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call gives. `runs_now` says why it can't be recorded; else `outs` are its tensors."""
+    """The outputs of a call, or why it can't be recorded.
+
+    `runs_now` is that reason. Else `outs` has the metadata of each output, None for one that the op
+    leaves undefined. `is_single`: the op returns one tensor, not a `container` of them. An op that
+    returns nothing, or an argument that it wrote, has no outputs.
+    """
 
     runs_now: str | None = None
     outs: tuple[Meta | None, ...] = ()
@@ -34,8 +40,8 @@ class Outcome:
 
 
 LEARNED = "it runs once to tell the metadata of what it gives"
-"""Why an op runs now that is recorded from then on: torch's compiler, which is imported for fake
-tensors, would take longer than a program of seconds."""
+"""The reason of an op that runs now and is recorded from then on. Fake tensors would tell its
+metadata, but to import torch's compiler for them takes longer than many programs."""
 
 _schema_cache: Cache[tuple[Any, ...], Outcome] = Cache("schema", 16384)
 settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
@@ -43,7 +49,7 @@ settings.on_change(lambda new: _schema_cache.resize(new.schema_cache_size))
 
 @lru_cache(4096)
 def dense_stride(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this size."""
+    """The strides of a contiguous tensor of this size, as torch has them where a dim is empty."""
     stride, step = [], 1
     for n in reversed(size):
         stride.append(step)
@@ -52,7 +58,7 @@ def dense_stride(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill a stretch of memory, each place once."""
+    """Whether the elements fill memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for step, n in sorted(zip(stride, size, strict=True)):
         if n != 1:
@@ -67,11 +73,12 @@ def meta_of(tensor: torch.Tensor) -> Meta:
 
 
 def known_outcome(key: tuple[Any, ...]) -> Outcome | None:
-    """The outcome under `key` if it is known."""
+    """The outcome in the schema cache under `key`, or None."""
     return _schema_cache.get(key)
 
 
 def learn(key: tuple[Any, ...], outcome: Outcome) -> Outcome:
+    """Put an outcome into the schema cache, and return it."""
     _schema_cache.put(key, outcome)
     return outcome
 
@@ -81,8 +88,9 @@ def propagate(
 ) -> Outcome:
     """The outcome by the op's meta function.
 
-    `args` and `kwargs` name tensors as `Ref(i)` of `metas`. Where there is no answer
-    (data-dependent, no meta function, or an error that only eager may word) the op runs now.
+    `args` and `kwargs` name tensors as `Ref(i)` of `metas`. The op runs now where there is no
+    answer: it depends on data, has no meta function, or its meta function raises. In that last case
+    eager runs it or raises its own error, with its own message.
     """
 
     def call(stand_ins: list[torch.Tensor]) -> Any:
@@ -93,12 +101,14 @@ def propagate(
         if not needs_fakes(facts, metas):
             found = outcome_of(torch_private.meta_call(metas, call), facts, metas[0][4])
         else:
-            with torch_private.FAKES:  # one says it's on "meta" while another one is asked
+            # Held until the result is read, because threads share torch's fake mode: while it
+            # handles an op in another one, a fake tensor may say that it is on "meta".
+            with torch_private.FAKES:
                 found = outcome_of(torch_private.fake_call(metas, call), facts)
         return _masked(found, facts, args, kwargs)
     except torch_private.NoMetaFunction:
         if facts.returns_nothing and facts.writes:
-            return Outcome()
+            return Outcome()  # it has no outputs whose metadata would be needed
         return Outcome(runs_now="torch has no meta function for it")
     except Exception as error:
         # Whatever the reason, eager has the last word: it runs the op, or raises its own error.
@@ -108,8 +118,10 @@ def propagate(
 def _masked(
     outcome: Outcome, facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> Outcome:
-    """`outcome` without the gradients that nobody asked for: kernels give none, whatever meta
-    functions say."""
+    """`outcome` without the gradients that the argument `output_mask` doesn't ask for.
+
+    Kernels leave them undefined, while some meta functions give all.
+    """
     if "output_mask" not in facts.argument_names:
         return outcome
     place = facts.argument_names.index("output_mask")
@@ -121,21 +133,23 @@ def _masked(
 
 
 def needs_fakes(facts: OpFacts, metas: list[Meta]) -> bool:
-    """Whether only a fake tensor can say what the op gives: its meta function is in Python."""
+    """Whether fake tensors are needed: for inputs on several devices, or if the meta function is in
+    Python."""
     return len({meta[4] for meta in metas}) != 1 or not has_native_meta(facts)
 
 
 @cache
 def has_native_meta(facts: OpFacts) -> bool:
-    """Whether torch's C++ tells the op's metadata: views, and what shares its code with kernels.
+    """Whether torch's C++ computes the op's metadata, by code that its kernels share.
 
-    That takes 1-10 us, and can't depend on the device, as some meta functions in Python do.
+    So it does for views and structured kernels. That takes 1-10 us. It can't depend on the device
+    either, as some meta functions in Python do, so tensors on "meta" give the right answer.
     """
     return facts.is_view or torch_private.has_cpp_meta_kernel(facts.op)
 
 
 def outcome_of(result: Any, facts: OpFacts, device: torch.device | None = None) -> Outcome:
-    """The outcome that a result shows: real, fake, or on "meta" in place of `device`."""
+    """The outcome that a result shows. It may be real, fake, or on "meta" in place of `device`."""
     if facts.returns_nothing or facts.returns_arg is not None:
         return Outcome()
     if isinstance(result, torch.Tensor):
@@ -159,7 +173,7 @@ def outcome_of(result: Any, facts: OpFacts, device: torch.device | None = None) 
 
 
 def _without_index(device: torch.device) -> torch.device:
-    """The device as tensors have it: there is one CPU, whatever number it was asked for by."""
+    """The device as real tensors have it: for "cpu:0" that is "cpu", as there is only one."""
     return CPU if device.type == "cpu" else device
 
 
@@ -167,7 +181,10 @@ CPU = torch.device("cpu")
 
 
 def is_recordable(tensor: Any, *, allow_meta: bool = False) -> bool:
-    """Whether a tensor is of the kind that traces hold: strided, with memory, not quantized."""
+    """Whether traces can hold the tensor: it is strided, has memory, and isn't quantized or nested.
+
+    `allow_meta` lets a tensor on "meta" pass, which stands for a real one.
+    """
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.layout is torch.strided
@@ -179,12 +196,12 @@ def is_recordable(tensor: Any, *, allow_meta: bool = False) -> bool:
 
 
 def is_marked(tensor: torch.Tensor) -> bool:
-    """Whether the tensor stands for the conjugate, or the negative, of what its memory holds."""
+    """Whether the tensor has the conjugate or negative bit: its values aren't those in memory."""
     return tensor.is_conj() or tensor.is_neg()
 
 
 def substituted(argument: Any, tensors: list[torch.Tensor]) -> Any:
-    """`argument` with each `Ref(i)` replaced by `tensors[i]`, tuples as lists."""
+    """`argument` with each `Ref(i)` replaced by `tensors[i]`, and tuples by lists."""
     if isinstance(argument, Ref):
         return tensors[argument.index]
     if type(argument) is tuple:

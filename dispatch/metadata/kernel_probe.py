@@ -1,9 +1,9 @@
-"""What an op's kernels say that its meta function doesn't: refused dtypes, the layout of results,
-their dtypes where those of inputs are mixed.
+"""Probes: runs an op's kernels on tiny tensors, to correct what its meta function said.
 
-In: an op, its inputs' metadata, the outcome by the meta function. Out: the outcome as kernels give
-it, asked of them once for each op, dtypes and layouts, with tensors of at most two elements a
-dimension.
+Meta functions seldom check dtypes, and those in Python guess the strides of results of mixed
+layouts, and the dtypes of results of mixed dtypes. In: an op, its inputs' metadata, the outcome by
+the meta function. Out: the outcome as kernels give it. Kernels are asked once for each op, dtypes
+and layouts, on tensors of at most two elements a dimension. Called by `record.extend_trie`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.fusible import base_name
 
 MAX_PROBED = 1 << 16
-"""Elements up to which an op is tried on tensors of its own shapes."""
+"""Elements up to which an op may be tried on tensors of its own shapes."""
 
 Order = tuple[int, ...]
+"""The dimensions of more than one element, by their place in memory, fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What kernels said of tiny tensors: whether they refuse, None if the shapes may be why; else
-    the order of each result's dimensions in memory, fastest first, and its dtype (None where it is
-    left open)."""
+    """What kernels did with tiny tensors.
+
+    `refuses` says whether they raised for the dtypes; None if the tiny shapes may be the reason.
+    `orders` has the order of dimensions of each result, `dtypes` its dtype, None where the probe
+    doesn't tell.
+    """
 
     refuses: bool | None
     orders: tuple[Order | None, ...] = ()
@@ -50,14 +54,15 @@ def as_kernels_say(
     kwargs: tuple[tuple[str, Any], ...],
     metas: list[Meta],
 ) -> Outcome:
-    """`outcome`, put right where the op's kernels refuse these inputs or give other results.
+    """`outcome`, corrected where the op's kernels refuse these inputs or give other results.
 
-    Kernels check dtypes when they run, meta functions seldom do; meta functions in Python guess the
-    strides of mixed layouts, and the dtypes of statistics where inputs of few bits have parameters
-    of more, as under autocast. A probe takes 10-30 us.
+    An example of dtypes: under autocast a norm's input is in bfloat16 and its parameters in
+    float32, and kernels give statistics in float32. A probe takes 10-30 us.
     """
     if facts.is_view or not metas:
         return outcome
+    # Only ops that check their sizes may run on other sizes than the program's: a kernel that
+    # trusts them would read memory of others. Those in `SHRUNK` get sizes that fit.
     shrinks = SHRUNK.get(base_name(facts.op))
     small = None if shrinks is None or kwargs else shrinks(args, metas)
     if small is None and not is_safe(facts):
@@ -68,23 +73,27 @@ def as_kernels_say(
 
     is_small = sum(math.prod(meta[0]) for meta in metas) <= MAX_PROBED
     if is_small and any(0 in meta[0] for meta in metas):
-        # not all meta functions check for emptiness
+        # not all meta functions check for emptiness; tiny tensors would hide it, so none are used
         return REFUSED if refused(0) else outcome
     inputs = [tiny(meta) for meta in metas]
     tried = args if small is None else small
-    # 1 == True, but kernels differ; numbers have the default dtype
+    # Arguments by `repr`, because 1 == True but kernels treat them differently. The default dtype
+    # is that of results made from numbers.
     key = (facts.op._op, repr(tried), repr(kwargs), tuple(inputs), torch.get_default_dtype())
     said = _said.get(key)
     if said is None:
         said = _ask(facts, tried, kwargs, inputs)
         _said.put(key, said)
+    # Where the tiny shapes may be why, the program's own decide if they are small. Zeros and ones
+    # are tried, because an op may raise for one value alone.
     if said.refuses or (said.refuses is None and is_small and refused(0) and refused(1)):
         return REFUSED
     outs = outcome.outs
     if len(said.dtypes) == len(outs):
         outs = tuple(map(_with_dtype, outs, said.dtypes))
+    # No tiny tensor overlaps itself as the program's may, so for those the probe doesn't tell.
     if len(said.orders) == len(outs) and not any(map(_overlaps_itself, metas)):
-        outs = tuple(map(_laid_out, outs, said.orders))  # no tiny tensor overlaps itself as these
+        outs = tuple(map(_laid_out, outs, said.orders))
     return replace(outcome, outs=outs)
 
 
@@ -98,19 +107,20 @@ CHECKING = frozenset(
     native_batch_norm smooth_l1_loss_backward std std_mean var var_mean vdot""".split()  # noqa: SIM905
 )
 # fmt: on
-"""Other ops that check their inputs before they touch memory."""
+"""Ops that aren't pointwise, but check their inputs before they touch memory."""
 
 
 UNFIT = frozenset({"glu", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
-"""glu warns where its real input gives no reason to; the others hand LAPACK pivots that it doesn't
-check, and zeros are none."""
+"""Ops that are never probed. glu would warn about tiny inputs where the real ones give no reason.
+The others pass pivots to LAPACK, which doesn't check them, and zeros are no valid pivots."""
 
 
 @cache
 def is_safe(facts: OpFacts) -> bool:
-    """Whether the op raises for shapes that don't go together, rather than read foreign memory.
+    """Whether the op raises for shapes that don't fit, rather than read memory of others.
 
-    Structured kernels do (those whose shape function C++ generates), and elementwise ones.
+    Structured kernels (those that share their shape function with the meta device), pointwise ops
+    and those in `CHECKING` do.
     """
     if base_name(facts.op) in UNFIT:
         return False
@@ -118,7 +128,8 @@ def is_safe(facts: OpFacts) -> bool:
 
 
 def _has_no_sizes(facts: OpFacts) -> bool:
-    """Whether no number among the op's arguments has to go with its tensors' shapes."""
+    """Whether no argument of the op has to fit its tensors' shapes: tiny shapes are no reason to
+    refuse."""
     return torch.Tag.pointwise in facts.op.tags or base_name(facts.op) in CHECKING
 
 
@@ -129,8 +140,10 @@ def _run(
     inputs: list[Meta],
     value: int,
 ) -> Any:
-    """The op's result on tensors full of `value`, or its error as text: an exception would keep
-    frames alive, and with them results, which autograd then has to copy."""
+    """The op's result on tensors full of `value`, or its error as text.
+
+    An exception would keep frames alive, and with them results, which autograd then has to copy.
+    """
     with torch_private.kernels_only():
         tensors = [
             torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(value)
@@ -150,11 +163,13 @@ def _ask(
     kwargs: tuple[tuple[str, Any], ...],
     inputs: list[Meta],
 ) -> Said:
+    """Run the op on tiny tensors, and say what that tells about tensors of such metadata."""
     result = _run(facts, args, kwargs, inputs, 0)
     if isinstance(result, str):
         result = _run(facts, args, kwargs, inputs, 1)
     if not isinstance(result, str):
         results = result if isinstance(result, (list, tuple)) else [result]
+        # meta functions are right about the strides of results where all inputs are contiguous
         mixed = any(meta[1] != dense_stride(meta[0]) for meta in inputs)
         dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in results)
         return Said(refuses=False, orders=_orders(results) if mixed else (), dtypes=dtypes)
@@ -162,7 +177,9 @@ def _ask(
         return Said(refuses=True)
     odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
     one_float = inputs[0][3].is_floating_point and len({meta[3] for meta in inputs}) == 1
-    return Said(refuses=False if one_float and not odd else None)  # floats of one kind go together
+    # Kernels take floats of one dtype. So if they raised, it was for the shapes, unless a bool or
+    # complex number came with them.
+    return Said(refuses=False if one_float and not odd else None)
 
 
 def _overlaps_itself(meta: Meta) -> bool:
@@ -193,13 +210,13 @@ def _with_dtype(meta: Meta | None, dtype: torch.dtype | None) -> Meta | None:
 
 
 def _laid_out(meta: Meta | None, order: Order | None) -> Meta | None:
-    """`meta` with dense strides in this order, unless its strides have the order already."""
+    """`meta` with dense strides in this order, unless its own strides have that order."""
     if meta is None or order is None:
         return meta
     size, stride = meta[:2]
     own = _order(size, stride)
     if order == own or set(order) != set(own):
-        return meta  # as it is, or the small result had dimensions of size 1 where this one has not
+        return meta  # right already, or the tiny result has size 1 in other dimensions: no answer
     rest = [d for d in range(len(size)) if d not in order]
     steps, step = [0] * len(size), 1
     for d in (*order, *reversed(rest)):

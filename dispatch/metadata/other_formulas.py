@@ -1,7 +1,8 @@
-"""Output metadata, in closed form, of ops of every model that are neither elementwise nor views.
+"""Output metadata in closed form of common ops that are neither elementwise nor views.
 
-In: an op's arguments and its tensors' metadata, all floating and none empty. Out: the metadata of
-what it gives (a list of them where it gives several), or None where only torch can tell.
+In: an op's arguments by name and its tensors' metadata; the first is floating, none is empty. Out:
+the metadata of its output, or a list of several. None where only torch can tell, or where eager may
+raise: the forms check what the ops check. Called by `shape_formulas`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def dense(shape: tuple[int, ...], like: Meta) -> Meta:
 
 
 def broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The common shape; None if there is none."""
+    """The shape that these sizes broadcast to; None if they don't."""
     ndim = max(len(size) for size in sizes)
     padded = [(1,) * (ndim - len(size)) + tuple(size) for size in sizes]
     result: list[int] = []
@@ -40,6 +41,7 @@ def broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def _matmul(args: Args, metas: list[Meta]) -> Meta | None:
+    """`mm`, `bmm`, and the product in `addmm`, whose operands come last."""
     left, right = metas[-2:]
     if len(left[0]) != len(right[0]) or len(left[0]) not in (2, 3):
         return None
@@ -79,6 +81,7 @@ def _whole_norm(args: Args, metas: list[Meta]) -> Meta | None:
 def _softmax(args: Args, metas: list[Meta]) -> Meta | None:
     size, dtype = metas[0][0], metas[0][3]
     takes = all(meta == metas[0] for meta in metas) and -len(size) <= args["dim"] < len(size)
+    # softmax can also convert: with `half_to_float` the result has another dtype
     to_other_dtype = args.get("half_to_float") or args.get("input_dtype", dtype) is not dtype
     return dense(size, metas[0]) if takes and not to_other_dtype else None
 
@@ -107,6 +110,7 @@ def _is_loss_of(scores: Meta, targets: Meta) -> bool:
 
 
 def _reduced(args: Args, metas: list[Meta]) -> Meta | None:
+    """`sum` and `mean`. No dims, or an empty list of them, means all."""
     size, dims = metas[0][0], args.get("dim")
     if args.get("dtype") is not None or metas[0][3] not in FLOATS or len(metas) != 1:
         return None
@@ -116,7 +120,7 @@ def _reduced(args: Args, metas: list[Meta]) -> Meta | None:
         return None
     gone = {d % len(size) for d in dims}
     if len(gone) != len(dims):
-        return None
+        return None  # one dim twice, which raises
     if args.get("keepdim"):
         return dense(tuple(1 if d in gone else n for d, n in enumerate(size)), metas[0])
     return dense(tuple(n for d, n in enumerate(size) if d not in gone), metas[0])
@@ -135,8 +139,8 @@ def _clone(args: Args, metas: list[Meta]) -> Meta | None:
 def _layer_norm(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
     size, shape = metas[0][0], tuple(args["normalized_shape"])
     n_outer = len(size) - len(shape)
-    # parameters of more bits, as under autocast: the statistics have theirs, which torch's meta
-    # function doesn't know
+    # Under autocast the input has 16 bits and the parameters 32. On the CPU the statistics then
+    # have the parameters' dtype, which torch's meta function doesn't know.
     is_mixed = (
         metas[0][3] in (torch.bfloat16, torch.float16)
         and metas[0][4].type == "cpu"
@@ -144,6 +148,7 @@ def _layer_norm(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
         and {meta[3] for meta in metas[1:]} == {torch.float32}
     )
     alike = [(*metas[0][:3], torch.float32, metas[0][4]), *metas[1:]] if is_mixed else metas
+    # `alike` has the input as if it had the parameters' dtype, for checks and statistics
     if not _fits_norm(size, shape, metas[1:], alike):
         return None
     per_row = dense((*size[:n_outer], *(1 for _ in shape)), alike[0])
@@ -153,6 +158,7 @@ def _layer_norm(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
 def _fits_norm(
     size: tuple[int, ...], shape: tuple[int, ...], of_shape: list[Meta], metas: list[Meta]
 ) -> bool:
+    """Whether an input of `size` can be normalized over `shape`, which `of_shape` must have."""
     return (
         bool(shape)
         and tuple(size[len(size) - len(shape) :]) == shape
@@ -176,7 +182,7 @@ def _layer_norm_backward(args: Args, metas: list[Meta]) -> list[Meta | None] | N
 
 
 def _placed_back(args: Args, metas: list[Meta]) -> Meta | None:
-    """The gradient of a view's base: zeros but for what the view took."""
+    """The gradient of a view's base: zeros except where the view lies."""
     return dense(tuple(args["input_sizes"]), metas[0])
 
 
@@ -186,6 +192,7 @@ def _attention(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
     size, stride = metas[0][:2]
     if not is_dense(size, stride):
         return None
+    # the output is laid out as the query; the kernel keeps logsumexp with heads innermost
     batch, heads, n, _ = size
     like = (0, *metas[0][3:])
     return [
@@ -195,12 +202,14 @@ def _attention(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
 
 
 def _attention_backward(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
+    # gradient, query, key, value, output: the gradient has the output's size
     if not _is_attention(args, metas[1:]) or metas[0][0] != metas[4][0]:
         return None
     return [_by_position(meta[0], meta) for meta in metas[1:4]]
 
 
 def _is_attention(args: Args, metas: list[Meta]) -> bool:
+    """Whether query, key and value, the first in `metas`, fit each other without dropout."""
     query, key, value = (meta[0] for meta in metas[:3])
     return (
         len(query) == len(key) == len(value) == 4
@@ -214,7 +223,8 @@ def _is_attention(args: Args, metas: list[Meta]) -> bool:
 
 
 def _by_position(size: tuple[int, ...], like: Meta) -> Meta:
-    """A new tensor of (batch, heads, positions, width), in memory positions before heads."""
+    """A new tensor of size (batch, heads, positions, width), in memory (batch, positions, heads,
+    width), as the kernel allocates gradients."""
     _, heads, n, width = size
     stride = (n * heads * width, width, heads * width, 1)
     return (tuple(size), stride, 0, *like[3:])

@@ -1,8 +1,10 @@
-"""Output metadata in closed form: most of a program's ops.
+"""Output metadata in closed form, for most of a program's ops.
 
 In: an op and its inputs' metadata. Out: `Outcome`, or None where only the op's meta function knows.
-A meta function takes 20-2000 us where its inputs are new, most of the time of a program's first
-step and of every step whose shapes were never seen.
+A meta function takes 20-2000 us for inputs that are new. That would be most of the time of a
+program's first step, and of each step whose shapes are new. Called by `record.extend_trie` for
+every miss, before the schema cache. A wrong answer would give the program a wrong shape, so a form
+that isn't sure returns None.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ KEEP_DTYPE = frozenset(
     tanh_backward threshold threshold_backward trunc xlogy zeros_like""".split()  # noqa: SIM905
 )
 # fmt: on
-"""Ops that give floating inputs' common dtype and broadcast shape; their in-place forms too."""
+"""Ops, and their in-place forms, whose result has the floating inputs' common dtype and the shape
+that they broadcast to."""
 
 _FLOATING = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
@@ -40,7 +43,11 @@ _FLOATING = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float
 def closed_form(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
-    """The outcome on tensors without empty ones; floating ones of one dtype if not a view."""
+    """The outcome of a call, if a form knows it.
+
+    None if a tensor is empty, or if the first one isn't floating, unless the op is a view. `args`
+    and `kwargs` name tensors as `Ref(i)` of `metas`.
+    """
     form = _form_of(facts.op)
     if form is None or not metas:
         return None
@@ -72,6 +79,7 @@ def _view(
 def _of_other(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
+    """The outcome by `OTHERS`, whose forms take arguments by name. Defaults are left out."""
     named = dict(zip(facts.argument_names, args, strict=False))
     named.update(kwargs)
     result = OTHERS[facts.op](named, metas)
@@ -85,15 +93,17 @@ def _of_other(
 def _elementwise(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
+    """The outcome of an op in `KEEP_DTYPE`: the broadcast shape, laid out as by TensorIterator."""
     if len(args) == 1 and facts.op.overloadpacket in (aten.clamp, aten.clamp_):
-        return None  # it asks for a bound
+        return None  # clamp without a bound raises
     for i, argument in enumerate(args):
         kind = type(argument)
         if kind in _CHANGES_RESULT or (kind is bool and i in facts.number_args):
-            return None  # not all take a bool
+            return None  # some of these ops raise for a bool, such as `sub`
     for _, argument in kwargs:
         if type(argument) in _CHANGES_RESULT:
             return None
+    # mostly all operands are alike; else their sizes broadcast, but dtype and device must agree
     first, *others = metas
     if all(meta[:2] == first[:2] and meta[3:] == first[3:] for meta in others):
         shape = tuple(first[0])
@@ -104,6 +114,7 @@ def _elementwise(
         if shared is None:
             return None
         shape = shared
+    # in place: no output, and the argument can't be broadcast to another shape
     if facts.returns_arg == 0:
         return Outcome() if shape == first[0] else None
     if facts.writes or any(_asks_for_layout(a) for _, a in kwargs):
@@ -126,20 +137,26 @@ def _asks_for_layout(argument: Any) -> bool:
 def result_stride(
     op: OpOverload, shape: tuple[int, ...], metas: list[Meta]
 ) -> tuple[int, ...] | None:
-    """The strides of an elementwise result; None if only torch can tell."""
+    """The strides of an elementwise result; None if only torch can tell.
+
+    Contiguous inputs give a contiguous result. Otherwise TensorIterator orders the dimensions by
+    the strides of its operands, or keeps the layout of inputs that are dense and alike.
+    """
     for size, stride, *_ in metas:
         if stride != dense_stride(size):
             break
     else:
         return dense_stride(shape)
     if op.overloadpacket.__name__ in NOT_ITERATED or (len(shape) > 3 and 1 in shape):
-        return None  # size 1 makes a layout "channels last" and something else at a time
+        # with a dim of size 1, one layout can count as contiguous and as "channels last"
+        return None
     by_order = iterated_stride(shape, [_broadcast_stride(shape, meta) for meta in metas])
     sizes, strides = zip(*((tuple(meta[0]), tuple(meta[1])) for meta in metas), strict=True)
     if set(sizes) != {shape}:
         return by_order
     if len(set(strides)) == 1 and is_dense(shape, strides[0]):
-        # Numbers among the operands decide which of two ways torch takes.
+        # Torch keeps such a layout, or orders the dimensions. Numbers among the operands decide
+        # which, so the answer is sure only where both agree.
         return by_order if by_order == strides[0] else None
     return by_order
 
@@ -148,9 +165,11 @@ NOT_ITERATED = frozenset({
     "fill", "empty_like", "ones_like", "zeros_like", "pow",
     "threshold_backward", "leaky_relu_backward", "rsub",  # their second operand comes first
 })  # fmt: skip
+"""Ops whose results don't have the strides that `iterated_stride` computes from their operands."""
 
 
 def _broadcast_stride(shape: tuple[int, ...], meta: Meta) -> tuple[int, ...]:
+    """The strides of an operand that is expanded to `shape`: 0 where it is repeated."""
     size, stride = meta[:2]
     n_new = len(shape) - len(size)
     kept = (
@@ -163,7 +182,9 @@ def _broadcast_stride(shape: tuple[int, ...], meta: Meta) -> tuple[int, ...]:
 def iterated_stride(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The strides that TensorIterator gives a result (aten/src/ATen/TensorIterator.cpp).
 
-    `reorder_dimensions` sorts the dimensions, innermost first, by the operands' strides.
+    `reorder_dimensions` sorts the dimensions, innermost first, by the operands' strides. Some
+    comparisons decide nothing, so the result depends on the algorithm: its insertion sort is
+    followed here step by step.
     """
     order = list(range(len(shape)))[::-1]
     for i in range(1, len(order)):
@@ -183,7 +204,11 @@ def iterated_stride(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> 
 
 
 def _compare(shape: tuple[int, ...], operands: list[tuple[int, ...]], one: int, two: int) -> int:
-    """Whether dimension `one` belongs outside `two` (1), inside (-1), or nobody minds (0)."""
+    """Whether dimension `one` belongs outside `two` (1), inside (-1), or no operand decides (0).
+
+    The first operand decides in which both strides aren't 0 and differ, or in which `one` is larger
+    at equal strides.
+    """
     for stride in operands:
         if stride[one] == 0 or stride[two] == 0:
             continue

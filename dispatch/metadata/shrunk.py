@@ -1,7 +1,8 @@
-"""Small inputs on which a kernel can be tried in place of the real ones.
+"""Tiny inputs on which a kernel can be tried in place of the program's.
 
-In: a call's arguments and its tensors' metadata. Out: the same with at most two elements a
-dimension; None where numbers among the arguments that the kernel trusts don't go with the sizes.
+In: a call's arguments and its tensors' metadata. Out: metadata of at most two elements a dimension.
+The kernels of some ops trust numbers among the arguments (`N`, `C`, `groups`). For those also
+arguments that fit the tiny sizes, or None if the program's don't fit. Called by `kernel_probe`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ Size = tuple[int, ...]
 
 
 def tiny(meta: Meta) -> Meta:
-    """The metadata of a small tensor laid out alike: repeats, order, ties and gaps are kept."""
+    """The metadata of a tiny tensor of the same kind of layout.
+
+    It keeps what kernels may choose the layout of a result by: strides of 0, the order of strides,
+    equal strides, and whether there are gaps.
+    """
     size, stride, _, dtype, device = meta
     small = _small(size)
     if tuple(stride) == dense_stride(size):
         return (small, dense_stride(small), 0, dtype, device)
     steps, step, extent = [0] * len(size), 1, 1
+    # From the smallest on, each different stride becomes the least tiny one that leaves no overlap.
+    # It is doubled if there is a gap below it: `extent` is the end of what lies below.
     for given in sorted({n for n in stride if n}):
         dims = [d for d in range(len(size)) if stride[d] == given]
         step *= 2 if given > extent else 1
@@ -52,6 +59,10 @@ def _group_norm_backward(args: Args, metas: list[Meta]) -> Args | None:
 def _with_groups(
     args: Args, at: int, metas: list[Meta], expected: Callable[[Size, Size, Size], list[Size]]
 ) -> Args | None:
+    """Arguments for tiny tensors: `N, C, HxW, group` stand from position `at` on.
+
+    `expected(whole, groups, channels)` gives the size that each tensor before must have.
+    """
     if len(args) <= at + 4 or type(args[0]) is not Ref:
         return None
     whole = tuple(metas[args[0].index][0])
@@ -66,7 +77,7 @@ def _with_groups(
 
 
 def _weight_norm(args: Args, metas: list[Meta]) -> Args | None:
-    """`v, g, dim`."""
+    """`v, g, dim`, which fit tiny tensors, too, if they fit the program's."""
     dim = args[2] if len(args) > 2 else 0
     whole = tuple(metas[0][0])
     if dim not in (0, len(whole) - 1):
@@ -76,6 +87,7 @@ def _weight_norm(args: Args, metas: list[Meta]) -> Args | None:
 
 
 def _have_sizes(tensors: Args, sizes: list[Size], metas: list[Meta]) -> bool:
+    """Whether each argument is None or a tensor of its size."""
     return all(
         tensor is None or (type(tensor) is Ref and tuple(metas[tensor.index][0]) == size)
         for tensor, size in zip(tensors, sizes, strict=True)
@@ -87,4 +99,4 @@ SHRUNK: dict[str, Callable[[Args, list[Meta]], Args | None]] = {
     "native_group_norm_backward": _group_norm_backward,
     "_weight_norm_interface": _weight_norm,
 }
-"""Ops that don't check that sizes go together, by name: their arguments for small tensors."""
+"""Ops that don't check that their sizes fit, by name: what makes arguments for tiny tensors."""

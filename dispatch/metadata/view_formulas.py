@@ -1,9 +1,9 @@
 """Output metadata of views in closed form: strides and offsets, as the ops' own code computes them.
 
-They take 3 us, where torch's C++ on meta tensors takes 13: the first step of a model has hundreds.
+A form takes 3 us, torch's C++ on meta tensors 13, and the first step of a model has hundreds.
 
 In: an op's arguments and its tensor's metadata. Out: the view's metadata, or None where only torch
-can tell, or would refuse.
+can tell, or would raise. Called by `shape_formulas`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def _place(dim: Any, n_dims: int) -> int | None:
 
 
 def _with(meta: Meta, size: Sequence[int], stride: Sequence[int], moved: int = 0) -> Meta:
+    """The metadata of a view that begins `moved` elements behind the begin of its base."""
     return (tuple(size), tuple(stride), meta[2] + moved, *meta[3:])
 
 
@@ -60,6 +61,7 @@ def _unsqueeze(args: tuple[Any, ...], meta: Meta) -> Meta | None:
     dim = _place(args[1], len(size) + 1)
     if dim is None:
         return None
+    # the stride of a dim of one element is never used, but it shows: it must be torch's
     step = size[dim] * stride[dim] if dim < len(size) else 1
     return _with(meta, [*size[:dim], 1, *size[dim:]], [*stride[:dim], step, *stride[dim:]])
 
@@ -86,12 +88,13 @@ def _select(args: tuple[Any, ...], meta: Meta) -> Meta | None:
 
 def _slice(args: tuple[Any, ...], meta: Meta) -> Meta | None:
     size, stride = meta[:2]
-    given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+    given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]  # with the schema's defaults
     dim, (start, end, step) = _place(given[0], len(size)), given[1:]
     if dim is None or type(step) is not int or step < 1:
         return None
     if type(start) not in (int, type(None)) or type(end) not in (int, type(None)):
         return None
+    # torch clamps start and end as Python does for a slice with a positive step
     n = size[dim]
     taken = range(n)[slice(start, end, step)]
     sizes, strides = list(size), list(stride)
@@ -105,9 +108,12 @@ def _expand(args: tuple[Any, ...], meta: Meta) -> Meta | None:
     n_new = len(wanted) - len(size)
     if n_new < 0:
         return None
+    # a 0-dim tensor has no dim that -1 could keep
     if not size:
         return None if any(n < 0 for n in wanted) else _with(meta, wanted, [0] * len(wanted))
     sizes, strides = list(wanted), [0] * len(wanted)
+    # From the last dim on, as `inferExpandGeometry` does: a new dim of size 1 takes the stride that
+    # the dim behind it ends at. A dim that is repeated has stride 0.
     for i in reversed(range(len(wanted))):
         n, step = 1, 0
         if i >= n_new:
@@ -126,9 +132,11 @@ def _expand(args: tuple[Any, ...], meta: Meta) -> Meta | None:
 
 def _view(args: tuple[Any, ...], meta: Meta) -> Meta | None:
     size, stride = meta[:2]
+    # only views of contiguous tensors: else torch may find strides, or raise
     wanted, n = list(args[1]), math.prod(size)
     if tuple(stride) != dense_stride(size) or n == 0 or not all(type(w) is int for w in wanted):
         return None
+    # one -1 stands for what is left; a second one fails the check below, as it does in torch
     if wanted.count(-1) == 1:
         known = math.prod(w for w in wanted if w != -1)
         if known < 1 or n % known:

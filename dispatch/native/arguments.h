@@ -1,5 +1,5 @@
-// Reading a call's arguments: what tells it from other calls, and the tensors among them.
-// `capture/replay.py` looks calls up by them.
+// Reading the arguments of a call that `replay` may know: a flat list of `parts`, by which
+// `capture/replay.py` looks the call up, and a list of the tensors among them.
 
 #pragma once
 
@@ -9,9 +9,10 @@ namespace hits {
 
 PyObject* atoms;  // `capture.reach.ATOMS`
 
-// Where a value lies among the arguments.
+// Where a value lies among the arguments. It stays on the stack, and becomes text only where Python
+// is asked.
 struct Path {
-  const Path* outer;
+  const Path* outer;  // of what it lies in, or null
   PyObject* key;      // in a dict, or the name of a keyword; none in a sequence
   Py_ssize_t number;  // in a sequence
 
@@ -26,9 +27,9 @@ struct Path {
   }
 };
 
-// What of each value is appended to `parts`: its class; of a tensor nothing else; of a number and
-// the like the value; of a list, tuple or dict its size, its keys, and what of its items is. All
-// else goes to `ask(label, value, parts)`.
+// Appends to `parts` what tells a value from others: its class, and besides that nothing of a
+// tensor; the value itself of a number or the like; the size, the keys and the items' parts of a
+// list, tuple or dict. Any other value is left to `ask(label, value, parts)`.
 class ArgumentReader {
  public:
   ArgumentReader(PyObject* parts, PyObject* tensors, PyObject* ask)
@@ -43,7 +44,8 @@ class ArgumentReader {
       append(reinterpret_cast<PyObject*>(type));
       read_items(value, path);
     } else if (type == &PyFloat_Type || type == &PyComplex_Type || type == &PySlice_Type ||
-               type == &PyRange_Type) {  // 0.0 and -0.0 differ, nan is nan; equal ranges may differ
+               type == &PyRange_Type) {
+      // As text: 0.0 == -0.0 though they differ, nan != nan, and equal ranges may have other ends.
       append(reinterpret_cast<PyObject*>(type));
       const Ref text(sure(PyObject_Repr(value)));
       append(text.get());
@@ -56,7 +58,8 @@ class ArgumentReader {
   }
 
  private:
-  // A container whose items are read; `is_again` if they are already, as it holds itself.
+  // Marks a container while its items are read. `is_again`: they are being read already, as the
+  // container holds itself.
   struct Inside {
     explicit Inside(PyObject* entered) : container(entered) {
       if (Py_EnterRecursiveCall(" while replay reads a call's arguments") != 0) {
@@ -93,9 +96,10 @@ class ArgumentReader {
       Py_ssize_t at = 0;
       PyObject *key, *item;
       while (PyDict_Next(value, &at, &key, &item)) {
+        // keys of different classes may be equal: 1 and True
         if (!PyUnicode_CheckExact(key)) append(reinterpret_cast<PyObject*>(Py_TYPE(key)));
         append(key);
-        const Ref held = Ref::to(item);
+        const Ref held = Ref::to(item);  // `ask` may take it out of the dict
         read(held.get(), {&path, key, 0});
       }
     } else {
@@ -106,11 +110,13 @@ class ArgumentReader {
     }
   }
 
+  // Python reads attributes that the user gave a tensor.
   static bool has_no_attributes(PyObject* tensor) {
     const Ref attributes(sure(PyObject_GenericGetDict(tensor, nullptr)));
     return PyDict_GET_SIZE(attributes.get()) == 0;
   }
 
+  // Whether values of the type never change and are compared as they are.
   static bool is_atom(PyTypeObject* type) {
     return type == &PyLong_Type || type == &PyUnicode_Type || type == &PyBool_Type ||
            PySet_Contains(atoms, reinterpret_cast<PyObject*>(type)) == 1;
@@ -119,7 +125,7 @@ class ArgumentReader {
   PyObject *parts_, *tensors_, *ask_;
 };
 
-// read_arguments(args, kwargs, parts, tensors, ask)
+// read_arguments(args, kwargs, parts, tensors, ask): read all arguments of a call.
 PyObject* py_read_arguments(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *given, *named, *parts, *tensors, *ask;
@@ -143,7 +149,8 @@ PyObject* py_read_arguments(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// read_argument(label, value, parts, tensors, ask): a value within one that went to `ask`.
+// read_argument(label, value, parts, tensors, ask): read a value that `ask` has found within
+// another.
 PyObject* py_read_argument(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *label, *value, *parts, *tensors, *ask;

@@ -1,4 +1,5 @@
-// Running a call below Python: as it is, or on the data of its lazy tensors.
+// Running a call at once, below Python: as it is (`run_below`), or on the data of its lazy tensors
+// (`Computed`). `Met` and `PassedReads` note for Python what passes here while nothing is recorded.
 
 #pragma once
 
@@ -9,6 +10,9 @@
 
 namespace hits {
 
+// Dispatch keys of what sees an op before "Python" does (autograd, autocast and so on), to exclude
+// them. The keys that resolve conjugate, negative and zero tensors are not among them: kernels may
+// use such tensors inside.
 const DispatchKeySet PYTHON_AND_ABOVE =
     DispatchKeySet(DispatchKeySet::FULL) ^
     DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
@@ -16,9 +20,11 @@ const DispatchKeySet ABOVE_PYTHON = (PYTHON_AND_ABOVE - DispatchKeySet(DispatchK
                                         .remove(DispatchKey::ZeroTensor)
                                         .remove(DispatchKey::Conjugate)
                                         .remove(DispatchKey::Negative);
+// The same, and what calls modes and classes in Python.
 const DispatchKeySet PYTHON_TOO =
     ABOVE_PYTHON | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
 
+// Releases the GIL in its scope.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -28,18 +34,23 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// The call as if nobody listened.
+// Run the call as if no mode and no class in Python saw ops. What the kernel calls is unseen, too.
 void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard(PYTHON_TOO);
   op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
 }
 
-// Lazy tensors that calls met while nothing was recorded. They are kept weakly.
+// Lazy tensors that calls met while nothing was recorded, for `convert.make_met_plain`: an op on
+// one of them costs some microseconds more than on a plain tensor.
+//
+// It has weak pointers, so it keeps no tensor alive. They do keep the memory of the `TensorImpl`:
+// no other tensor can have an address that is in `known_`.
 class Met {
  public:
   static constexpr size_t MOST = 4096;
-  bool collects = false;
+  bool collects = false;  // as Python has said (`met` in module.cpp)
 
+  // A tensor that requires a gradient can't become plain.
   void add(const at::Tensor& tensor) {
     if (!collects || tensors_.size() == MOST || tensor.requires_grad()) return;
     if (known_.insert(tensor.unsafeGetTensorImpl()).second) {
@@ -66,10 +77,11 @@ class Met {
 };
 thread_local Met met;
 
-// Reads of values by a thread that is asleep, which Python needn't look at: of a round all but the
-// last (see `sites.ROUND`).
+// Counts reads of values in a thread that is asleep. Python looks at the last read of each round
+// alone (see `sites.ROUND`).
 class PassedReads {
  public:
+  // Whether Python need not look at this read.
   bool add() {
     const auto now = Clock::now();
     if (n_in_round_ == 0) began_ = now;
@@ -81,6 +93,7 @@ class PassedReads {
     return true;
   }
 
+  // How many reads Python has not been told of.
   int64_t take() { return std::exchange(n_, 0); }
 
  private:
@@ -88,18 +101,19 @@ class PassedReads {
   static constexpr int64_t ROUND = 16;
   static constexpr std::chrono::milliseconds ROUND_LASTS{100};
   int64_t n_ = 0;
-  int64_t n_in_round_ = 0;  // taken or not: an optimizer's step asks for them in between
+  // `take` doesn't reset this one: an optimizer's step asks for the reads in the middle of a round.
+  int64_t n_in_round_ = 0;
   Clock::time_point began_;
 };
 thread_local PassedReads passed_reads;
 
-// A call whose lazy tensors all have their values.
+// A call whose lazy tensors are computed, with their data in their place.
 class Computed {
  public:
   bool any_lazy() const { return any_lazy_; }
   bool any_plain() const { return any_plain_; }
 
-  // Take one more argument; false if Python must see the call.
+  // Add an argument; false if Python has to handle the call.
   bool put(const IValue& value, bool is_written) {
     const size_t n_before = stands_for_.size();
     if (!put(value)) return false;
@@ -109,14 +123,16 @@ class Computed {
     return true;
   }
 
-  // Run it: the stack holds what it gives, tensors as lazy ones if it `wraps`, and arguments that
-  // come back as themselves. The GIL is let go, and taken again only to make objects.
+  // Run the call and put its results on the stack. An argument that it gives back is the tensor
+  // that was given. A new tensor becomes lazy if it `wraps`, else it stays plain. The GIL is
+  // released, and acquired again only to make Python objects.
   void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps,
            WithGil& gil) {
     std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
     gil.release();
     run_below(op, keys, stack);
-    // autograd counted the write of the lazy tensor; who watches its memory asks that
+    // Autograd has counted the write on the lazy tensor. Its data has a count of its own, which
+    // `dispatch.run.watch` reads.
     for (const at::Tensor& data : written_) {
       if (!data.is_inference()) data.unsafeGetTensorImpl()->bump_version();
     }
@@ -162,7 +178,8 @@ class Computed {
     return true;
   }
 
-  // What stands for a tensor in the call.
+  // What stands for a tensor in the call: a lazy one's data, else itself. False for a sharded
+  // tensor, for one that is pending or failed, and for what is not dense.
   bool find(const at::Tensor& tensor, at::Tensor& data) {
     data = tensor;
     if (!tensor.defined()) return true;
@@ -183,6 +200,7 @@ class Computed {
     return true;
   }
 
+  // A result as the caller gets it.
   at::Tensor returned(const at::Tensor& result, bool wraps) const {
     if (!result.defined()) return result;
     for (const auto& [data, given] : stands_for_) {
@@ -190,7 +208,8 @@ class Computed {
     }
     if (is_dense(result) && !wraps) return result;
     const WithGil gil;
-    if (!is_dense(result)) {  // its parts may be the arguments' memory
+    // the arguments may be the parts of a sparse result, which plain ops then reach
+    if (!is_dense(result)) {
       Ref given(sure(PyList_New(0)));
       for (const auto& [_, tensor] : stands_for_) {
         sure(PyList_Append(given.get(), object_of(tensor).get()));
@@ -206,7 +225,7 @@ class Computed {
   c10::SmallVector<IValue, 8> arguments_;
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 4> stands_for_;  // data, and the argument
   c10::SmallVector<at::Tensor, 1> written_;  // the data of lazy tensors that the call writes
-  bool any_lazy_ = false, any_plain_ = false;
+  bool any_lazy_ = false, any_plain_ = false;  // an argument is; numbers don't count
 };
 
 }  // namespace hits

@@ -1,4 +1,5 @@
-// One call: its key, and the tensors in it that the trace does not hold yet; how they come in.
+// One call: how its key is built, and how tensors enter the trace that it does not hold yet. What
+// `keys.exact_key` and `inputs.retrace` do in Python.
 
 #pragma once
 
@@ -8,14 +9,16 @@ namespace hits {
 
 // A tensor among a call's arguments that the trace does not hold yet.
 struct Newcomer {
-  const at::Tensor* tensor;  // its data
+  const at::Tensor* tensor;  // of a lazy tensor the data; `object` or the stack keeps it
   Ref object;                // the Python object of `tensor`
-  Ref value;                 // of a lazy tensor
-  size_t place;              // of its word in the key
+  Ref value;                 // of a lazy tensor, else null
+  size_t place;              // where its word in the key is, which names its slot once it has one
 };
 
 int64_t index_of(PyObject* slot) { return PyLong_AsLongLong(of_slot.index.in(slot)); }
 
+// The words of a leaf, the same facts as in `inputs._leaf_key`. `shares` is the slot of the trace's
+// first leaf on the same storage, or -1.
 void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool has_offset,
               c10::ScalarType dtype, c10::Device device, int64_t shares) {
   put(words, Tag::LEAF, size.size() << 1 | has_offset);
@@ -26,7 +29,8 @@ void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool
   words.push_back(static_cast<uint64_t>(shares));
 }
 
-// Let a tensor in where the same one followed before; false if none did.
+// Make a tensor a leaf of the trace, if a leaf of the same metadata followed this state before;
+// false if none did.
 bool enter(PyObject* trace, Newcomer& newcomer) {
   const at::Tensor& tensor = *newcomer.tensor;
   Edges* edges = edges_of(of_trace.state.in(trace));
@@ -52,6 +56,7 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
     sure(PyObject_SetAttr(newcomer.value.get(), name_slot, slot));
     sure(PyList_Append(of_trace.leaf_values.in(trace), newcomer.value.get()));
   } else {
+    // `leaves` holds the tensor from here on, so no other object can have its id()
     Ref id(sure(PyLong_FromVoidPtr(newcomer.object.get())));
     sure(PyDict_SetItem(of_trace.leaf_slots.in(trace), id.get(), slot));
   }
@@ -60,8 +65,9 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   return true;
 }
 
-// The slot of the trace's latest copy of a tensor that others may write, if it has one and its bits
-// are still the tensor's (see input_snapshots.py); else null.
+// The slot of the trace's latest copy of a tensor whose memory others may write; null if there is
+// none, or if the memory was written since: each read compares all bits (see
+// `input_snapshots.known`).
 PyObject* slot_of_copy(PyObject* trace, const at::Tensor& tensor) {
   PyObject* copies = of_trace.copies.in(trace);
   if (PyDict_GET_SIZE(copies) == 0 || !tensor.is_non_overlapping_and_dense()) return nullptr;
@@ -83,12 +89,14 @@ PyObject* slot_of_copy(PyObject* trace, const at::Tensor& tensor) {
   return nullptr;
 }
 
+// The key of one call, and its newcomers. Used once: `read`, then `let_in`, then `words`.
 class Call {
  public:
   Call(const OpInfo& info, PyObject* trace, bool in_mode)
       : info_(info), trace_(trace), in_mode_(in_mode) {}
 
-  // Build the key; false if something in it is not for here.
+  // Build the key; false if Python has to handle the call. Tensors that the trace does not hold are
+  // noted as newcomers if it `lets_in`; else they, too, are left to Python.
   bool read(const IValue* arguments, bool lets_in) {
     words_.clear();
     words_.push_back(reinterpret_cast<uint64_t>(&info_));
@@ -101,10 +109,12 @@ class Call {
     return true;
   }
 
-  // The same key with the numbers that the call spells out replaced by their types.
+  // The same key with numbers replaced by their types; `numbers` gets them, in order. These must be
+  // the numbers that `keys.generic_key` takes out of the arguments that Python gets. torch leaves
+  // out trailing arguments there that equal their defaults.
   Words without_numbers(const IValue* arguments, std::vector<IValue>& numbers) const {
     const size_t n = info_.schema.arguments().size();
-    size_t n_given = info_.n_positional;  // torch leaves out trailing defaults
+    size_t n_given = info_.n_positional;
     while (n_given > 0 && is_default(n_given - 1, arguments[n_given - 1])) --n_given;
     Words result;
     size_t at = 0;
@@ -116,15 +126,17 @@ class Call {
     return result;
   }
 
-  // Let the newcomers in and name them in the key; false if one must be looked at in Python. Those
-  // before it are in by then.
+  // Make the newcomers leaves, and put their slots into the key. False if Python has to look at
+  // one: those before it have entered by then, as they have after `inputs.retrace`.
   bool let_in() {
     if (newcomers_.empty()) return true;
+    // a call on 0-dim CPU tensors alone runs at once: Python says so (`inputs.is_tiny`)
     if (!any_known_ && all_tiny()) return false;
     for (Newcomer& newcomer : newcomers_) {
       if (!enter(trace_, newcomer)) return false;
       Words word;
       PyObject* state = of_trace.state.in(trace_);
+      // the leaf has the last slot of its state
       put(word, Tag::TENSOR, PyLong_AsLongLong(of_state.n_slots.in(state)) - 1);
       words_[newcomer.place] = word[0];
     }
@@ -136,13 +148,16 @@ class Call {
   bool any_lazy() const { return any_lazy_; }
 
  private:
+  // Whether an argument equals its default; false for defaults that no key can hold.
   bool is_default(size_t i, const IValue& value) const {
     if (!info_.defaults[i].has_value()) return false;
     Words words;
     return put_static(words, value) && words == *info_.defaults[i];
   }
 
-  // Copy one argument's words from `plain`, `at` on, to `result`.
+  // Copy the words of one argument, which begin at `plain[at]`, to `result`, and move `at` behind
+  // them. If it `hides` numbers, the type takes a number's place, and `numbers` gets the number.
+  // How many words follow each tag is as in `put_static`.
   static void mask(const Words& plain, size_t& at, Words& result, bool hides,
                    std::vector<IValue>& numbers) {
     const auto tag = static_cast<Tag>(plain[at] >> 56);
@@ -185,6 +200,7 @@ class Call {
     }
   }
 
+  // Append an argument's words; false if Python has to handle the call. The same for those below.
   bool put_argument(const IValue& value) {
     if (value.isTensor()) return put_tensor(value.toTensor());
     if (value.isIntList()) {
@@ -219,12 +235,13 @@ class Call {
       any_lazy_ = true;
       const Ref layout = layout_of(tensor, object);
       if (layout.get() != nullptr) {
-        any_known_ = true;  // of its tensors, whether they are tiny or not, each rank has a part
+        // ranks may have parts of different sizes, and all must record the call or none
+        any_known_ = true;
         put(words_, Tag::LAYOUT, PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
       }
       const Ref slot = slot_in(value.get());
       if (slot.get() != Py_None) {
-        if (of_slot.trace.in(slot.get()) != trace_) return false;
+        if (of_slot.trace.in(slot.get()) != trace_) return false;  // another thread recorded it
         put_slot(slot.get());
         return true;
       }
@@ -236,10 +253,11 @@ class Call {
       }
       const at::Tensor& computed = THPVariable_Unpack(data.get());
       if (is_in(externally_writable, computed)) return layout.get() == nullptr && put_copy(computed);
-      if (!in_mode_ && is_in(shared, computed)) return false;  // plain ops go unseen there
+      // outside the mode nobody would see a plain op that writes this memory
+      if (!in_mode_ && is_in(shared, computed)) return false;
       return put_new(computed, std::move(data), std::move(value));
     }
-    if (!THPVariable_CheckExact(object.get())) return false;
+    if (!THPVariable_CheckExact(object.get())) return false;  // neither Tensor nor Parameter
     Ref id(sure(PyLong_FromVoidPtr(object.get())));
     if (PyObject* slot = PyDict_GetItemWithError(of_trace.leaf_slots.in(trace_), id.get())) {
       put_slot(slot);
@@ -252,7 +270,8 @@ class Call {
     return put_new(tensor, std::move(object), Ref());
   }
 
-  // A Python number among tensors, which torch hands to Python as the number it was.
+  // A Python number in a tensor's place, as in `x * 2`. torch makes a 0-dim tensor of it, and hands
+  // it to Python as the number, so it is a number in the keys of both sides.
   bool put_number(const at::Tensor& tensor) {
     if (!tensor.is_cpu()) return false;
     switch (tensor.scalar_type()) {
@@ -276,7 +295,8 @@ class Call {
 
   bool put_new(const at::Tensor& tensor, Ref object, Ref value) {
     if (!is_dense(tensor) || tensor.is_neg() || tensor.is_conj()) return false;
-    // only torch may write the memory of what is not a parameter
+    // Memory that can't be resized belongs to an array or a file as well, which others may write.
+    // Parameters are let in all the same (see `inputs._is_private`).
     if (in_mode_ && Py_TYPE(object.get()) != reinterpret_cast<PyTypeObject*>(ParameterClass) &&
         !tensor.storage().resizable()) {
       return put_copy(tensor);
@@ -287,6 +307,8 @@ class Call {
     return true;
   }
 
+  // Name the trace's copy of memory that others may write. The call must not write the memory or
+  // give a view of it: that would be of the copy.
   bool put_copy(const at::Tensor& tensor) {
     const auto* alias = info_.schema.arguments()[argument_].alias_info();
     const bool is_written = alias != nullptr && alias->isWrite();
@@ -296,7 +318,7 @@ class Call {
     return slot != nullptr;
   }
 
-  // A tensor that came in the same call before: its slot is not known yet, so it is named later.
+  // A newcomer that is an argument for the second time: `let_in` copies the word of the first.
   bool put_again(const Newcomer& first) {
     repeats_.push_back({words_.size(), first.place});
     put(words_, Tag::TENSOR);
@@ -320,8 +342,8 @@ class Call {
   const OpInfo& info_;
   PyObject* trace_;
   bool in_mode_, lets_in_ = false;
-  size_t argument_ = 0;  // that is read
-  bool any_lazy_ = false, any_known_ = false;
+  size_t argument_ = 0;                        // the one that is being read
+  bool any_lazy_ = false, any_known_ = false;  // an argument is lazy; one has a slot, or is sharded
   Words words_;
   std::vector<Newcomer> newcomers_;
   std::vector<std::pair<size_t, size_t>> repeats_;  // places of words that are to be the same

@@ -1,4 +1,5 @@
-// A call that `replay` has captured: whether it may be repeated, its plan, and where results go.
+// A call that `replay` has captured. `find` checks whether it may be repeated, and finds the leaves
+// of its plan; `run` runs the plan and puts the results where the call would have put them.
 // `capture/captured_call.py` fills in the fields, and handles the rare cases.
 
 #pragma once
@@ -19,7 +20,7 @@ PyObject* changed_class;  // `captured_call.Changed`
   throw python_error();
 }
 
-// The number of a name among these.
+// The place of a name among these, which is its value in an enum.
 template <size_t n>
 int number_of(const std::array<const char*, n>& names, PyObject* told) {
   const std::string name = PyUnicode_AsUTF8(told);
@@ -28,7 +29,8 @@ int number_of(const std::array<const char*, n>& names, PyObject* told) {
   return static_cast<int>(found - names.begin());
 }
 
-// Where a tensor lies when a call begins.
+// Where a tensor lies when a call begins: (kind, holder, key, number), as in `reach.Place`, which
+// says what each kind means.
 struct Place {
   enum Kind { OBJECT, ARGUMENT, OPEN, ITEM, ELEMENT, CELL, GRADIENT, ASK } kind = OBJECT;
   PyObject* holder = nullptr;
@@ -36,7 +38,6 @@ struct Place {
   Py_ssize_t number = -1;
 
   Place() = default;
-  // (kind, holder, key, number), as `reach.Place` has them
   explicit Place(PyObject* told)
       : holder(PyTuple_GET_ITEM(told, 1)),
         key(PyTuple_GET_ITEM(told, 2)),
@@ -82,12 +83,13 @@ struct Place {
   }
 };
 
-// Where the call puts one of the plan's results.
+// Where the call puts one of the plan's results: (result, layout, like, holder, requires_grad), as
+// `captured_call._targets` gives it.
 struct Target {
   Py_ssize_t result;
   PyObject* layout;  // of the sharded tensor that lies there, or None
-  PyObject* like;    // a lazy tensor like the new one; None: that is like its data
-  PyObject* holder;  // of which nothing was the gradient, or None
+  PyObject* like;    // a lazy tensor with the new one's metadata; None: its data has the same
+  PyObject* holder;  // the tensor that had no gradient, and gets this one; None for another place
   bool requires_grad;
 
   explicit Target(PyObject* told)
@@ -98,11 +100,14 @@ struct Target {
         requires_grad(PyTuple_GET_ITEM(told, 4) == Py_True) {}
 };
 
-// One of the tensors, or whatever else, that the call returns.
+// One leaf of what the call returns: (kind, number, object, finish), as `captured_call._given`
+// gives it. PLAIN is a result of the plan, LAZY a lazy tensor on one, OBJECT the object itself,
+// PLACE what lies at a place, AGAIN what was returned before, ASK what `object` gives for the
+// leaves.
 struct Given {
   enum Kind { PLAIN, LAZY, OBJECT, PLACE, AGAIN, ASK } kind;
-  Py_ssize_t number;  // of the plan's result; of the one given before
-  PyObject* object;   // LAZY: a tensor like it
+  Py_ssize_t number;  // of the plan's result, or of what was returned before
+  PyObject* object;   // of LAZY a tensor with the same metadata
   PyObject* finish;   // called with the tensor, or None
   Place place;
 
@@ -121,16 +126,16 @@ double seconds_now() {  // as `time.perf_counter`
   return std::chrono::duration<double>(now).count();
 }
 
-// A value with these data; for None without any yet.
+// A value with this data; without any for None.
 Ref valued(PyObject* data) {
   Ref value = new_value();
   if (data != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
   return value;
 }
 
-// Give a lazy tensor of its new data's metadata, or of `layout`, a value of its own: with these
-// data or, for None, with none yet. Whether it is such a tensor. The value it had may be an alias's
-// too, which keeps it.
+// Give a lazy tensor a new value, with this data, or without any for None. False, and nothing done,
+// if the tensor isn't lazy, if its layout is another, or if the data has other metadata. The old
+// value stays as it is: an alias of the tensor may own it, too.
 bool renew(PyObject* object, PyObject* data, PyObject* layout) {
   const Ref its_layout = layout_in(object);
   if (Py_TYPE(object) != tensor_class && its_layout.get() != layout) return false;
@@ -148,7 +153,8 @@ bool renew(PyObject* object, PyObject* data, PyObject* layout) {
 
 class CapturedCall {
  public:
-  // Keeps `fields`, a dict, to which every pointer here leads.
+  // `fields` is a dict that lives as long as this, and that nobody changes: the pointers here are
+  // borrowed from it. So the garbage collector has to see the dict alone.
   explicit CapturedCall(PyObject* fields)
       : fields_(Ref::to(fields)),
         pinned_(field("pinned")),
@@ -191,8 +197,8 @@ class CapturedCall {
 
   PyObject* fields() const { return fields_.get(); }
 
-  // (leaves, numbers, what lies at open places), which the plan is to run on. `Changed` if the call
-  // might do something else than it did.
+  // What the plan is to run on: (leaves, numbers, the tensors at open places). Raises `Changed` if
+  // the call might do something else than it did when it was captured.
   Ref find(PyObject* tensors) const {
     check_objects(tensors);
     Ref open(sure(PyList_New(static_cast<Py_ssize_t>(open_.size()))));
@@ -221,14 +227,17 @@ class CapturedCall {
     return Ref(sure(PyTuple_Pack(3, leaves.get(), numbers.get(), open.get())));
   }
 
-  // What the call would have returned, its effects done. After an exception what doesn't depend on
-  // it is done all the same.
+  // Run the plan on what was found, with all effects of the call, and give what the call would have
+  // returned. If it raises, what doesn't depend on that is done all the same.
   PyObject* run(PyObject* found, PyObject* tensors, bool is_looked_at) const {
     PyObject* leaves = PyTuple_GET_ITEM(found, 0);
     PyObject* open = PyTuple_GET_ITEM(found, 2);
+    // found now: afterwards other tensors may lie at these places
     std::vector<Ref> written;
     for (const auto& [place, _] : written_) written.push_back(place.get(tensors, open));
-    for (const Py_ssize_t i : unread_) {  // their memory is free for what takes its place
+    // These places get new tensors, and the call doesn't read the old ones: their memory is freed
+    // for the plan to use. The first open places are those of `renewed_`, in the same order.
+    for (const Py_ssize_t i : unread_) {
       renew(PyList_GET_ITEM(open, i), Py_None, renewed_[i].layout);
     }
     const Ref results = results_of(found, tensors, is_looked_at);
@@ -236,7 +245,7 @@ class CapturedCall {
     for (const Py_ssize_t i : shared_) share(PyList_GET_ITEM(results.get(), i));
     if (!renewed_.empty() || !filled_.empty()) {
       leave(results.get(), open, tensors);
-      // graphs that saved one must not use its new value
+      // a graph that saved one of these tensors must not use its new value: backward raises
       for (size_t i = 0; i < renewed_.size(); ++i) {
         count_write(THPVariable_Unpack(PyList_GET_ITEM(open, i)));
       }
@@ -245,13 +254,15 @@ class CapturedCall {
     return given(results.get(), leaves, tensors, open);
   }
 
-  // Put results, None for those that were not computed, where the call would have put them.
+  // Put results where the call would have put them. A result that was not computed is None, and its
+  // place stays as it is.
   void leave(PyObject* results, PyObject* open, PyObject* tensors) const {
     for (size_t i = 0; i < renewed_.size() + filled_.size(); ++i) {
       const bool is_renewed = i < renewed_.size();
       const Target& target = is_renewed ? renewed_[i] : filled_[i - renewed_.size()];
       PyObject* data = PyList_GET_ITEM(results, target.result);
       if (data == Py_None) continue;
+      // the tensor there takes the value if it can; else another tensor takes its place
       if (is_renewed && renew(PyList_GET_ITEM(open, i), data, target.layout)) continue;
       const Ref value = valued(data);
       at::Tensor made = target.like == Py_None ? another(THPVariable_Unpack(data), value.get())
@@ -284,7 +295,7 @@ class CapturedCall {
            std::memcmp(PyBytes_AS_STRING(bytes), words.data(), n) == 0;
   }
 
-  // All that the call sees besides tensors' metadata.
+  // Raise `Changed` unless all is as it was that the call sees besides tensors' metadata.
   void check_objects(PyObject* tensors) const {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pinned_); ++i) {
       PyObject* pair = PyList_GET_ITEM(pinned_, i);
@@ -293,6 +304,8 @@ class CapturedCall {
         throw_changed("an argument is another tensor, which it also finds elsewhere");
       }
     }
+    // The other arguments must not be tensors that are watched. So there must be as many of these
+    // among the arguments as are pinned.
     Py_ssize_t n_watched = 0;
     for (Py_ssize_t i = 0; PySet_GET_SIZE(watched_ids_) > 0 && i < PyList_GET_SIZE(tensors); ++i) {
       const Ref id(sure(PyLong_FromVoidPtr(PyList_GET_ITEM(tensors, i))));
@@ -316,7 +329,8 @@ class CapturedCall {
     }
   }
 
-  // The plan's results and what was drawn; null if the plan raised.
+  // The plan's results, then the tensors that were drawn; null if the plan raised. Where somebody
+  // wants to see the steps, or the plan needs more than a call of its `run`, Python runs it.
   Ref results_of(PyObject* found, PyObject* tensors, bool is_looked_at) const {
     PyObject* leaves = PyTuple_GET_ITEM(found, 0);
     PyObject* numbers = PyTuple_GET_ITEM(found, 1);
@@ -331,6 +345,7 @@ class CapturedCall {
       std::optional<c10::InferenceMode> ordinary;
       if (c10::InferenceMode::is_enabled()) ordinary.emplace(false);
       const c10::impl::ForceDispatchKeyGuard guard(keys_included, keys_excluded);
+      // drawn before the plan runs, in the order in which the call drew
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(draws_); ++i) {
         PyObject* draw = PyList_GET_ITEM(draws_, i);
         Ref made(sure(PyObject_CallNoArgs(PyTuple_GET_ITEM(draw, 1))));
@@ -338,6 +353,7 @@ class CapturedCall {
         const auto leaf = PyLong_AsSsize_t(PyTuple_GET_ITEM(draw, 0));
         if (leaf >= 0) sure(PyList_SetItem(leaves, leaf, made.release()));
       }
+      // the plan empties the list, so that each leaf is freed at its last use
       if (keeps_leaves_) kept = Ref(sure(PyList_GetSlice(leaves, 0, PyList_GET_SIZE(leaves))));
       Ref done;
       if (is_simple) {
@@ -362,6 +378,7 @@ class CapturedCall {
     return results;
   }
 
+  // Make an entry in the flush log.
   void account(double start, const char* raised) const {
     const Ref began(sure(PyFloat_FromDouble(start)));
     const Ref took(sure(PyFloat_FromDouble(seconds_now() - start)));
@@ -370,7 +387,8 @@ class CapturedCall {
                                           nullptr)));
   }
 
-  // Keep what was computed before Python's error, which stays set.
+  // Have Python keep what was computed before its error, which stays set; a second one takes its
+  // place.
   void fail(PyObject* found, PyObject* given, PyObject* drawn, PyObject* tensors,
             double start) const {
     PyObject *type, *error, *place;
@@ -391,11 +409,14 @@ class CapturedCall {
 
   void share(PyObject* data) const { Ref(sure(PyObject_CallOneArg(share_, data))); }
 
+  // Have Python put a tensor in the `i`-th place that the call leaves one in.
   void put(size_t i, const at::Tensor& made, PyObject* tensors) const {
     const Ref number(sure(PyLong_FromSize_t(i))), object = object_of(made);
     Ref(sure(PyObject_CallFunctionObjArgs(put_, number.get(), object.get(), tensors, nullptr)));
   }
 
+  // Count the writes to tensors that the call wrote in place, for autograd and for
+  // `dispatch.run.watch`.
   void note_writes(const std::vector<Ref>& written) const {
     const Ref all(sure(PyList_New(0)));
     for (size_t i = 0; i < written.size(); ++i) {
@@ -407,10 +428,12 @@ class CapturedCall {
     Ref(sure(PyObject_CallOneArg(note_writes_, all.get())));
   }
 
+  // A lazy tensor on `value` with the metadata and the layout of `object`.
   static at::Tensor like(PyObject* object, PyObject* value) {
     return another(THPVariable_Unpack(object), value, layout_in(object));
   }
 
+  // What the call returns. Lazy tensors on one result share a value, as aliases do.
   PyObject* given(PyObject* results, PyObject* leaves, PyObject* tensors, PyObject* open) const {
     const auto n = static_cast<Py_ssize_t>(given_.size());
     Ref all(sure(PyList_New(n)));
@@ -448,12 +471,14 @@ class CapturedCall {
       if (one.finish != Py_None) made = Ref(sure(PyObject_CallOneArg(one.finish, made.get())));
       PyList_SET_ITEM(all.get(), i, made.release());
     }
+    // None: a single leaf; True: a flat list; else what puts the leaves together
     if (structure_ == Py_None) return Ref::to(PyList_GET_ITEM(all.get(), 0)).release();
     if (structure_ == Py_True) return all.release();
     return sure(PyObject_CallOneArg(structure_, all.get()));
   }
 
   Ref fields_;
+  // For what these are see `captured_call.py`, which has them under the same names.
   PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *autograd_fields_,
       *watched_, *watched_words_, *open_words_, *leaf_words_, *scalars_, *ask_numbers_, *ask_reads_,
       *draws_, *plan_, *run_otherwise_, *fail_, *account_, *put_, *note_writes_, *share_,
@@ -461,7 +486,7 @@ class CapturedCall {
   bool watch_asks_always_, keeps_leaves_, runs_otherwise_;
   std::vector<Place> open_, leaves_;
   std::vector<Py_ssize_t> unread_, shared_;
-  std::vector<std::pair<Place, Py_ssize_t>> written_;  // and how many writes autograd counts
+  std::vector<std::pair<Place, Py_ssize_t>> written_;  // with the writes that autograd counts
   std::vector<Target> renewed_, filled_;
   std::vector<Given> given_;
 };
@@ -506,14 +531,15 @@ void delete_captured(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// find(tensors)
+// find(tensors): see `CapturedCall::find`.
 PyObject* py_find(PyObject* self, PyObject* tensors) {
   HANDLE_TH_ERRORS
   return captured(self).find(tensors).release();
   END_HANDLE_TH_ERRORS
 }
 
-// run(found, tensors, is_looked_at): `is_looked_at` says that somebody wants to see each step.
+// run(found, tensors, is_looked_at): see `CapturedCall::run`. `is_looked_at`: somebody wants to see
+// each step.
 PyObject* py_run_captured(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(n == 3, "run(found, tensors, is_looked_at)");
@@ -521,7 +547,7 @@ PyObject* py_run_captured(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   END_HANDLE_TH_ERRORS
 }
 
-// leave(results, open, tensors)
+// leave(results, open, tensors): see `CapturedCall::leave`.
 PyObject* py_leave(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *results, *open, *tensors;

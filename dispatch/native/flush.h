@@ -1,4 +1,6 @@
-// A flush whose plan is known and was run before, as `flush._compute` does any other.
+// A flush whose plan is known and has run before, in one call: look up the plan, empty the trace,
+// run the plan, give each value its data. `flush._run_known` calls it; `flush._compute` does all
+// other flushes in Python.
 
 #pragma once
 
@@ -6,7 +8,7 @@
 
 namespace hits {
 
-// What a trace holds; an empty one's at first.
+// What a trace holds between two flushes; at first that of an empty trace.
 struct Content {
   Ref values{sure(PyList_New(0))}, leaf_values{sure(PyList_New(0))}, leaves{sure(PyList_New(0))},
       scalars{sure(PyList_New(0))}, one_call_inputs{sure(PyList_New(0))}, kept{sure(PyList_New(0))};
@@ -14,8 +16,8 @@ struct Content {
       snapshot_slots{sure(PyDict_New())}, copies{sure(PyDict_New())}, storages{sure(PyDict_New())},
       roots{sure(PyDict_New())};
 
-  // Exchange the content of the trace with this. Nothing is freed, so no finalizer sees a trace that
-  // is half empty.
+  // Exchange this with the content of a trace. Nothing is freed, so no finalizer runs that could
+  // see a trace that is half empty.
   void swap_with(PyObject* trace) {
     of_trace.values.swap(trace, values);
     of_trace.leaf_values.swap(trace, leaf_values);
@@ -32,7 +34,8 @@ struct Content {
   }
 };
 
-// Have the trace stand at its root, as `Trace.reset` does. The trie keeps the states that it leaves.
+// Let the trace begin anew at its root, as `Trace.reset` does. The trie owns the states that it
+// leaves.
 void restart(PyObject* trace) {
   PyObject* root = of_trace.root.in(trace);
   for (const Member* at : {&of_trace.state, &of_trace.noted, &of_trace.begun}) at->set(trace, root);
@@ -42,14 +45,16 @@ void restart(PyObject* trace) {
   }
 }
 
+// Append to a list, or to a deque: `Trace.unnoted_hits` is one.
 void append(PyObject* items, PyObject* item) {
   if (PyList_Check(items)) return sure(PyList_Append(items, item));
   Ref(sure(PyObject_CallMethodOneArg(items, name_append, item)));
 }
 
-// Values that somebody besides the trace holds, as `liveness.live_values` tells, and their slots.
+// The values of a trace that something besides the trace holds, and their slots. The trace's list
+// has one reference to each, so any other is a tensor's (see `liveness.live_values`).
 struct Live {
-  std::vector<PyObject*> values;
+  std::vector<PyObject*> values;  // borrowed from that list
   Ref slots;
 
   explicit Live(PyObject* all) {
@@ -71,17 +76,19 @@ struct Live {
   }
 };
 
+// Set an attribute of a value of either kind.
 void put_in(PyObject* value, PyObject* Value::* member, PyObject* name, PyObject* held) {
   if (Py_TYPE(value) != &value_type) return sure(PyObject_SetAttr(value, name, held));
   const Ref before(std::exchange(reinterpret_cast<Value*>(value)->*member, Ref::to(held).release()));
 }
 
-// Forget the value's place in the trace that was run.
+// Forget the place that the value had in the trace that was run.
 void release(PyObject* value) {
   put_in(value, &Value::slot, name_slot, Py_None);
   put_in(value, &Value::leaf, name_leaf, Py_None);
 }
 
+// Give the live values their data.
 void settle(const Live& live, PyObject* results) {
   TORCH_CHECK(PyTuple_GET_SIZE(results) == static_cast<Py_ssize_t>(live.values.size()),
               "a plan gives as many results as there are live values");
@@ -94,8 +101,9 @@ void settle(const Live& live, PyObject* results) {
 
 bool is_empty(PyObject* sized) { return PyObject_Size(sized) == 0; }
 
-// The plan of a state for these live values, if it was checked and needs nothing that only Python
-// does: the memory pool, counts of writes, a look at results that share a plain tensor's memory.
+// The plan of the trace's state for these live values. Null leaves the flush to Python: if the plan
+// is unknown or unchecked, its memory is pooled, its kernels count writes for autograd, or results
+// may share a plain tensor's memory, which Python has to note.
 Ref plan_of(PyObject* trace, PyObject* plans_by, const Live& live) {
   PyObject* state = of_trace.state.in(trace);
   PyObject* plans = of_state.plans.in(state);
@@ -115,6 +123,7 @@ Ref plan_of(PyObject* trace, PyObject* plans_by, const Live& live) {
 
 // Run a plan, which appends its results to `given`; false if it raised.
 bool run(PyObject* plan, const Content& content, PyObject* given) {
+  // What was recorded outside inference mode, or outside autocast, may be computed inside.
   std::optional<c10::InferenceMode> ordinary;
   if (c10::InferenceMode::is_enabled()) ordinary.emplace(false);
   const c10::impl::ForceDispatchKeyGuard guard(keys_included, keys_excluded);
@@ -127,9 +136,9 @@ void put(PyObject* work, const char* name, PyObject* object) {
   sure(PyObject_SetAttrString(work, name, object));
 }
 
-// run_known(trace, plans_by, work): run what the trace has recorded, if its plan is known. Returns
-// whether it did; if not, nothing has changed. `work` is a `flush._Work`, filled in as far as the
-// run comes. The trace goes on at its root.
+// run_known(trace, plans_by, work): run what the trace has recorded, if its plan is known, and let
+// the trace begin anew at its root. Returns whether it did; if not, nothing has changed. `work` is
+// a `flush._Work`; it gets what `flush._salvage` needs if the run raises.
 PyObject* py_run_known(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *trace, *plans_by, *work;
@@ -142,8 +151,10 @@ PyObject* py_run_known(PyObject*, PyObject* args) {
   const Ref plan = plan_of(trace, plans_by, live);
   if (plan.get() == nullptr) Py_RETURN_FALSE;
   const Ref hits(sure(PyTuple_Pack(2, noted.get(), state.get())));
+  // All objects that are needed are made by now. Making one may have started a garbage collection,
+  // whose finalizers may have run ops: then the plan found is not that of the trace any more.
   if (of_trace.values.in(trace) != values.get() || of_trace.state.in(trace) != state.get()) {
-    Py_RETURN_FALSE;  // a finalizer has run ops
+    Py_RETURN_FALSE;
   }
   put(work, "state", state.get());
   content.swap_with(trace);
@@ -155,6 +166,7 @@ PyObject* py_run_known(PyObject*, PyObject* args) {
     if (has_run) PyErr_SetString(PyExc_RuntimeError, "a plan gives its results once");
     PyObject *type, *error, *place;
     PyErr_Fetch(&type, &error, &place);
+    // the fields of `trace.Pending`, in its order
     const Ref pending(sure(PyTuple_Pack(
         7, state.get(), noted.get(), values.get(), content.leaf_values.get(), content.leaves.get(),
         content.leaf_slots.get(), content.scalars.get())));

@@ -1,5 +1,5 @@
-// The node of autograd's graph that stands for the graph of a replayed module: see
-// `capture/replay_module.py`.
+// The autograd node that stands for the graph that a replayed module's forward would have made: see
+// `capture/replay_module.py`, which calls `joined`.
 
 #pragma once
 
@@ -9,13 +9,14 @@
 
 namespace hits {
 
-// `function(saved, gradients)` gives the gradients of what the module's graph began with, None
-// where there is none.
+// Its backward is `function(saved, gradients)`: from the outputs' gradients to those of the tensors
+// that the module's graph began with. None stands for no gradient, on both sides.
 class Joined : public PythonNode {
  public:
   using PythonNode::PythonNode;
 
-  // Save tensors for backward, of which it gets the first `n_given`: the others may not be written.
+  // Save tensors for backward. `function` gets the first `n_given`. The others are saved only so
+  // that backward raises autograd's error if one of them was written.
   void save(PyObject* tensors, Py_ssize_t n_given) {
     n_given_ = n_given;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
@@ -28,6 +29,7 @@ class Joined : public PythonNode {
     const WithGil gil;
     const Ref saved(sure(PyList_New(n_given_)));
     for (size_t i = 0; i < saved_.size(); ++i) {
+      // raises if the tensor was written, so it is done for all
       const at::Tensor tensor = saved_[i].unpack();
       const auto place = static_cast<Py_ssize_t>(i);
       if (place < n_given_) PyList_SET_ITEM(saved.get(), place, object_of(tensor).release());
@@ -51,8 +53,9 @@ class Joined : public PythonNode {
   bool is_released_ = false;
 };
 
-// joined(function, saved, n_given, outputs, wanted): the outputs as what one node made of the
-// tensors whose gradients are wanted. A write to one counts for what autograd saved of the output.
+// joined(function, saved, n_given, outputs, wanted): new tensors on the memory of the outputs,
+// whose graph is one node that leads to the tensors `wanted`. Each shares its output's version
+// counter, so autograd, where it saved the output, notices a write to the new tensor.
 PyObject* py_joined(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *function, *saved, *outputs, *wanted;

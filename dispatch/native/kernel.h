@@ -1,4 +1,6 @@
-// The kernel for the dispatch key "Python".
+// `Kernel`: what an op has for the dispatch key "Python". The dispatcher calls it under our mode
+// and for lazy tensors, where torch's own kernel would call `__torch_dispatch__`. It does the call
+// here if it can. Else it passes the call on to Python, and `learn` notes what came of it.
 
 #pragma once
 
@@ -7,15 +9,18 @@
 
 namespace hits {
 
-// The arguments of calls on their way through Python, the innermost last.
+// A call that was passed on to Python and has not returned, with what `learn` must know of it.
 struct Frame {
-  OpInfo* info;
+  OpInfo* info;  // null: there is nothing to learn
   std::vector<IValue> arguments;
   bool in_mode;
-  uint64_t number;  // in the past
+  uint64_t number;  // of the call in the past
 };
-thread_local std::deque<Frame> frames;  // references to the last one outlive more of them
+// The innermost call last. A deque, as `learn` holds a reference to a frame while Python may call
+// more ops: others put at the end of it don't move the frame.
+thread_local std::deque<Frame> frames;
 
+// Keeps a frame in `frames` for as long as its call is in Python.
 class OnItsWay {
  public:
   explicit OnItsWay(Frame frame) { frames.push_back(std::move(frame)); }
@@ -28,19 +33,21 @@ void to_python(const c10::OperatorHandle& op, Stack* stack) {
   (*c10::impl::getGlobalPyInterpreter())->dispatch(op, stack);
 }
 
+// Whether the trace uses the tensor's storage: what is pending may read it, or write it.
 bool is_here(const at::Tensor& tensor, PyObject* trace) {
   PyObject* storages = of_trace.storages.in(trace);
   if (PyDict_GET_SIZE(storages) == 0) return false;
   return PyDict_GetItemWithError(storages, storage_id(tensor).get()) != nullptr;
 }
 
-// A call on computed 0-dim tensors, its arguments without lazy ones.
+// A call on computed 0-dim CPU tensors: its arguments, with data in place of lazy tensors.
 struct Tiny {
   std::vector<IValue> arguments;
   bool any = false, any_lazy = false;
 };
 
-// What ran last below Python while the trace was cold; Python is told before it looks.
+// The op that ran last below Python while the trace was cold, noted without the GIL. It is written
+// to `Trace.ran` before Python may ask for that.
 thread_local OpInfo* ran_cold = nullptr;
 
 void tell_what_ran(PyObject* trace) {
@@ -50,7 +57,8 @@ void tell_what_ran(PyObject* trace) {
   of_trace.ran.set(trace, ran.get());
 }
 
-// Whether the last call ended a turn of a loop that runs as in eager.
+// Whether the call under way ends a turn of a loop that runs as in eager. Python is told when the
+// call is over, as that may begin to record.
 thread_local bool ends_turn = false;
 
 void tell_of_turn() {
@@ -66,6 +74,7 @@ class Kernel : public c10::OperatorKernel {
     if (info_.is_copy) of_copy_ = this;
   }
 
+  // First without the GIL, where the trace is cold; then with it.
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) {
       if (ends_turn) tell_of_turn();
@@ -77,6 +86,9 @@ class Kernel : public c10::OperatorKernel {
     if (trace_here == nullptr) be_at(Ref(sure(PyObject_CallNoArgs(current))).get());
     PyObject* trace = trace_here;
     if (trace != nullptr) {
+      // Python handles the call if another thread has claimed the trace, if a call is being
+      // recorded (this one is a part of it, or a finalizer makes it), or if a tape takes down all
+      // calls. None of these is learnt as a step.
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True ||
           of_trace.tape.in(trace) != Py_None) {
         const OnItsWay nothing_to_learn({nullptr, {}, in_mode, number(*stack)});
@@ -93,12 +105,12 @@ class Kernel : public c10::OperatorKernel {
     to_python(op, stack);
   }
 
-  // What is known of `copy_`; null if Python wants to see all its calls.
+  // What is known of `copy_`; null if Python has to handle all its calls.
   static const OpInfo* copy_info() {
     return of_copy_ != nullptr && of_copy_->is_described() ? &of_copy_->info_ : nullptr;
   }
 
-  // The key of a copy to the tensor in a slot, from the one that came in last.
+  // The key of `copy_` to the tensor in `slot` from the leaf that led to `state`.
   static Words copy_words(const OpInfo& copy, PyObject* slot, PyObject* state) {
     Words words;
     words.push_back(reinterpret_cast<uint64_t>(&copy));
@@ -109,11 +121,12 @@ class Kernel : public c10::OperatorKernel {
   }
 
  private:
-  static inline Kernel* of_copy_ = nullptr;
+  static inline Kernel* of_copy_ = nullptr;  // the one for `copy_`
   OpInfo info_;
   const bool is_matmul_;
 
-  // Ask Python about the op, once.
+  // Ask Python about the op, once. False if it has no object in Python, which has to handle its
+  // calls.
   bool is_described() {
     if (!info_.is_described) {
       const auto& name = info_.schema.operator_name();
@@ -123,6 +136,7 @@ class Kernel : public c10::OperatorKernel {
         info_.is_described = true;
         return false;
       }
+      // in the order of `hits._described`
       const auto item = [&facts](Py_ssize_t i) { return PyTuple_GET_ITEM(facts.get(), i); };
       info_.function = Ref::to(item(0));
       info_.is_alias = item(1) == Py_True;
@@ -137,6 +151,7 @@ class Kernel : public c10::OperatorKernel {
       }
       info_.draws_into = item(9) == Py_True;
       info_.reads_copies = item(10) == Py_True;
+      // last: `run_cold` reads it in other threads, without the GIL, and then what is above
       info_.is_described = true;
     }
     return info_.function.get() != nullptr;
@@ -148,16 +163,18 @@ class Kernel : public c10::OperatorKernel {
 
   uint64_t number(const Stack& stack) const { return CallNumber(info_, arguments_on(stack)).get(); }
 
-  // Count a call that is to run unrecorded, before it does; false if the program may record again
-  // from it on, which Python decides.
+  // Note in the past a call that is about to run unrecorded. False if it ends a region: Python
+  // decides whether the program records again from there on.
   bool count_cold(const Stack& stack) const {
     if (*cold_here == ASLEEP) return true;
     if (is_sync_point(info_, arguments_on(stack))) {
-      if (*cold_here != PAUSED) return false;
+      if (*cold_here != PAUSED) return false;  // nothing is decided while recording is paused
       in_past(past_here).at_sync_point();
+      // the same calls as `sync_points.begin` notes
     } else if (!info_.reads && !info_.is_alias && info_.is_counted && frames.empty()) {
       if (in_past(past_here).skips()) return true;
       const uint64_t call = number(stack);
+      // a turn that was known has come round: record from the next call on, or tell Python
       if (call != 0 && in_past(past_here).note(call)) {
         if (*cold_here == 1) *cold_here = 0;
         ends_turn = *cold_here == BYPASSED_TURNS;
@@ -166,12 +183,13 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // Whether no mode below ours would have to see what runs below Python here.
+  // Whether no other mode lies below ours: it would not see what runs below Python here.
   static bool is_alone() { return c10::impl::TorchDispatchModeTLS::stack_len() <= 1; }
 
   // Do the call here while the trace is cold; false leaves it to Python, the stack as it was.
   bool run_unrecorded(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                       PyObject* trace, bool in_mode, WithGil& gil) {
+    // torch's own modes and tensors take the program apart: Python gives them plain tensors
     if (*cold_here == PAUSED) return false;
     const IValue* arguments = arguments_on(*stack);
     if (info_.is_alias) return alias(stack, arguments);
@@ -185,6 +203,7 @@ class Kernel : public c10::OperatorKernel {
     const IValue* arguments = arguments_on(*stack);
     const bool alone = is_alone();
     tell_what_ran(trace);
+    // its root is for settings that are out of force: Python begins at another one
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
     if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
@@ -197,6 +216,8 @@ class Kernel : public c10::OperatorKernel {
       return true;
     }
     if (!info_.is_recorded && !info_.draws_into) return false;
+    // First `busy`, then a look at `claimed`. Who claims the trace does it the other way round, so
+    // that one of two threads that do so at once sees the other (see `trace.begin`).
     of_trace.busy.set(trace, Py_True);
     struct Done {
       PyObject* trace;
@@ -207,12 +228,14 @@ class Kernel : public c10::OperatorKernel {
     const Ref before = Ref::to(of_trace.state.in(trace));
     Call call(info_, trace, in_mode);
     if (!call.read(arguments, info_.lets_in) || !(in_mode || call.any_lazy())) return false;
-    if (of_trace.state.in(trace) != before.get()) return false;  // finalizers may call anything
+    // reading made Python objects, and so may have run finalizers, which may call ops
+    if (of_trace.state.in(trace) != before.get()) return false;
     if (!call.let_in()) return false;
     Edges* edges = edges_of(of_trace.state.in(trace));
     if (edges == nullptr) return false;
     std::vector<IValue> numbers;
-    const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));  // the step lies in it
+    // the step lies in the edges, which a finalizer may drop from the trie while it is taken
+    const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));
     const Step* step = edges->exact.find(call.words());
     if (step == nullptr && !edges->generic.steps.empty()) {
       step = edges->generic.find(call.without_numbers(arguments, numbers));
@@ -240,6 +263,7 @@ class Kernel : public c10::OperatorKernel {
     if (value.get() == nullptr || layout_of(target, object).get() != nullptr) return false;
     const Ref slot = slot_in(value.get());
     if (slot.get() == Py_None || of_slot.trace.in(slot.get()) != trace) return false;
+    // the step of the copy, behind that of the numbers, which come in as a leaf
     const auto step = [&]() -> const Step* {
       Edges* leaves = edges_of(of_trace.state.in(trace));
       if (leaves == nullptr) return nullptr;
@@ -259,7 +283,9 @@ class Kernel : public c10::OperatorKernel {
     }();
     Ref data = object_of(numbers), held = new_value();
     reinterpret_cast<Value*>(held.get())->data = Ref::to(data.get()).release();
-    const Step* known = step();  // finalizers, which may call anything, may have run
+    // Making objects may have run finalizers, which may have changed the trie. From here on the
+    // call must not fail: Python would draw again, other numbers than eager has.
+    const Step* known = step();
     if (known == nullptr) return false;
     draw[0] = numbers;
     run_below(op, keys, &draw);
@@ -275,6 +301,7 @@ class Kernel : public c10::OperatorKernel {
   // `eager_fallback.run_cold`.
   bool run_computed(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                     PyObject* trace, bool in_mode, WithGil& gil) {
+    // if the trace uses any memory, what is pending may be about to write what the call reads
     if (info_.reshapes ||
         (info_.needs_care && !info_.writes_list) ||
         PyDict_GET_SIZE(of_trace.storages.in(trace)) != 0) {
@@ -290,13 +317,15 @@ class Kernel : public c10::OperatorKernel {
     if (!call.any_lazy() || (info_.is_view && call.any_plain())) return false;
     if (info_.is_copy && !torch::jit::peek(*stack, 0, n).toTensor().sizes().equals(
                              torch::jit::peek(*stack, 1, n).toTensor().sizes())) {
-      return false;  // it may be there already (see memory_overlap.py)
+      return false;  // its source may be there already: `memory_overlap.is_there_already` looks
     }
     if (!count_cold(*stack)) return false;
     ran_cold = &info_;
     const IValue first = torch::jit::peek(*stack, 0, n);
-    // of a wrapped tensor asleep, what shares its memory stays lazy, and what may be written when
-    // all is recorded again: a pending write to a plain tensor is nothing for outside a mode
+    // In the mode results may be plain: plain tensors are recorded there, too. Outside it, while a
+    // block is asleep, results for wrapped tensors may, but two kinds stay lazy: what shares a
+    // wrapped tensor's memory, and what the program is likely to write when it records again.
+    // Nobody outside a mode would see a pending write to a plain tensor.
     const bool may_be_plain =
         in_mode || (*cold_here == ASLEEP && !info_.is_view && !info_.begins_state);
     call.run(op, keys, stack, n, !may_be_plain, gil);
@@ -314,6 +343,7 @@ class Kernel : public c10::OperatorKernel {
         tiny.arguments.push_back(value);
         return true;
       }
+      // a tensor of another class may dispatch when it is asked for its dimensions
       const bool answers_itself = made_here(tensor) != nullptr || !has_python(tensor);
       if (answers_itself && (tensor.dim() != 0 || !tensor.is_cpu())) return false;
       Ref object;
@@ -352,7 +382,8 @@ class Kernel : public c10::OperatorKernel {
            (info_.writes_list && value.isList());
   }
 
-  // What optimizers do to every parameter's step count, run at once (see `inputs.is_tiny`).
+  // Run a call on 0-dim CPU tensors at once, as optimizers make it on each parameter's step count
+  // (see `inputs.is_tiny`). False, and nothing done, if it is no such call.
   bool run_tiny(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
                 bool in_mode) const {
     const size_t n = info_.schema.arguments().size();
@@ -383,8 +414,8 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // An op that autograd would have taken apart, seen whole in inference mode: what it is made of is
-  // recorded, as `op_handlers._decompose` has it.
+  // In inference mode autograd takes no composite op apart, so it comes here whole. Record the ops
+  // that it is made of, as `op_handlers._decompose` does.
   bool decompose(const c10::OperatorHandle& op, Stack* stack, const IValue* arguments,
                  bool in_mode) const {
     constexpr auto COMPOSITE = DispatchKey::CompositeImplicitAutograd;
@@ -394,6 +425,8 @@ class Kernel : public c10::OperatorKernel {
       if (!is_taken_apart(op, arguments[i], any_lazy)) return false;
     }
     if (!in_mode && !any_lazy) return false;
+    // Views inside are marked as views, as they are above dispatch. A view that the op itself gives
+    // is marked by its caller (see `torch_private.decompose`).
     const auto before = c10::impl::tls_local_dispatch_key_set();
     auto excluded = before.excluded_ | ABOVE_PYTHON;
     bool aliases = false;
@@ -402,6 +435,7 @@ class Kernel : public c10::OperatorKernel {
     const c10::impl::ForceDispatchKeyGuard guard(before.included_, excluded);
     const bool one_by_one =
         is_matmul_ && multiplies_one_by_one(arguments[0].toTensor(), arguments[1].toTensor());
+    // its parts come here as calls of their own, which acquire the GIL
     const WithoutGil released;
     if (one_by_one) {
       multiply_one_by_one(stack, false);
@@ -411,6 +445,8 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
+  // Whether an argument lets the op be taken apart: all tensors are plain or lazy ones that traces
+  // hold, for whose devices the op has no kernel of its own.
   static bool is_taken_apart(const c10::OperatorHandle& op, const IValue& value, bool& any_lazy) {
     if (value.isTensorList() || value.isOptionalTensorList()) {
       for (const IValue& item : value.toListRef()) {
@@ -427,7 +463,7 @@ class Kernel : public c10::OperatorKernel {
                c10::computeDispatchKey(std::nullopt, std::nullopt, tensor.device()));
   }
 
-  // `detach` and its like of a lazy tensor: another handle on the same value.
+  // `detach`, or `alias`, of a lazy tensor: another tensor on the same value.
   static bool alias(Stack* stack, const IValue* arguments) {
     if (!arguments[0].isTensor()) return false;
     const at::Tensor tensor = arguments[0].toTensor();
@@ -442,9 +478,9 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // Nothing is pending and no argument lazy: run it, at the price of the mode. Called without the
-  // GIL: Python's objects are compared here, never counted. False where Python must see the call,
-  // as it must those that need a value, once the count is down to 1.
+  // While the trace is cold: run a call on plain tensors, which costs no more than being in a mode.
+  // Called without the GIL: pointers to Python objects may be compared here, but no reference may
+  // be counted and no object read. False if the call is not of this kind, or ends a region.
   bool run_cold(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     bool in_mode = false;
     if (c10::impl::TorchDispatchModeTLS::stack_len() != 1 || !is_ours(in_mode) || !in_mode ||
@@ -461,10 +497,12 @@ class Kernel : public c10::OperatorKernel {
     if (!count_cold(*stack)) return false;
     ran_cold = &info_;
     run_below(op, keys, stack);
+    // from the next op on the mode isn't asked
     if (*cold_here == ASLEEP) fall_asleep();
     return true;
   }
 
+  // Whether no tensor in an argument has its ops in a class of Python's.
   static bool is_ordinary(const IValue& value) {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();

@@ -1,5 +1,9 @@
-// Keys of calls: rows of words. The op comes first, then each argument of its schema, defaults
-// included, with its type; tensors by slot. So they say no less than the keys of `keys.py`.
+// The key of a call: a row of 64-bit words. The op comes first, then each argument of its schema,
+// defaults included. An argument begins with a word that has its tag in the highest byte. A tensor
+// is its slot.
+//
+// Two calls whose keys in `keys.py` differ must differ here too. Else a call would be led to the
+// state of another one.
 
 #pragma once
 
@@ -9,6 +13,8 @@ namespace hits {
 
 using Words = c10::SmallVector<uint64_t, 48>;
 
+// A dtype, a memory format and a layout of torch's are INT, because an `IValue` has them as ints.
+// LAYOUT is the number of a sharded tensor's `Layout`. LEAF begins the metadata of a leaf.
 enum class Tag : uint64_t {
   NONE = 1,
   INT,
@@ -30,6 +36,7 @@ void put(Words& words, Tag tag, uint64_t more = 0) {
   words.push_back(static_cast<uint64_t>(tag) << 56 | more);
 }
 
+// Numbers count by their bits: 0.0 and -0.0 are two keys, and nan equals itself.
 uint64_t bits(double number) {
   uint64_t word;
   std::memcpy(&word, &number, sizeof word);
@@ -45,7 +52,8 @@ uint64_t hash_of(const uint64_t* words, size_t n) {
   return hash;
 }
 
-// The words of `value` if it is no tensor and holds none; false if keys can't have it.
+// Append the words of an argument that is no tensor and no list. False for what no key can hold,
+// such as a random generator: Python handles the call then.
 bool put_static(Words& words, const IValue& value) {
   if (value.isNone()) {
     put(words, Tag::NONE);

@@ -1,4 +1,6 @@
-// Learning from Python which state a call led to.
+// Learning from Python: when a call that Python handled has led to a state of the trie, the step
+// there is noted in the `Edges` of the state before. The next such call is then a hit below Python.
+// `recorder._follow` calls `learn`; for sharded calls `sharding/ops/calls.py` does.
 
 #pragma once
 
@@ -17,7 +19,8 @@ std::vector<int64_t> integers(PyObject* sequence) {
   return result;
 }
 
-// `meta` as `make_wrapper` takes it.
+// An output of this metadata: `make_wrapper`'s arguments, which are (size, stride, offset, memory
+// format, dtype, layout, device). None as the stride means dense, None as the offset 0.
 Output output_of(PyObject* meta, PyObject* slot, PyObject* layout) {
   Output result;
   if (meta == Py_None) return result;
@@ -49,7 +52,9 @@ Output output_of(PyObject* meta, PyObject* slot, PyObject* layout) {
   return result;
 }
 
-// What `state` holds, ready to be taken; null if only Python can take it.
+// The step to a state; null if only Python can take it: for an alias, and for views with the
+// conjugate or the negative bit. The SLOW bit says nothing here: `take` handles what is slow in
+// Python alone.
 std::unique_ptr<Step> step_to(PyObject* state) {
   auto step = std::make_unique<Step>();
   const long kind = PyLong_AsLong(of_state.kind.in(state));
@@ -87,12 +92,12 @@ std::unique_ptr<Step> step_to(PyObject* state) {
   return step;
 }
 
-// Learn the leaves that lead to `state`, as far as they are not known.
+// Learn the steps of the leaves that lie between `state` and the call before it.
 void learn_leaves(PyObject* trace, PyObject* state) {
   while (Py_TYPE(of_state.step.in(state)) == leaf_class) {
     PyObject* parent = of_state.parent.in(state);
-    PyObject* key =
-        of_state.key.in(state);  // ("leaf", size, stride, has_offset, dtype, device, shares)
+    // ("leaf", size, stride, has_offset, dtype, device, shares), as `inputs._leaf_key` makes it
+    PyObject* key = of_state.key.in(state);
     const auto item = [key](Py_ssize_t i) { return PyTuple_GET_ITEM(key, i); };
     Words words;
     put_leaf(words, integers(item(1)), integers(item(2)), item(3) == Py_True,
@@ -107,15 +112,18 @@ void learn_leaves(PyObject* trace, PyObject* state) {
       step->slot = Ref::to(sure(PyList_GetItem(of_trace.slots.in(trace), index)));
       edges->exact.add(words, std::move(step));
     }
-    state = parent;  // known or not: pruning forgets what lies between
+    // Go on even if this leaf was known: `trace._prune` may have dropped the edges of a state
+    // before.
+    state = parent;
   }
 }
 
-// Note that the call of `function` under way leads `trace` to `state`. Its tensors have their
-// slots.
+// Note that the innermost call that is in Python leads `trace` to `state`, if it is a call of
+// `function`. Its tensors have their slots by now, so no newcomer is left to read.
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
   be_at(trace);
-  PyObject* parent = of_state.call_site.in(state);  // a sharded call may take several steps at once
+  // a sharded call may take several steps at once: it was called at `call_site`
+  PyObject* parent = of_state.call_site.in(state);
   if (parent == nullptr || parent == Py_None) parent = of_state.parent.in(state);
   if (frames.empty()) return;
   Frame& frame = frames.back();
@@ -123,17 +131,22 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
   OpInfo& info = *frame.info;
   const OpInfo* copy = info.draws_into ? Kernel::copy_info() : nullptr;
   const bool is_draw = copy != nullptr && copy->function.get() == function;
+  // Python may record another op in the call's place: this call's key must not lead to its state.
+  // One such op is known here: the copy of random numbers into the call's argument.
   if (info.function.get() != function && !is_draw) return;
   info.is_recorded = true;
-  if (frames.size() == 1 && info.is_counted) {  // it is a call of the program
+  // Only a call of the program itself is in the past, not one within another. The state may be of a
+  // time without this library, when calls had no numbers.
+  if (frames.size() == 1 && info.is_counted) {
     const Ref number(sure(PyLong_FromUnsignedLongLong(frame.number)));
-    of_state.call.set(state, number.get());  // Python, which may have made the state, has others
+    of_state.call.set(state, number.get());
   }
   learn_leaves(trace, parent);
   if (is_draw) {
     Ref object;
     const Ref value = value_of(frame.arguments[0].toTensor(), object);
-    if (value.get() == nullptr) return;  // a plain tensor whose memory something pending writes
+    // null: a plain tensor, whose memory something pending writes
+    if (value.get() == nullptr) return;
     const Ref slot = slot_in(value.get());
     auto step = step_to(state);
     const Words words = Kernel::copy_words(*copy, slot.get(), parent);
@@ -149,12 +162,14 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
   if (step == nullptr) return;
   Edges* edges = make_edges(parent);
   PyObject* generic = of_state.generic.in(parent);
+  // learn the step by the kind of key by which Python finds the state
   if (generic != nullptr && generic != Py_None &&
       PyDict_GetItemWithError(generic, of_state.key.in(state)) == state) {
     std::vector<IValue> numbers;
     const Words words = call.without_numbers(frame.arguments.data(), numbers);
     const auto expected = PyLong_AsLongLong(of_state.n_scalars.in(state)) -
                           PyLong_AsLongLong(of_state.n_scalars.in(parent));
+    // Python took other numbers out of the call: a hit would give the plan wrong ones
     if (static_cast<int64_t>(numbers.size()) != expected) return;
     if (edges->generic.find(words) == nullptr) edges->generic.add(words, std::move(step));
   } else if (edges->exact.find(call.words()) == nullptr) {

@@ -1,15 +1,22 @@
-// Recording a hit below Python: what `recorder.py` does for a call that the trie knows, on the same
-// objects (trace, states, values), in a kernel for the dispatch key "Python". Whatever it does not
-// know goes on to `__torch_dispatch__` as it would without this folder, and is learnt from there.
+// The extension module `lazy_tensor_hits`, as `dispatch/run/hits.py` loads it: the functions that
+// Python calls. It records hits below Python: what `recorder.py` does for a call that the trie
+// knows, on the same objects (trace, states, values), in a kernel for the dispatch key "Python". A
+// call that the trie doesn't know goes on to `__torch_dispatch__`, and is learnt from there.
 //
-// In the order of a call: `kernel.h` takes it, `call.h` reads its key (`keys.h`) and lets tensors
-// in, `trie.h` has the step that follows, `results.h` takes it and makes tensors (`tensors.h`). A
-// call that Python had to look at comes to `learning.h`. Everything runs with the GIL held, but what
-// `below.h` runs while a trace is cold; `past.h` has what ran lately. `flush.h` runs what was
-// recorded. `routes.h` has what torch would take apart otherwise than in eager. `sharded.h` goes
-// between local and sharded tensors. `captured.h` is for replays, which record
-// nothing; they read their arguments by `arguments.h`, look at the rest by `watch.h`, and join a
-// module's results to autograd by `joined.h`.
+// In the order of a hit: `kernel.h` gets the call, `call.h` builds its key (`keys.h`) and lets
+// tensors in, `trie.h` has the step that follows, `results.h` takes it and makes tensors
+// (`tensors.h`). After a call that Python handled comes `learning.h`.
+//
+// - While nothing is recorded: `below.h` runs calls, `past.h` knows which sequences of them repeat,
+//   `rests.h` counts blocks that are bypassed.
+// - `flush.h` runs what was recorded.
+// - `routes.h` has composite ops that torch would take apart otherwise than in eager.
+// - `sharded.h` makes sharded tensors of local ones, and the reverse.
+// - For `replay`, which records nothing: `arguments.h` reads arguments, `watch.h` checks what else
+//   a call sees, `captured.h` runs it, and `joined.h` joins a module's results to autograd.
+//
+// All of this runs with the GIL held, but for three: `Kernel::run_cold` runs calls on plain tensors
+// without it, and `Computed::run` and `Kernel::decompose` release it while torch's code runs.
 
 #include "arguments.h"
 #include "captured.h"
@@ -18,7 +25,7 @@
 
 namespace hits {
 
-// learn(trace, function, state)
+// learn(trace, function, state): see `learn`.
 PyObject* py_learn(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *trace, *function, *state;
@@ -28,27 +35,28 @@ PyObject* py_learn(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// call_under_way(): the number in the past of the call that Python was given last.
+// call_under_way(): the number of the innermost call in Python, for the past; 0 if it has none.
 PyObject* py_call_under_way(PyObject*, PyObject*) {
   return PyLong_FromUnsignedLongLong(frames.empty() ? 0 : frames.back().number);
 }
 
-// wake_up(): have this thread's ops come here; whether they do.
+// wake_up(): see ops of this thread again, if its mode is asleep. Whether they are seen now.
 PyObject* py_wake_up(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   return PyBool_FromLong(wake_up());
   END_HANDLE_TH_ERRORS
 }
 
-// sees_all(): as the function of that name.
+// sees_all(): see `sees_all`.
 PyObject* py_sees_all(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   return PyBool_FromLong(sees_all());
   END_HANDLE_TH_ERRORS
 }
 
-// pass_read(tensor): whether that its value is read, while this thread is asleep, needs no look by
-// Python.
+// pass_read(tensor): whether Python need not look at a read of the tensor's value. It need not if
+// the read ends no region; nor while this thread is asleep, but for one read in each round, and
+// unless lazy tensors were met that are to become plain.
 PyObject* py_pass_read(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
   if (!ends_region(THPVariable_Unpack(tensor))) Py_RETURN_TRUE;
@@ -57,11 +65,11 @@ PyObject* py_pass_read(PyObject*, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-// passed_reads(): how many of them did not, since this was asked last.
+// passed_reads(): how many reads Python did not look at since this was asked last.
 PyObject* py_passed_reads(PyObject*, PyObject*) { return PyLong_FromLongLong(passed_reads.take()); }
 
-// met(collects): the lazy tensors that this thread's calls met below Python while nothing was
-// recorded, since this was asked last; whether more of them are noted from now on.
+// met(collects): the lazy tensors that calls of this thread met, while nothing was recorded, since
+// this was asked last. `collects` says whether more are noted from now on.
 PyObject* py_met(PyObject*, PyObject* collects) {
   HANDLE_TH_ERRORS
   met.collects = collects == Py_True;
@@ -69,7 +77,9 @@ PyObject* py_met(PyObject*, PyObject* collects) {
   END_HANDLE_TH_ERRORS
 }
 
-// listen(namespace): take the hits of all its ops, for as long as the process lives.
+// listen(namespace): register a `Kernel` for each op of it, for as long as the process lives. torch
+// reads its tables of kernels without a lock, so no other thread may be recording
+// (`hits.start_if_compiled`).
 PyObject* py_listen(PyObject*, PyObject* name) {
   HANDLE_TH_ERRORS
   const std::string space = PyUnicode_AsUTF8(name);
@@ -89,7 +99,8 @@ PyObject* py_listen(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// take_routes(): multiply, and make one-hot vectors, as in eager, for as long as the process lives.
+// take_routes(): register the kernels of `routes.h`, for as long as the process lives. Python has
+// taken its own for the same ops away by then.
 PyObject* py_take_routes(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PythonTLSSnapshot,
@@ -104,7 +115,9 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
 }
 
 // install(classes, externally_writable, shared, describe, close_segment, at_turn, current,
-// share_with_parts, keys), as `hits.use` has them; `keys` are those included and excluded while a plan runs
+// share_with_parts, keys): set the globals of objects.h, and find the offsets of slots. The
+// arguments are those of `hits._known`; `keys` are the dispatch keys included and excluded while a
+// plan runs.
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
@@ -115,6 +128,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
                         &excluded)) {
     return nullptr;
   }
+  // the other classes are asked for the offsets of their slots only
   for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, describe,
                          close_segment, at_turn, current, share_with_parts})
     Py_INCREF(kept);
@@ -191,7 +205,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// use_sharded(cls, layout_class): sharded tensors are of `cls`, their layouts of `layout_class`.
+// use_sharded(cls, layout_class): name the class of sharded tensors, and that of their layouts.
 PyObject* py_use_sharded(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *cls, *layout;
@@ -208,8 +222,8 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// use_replay(changed, missing, open, atoms): the exception that says what changed, and what `reach`
-// has of these names.
+// use_replay(changed, missing, open, atoms): name `captured_call.Changed`, and `MISSING`, `OPEN`
+// and `ATOMS` of reach.py.
 PyObject* py_use_replay(PyObject*, PyObject* args) {
   PyObject *changed, *missing, *open, *types;
   if (!PyArg_ParseTuple(args, "OOOO", &changed, &missing, &open, &types)) return nullptr;

@@ -1,5 +1,8 @@
-// Python objects as C++ holds them: references, attributes at fixed places, the GIL; and what
-// `hits.use` names.
+// What every other file here needs: owned references, attributes of Python objects by their offset,
+// the GIL, torch's dispatch modes, and the pointers of each thread to its trace.
+//
+// `dispatch/run/hits.py` calls `install` (module.cpp) right after it has loaded this library. That
+// sets the globals below; nothing here works before.
 
 #pragma once
 
@@ -36,7 +39,12 @@ using c10::DispatchKeySet;
 using c10::IValue;
 using torch::jit::Stack;
 
-class Ref {  // owns a reference
+// Owns a reference: `Ref(object)` takes over a new one, `Ref::to(object)` adds one to a borrowed
+// object. Both may hold null.
+//
+// Assignment swaps. So the object that was held before is released only when the right-hand side
+// goes out of scope: a finalizer that this runs finds the assigned `Ref` complete.
+class Ref {
  public:
   Ref() = default;
   explicit Ref(PyObject* owned) : object_(owned) {}
@@ -59,7 +67,7 @@ class Ref {  // owns a reference
   PyObject* object_ = nullptr;
 };
 
-// `object`, unless the call that gave it failed.
+// The result of a call of Python's C API; throws if that failed, with Python's error set.
 PyObject* sure(PyObject* object) {
   if (object == nullptr) throw python_error();
   return object;
@@ -69,7 +77,9 @@ void sure(int status) {
   if (status < 0) throw python_error();
 }
 
-// An attribute that its class declares in `__slots__`.
+// An attribute that its class declares in `__slots__`: CPython keeps it as one pointer at a fixed
+// offset (`torch_checks.assumptions` checks that). Reading it so costs no look-up, but nothing
+// checks that the object is of the class: the caller must know.
 class Member {
  public:
   void find(PyObject* cls, const char* name) {
@@ -78,11 +88,13 @@ class Member {
     offset_ = reinterpret_cast<PyMemberDescrObject*>(found.get())->d_member->offset;
   }
   PyObject* in(PyObject* owner) const { return place(owner); }  // borrowed; null if never set
+  // The new object is in place before the old one is released, which may run a finalizer.
   void set(PyObject* owner, PyObject* value) const {
     Py_INCREF(value);
     PyObject* before = std::exchange(place(owner), value);
     Py_XDECREF(before);
   }
+  // Exchange the two; nothing is released.
   void swap(PyObject* owner, Ref& value) const {
     value = Ref(std::exchange(place(owner), value.release()));
   }
@@ -94,6 +106,8 @@ class Member {
   Py_ssize_t offset_ = 0;
 };
 
+// The slots that are used here of `Trace`, `State`, `Plan` and `Slot`, by their names in Python.
+// `install` finds their offsets, and raises if a class has no such slot.
 struct {
   Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, snapshot_slots, storages,
       scalars, policy, claimed, is_outdated, busy, ran, slots, tape, copies, kept, one_call_inputs,
@@ -109,28 +123,39 @@ struct {
 struct {
   Member index, trace;
 } of_slot;
+// Slots of `Policy`; and of `Layout`, which `use_sharded` finds.
 Member address_of_policy, past_of_policy, number_of_layout, meta_of_layout, local_of_layout;
 
+// `LazyTensor`, `RecordingMode`, `trace.Leaf` and `Plan`.
 PyTypeObject *tensor_class, *mode_class, *leaf_class, *plan_class;
-PyTypeObject* sharded_class = nullptr;  // a subclass of tensor_class, once there is one
+PyTypeObject* sharded_class = nullptr;  // the lazy DTensor, once `sharding` is imported
+// What `hits.use` names. The first two are sets of `memory_sharing`, which Python goes on changing:
+// ids of storages that others may write, and of storages that a plain tensor may have too. The rest
+// are functions.
 PyObject *externally_writable, *shared, *describe, *close_segment, *at_turn, *current, *share_with_parts;
 
-// Values of `cold_here` beside 0 and 1: see `policy.py`.
+// Values of `*cold_here` besides 0 (the trace records) and 1 (it does not): see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;
+// Names of attributes and methods, interned: looking one up then compares pointers.
 PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_run, *name_append;
 
-// Dispatch keys in force while a plan runs, as `torch_private.kernels_only` has them.
+// The dispatch keys to include and to exclude while a plan runs, as in
+// `torch_private.kernels_only`.
 DispatchKeySet keys_included, keys_excluded;
 
-enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };  // as in trace.py
+// What a call gives, as in trace.py, which says what each means. SLOW is a bit beside the others.
+enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };
 
-// The trace that this thread records into; traces live as long as the process.
+// The trace that this thread records into, once it is known. Borrowed: the thread's `trace.local`
+// holds it for as long as the thread runs.
 thread_local PyObject* trace_here = nullptr;
-// Its policy's count of the ops that run unrecorded, 0 while it records; known once it is.
+// The trace's `Policy.cold`; null while `trace_here` is. It lies in an array, not in a Python
+// number, so that it can be read without the GIL.
 thread_local int64_t* cold_here = nullptr;
-// Its calls of late.
+// The trace's `Policy.past`, borrowed.
 thread_local PyObject* past_here = nullptr;
 
+// Note this thread's trace.
 void be_at(PyObject* trace) {
   trace_here = trace;
   past_here = past_of_policy.in(of_trace.policy.in(trace));
@@ -138,6 +163,7 @@ void be_at(PyObject* trace) {
   cold_here = static_cast<int64_t*>(PyLong_AsVoidPtr(address));
 }
 
+// Holds the GIL in its scope, or until `release`. May be nested.
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}
@@ -151,8 +177,9 @@ class WithGil {
   bool is_held_ = true;
 };
 
-// Whether this thread may ask for the GIL: once the interpreter ends, threads that do are ended, and
-// with C++ on their stacks the process.
+// Whether this thread may ask for the GIL. Once the interpreter finalizes, CPython ends each thread
+// that asks for it. To end a thread with C++ frames on its stack ends the process. The thread that
+// finalizes has the GIL already.
 bool python_goes_on() {
 #if PY_VERSION_HEX >= 0x030D0000
   const bool ends = Py_IsFinalizing();
@@ -164,11 +191,13 @@ bool python_goes_on() {
 
 using Mode = c10::impl::PyObject_TorchDispatchMode;
 
+// Compares pointers and counts no reference, so it may be called without the GIL.
 bool is_our_mode(const std::shared_ptr<Mode>& mode) {
   return Py_TYPE(mode->ptr(c10::impl::getGlobalPyInterpreter())) == mode_class;
 }
 
-// Whether calls come to `record`; `in_mode` says by which way.
+// Whether Python would have `record` handle the call: our mode is the innermost one (`in_mode`), or
+// there is no mode, and an argument has to be lazy.
 bool is_ours(bool& in_mode) {
   const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
   if (n_modes == 0) return true;  // the tensors are looked at later
@@ -176,20 +205,22 @@ bool is_ours(bool& in_mode) {
   return in_mode;
 }
 
-// Whether no mode but ours sees this thread's ops or functions.
+// Whether no dispatch mode but ours, and no `TorchFunctionMode`, is active in this thread.
 bool sees_all() {
   const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();
   if (n_modes > 1 || at::impl::PythonTorchFunctionTLS::stack_len() > 0) return false;
   return n_modes == 0 || is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(0));
 }
 
-// This thread's mode while it sees no ops: off torch's stack, which a guard may have put it back on.
+// Our mode while it is asleep. `fall_asleep` takes it off torch's stack, so that ops don't come to
+// `Kernel` at all. A guard of torch's that restores the stack may put it back.
 thread_local std::shared_ptr<Mode> mode_asleep;
 
-// Let ops on plain tensors pass by the mode that is entered last, and is ours.
+// Let ops on plain tensors pass unseen. Our mode must be the innermost one.
 void fall_asleep() { mode_asleep = c10::impl::TorchDispatchModeTLS::pop_stack(); }
 
-// Have them come again; false if another mode was entered meanwhile, which has to be left first.
+// Have ops come again. False if another mode was entered meanwhile: ours belongs below it, and can
+// only be put there when that one is left.
 bool wake_up() {
   if (mode_asleep == nullptr) return true;
   const auto n_modes = c10::impl::TorchDispatchModeTLS::stack_len();

@@ -1,5 +1,6 @@
-// Which sequences of calls a program has made before, each from its last sync point on: where values
-// are read or a block ends. A Python object with the methods of `call_history.Past`.
+// The past: which sequences of calls a program has made before, each counted from a sync point on.
+// The policy records a region if its sequence is known. `PastObject` has the methods of the class
+// `call_history.Past`, which stands in for it where this library isn't loaded.
 
 #pragma once
 
@@ -7,34 +8,39 @@
 
 namespace hits {
 
-// The hash of the calls since the last sync point, and the set of all such hashes so far. A loop may
-// have no sync points: then a turn of it ends where its first calls come again.
+// Each call has a number (`CallNumber`). A hash of the numbers since the last sync point stands for
+// the sequence, and a set keeps the hashes of all sequences so far, one after each call. So one
+// look-up a call tells whether everything up to it came in this order before.
+//
+// A loop may have no sync points. Then a turn of it ends where the calls that began it come again:
+// a second hash, of the latest FIRST calls, is compared with that of the first ones.
 class Past {
  public:
-  // Sequences that are kept, one for each call: an epoch over twenty lengths of a large model has as
-  // many as 65,000.
+  // Hashes that are kept. An epoch of a large model, on batches of twenty lengths, has 65,000.
   static constexpr uint64_t N_KEPT = 1 << 17;
-  // The first calls of a loop's turn, by which it is seen to come again.
+  // Calls at the start of a loop's turn by which the next turn is recognized.
   static constexpr uint64_t FIRST = 8;
-  // Calls without a sync point after which a program is a loop: layers that are alike, and the
-  // optimizer's steps for them, are over by then.
+  // Calls without a sync point from which on calls that come again are a loop's. Before, they may
+  // be those of layers that are alike, or the optimizer's for each parameter.
   static constexpr uint64_t LOOPS_FROM = 4096;
-  // Calls after which those that began it are taken for the loop's set-up, as they didn't come again.
+  // If the first calls have not come again after so many, they are taken for the loop's set-up, and
+  // the latest calls for the start of a turn.
   static constexpr uint64_t BEGINS_ANEW_AT = 8 * LOOPS_FROM;
-  // Calls of a loop's turn: each ends in a flush.
+  // The least calls that a turn may have: each turn ends in a flush, which takes time.
   static constexpr uint64_t TURN_AT_LEAST = 256;
   // 2**64 over the golden ratio, as in Knuth's multiplicative hashing.
   static constexpr uint64_t FACTOR = 0x9E3779B97F4A7C15u;
 
   Past() : seen_(N_KEPT) {}
 
-  // Forget all. Its memory stays: the thread that it belongs to may be adding a call.
+  // Forget all. The memory is overwritten, not freed: another thread may call this while the
+  // owner's thread adds a call without the GIL.
   void clear() {
     std::fill(seen_.begin(), seen_.end(), 0);
     at_sync_point();
   }
 
-  // Begin anew; whether all calls since the last sync point, if any, are known.
+  // Begin a new sequence. Whether the one that ends here is known; false if it has no calls.
   bool at_sync_point() {
     const bool known = is_known();
     n_ = hash_ = first_ = recent_hash_ = n_seen_ = n_to_skip_ = 0;
@@ -43,10 +49,12 @@ class Past {
     return known;
   }
 
-  // Add a call; whether a loop's turn that was known has come round.
+  // Add a call. Whether it ends a turn of a loop whose calls before it were all known.
   bool note(uint64_t call) {
     const bool was_known = is_known_;
     recent_hash_ = (recent_hash_ + call) * FACTOR;
+    // The call that is FIRST calls old leaves the hash. Its number has been multiplied FIRST + 1
+    // times.
     const uint64_t out = std::exchange(recent_[n_all_++ % FIRST], call);
     if (n_ >= FIRST) recent_hash_ -= out * FACTOR_OUT;
     hash_ = (hash_ + call) * FACTOR;
@@ -57,6 +65,7 @@ class Past {
       turn_ = n_seen_;
       least_ = TURN_AT_LEAST;
     }
+    // the latest FIRST calls are the first ones of the next turn: go on as if only they had come
     if (ends_turn_ || n_ == BEGINS_ANEW_AT) {
       n_seen_ = 0;
       n_ = FIRST;
@@ -66,10 +75,11 @@ class Past {
     return ends_turn_ && was_known;
   }
 
-  // Take as many calls as `n` turns like the last have for known, and look at none of them.
+  // Take the next calls for known, as many as `n` turns like the last one have.
   void skip_turns(uint64_t n) { n_to_skip_ = n * turn_; }
 
-  // Whether the next call is one of them.
+  // Whether the call that comes is one of these, which need not be noted. Asked once for each call,
+  // those included that have no number: so all of a turn are counted.
   bool skips() {
     if (n_to_skip_ == 0) ++n_seen_;
     return n_to_skip_ != 0 && n_to_skip_-- != 0;
@@ -83,9 +93,12 @@ class Past {
  private:
   static constexpr uint64_t FACTOR_2 = FACTOR * FACTOR, FACTOR_4 = FACTOR_2 * FACTOR_2;
   static constexpr uint64_t FACTOR_OUT = FACTOR_4 * FACTOR_4 * FACTOR;  // to the power of FIRST + 1
-  static constexpr uint64_t WAYS = 4;  // hashes whose upper bits are the same, the latest first
+  static constexpr uint64_t WAYS = 4;
 
-  // Whether the hash is kept; it is from now on.
+  // Whether the hash is in the set; it is from now on. The set is a table in which WAYS hashes have
+  // one place, the latest first: with one hash a place, collisions would lose first calls of a
+  // region. The place is in the upper half of the hash, as the lowest bits of a product are the
+  // worst mixed.
   bool was_seen(uint64_t hash) {
     uint64_t* const ways = &seen_[hash >> 32 & (N_KEPT - WAYS)];
     uint64_t* found = std::find(ways, ways + WAYS, hash);
@@ -98,12 +111,14 @@ class Past {
   std::vector<uint64_t> seen_;
   std::array<uint64_t, FIRST> recent_{};
   uint64_t n_ = 0, n_all_ = 0, hash_ = 0, first_ = 0, recent_hash_ = 0, least_ = LOOPS_FROM;
-  uint64_t turn_ = 0, n_seen_ = 0, n_to_skip_ = 0;  // calls, those too that are never noted
+  // Calls of the last turn, of the one under way, and still to skip: also those that are never
+  // noted.
+  uint64_t turn_ = 0, n_seen_ = 0, n_to_skip_ = 0;
   bool is_known_ = false, ends_turn_ = false;
 };
 
 struct PastObject {
-  PyObject_HEAD Past* past;  // made when the first call is noted: a trace that records needs none
+  PyObject_HEAD Past* past;  // 1 MiB, made when it is first asked
 };
 
 Past& in_past(PyObject* self) {
@@ -159,11 +174,14 @@ PyMethodDef past_methods[] = {
 };
 PyTypeObject past_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Whether reading the tensor's values ends a region of the program (see `sync_points.ends_region`).
+// Whether reading the tensor's values ends a region of the program. Reading a step count does not,
+// as optimizers do that for each parameter (see `sync_points.ends_region`). A step count has no
+// dimensions, is written in place, and has a storage of its own, unlike an element of a parameter.
 bool ends_region(const at::Tensor& tensor) {
   if (tensor.dim() != 0 || tensor.is_inference() || tensor._version() == 0) return true;
   Ref object, held;
-  if (has_python(tensor)) {  // it is one of those that others see to, with the GIL
+  // only callers that hold the GIL come with such a tensor: `run_cold` has looked
+  if (has_python(tensor)) {
     const Ref value = value_of(tensor, object);
     if (value.get() == nullptr) return false;
     held = data_in(value.get());
@@ -173,7 +191,7 @@ bool ends_region(const at::Tensor& tensor) {
   return data.storage().nbytes() > data.itemsize();
 }
 
-// Whether the call reads values, and its first tensor's end a region.
+// Whether the call reads values, and reading those of its first tensor ends a region.
 bool is_sync_point(const OpInfo& info, const IValue* arguments) {
   if (!info.reads) return false;
   for (size_t i = 0; i < info.schema.arguments().size(); ++i) {
@@ -183,11 +201,14 @@ bool is_sync_point(const OpInfo& info, const IValue* arguments) {
   return false;
 }
 
-// What calls that one state of the trie may stand for have in common, wherever they come: the op, its
-// tensors' sizes and dtypes, and what isn't given at run time. Not where `X[i]` and `X[a:b]` begin.
+// The number of a call in the past: a hash of the op, of its tensors' sizes and dtypes, and of ints
+// and bools among its arguments. It must be the same whether the call is recorded or not, and
+// wherever it comes: so it leaves out slots, numbers that are run-time inputs, and where `X[i]` and
+// `X[a:b]` begin.
 class CallNumber {
  public:
-  static constexpr size_t INDEX = 2;  // the argument of `select`, and of `slice`, where it begins
+  // The argument of `select`, and of `slice`, that says where the part begins.
+  static constexpr size_t INDEX = 2;
   CallNumber(const OpInfo& info, const IValue* arguments) : hash_(reinterpret_cast<uint64_t>(&info)) {
     const size_t n = info.schema.arguments().size();
     for (size_t i = 0; i < n; ++i) {
@@ -200,7 +221,8 @@ class CallNumber {
       put(arguments[i], info.is_number[i]);
     }
   }
-  // 0 of a call on 0-dim tensors of the CPU alone, which may run at once.
+  // 0, which is not noted, of a call on 0-dim CPU tensors alone: even while the trace records it
+  // may run at once. Other numbers are odd, so none is 0 by chance.
   uint64_t get() const { return most_dims_ == 0 ? 0 : hash_ | 1; }
 
  private:
@@ -228,7 +250,8 @@ class CallNumber {
   void put_tensor(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
     const bool is_strange = has_python(tensor) && made_here(tensor) == nullptr && !is_lazy(tensor);
-    if (is_strange || tensor.is_nested()) {  // it may have no sizes, or a class that has them
+    // asking such a tensor for its sizes may raise, or call its class
+    if (is_strange || tensor.is_nested()) {
       most_dims_ = 1;
       return;
     }
@@ -242,6 +265,7 @@ class CallNumber {
   }
 
   uint64_t hash_;
+  // Most dimensions of its tensors, of one that is not on the CPU at least 1; -1 without any.
   int64_t most_dims_ = -1;
 };
 

@@ -1,5 +1,6 @@
-// Blocks that rest, one after another: all at one place, bypassed, with nothing to do but to be
-// counted. Python grants some at a time, and looks in between whether anything has changed.
+// Blocks of `lazy_mode` that *rest*: bypassed ones, one after the other at one place of the
+// program, which are only counted and timed. `Policy.rests` grants a number of them. When they are
+// used up, or anything differs, Python looks at the next block.
 
 #pragma once
 
@@ -9,12 +10,14 @@
 
 namespace hits {
 
-// Counts changes of settings and calls of `wrap`. Each ends what was granted before.
+// Counts changes of settings and calls of `wrap`, in any thread. Each ends all grants of before.
 std::atomic<uint64_t> rests_epoch{0};
 
+// The grant of a thread, and the blocks that have rested by it.
 class Rests {
  public:
-  // Let `n` blocks rest at a place, as `lazy_mode._place` has it.
+  // Let `n` blocks rest at a place: a code object, or decorated function, by its id(), and an
+  // instruction, as `lazy_mode._place` has them.
   void grant(uintptr_t code, int instruction, int64_t n) {
     *this = {};
     code_ = code;
@@ -24,7 +27,7 @@ class Rests {
     epoch_ = rests_epoch;
   }
 
-  // Whether the block that begins at this place rests.
+  // Whether the block that begins at this place rests. If it does not, the grant ends.
   bool begin(uintptr_t code, int instruction) {
     const auto now = Clock::now();
     const bool may = n_left_ > 0 && code == code_ && instruction == instruction_ && !is_in_one_ &&
@@ -53,9 +56,12 @@ class Rests {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // How long a grant lasts: kernels may have come meanwhile, for which only Python looks.
   static constexpr std::chrono::milliseconds LASTS{100};
 
-  static bool is_asleep() {  // cold_here and trace_here are known together
+  // Whether no ops of this thread come here, and no mode is entered. Asked before
+  // `is_nothing_pending`: `trace_here` is known if `cold_here` is.
+  static bool is_asleep() {
     return cold_here != nullptr && *cold_here == ASLEEP && mode_asleep == nullptr &&
            c10::impl::TorchDispatchModeTLS::stack_len() == 0;
   }
@@ -84,8 +90,8 @@ PyObject* py_grant_rests(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// begin_rest(function): whether the block that the caller's caller enters, or that `function` runs
-// in, rests.
+// begin_rest(function): whether the block that begins rests. `lazy_mode.__enter__` calls this; its
+// caller's frame is where the block is. `function` is the one that the block decorates, or None.
 PyObject* py_begin_rest(PyObject*, PyObject* function) {
   PyFrameObject* here = PyEval_GetFrame();
   const Ref caller(here == nullptr ? nullptr : reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
@@ -96,16 +102,16 @@ PyObject* py_begin_rest(PyObject*, PyObject* function) {
   return PyBool_FromLong(rests.begin(reinterpret_cast<uintptr_t>(of), PyFrame_GetLasti(frame)));
 }
 
-// end_rest(): end such a block; whether nothing is pending.
+// end_rest(): end such a block. Whether nothing is pending: else Python flushes.
 PyObject* py_end_rest(PyObject*, PyObject*) { return PyBool_FromLong(rests.end()); }
 
-// rested(): as `Rests::take`.
+// rested(): end the grant; the pair of `Rests::take`.
 PyObject* py_rested(PyObject*, PyObject*) {
   const auto [n, seconds] = rests.take();
   return Py_BuildValue("(Ld)", static_cast<long long>(n), seconds);
 }
 
-// end_rests(): have Python look at the next block of each thread.
+// end_rests(): end the grants of all threads.
 PyObject* py_end_rests(PyObject*, PyObject*) {
   ++rests_epoch;
   Py_RETURN_NONE;

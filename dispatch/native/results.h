@@ -1,4 +1,5 @@
-// Taking a step of the trie: the tensors that a call gives.
+// Taking a step of the trie (`take`): the call's results are made as lazy tensors, and the trace
+// stands at the next state.
 
 #pragma once
 
@@ -6,12 +7,13 @@
 
 namespace hits {
 
-// A lazy tensor on `value`.
+// A new lazy tensor on `value`. Its storage has a size, but no memory.
 at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), like.n_bytes, c10::DataPtr(nullptr, like.device),
       c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  storage->set_throw_on_mutable_data_ptr();  // there is none; aliases are still compared by it
+  // asking for memory to write is an error; pointers to read may be asked for, to find aliases
+  storage->set_throw_on_mutable_data_ptr();
   auto impl =
       c10::make_intrusive<LazyImpl>(c10::Storage(std::move(storage)), like.keys, like.dtype);
   impl->set_sizes_and_strides(like.size, like.stride, offset);
@@ -19,18 +21,21 @@ at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
   impl->value = Ref::to(value).release();
   impl->layout = Ref::to(like.layout.get()).release();
   at::Tensor made(std::move(impl));
+  // Its Python object is made now, of our class: torch keeps it as long as the tensor lives.
   const Ref object(sure(THPVariable_Wrap(made, class_with(like.layout.get()))));
   return made;
 }
 
 using Values = c10::SmallVector<Ref, 4>;
 
-// A new lazy tensor; its value goes to `values`.
+// A new lazy tensor for an output of a step; its value goes to `values`.
 at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, Values& values) {
   Ref value = new_value();
   auto* held = reinterpret_cast<Value*>(value.get());
   held->slot = Ref::to(like.slot.get()).release();
   int64_t offset = like.offset;
+  // A view of a leaf was recorded with the storage offset that the leaf had then. It is moved by as
+  // much as the leaf's offset differs now.
   if (step.offset_fixup.has_value()) {
     Ref leaf(sure(PyLong_FromLongLong(step.offset_fixup->first)));
     held->leaf = Ref::to(leaf.get()).release();
@@ -42,7 +47,8 @@ at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, Values& 
   return made;
 }
 
-class Inference {  // whether tensors made meanwhile are those of inference mode
+// Makes new tensors in its scope inference tensors, or ordinary ones, as `is_meant` says.
+class Inference {
  public:
   explicit Inference(bool is_meant) {
     if (is_meant != c10::InferenceMode::is_enabled()) guard_.emplace(is_meant);
@@ -52,7 +58,7 @@ class Inference {  // whether tensors made meanwhile are those of inference mode
   std::optional<c10::InferenceMode> guard_;
 };
 
-// The numbers of a call, as Python's.
+// Append a call's run-time numbers to the trace's.
 void append_numbers(PyObject* trace, const std::vector<IValue>& numbers) {
   PyObject* scalars = of_trace.scalars.in(trace);
   for (const IValue& number : numbers) {
@@ -69,6 +75,7 @@ void append_numbers(PyObject* trace, const std::vector<IValue>& numbers) {
   }
 }
 
+// Take the call's `n` arguments off the stack, and put its results there.
 void replace_arguments(Stack* stack, size_t n, c10::ArrayRef<at::Tensor> results, bool as_list) {
   stack->resize(stack->size() - n);
   if (as_list) {
@@ -78,7 +85,7 @@ void replace_arguments(Stack* stack, size_t n, c10::ArrayRef<at::Tensor> results
   }
 }
 
-// Count a write, for autograd's check that nothing saved was written.
+// Count a write to a tensor: autograd checks that what it saved was not written.
 void count_write(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -87,7 +94,7 @@ void count_writes(const IValue& tensors) {
   for (const IValue& item : tensors.toListRef()) count_write(item.toTensor());
 }
 
-// A lazy tensor on `value`, of the metadata of `tensor`, and sharded if that is.
+// A lazy tensor on `value` with the metadata of `tensor`; a sharded one if there is a layout.
 at::Tensor another(const at::Tensor& tensor, PyObject* value, Ref layout = Ref()) {
   const Inference same(tensor.is_inference());
   Output like;
@@ -104,14 +111,15 @@ at::Tensor another(const at::Tensor& tensor, PyObject* value, Ref layout = Ref()
   return made;
 }
 
-// Take a step: the trace stands behind it, the stack holds what the call gives. False, and nothing
-// changed, if the trace moved meanwhile: making objects may collect garbage, whose finalizers may
-// call anything.
+// Take a step: afterwards the trace stands at its state, and the stack holds the call's results.
+// False, with nothing changed, if the trace moved meanwhile: making Python objects may start a
+// garbage collection, and its finalizers may call ops.
 bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vector<IValue>& numbers,
           Stack* stack) {
   const size_t n = info.schema.arguments().size();
   IValue* arguments = stack->data() + (stack->size() - n);
-  const Ref state = Ref::to(step.state.get());  // `step` may go with the trie while Python runs
+  // a finalizer may drop the trie, and `step` with it
+  const Ref state = Ref::to(step.state.get());
   const int kind = step.kind;
   const bool closes = step.closes;
   c10::SmallVector<at::Tensor, 4> results;
@@ -120,6 +128,7 @@ bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vect
   } else if (kind == NOTHING) {
     if (info.writes_list) count_writes(arguments[0]);
   } else {
+    // a view is an inference tensor if its base is one; other results are if the mode is on
     const Inference as_in_eager(info.is_view && arguments[0].isTensor()
                                     ? arguments[0].toTensor().is_inference()
                                     : c10::InferenceMode::is_enabled());
@@ -128,6 +137,8 @@ bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vect
     for (const Output& output : step.outputs) {
       results.push_back(output.is_defined ? fresh(trace, step, output, values) : at::Tensor());
     }
+    // What follows makes no object that the collector tracks, so no finalizer runs until the step
+    // is taken: values, numbers and state change together.
     if (of_trace.state.in(trace) != before.get()) return false;
     for (const Ref& value : values) sure(PyList_Append(of_trace.values.in(trace), value.get()));
   }

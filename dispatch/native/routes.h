@@ -1,4 +1,6 @@
-// Composite ops as in eager, where torch takes them apart otherwise: see `composite_overrides.py`.
+// Composite ops that torch takes apart otherwise for subclasses and under modes than in eager, so
+// that results round otherwise, or values are read. The kernels here take them apart as in eager.
+// They take over from those in Python (`composite_overrides.py`, which has the reasons).
 
 #pragma once
 
@@ -10,13 +12,16 @@
 
 namespace hits {
 
+// Whether eager multiplies the matrices of one side, a batch, one by one with the only matrix of
+// the other. It doesn't if that one requires a gradient, as gradients of copies would be added up
+// (`_matmul_impl` in torch's LinearAlgebra.cpp).
 bool multiplies_one_by_one(const at::Tensor& left, const at::Tensor& right) {
   if (left.dim() != 3 || right.dim() != 3 || left.size(0) == right.size(0)) return false;
   const at::Tensor& one = left.size(0) == 1 ? left : right;
   return one.size(0) == 1 && !one.requires_grad();
 }
 
-// `matmul`, or `matmul.out`, whose arguments are on the stack.
+// Take the arguments of `matmul`, or of `matmul.out`, off the stack, and put the product there.
 void multiply_one_by_one(Stack* stack, bool is_out) {
   const at::Tensor out = is_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
   at::Tensor right = torch::jit::pop(*stack).toTensor();
@@ -32,17 +37,18 @@ void multiply_one_by_one(Stack* stack, bool is_out) {
   }
 }
 
-// A composite op of lazy tensors, and of plain ones under our modes, before torch takes it apart.
+// A kernel of a composite op for the key "PythonTLSSnapshot". Calls on subclasses, and all calls
+// under modes, come to that key before autograd, and so before torch takes the op apart.
 class Routed : public c10::OperatorKernel {
  protected:
-  // What torch does for this key.
+  // Do with the call what torch does for this key.
   static void go_on(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const at::impl::MaybeSetTLSOnEntryGuard guard;
     op.redispatchBoxed(
         keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::PythonTLSSnapshot), stack);
   }
 
-  // Plain, or lazy and not sharded.
+  // Whether the tensor is plain, or lazy and not sharded.
   static bool is_ours(const at::Tensor& tensor) {
     if (has_python(tensor)) {
       const LazyImpl* impl = made_here(tensor);
@@ -54,7 +60,7 @@ class Routed : public c10::OperatorKernel {
            (tensor.unsafeGetTensorImpl()->key_set() & at::kTensorSubclassLike).empty();
   }
 
-  // Neither other modes nor transforms.
+  // Whether neither another mode nor a transform of `torch.func` wants to see the op.
   static bool is_seen_by_none_but_us() {
     for (int64_t i = 0; i < c10::impl::TorchDispatchModeTLS::stack_len(); ++i) {
       if (!is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(i))) return false;
@@ -81,7 +87,7 @@ class Matmul : public Routed {
 
   bool is_taken(const at::Tensor& left, const at::Tensor& right) const {
     return is_ours(left) && is_ours(right) && multiplies_one_by_one(left, right) &&
-           // under autocast the call comes again, of the tensors in the dtype that it gives them
+           // under autocast the call comes again, on tensors that are cast by then
            (is_out_ || !at::autocast::is_autocast_enabled(left.device().type())) &&
            is_seen_by_none_but_us();
   }
@@ -92,7 +98,8 @@ class OneHot : public Routed {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const at::Tensor classes = torch::jit::peek(*stack, 0, 2).toTensor();
     const int64_t n_classes = torch::jit::peek(*stack, 1, 2).toInt();
-    // nothing need be read: `scatter_` raises for a class that is out of bounds
+    // The number of classes is given, so nothing is read to find it. Nor to check the classes:
+    // `scatter_` raises for one that is out of bounds.
     if (n_classes <= 0 || !is_ours(classes) || classes.scalar_type() != at::kLong ||
         classes.numel() == 0 || !is_seen_by_none_but_us()) {
       return go_on(op, keys, stack);

@@ -1,5 +1,5 @@
-// Between local and sharded tensors: both have the same value, so that nothing is recorded. What
-// autograd must know of it.
+// From a local tensor to a sharded one and back. Both have the same value, so nothing is recorded;
+// the nodes here tell autograd that one was made of the other. Called by `sharding/tensor.py`.
 
 #pragma once
 
@@ -12,13 +12,14 @@
 
 namespace hits {
 
-// A node of the graph whose gradients Python gives.
+// A node of autograd's graph whose backward is a function in Python.
 class PythonNode : public torch::autograd::Node {
  public:
   PythonNode(PyObject* function, PyObject* argument)
       : function_(Ref::to(function)), argument_(Ref::to(argument)) {}
   PythonNode(PyObject* function, PyObject* argument, uint64_t sequence_nr)
       : Node(sequence_nr), function_(Ref::to(function)), argument_(Ref::to(argument)) {}
+  // Whoever drops the last reference to a node may not have the GIL: autograd's engine, for one.
   ~PythonNode() override {
     if (!Py_IsInitialized()) {
       function_.release();
@@ -40,7 +41,8 @@ class PythonNode : public torch::autograd::Node {
     argument_ = Ref();
   }
 
-  // A list of the gradients, None for those that aren't defined; nothing else keeps them.
+  // Move the gradients into a list, with None for undefined ones. Nothing else keeps them, so
+  // Python may free each as soon as it is used.
   static Ref taken(torch::autograd::variable_list& gradients) {
     Ref given(sure(PyList_New(static_cast<Py_ssize_t>(gradients.size()))));
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -51,7 +53,7 @@ class PythonNode : public torch::autograd::Node {
     return given;
   }
 
-  // A sequence of tensors, None for those that aren't defined.
+  // The tensors of a sequence, undefined ones for None.
   static torch::autograd::variable_list tensors_in(PyObject* sequence) {
     torch::autograd::variable_list found;
     const Py_ssize_t n = PySequence_Size(sequence);
@@ -66,7 +68,7 @@ class PythonNode : public torch::autograd::Node {
   Ref function_, argument_;
 };
 
-// `function(gradient, argument)` gives the gradient.
+// For one input and one output: `function(gradient, argument)` is the input's gradient.
 class Linked : public PythonNode {
  public:
   using PythonNode::PythonNode;
@@ -79,8 +81,9 @@ class Linked : public PythonNode {
   }
 };
 
-// `function(gradients, argument)` gives the gradients, None where there is none, on both sides. It
-// runs as soon as the engine has them all.
+// For as many inputs as outputs: `function(gradients, argument)` gives the inputs' gradients. None
+// stands for no gradient, on both sides. Of the nodes that are ready the engine runs the one with
+// the highest sequence number first; this one has the highest that there is.
 class LinkedAll : public PythonNode {
  public:
   LinkedAll(PyObject* function, PyObject* argument) : PythonNode(function, argument, UINT64_MAX) {}
@@ -90,7 +93,7 @@ class LinkedAll : public PythonNode {
   }
 };
 
-// Nodes are counted in one way by torch 2.13, in another by 2.10.
+// Nodes are held by an `intrusive_ptr` in torch 2.13, by a `shared_ptr` in 2.10.
 template <class Pointer, class Kind>
 Pointer make_node(PyObject* function, PyObject* argument) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
@@ -100,8 +103,8 @@ Pointer make_node(PyObject* function, PyObject* argument) {
   }
 }
 
-// linked(output, input, function, argument): `output`, which autograd knows nothing of, as what was
-// made of `input`; `function(gradient, argument)` is the gradient of `input`.
+// linked(output, input, function, argument): tell autograd that `output`, of which it knows
+// nothing, was made of `input`, whose gradient is `function(gradient, argument)`. Gives `output`.
 PyObject* py_linked(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *output, *input, *function, *argument;
@@ -116,8 +119,9 @@ PyObject* py_linked(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// linked_all(outputs, inputs, function, argument): the same for as many outputs as inputs, whether
-// or not gradients are enabled.
+// linked_all(outputs, inputs, function, argument): the same for as many outputs as inputs by one
+// node, even where gradients are disabled. Outputs of inputs that require no gradient stay as they
+// are.
 PyObject* py_linked_all(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *outputs, *inputs, *function, *argument;
@@ -145,7 +149,7 @@ PyObject* py_linked_all(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// sharded(local, layout): the sharded tensor on the value of a lazy one; None if it isn't lazy.
+// sharded(local, layout): a sharded tensor on the value of a local one; None if that isn't lazy.
 PyObject* py_sharded(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *local, *layout;
@@ -160,7 +164,8 @@ PyObject* py_sharded(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// local(tensor): the local tensor, lazy, of a sharded one; None if traces don't hold such.
+// local(tensor): the local tensor, lazy, on the value of a sharded one; None if its data is of a
+// kind that traces don't hold.
 PyObject* py_local(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
   Ref object;

@@ -1,4 +1,5 @@
-// Lazy tensors that are made below Python, and their values.
+// Lazy tensors that C++ makes (`LazyImpl`) and the values that they own (`Value`): how Python reads
+// them, and what the garbage collector sees of them.
 
 #pragma once
 
@@ -6,23 +7,28 @@
 
 namespace hits {
 
+// The tensor's Python object; a new one of torch's own class if it has none.
 Ref object_of(const at::Tensor& tensor) { return Ref(sure(THPVariable_Wrap(tensor))); }
 
-// What `torch_private.storage_id` gives.
+// The address of the storage, as `torch_private.storage_id` gives it.
 Ref storage_id(const at::Tensor& tensor) {
   return Ref(sure(PyLong_FromVoidPtr(tensor.storage().unsafeGetStorageImpl())));
 }
 
-// Whether traces hold such a tensor (see `infer.is_recordable`). Not to be asked of strangers'
-// tensors, whose classes may answer in Python.
+// Whether a trace can hold the tensor, as `infer.is_recordable` says. Only for plain tensors and
+// lazy ones: any other subclass may answer these questions in Python.
 bool is_dense(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&
          !tensor.is_nested() && !tensor.is_meta() && !tensor._is_zerotensor() &&
          tensor.has_storage();
 }
 
-// As `trace.Value`, which Python makes, but unknown to garbage collections: a long trace would set
-// them off. What it holds they see as the tensor's that owns it.
+// As `trace.Value`, which Python makes, with the same attributes. The garbage collector doesn't
+// track it: a collection starts after so many tracked objects were made, and a long trace makes
+// thousands. `visit_tensor` shows the collector what a value holds, as if its tensor held that.
+//
+// The tensors and the trace's list of values own it. Nothing else may keep one: reference counts
+// tell which values are alive (see `Live` in flush.h).
 struct Value {
   PyObject_HEAD PyObject *slot, *leaf, *data, *failure, *watch;
 };
@@ -66,6 +72,7 @@ Ref new_value() {
   return Ref(reinterpret_cast<PyObject*>(made));
 }
 
+// An attribute of a value of either kind; None if it was never set.
 Ref in_value(PyObject* value, PyObject* Value::* member, PyObject* name) {
   if (Py_TYPE(value) != &value_type) return Ref(sure(PyObject_GetAttr(value, name)));
   PyObject* held = reinterpret_cast<Value*>(value)->*member;
@@ -75,6 +82,7 @@ Ref in_value(PyObject* value, PyObject* Value::* member, PyObject* name) {
 Ref slot_in(PyObject* value) { return in_value(value, &Value::slot, name_slot); }
 Ref data_in(PyObject* value) { return in_value(value, &Value::data, name_data); }
 
+// The class of lazy tensors with this layout: null for those that aren't sharded.
 PyTypeObject* class_with(PyObject* layout) {
   return layout == nullptr ? tensor_class : sharded_class;
 }
@@ -83,15 +91,19 @@ bool is_lazy_class(PyTypeObject* type) {
   return type == tensor_class || (type == sharded_class && sharded_class != nullptr);
 }
 
-// A lazy tensor that was made here: it has its value with it, where Python's has it among its
-// attributes. And autograd detaches what it saved by a method, not by an op that a kernel could
-// take.
+// A lazy tensor that C++ made. It owns its value itself; one that Python made has it in its
+// `__dict__`.
+//
+// Autograd detaches what it saves by `shallow_copy_and_detach`, not by an op, so no kernel sees
+// that. torch's version of the method would call `__torch_dispatch__` each time. This one makes
+// another tensor on the same value.
 class LazyImpl final : public c10::TensorImpl {
  public:
   using TensorImpl::TensorImpl;
   PyObject* value = nullptr;
   PyObject* layout = nullptr;  // of a sharded tensor
 
+  // torch calls `release_resources`, too, if weak pointers to the tensor are left.
   ~LazyImpl() override { release_value(); }
   void release_resources() override {
     release_value();
@@ -107,6 +119,7 @@ class LazyImpl final : public c10::TensorImpl {
   }
 
  private:
+  // At the interpreter's end the value is leaked: the GIL can't be had any more.
   void release_value() {
     if (value != nullptr && python_goes_on()) {
       const WithGil gil;
@@ -117,6 +130,7 @@ class LazyImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> detached(const c10::VariableVersion& version,
                                           bool allows_change) const {
     bool in_mode = false;
+    // torch's version asks another's mode, or makes a plain copy where Python's key is excluded
     if (value == nullptr || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) ||
         !is_ours(in_mode)) {
       return TensorImpl::shallow_copy_and_detach(version, allows_change);
@@ -127,24 +141,26 @@ class LazyImpl final : public c10::TensorImpl {
     made->set_python_dispatch(true);
     made->value = Ref::to(value).release();
     made->layout = Ref::to(layout).release();
+    // its Python object is made now, as torch would make one of its own class later
     const Ref object(sure(THPVariable_Wrap(at::Tensor(made), class_with(layout))));
     return made;
   }
 };
 
-// Whether some class in Python has the tensor's ops, lazy or not. It may have its size and its
-// layout too, and asking for those would dispatch.
+// Whether ops on the tensor go to a class in Python: ours, or somebody else's. Such a class may
+// answer for the tensor's sizes and layout, too, so that even asking for them would dispatch.
 bool has_python(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
 }
 
+// The impl of a lazy tensor that C++ made; null for any other tensor.
 LazyImpl* made_here(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   return &typeid(*impl) == &typeid(LazyImpl) ? static_cast<LazyImpl*>(impl) : nullptr;
 }
 
-// The value of a tensor if it is a lazy one; else none. `object` becomes the tensor's Python object
-// where that had to be looked at.
+// The value of a lazy tensor; null for any other. `object` becomes the tensor's Python object. It
+// stays null for a tensor that C++ made, as that object need not be looked at.
 Ref value_of(const at::Tensor& tensor, Ref& object) {
   const LazyImpl* impl = made_here(tensor);
   if (impl != nullptr && impl->value != nullptr) return Ref::to(impl->value);
@@ -153,18 +169,19 @@ Ref value_of(const at::Tensor& tensor, Ref& object) {
   return Ref(sure(PyObject_GetAttr(object.get(), name_value)));
 }
 
-// The layout of a sharded tensor; none if it is another.
+// The layout of a sharded tensor; null for any other.
 Ref layout_in(PyObject* object) {
   if (sharded_class == nullptr || Py_TYPE(object) != sharded_class) return Ref();
   return Ref(sure(PyObject_GetAttr(object, name_layout)));
 }
 
-// The same of a lazy tensor. `object` is what `value_of` has left there.
+// The same of a tensor for which `value_of` gave a value and this `object`.
 Ref layout_of(const at::Tensor& tensor, const Ref& object) {
   return object.get() == nullptr ? Ref::to(made_here(tensor)->layout) : layout_in(object.get());
 }
 
-// `LazyTensor._value`, `DTensor._layout`
+// Getter and setter of `LazyTensor._value` and `DTensor._layout`. They are in the `LazyImpl` if C++
+// made the tensor, else in the `__dict__`, before which Python asks a descriptor such as this.
 template <PyObject* LazyImpl::* member, PyObject** name>
 PyObject* get_held(PyObject* self, void*) {
   if (const LazyImpl* impl = made_here(THPVariable_Unpack(self));
@@ -195,8 +212,8 @@ PyGetSetDef value_of_tensor = {"_value", get_held<&LazyImpl::value, &name_value>
 PyGetSetDef layout_of_tensor = {"_layout", get_held<&LazyImpl::layout, &name_layout>,
                                 set_held<&LazyImpl::layout, &name_layout>, nullptr, nullptr};
 
-// What garbage collections see of a lazy tensor: what Python knows of it, and its value.
-// The class whose tensors have their attributes visited, and how.
+// A class of lazy tensors, and its own `tp_traverse`, which shows the garbage collector the
+// attributes. `visit_tensor` stands in its place and adds what the value holds.
 struct Visited {
   PyTypeObject* cls;
   traverseproc attributes;
@@ -206,17 +223,24 @@ Visited of_lazy, of_sharded;
 template <Visited* visited>
 int visit_tensor(PyObject* self, visitproc visit, void* arg) {
   const at::Tensor& tensor = THPVariable_Unpack(self);
+  // If C++ owns the tensor too, that outlives its Python object, and so does what it holds. To show
+  // that to the collector would let it free what is still used.
   if (tensor.defined() && tensor.use_count() == 1) {
     const LazyImpl* impl = made_here(tensor);
     PyObject* value = impl == nullptr ? nullptr : impl->value;
     if (value != nullptr && Py_TYPE(value) != &value_type) {
-      Py_VISIT(value);
+      Py_VISIT(value);  // Python's is tracked itself
+      // if several tensors own the value, each would show the same, and the collector count it
+      // twice
     } else if (value != nullptr && Py_REFCNT(value) == 1) {
       Py_VISIT(reinterpret_cast<Value*>(value)->data);
       Py_VISIT(reinterpret_cast<Value*>(value)->failure);
     }
   }
-  visited->cls->tp_traverse = visited->attributes;  // it looks for the first base with another
+  // The class's own function looks for the first base whose `tp_traverse` is another, and calls
+  // that. It begins at the class itself: it must find itself there, not this function, which calls
+  // it.
+  visited->cls->tp_traverse = visited->attributes;
   const int status = visited->attributes(self, visit, arg);
   visited->cls->tp_traverse = visit_tensor<visited>;
   return status;

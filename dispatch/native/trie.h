@@ -1,4 +1,5 @@
-// What is known of an op, and of what followed a state of the trie.
+// What C++ knows of an op (`OpInfo`) and of the calls that followed a state of the trie (`Edges`).
+// It is copied from Python's objects, so that a hit has to ask none of them.
 
 #pragma once
 
@@ -7,6 +8,8 @@
 
 namespace hits {
 
+// One op. The constructor reads the schema; `hits._described` gives the rest at the op's first
+// call.
 struct OpInfo {
   explicit OpInfo(const c10::FunctionSchema& schema) : schema(schema) {
     for (const auto& argument : schema.arguments()) {
@@ -31,29 +34,33 @@ struct OpInfo {
                    (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
   }
   const c10::FunctionSchema& schema;
+  // By argument: the words of its default; whether its numbers may become run-time inputs.
   std::vector<std::optional<Words>> defaults;
-  std::vector<bool> is_number;  // arguments whose numbers may become run-time inputs
+  std::vector<bool> is_number;
   size_t n_positional = 0;
-  bool is_view = false;       // what it gives shares its argument's memory
-  bool is_copy = false;       // it copies to its first argument
-  bool is_select = false, is_slice = false;  // it takes a part of its argument, by an index
-  bool begins_state = false;  // what it gives is often written later: copies, blanks
-  bool is_note = false;       // a mark in a profile, which no value has to do with
-  bool is_counted = true;     // it is part of the past (see `sync_points.begin`)
-  std::atomic<bool> is_described = false;  // what follows is known; read without the GIL
-  bool is_recorded = false;   // it was recorded before
+  bool is_view = false;  // its result shares its argument's memory
+  bool is_copy = false;  // `copy_`
+  // It takes a part of its argument by an index, which may change at every call.
+  bool is_select = false, is_slice = false;
+  bool begins_state = false;  // it makes a copy or a blank, which programs often write later
+  bool is_note = false;       // it marks a range for profilers
+  bool is_counted = true;     // its calls are part of the past (see `sync_points.begin`)
+  // The fields below are filled in. `run_cold` asks without the GIL.
+  std::atomic<bool> is_described = false;
+  bool is_recorded = false;   // a call was recorded before: else no state knows it
   bool is_alias = false;      // it gives another handle on its argument's value
-  bool is_composite = false;  // it has an implementation in terms of other ops
-  bool needs_care = false;    // it can't simply run below dispatch (see rules.needs_care)
-  bool reshapes = false;      // it may change the size of an argument
-  bool reads = false;         // it gives what only a tensor's values say
-  bool lets_in = false;       // its tensors may enter a trace without being looked at in Python
-  bool writes_list = false;   // it writes the tensors of its first argument, which nobody counts
+  bool is_composite = false;  // it is recorded as the ops that it is made of
+  bool needs_care = false;    // it can't simply run below dispatch (see `rules.needs_care`)
+  bool reshapes = false;      // it may change an argument's size: `resize_`, `out=`
+  bool reads = false;         // its result depends on values alone, as that of `item` does
+  bool lets_in = false;       // tensors may enter a trace for it without a look in Python
+  bool writes_list = false;   // a foreach op in place: its kernel counts no write for autograd
   bool draws_into = false;    // it writes random numbers to its first argument
-  bool reads_copies = false;  // of memory that others may write it may read a copy
-  Ref function;               // the OpOverload; null if Python wants to see all its calls
+  bool reads_copies = false;  // it may read a copy of memory that others may write
+  Ref function;               // the OpOverload; null if Python has to handle all its calls
 };
 
+// One tensor that a step gives: its metadata and its slot. Undefined if the op leaves it out.
 struct Output {
   bool is_defined = false;
   c10::SmallVector<int64_t, 6> size, stride;
@@ -66,17 +73,19 @@ struct Output {
   Ref layout;  // of a sharded tensor
 };
 
-// One step of the trie, ready to be taken.
+// A step from a state of the trie to the next: the key that leads there, and what it gives.
 struct Step {
   std::vector<uint64_t> words;
-  Ref state;
+  Ref state;  // the next one
   int kind = 0;
-  bool closes = false;
+  bool closes = false;  // it ends a segment, which `close_segment` runs
   std::vector<Output> outputs;
-  std::optional<std::pair<int64_t, int64_t>> offset_fixup;  // a leaf, and its recorded offset
-  Ref slot;                                                 // of a leaf
+  // Of a view: the leaf that it is of, and the storage offset that this had when it was recorded.
+  std::optional<std::pair<int64_t, int64_t>> offset_fixup;
+  Ref slot;  // of a leaf
 };
 
+// Steps by their key. Keys of the same hash are compared word by word.
 struct Children {
   std::unordered_multimap<uint64_t, std::unique_ptr<Step>> steps;
 
@@ -98,8 +107,10 @@ struct Children {
   }
 };
 
-// What `State.edges` holds: the calls that followed, by their exact words, by words without the
-// numbers that are run-time inputs, and leaves by their metadata.
+// What `State.edges` holds: the steps from a state that C++ has learnt. `exact` has calls by their
+// key and leaves by their metadata. `generic` has calls by their key without the numbers that are
+// run-time inputs. Python may drop it at any time (`trace._prune`); the steps are then learnt
+// again.
 struct Edges {
   PyObject_HEAD Children exact, generic;
 };
@@ -114,6 +125,8 @@ int visit_edges(PyObject* self, visitproc visit, void* arg) {
 
 int clear_edges(PyObject* self) {
   auto* edges = reinterpret_cast<Edges*>(self);
+  // The steps go when this function ends, when the edges are empty already: freeing a state may run
+  // a finalizer, and that may come here again.
   auto exact = std::move(edges->exact.steps);
   auto generic = std::move(edges->generic.steps);
   edges->exact.steps.clear();
@@ -132,11 +145,13 @@ void delete_edges(PyObject* self) {
 
 PyTypeObject edges_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
+// The steps that are known from a state; null if there are none.
 Edges* edges_of(PyObject* state) {
   PyObject* found = of_state.edges.in(state);
   return found == nullptr || found == Py_None ? nullptr : reinterpret_cast<Edges*>(found);
 }
 
+// The same, made if there are none; the state owns them.
 Edges* make_edges(PyObject* state) {
   if (Edges* known = edges_of(state)) return known;
   auto* made = PyObject_GC_New(Edges, &edges_type);

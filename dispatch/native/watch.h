@@ -1,5 +1,6 @@
-// What `replay` looks at before a call that it repeats: whether all that the function can see is as
-// it was (`reach.py`), and whether the tensors are of the same kind.
+// What `replay` checks before it repeats a call: whether the objects that the function can reach
+// hold what they held (`capture/reach.py`), and whether tensors have the same metadata (rows of
+// words).
 
 #pragma once
 
@@ -12,12 +13,15 @@
 
 namespace hits {
 
-// As in reach.py.
+// Kinds of holders, by the numbers that `_NATIVE`, `_ORDERED` and `_NO_ELEMENTS` of reach.py give
+// them.
 enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, AUTOGRAD_FIELDS, FUNCTION, ORDERED, NO_ELEMENTS };
 
-// What is expected at a place: an object, or one of these: nothing, any tensor. As in reach.py.
+// `MISSING` and `OPEN` of reach.py: what is expected where nothing, or any tensor, may lie.
 PyObject *nothing, *any_tensor;
 
+// What a holder should hold, a tuple. Objects are compared by identity: for an equal number in a
+// new object Python is asked (`Watch.change`).
 struct Expected {
   PyObject* values;
 
@@ -30,7 +34,8 @@ struct Expected {
 
 PyObject* or_none(PyObject* field) { return field == nullptr ? Py_None : field; }
 
-// A tensor's `AUTOGRAD_FIELDS`, as in reach.py.
+// Whether a tensor's `AUTOGRAD_FIELDS` (reach.py) are as expected. torch warns if others than
+// leaves are asked for their gradient.
 bool has_autograd_fields(PyObject* holder, const Expected& expected) {
   const auto* object = reinterpret_cast<THPVariable*>(holder);
   const at::Tensor& tensor = THPVariable_Unpack(holder);
@@ -41,8 +46,8 @@ bool has_autograd_fields(PyObject* holder, const Expected& expected) {
          expected.is(3, or_none(object->post_accumulate_grad_hooks));
 }
 
-// Whether a holder, of `size` attributes, holds just these values under `keys`; false too where
-// only Python can tell.
+// Whether a holder holds just these values under `keys`. False, too, where only Python can tell.
+// `size` is how many attributes an object had; -1 if others don't matter.
 bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected, long size) {
   const Py_ssize_t n = PyTuple_GET_SIZE(expected.values);
   switch (kind) {
@@ -70,7 +75,9 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
         if (!expected.is(i, PyList_GET_ITEM(holder, i))) return false;
       }
       return true;
-    case ORDERED: {  // an `OrderedDict`, whose order is its own
+    // an `OrderedDict` keeps an order of its own, which `move_to_end` changes and PyDict_Next
+    // ignores
+    case ORDERED: {
       if (PyDict_GET_SIZE(holder) != n) return false;
       const Ref iterator(sure(PyObject_GetIter(holder)));
       for (Py_ssize_t i = 0; i < n; ++i) {
@@ -97,8 +104,8 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
   }
 }
 
-// The number of the first (kind, holder, keys, values, size) from `start` on that is not as it
-// says; -1 if all are.
+// The number of the first holder in `watched`, from `start` on, that doesn't hold what is expected;
+// -1 if all do. Each is (kind, holder, keys, values, size), as `reach._for_native` gives it.
 Py_ssize_t first_change(PyObject* watched, Py_ssize_t start = 0) {
   for (Py_ssize_t i = start; i < PyList_GET_SIZE(watched); ++i) {
     const Ref one = Ref::to(PyList_GET_ITEM(watched, i));
@@ -120,7 +127,7 @@ PyObject* py_first_change(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// Whether tensor i is as each (i, values) says.
+// Whether tensor i has these autograd fields, for each (i, values).
 bool have_autograd_fields(PyObject* tensors, PyObject* autograd_fields) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(autograd_fields); ++i) {
     PyObject* one = PyList_GET_ITEM(autograd_fields, i);
@@ -130,8 +137,8 @@ bool have_autograd_fields(PyObject* tensors, PyObject* autograd_fields) {
   return true;
 }
 
-// is_unwatched(saves): whether nothing but our mode sees ops or functions, or with `saves` what
-// autograd saves, as `torch_private.is_watched` tells but for forward-mode differentiation.
+// is_unwatched(saves): whether nothing but our mode sees ops and functions, nor, with `saves`, what
+// autograd saves. As `torch_private.is_watched`, which asks for forward-mode differentiation, too.
 PyObject* py_is_unwatched(PyObject*, PyObject* saves) {
   HANDLE_TH_ERRORS
   const bool is_seen =
@@ -142,8 +149,9 @@ PyObject* py_is_unwatched(PyObject*, PyObject* saves) {
   END_HANDLE_TH_ERRORS
 }
 
-// call_environment(): what a call's ops depend on besides its arguments, but for `parametrize`, as
-// bits: what `torch_private.environment` tells, autograd and autocast.
+// call_environment(): the settings that a call's ops depend on besides its arguments, as the bits
+// of one number: those of `torch_private.environment`, of autograd and of autocast. `replay` adds
+// what `parametrize` caches.
 PyObject* py_call_environment(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   const at::Context& context = at::globalContext();
@@ -171,7 +179,7 @@ PyObject* py_call_environment(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// Where an object was met first.
+// The place at which each object was met first.
 using Firsts = ska::flat_hash_map<const void*, int64_t>;
 
 PyObject* as_bytes(const std::vector<uint64_t>& words) {
@@ -186,8 +194,9 @@ void append_leaf(std::vector<uint64_t>& words, const at::Tensor& tensor, int64_t
   words.insert(words.end(), its.begin(), its.end());
 }
 
-// What decides whether a plan takes such leaves: size, strides, dtype and device of each, whether
-// it has a storage offset, and which share memory.
+// Words that are equal for leaves on which the same plan can run: of each its size, strides, dtype
+// and device, whether it has a storage offset, and the first leaf on the same storage. A leaf that
+// is not dense, or is None as it is drawn later, is one word.
 std::vector<uint64_t> words_of_leaves(PyObject* leaves) {
   std::vector<uint64_t> words;
   Firsts owners;
@@ -206,16 +215,17 @@ std::vector<uint64_t> words_of_leaves(PyObject* leaves) {
   return words;
 }
 
-// leaf_words(leaves): the same as bytes.
+// leaf_words(leaves): these words as bytes.
 PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   HANDLE_TH_ERRORS
   return as_bytes(words_of_leaves(leaves));
   END_HANDLE_TH_ERRORS
 }
 
-// What decides whether a call may treat such tensors alike: of each its class if `with_types`,
-// size, strides, dtype, device, whether it requires a gradient, has a graph or a storage offset, is
-// a conjugate or negative view, the first place of the same object, and how it is sharded.
+// Words that are equal for tensors that a call treats alike: of each its class if `with_types`, its
+// size, strides, dtype and device, whether it requires a gradient, has a graph or a storage offset,
+// or is a conjugate or negative view, the first place of the same object, and the number of its
+// layout.
 std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
   std::vector<uint64_t> words;
   Firsts first;
@@ -242,7 +252,7 @@ std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
   return words;
 }
 
-// argument_words(tensors, with_types): the same as bytes.
+// argument_words(tensors, with_types): these words as bytes.
 PyObject* py_argument_words(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* tensors;
@@ -259,8 +269,8 @@ Ref data_of(Ref tensor) {
   return data_in(value_of(THPVariable_Unpack(tensor.get()), object).get());
 }
 
-// are_equal(tensors, which): whether those of these numbers, 0-dim tensors of one dtype on the CPU,
-// are equal bit for bit.
+// are_equal(tensors, which): whether the tensors of these numbers are equal bit for bit. They are
+// 0-dim tensors of one dtype on the CPU; there is at least one.
 PyObject* py_are_equal(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensors, *which;

@@ -1,5 +1,6 @@
-"""Aten ops: their schemas, what may be recorded of them, one call of one.
+"""Aten ops: facts from their schemas, rules for recording them, and the arguments of one call.
 
-`schema` has what a schema says, `rules` what it can't say, `request` one call. `may_raise` and
-`composite_overrides` are tables for plans and for ops that torch takes apart.
+`schema` reads an op's schema, `rules` is the table of what schemas don't say, `request` is one
+call. `may_raise` tells plans which ops may raise for their values. `composite_overrides` has ops
+that torch decomposes otherwise for lazy tensors, and `rnn_layer` an op of our own.
 """

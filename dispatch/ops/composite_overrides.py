@@ -1,12 +1,9 @@
-"""Composite ops as in eager, where torch takes them apart otherwise for subclasses and under modes.
+"""Decomposes composite ops as eager does, where torch does otherwise for subclasses and in modes.
 
-Eigenvalues and singular values: where nobody needs a gradient, torch asks LAPACK for the values
-alone; for subclasses and under modes for the vectors too, which takes longer. Products of many
-matrices and one (`matmul` of batches): torch multiplies one by one, for subclasses and under modes
-all at once. Both round otherwise. `matrix_rank` writes no `out` for subclasses and under modes;
-`ctc_loss` and `tensor_split` reach, in C++, for memory that a lazy tensor doesn't have. `one_hot`
-compares all classes for subclasses, and reads values of plain tensors. In: the classes whose ops
-are recorded. Out: these ops, and what is made of them, as in eager.
+There torch's own way rounds otherwise, takes longer, reads values, or needs memory that a lazy
+tensor doesn't have. In: the classes whose ops are recorded. Out: kernels above autograd for the ops
+in `ROUTES`, which run eager's ops for these classes. `op_handlers` takes the same routes for ops
+that come whole in inference mode, and `native/routes.h` has some of them in C++.
 """
 
 from __future__ import annotations
@@ -24,15 +21,20 @@ NONE, MEAN = 0, 1  # at::Reduction
 
 
 class Route(NamedTuple):
+    """One way to run a composite op."""
+
     is_taken: Callable[..., bool]
-    """Whether a call with these arguments goes this way in eager."""
+    """Whether the route serves a call with these arguments."""
     run: Callable[..., Any]
+    """The op by eager's parts."""
 
 
 def _needs_no_gradient(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
     return not (tensor.requires_grad and torch.is_grad_enabled())
 
 
+# Where nobody needs a gradient, eager asks LAPACK for eigenvalues or singular values alone. For
+# subclasses and in modes torch asks for the vectors too: that takes longer, and rounds otherwise.
 def _eigvalsh(tensor: torch.Tensor, uplo: str = "L") -> Any:
     return aten._linalg_eigh.default(tensor, uplo, False)[0]
 
@@ -46,12 +48,19 @@ def _always(*_: Any, **__: Any) -> bool:
 
 
 def _rank(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """`matrix_rank(out=)`: for subclasses and in modes torch's own leaves `out` unwritten."""
     ranks = aten.linalg_matrix_rank(*args, **kwargs)
+    # each sum is over one rank: this only writes the ranks into `out`
     return torch.sum(ranks.unsqueeze(-1), -1, out=out)
 
 
 def _multiplies_one_by_one(left: torch.Tensor, right: torch.Tensor, **_: Any) -> bool:
-    """As `_matmul_impl` in torch's LinearAlgebra.cpp has it: a gradient would add up the copies."""
+    """Whether eager multiplies a batch by one matrix as a batched product.
+
+    As `_matmul_impl` in torch's LinearAlgebra.cpp has it. Not if the one matrix requires a
+    gradient, which would have to be summed over its copies. For subclasses and in modes torch makes
+    one large product, which rounds otherwise.
+    """
     if left.dim() != 3 or right.dim() != 3 or left.size(0) == right.size(0):
         return False
     one = left if left.size(0) == 1 else right
@@ -77,6 +86,7 @@ def _mean_ctc_loss(
     reduction: int = MEAN,
     zero_infinity: bool = False,
 ) -> Any:
+    """`ctc_loss` with its mean by ops: torch's C++ reads memory that a lazy tensor doesn't have."""
     losses = aten.ctc_loss.IntList(
         log_probs, targets, input_lengths, target_lengths, blank, NONE, zero_infinity
     )
@@ -85,18 +95,22 @@ def _mean_ctc_loss(
 
 
 def _is_at_places(_: torch.Tensor, places: torch.Tensor, *__: Any, **___: Any) -> bool:
-    """Whether torch takes the tensor for the places to split at, or for the number of parts."""
+    """Whether `tensor_split` may take the tensor as the places to split at, or as a number."""
     return places.device.type == "cpu" and places.dtype == torch.int64 and places.dim() <= 1
 
 
 def _split(tensor: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0) -> Any:
+    # torch's C++ reads the tensor's memory, which a lazy one doesn't have
     places = tensor_indices_or_sections.tolist()
     split = aten.tensor_split.indices if isinstance(places, list) else aten.tensor_split.sections
     return split(tensor, places, dim)
 
 
 def _has_classes(classes: torch.Tensor, num_classes: int = -1) -> bool:
-    """Whether nothing need be read: `scatter_` raises for a class that is out of bounds."""
+    """Whether `one_hot` need read no values: torch reads them of plain tensors, for checks.
+
+    The op that `_one_hot` uses, `scatter_`, raises for a class that is out of bounds.
+    """
     return num_classes > 0 and classes.dtype == torch.int64 and classes.numel() > 0
 
 
@@ -121,23 +135,27 @@ ROUTES: dict[OpOverload, Route] = {
     aten.one_hot.default: Route(_has_classes, _one_hot),
     **OF_PRODUCTS,
 }
-"""The composite ops: what each is in eager."""
+"""For each composite op, the route that gives eager's parts."""
 IN_PYTHON = ROUTES.keys() - OF_PRODUCTS.keys()
-"""Those that nothing below Python knows."""
+"""Ops that C++ must leave whole in inference mode: only `op_handlers` knows their routes there.
+
+The C++ that decomposes composite ops (`native/kernel.h`) knows the route of products.
+"""
 
 _in_cpp = {*OF_PRODUCTS, aten.one_hot.default}
-"""Those that `native/routes.h` takes over."""
+"""Ops whose routes `native/routes.h` takes over."""
+# Two sets of kernels, so that `leave_to_cpp` can remove the first one alone.
 _until_then = torch_private.KernelsAboveAutograd()
 _others = torch_private.KernelsAboveAutograd()
 
 
 def install(tensor_class: type[Any], mode_class: type[Any]) -> None:
-    """Have tensors of `tensor_class`, and plain ones under modes of `mode_class`, treated so."""
+    """Route calls on tensors of `tensor_class`, and on plain ones in modes of `mode_class`."""
     ours = (torch.Tensor, torch.nn.Parameter, tensor_class)
 
     def is_ours(op: OpOverload, *args: Any, **kwargs: Any) -> bool:
         tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-        # under autocast the call comes again, of the tensors in the dtype that autocast gives them
+        # Autocast makes the call again, with the tensors cast: only then is the route taken.
         is_cast = op is not aten.matmul.out and torch.is_autocast_enabled(tensors[0].device.type)
         return (
             all(type(tensor) in ours for tensor in tensors)
@@ -152,5 +170,5 @@ def install(tensor_class: type[Any], mode_class: type[Any]) -> None:
 
 
 def leave_to_cpp() -> None:
-    """Leave to C++ what it does from now on."""
+    """Remove the routes that C++ has from now on."""
     _until_then.remove()

@@ -1,8 +1,8 @@
-"""Ops whose kernels check values: only running them tells whether they raise.
+"""Ops whose kernels check values, so that only running them tells whether they raise.
 
-In: an op and the dtypes of its tensors. Out: whether its error could be the program's. Such calls
-run even if nobody uses their results, and no write to memory that outlives a flush moves across
-them.
+In: an op and the dtypes of its tensors. Out: whether the call may raise for its values. In a plan
+such a call runs even if nobody uses its results, because eager would have raised. No write to
+memory that outlives the flush moves across it. Called by `plan.graph` and `plan.partition`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CHECK_VALUES = frozenset(
     _linalg_eigh _linalg_solve_ex _linalg_svd""".split()  # noqa: SIM905
 )
 # fmt: on
-"""Names, in-place forms without their `_`, of ops that raise for some values."""
+"""Names of ops that raise for some values, as `base_name` gives them: `put` is `put_` too."""
 DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
-"""Ops that raise for integers only: `ZeroDivisionError`."""
+"""Ops that raise for integers alone, if a divisor is 0."""
 
 
 def divides_integers(op: OpOverload, dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether the call is a division that raises if a divisor is 0."""
+    """Whether the call is a division of integers, which raises if a divisor is 0."""
     return base_name(op) in DIVISIONS and not any(
         dtype.is_floating_point or dtype.is_complex for dtype in dtypes
     )
 
 
 def may_raise(op: OpOverload, dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether the call, whose shapes and dtypes are right, may raise for its values."""
+    """Whether the call may raise for its values, given that its shapes and dtypes are right."""
     return base_name(op) in CHECK_VALUES or divides_integers(op, dtypes)

@@ -1,7 +1,8 @@
-"""One call on its way into a trace: its arguments read once, and the tensors among them.
+"""One call that no state knew: its arguments, and the tensors among them, found once.
 
-In: the op and its arguments as torch gave them. Out: keys for the trie, for the schema cache, and
-the argument templates of a node. Used where no state knew the call.
+In: the op and its arguments as torch gave them. Out: the tensors, and the arguments with tensors
+and numbers replaced: so come the key of the schema cache and the arguments of a node. Made by
+`recorder`; its modules and `sharding` pass it on.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from lazy_tensor.kernels.segment import ScalarRef
 
 
 def is_shown(owner: Any) -> bool:
-    """Whether a mode of somebody else's, which counts collectives, say, wants to see what a call on
-    sharded tensors is made of. `owner` is the class or mode that was given the call."""
+    """Whether somebody else's dispatch mode wants to see the ops that a sharded call is made of.
+
+    One that counts collectives, say. `owner` is the class or the mode that was given the call.
+    """
     return isinstance(owner, type) and is_mode_entered()
 
 
 class Request:
     """A call that no state knew.
 
-    `in_mode`: it came through `lazy_mode`, else through a LazyTensor. `tensors` are all those among
-    the arguments, in order, repeats included. `key` is the call's, where `recorder` has made it; a
-    higher-order op has no `facts`. `learns` is set where the call runs once to tell what it gives:
-    the key for the schema cache. `began_s` is when, by `perf_counter`: the thread's own time takes
-    a system call, 10 us beside busy threads.
+    `owner` is the class or the mode whose `__torch_dispatch__` was given the call. `in_mode`: the
+    owner is a mode, not the class of lazy tensors. `facts` are the op's, but a higher-order op has
+    none. `tensors` are all among the arguments, in order, repeats included. `key` is the exact key,
+    if `recorder` has made it. `learns` is the key for the schema cache, if the call runs once
+    to tell its outputs' metadata. `began_s` is when recording began, by `perf_counter`. (The
+    thread's own time takes a system call, 10 us beside busy threads.)
     """
 
     __slots__ = (
@@ -77,16 +81,21 @@ class Request:
         return found
 
     def labelled(self, label: int | str) -> Any:
+        """The argument that `OpFacts.writes` names; None if it wasn't given."""
         if isinstance(label, str):
             return self.kwargs.get(label)
         if label < len(self.args):
             return self.args[label]
+        # a positional argument may have been passed by its name
         return self.kwargs.get(self.op._schema.arguments[label].name)
 
     def mapped(
         self, on_tensor: Callable[[torch.Tensor], Any], on_number: Callable[[Any], Any] | None
     ) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-        """The arguments with tensors replaced, and numbers in arithmetic too if `on_number`."""
+        """The arguments with tensors replaced, and with `on_number` numbers in arithmetic too.
+
+        Lists become tuples, so that the result is hashable.
+        """
         numeric = self.facts.number_args if on_number else NOTHING
         args: list[Any] = []
         for i, argument in enumerate(self.args):
@@ -103,7 +112,7 @@ class Request:
 
 NOTHING: frozenset[int | str] = frozenset()
 FIXED = frozenset({bool, str, type(None), torch.dtype, torch.device, torch.memory_format})
-"""Types of arguments that are neither tensors nor numbers in arithmetic, nor hold any."""
+"""Types of arguments that stay as they are: no tensors, no numbers in arithmetic, no lists."""
 
 
 def _collect(argument: Any, found: list[torch.Tensor]) -> None:
@@ -130,7 +139,7 @@ def _mapped(
 
 
 def scalar_refs(first: int) -> Callable[[Any], ScalarRef]:
-    """Replaces numbers by consecutive `ScalarRef`s from `first` on."""
+    """A function that replaces each number by the next `ScalarRef`, from `first` on."""
     count = first
 
     def next_ref(_: Any) -> ScalarRef:

@@ -1,8 +1,8 @@
-"""oneDNN's recurrent layer as an op of ours, which gives what backward needs wherever it runs.
+"""oneDNN's recurrent layer as an op of our own, which always gives the workspace for backward.
 
-In: the arguments of `aten::mkldnn_rnn_layer`. Out: the same tensors, the workspace among them. The
-kernel of the aten op looks at grad mode to know whether that is wanted; a plan may run where grad
-mode is another than where the call was made.
+In: the arguments of `aten::mkldnn_rnn_layer`. Out: its results. The aten op's kernel fills the
+workspace only if grad mode is on when it runs. A plan may run in another grad mode than the call
+was made in. So `op_handlers` records this op instead, which turns grad mode on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a call turns into, where the schema alone can't say: the one table of op rules.
+"""The table of op rules: what becomes of a call that no state knows.
 
-In: an op. Out: `Rule`. The default comes from the schema (`rule_of`).
+In: an op. Out: its `Rule`, from the table where the schema alone can't tell, else from the schema
+(`rule_of`). `recorder` and the C++ of hits ask for it. Also why an op runs at once, for reports.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ DRAWS = "it draws random numbers"
 MISJUDGED_SHAPE = "torch's meta function for it gives another shape or layout than its kernel"
 
 NOW_BECAUSE: dict[OpOverload, str] = {
-    **dict.fromkeys(  # which their tags don't say
+    **dict.fromkeys(  # their tags don't say so
         (
             aten._pack_padded_sequence.default, aten._embedding_bag.default,
             aten._embedding_bag_forward_only.default,
@@ -57,26 +58,28 @@ NOW_BECAUSE: dict[OpOverload, str] = {
     ),
     aten.as_strided_scatter.default: "its kernel looks at the size of the memory",
     **dict.fromkeys((aten.pin_memory.default, aten._pin_memory.default), "it reserves memory"),
-    # some torch would take them apart
+    # some of these are composite, and would be decomposed
     **dict.fromkeys(torch_private.RANGE_OPS, "it marks a range for profilers"),
 }  # fmt: skip
 """Ops that run at once though their schemas don't say so, and why."""
 TOLD_BY_RUNNING = frozenset({aten.mkldnn_rnn_layer.default, rnn_layer.WITH_WORKSPACE})
-"""Ops whose meta functions don't know all that they give, which depends on sizes alone: each runs
-once for its sizes. oneDNN's layers keep a workspace for backward that only oneDNN knows the size
-of."""
+"""Ops whose meta functions don't know all of their outputs: each runs once for its sizes.
+
+oneDNN's recurrent layers keep a workspace for backward. Sizes alone decide how large it is, but
+only oneDNN knows how.
+"""
 VIEWS_IN_PLACE = {
     aten.squeeze_.default: aten.squeeze.default, aten.squeeze_.dim: aten.squeeze.dim,
     aten.squeeze_.dims: aten.squeeze.dims, aten.t_.default: aten.t.default,
     aten.transpose_.default: aten.transpose.int, aten.unsqueeze_.default: aten.unsqueeze.default,
 }  # fmt: skip
-"""Ops that make a view of their argument out of itself, and those that give the view."""
+"""Ops that turn their argument into a view of itself, and the ops that give this view."""
 
 RULES: dict[OpOverload, Rule] = {
     aten.detach.default: Rule.ALIAS,
     aten.alias.default: Rule.ALIAS,
     aten.lift_fresh.default: Rule.SAME,
-    aten._efficientzerotensor.default: Rule.ZEROS,  # it has no memory
+    aten._efficientzerotensor.default: Rule.ZEROS,
     aten.index.Tensor: Rule.INDEX,
     aten._unsafe_index.Tensor: Rule.INDEX,
     aten.native_dropout.default: Rule.DROPOUT,
@@ -101,6 +104,7 @@ for _packet, _overloads in {
     "randint_like": ("default", "low_dtype", "generator", "low_generator_dtype"),
 }.items():  # fmt: skip
     for _name in _overloads:
+        # not every torch has all of these overloads
         if hasattr(getattr(aten, _packet), _name):
             RULES[getattr(getattr(aten, _packet), _name)] = Rule.DRAW
 for _packet, _overloads in {
@@ -129,7 +133,7 @@ COLLECTIVES = frozenset(
         "reduce_scatter_tensor_coalesced", "wait_tensor",
     )
 )  # fmt: skip
-"""Ops of other ranks too that give new memory: recorded, and run in the program's order."""
+"""Functional collectives that give new memory: recorded, and run in program order."""
 
 
 def rule_from_schema(facts: OpFacts) -> Rule:
@@ -142,6 +146,7 @@ def rule_from_schema(facts: OpFacts) -> Rule:
         or facts.changes_metadata
         or facts.is_out
         or not (facts.returns_tensors or facts.returns_nothing)
+        # neither a result nor a written argument: it is called for another effect
         or (facts.returns_nothing and not facts.writes)
         # custom ops may do what no schema says: print, count, draw random numbers, communicate
         or (
@@ -152,17 +157,19 @@ def rule_from_schema(facts: OpFacts) -> Rule:
 
 
 RAISES_BY_VALUES = frozenset({"aten::_assert_async", "aten::_linalg_check_errors"})
+"""Ops that give nothing, but raise for some values of their argument."""
 
 
 @cache
 def why_now(op: OpOverload) -> str:
-    """Why an op whose rule is `NOW` is run, not recorded."""
+    """Why an op whose rule is `NOW` runs at once."""
     facts = facts_of(op)
     known = NOW_BECAUSE.get(op)
     if known is not None:
         return known
     if torch.Tag.dynamic_output_shape in op.tags:
         return SHAPE_BY_VALUES
+    # the first reason that holds is given, so special ones come before general ones
     reasons = {
         "it communicates with other ranks": op.namespace in ("c10d", "_c10d_functional"),
         "a custom op may do what its schema doesn't say": op.namespace not in ("aten", "prims"),
@@ -178,14 +185,17 @@ def why_now(op: OpOverload) -> str:
 
 @cache
 def is_question(op: Any) -> bool:
-    """Whether the op only asks a tensor for its size, layout or device: classes that answer
-    themselves (nested, fake and functional tensors) get such calls, which no dispatcher knows."""
+    """Whether the op only asks a tensor for its size, layout or device.
+
+    No dispatcher knows these ops. Python calls them for classes that answer themselves: nested,
+    fake and functional tensors.
+    """
     return isinstance(op, OpOverload) and not torch_private.is_in_dispatcher(op)
 
 
 @cache
 def rule_of(op: OpOverload) -> Rule:
-    """The rule for `op`: the table's, else what its schema says."""
+    """The rule for `op`: the table's, else `DECOMPOSE` if it is composite, else its schema's."""
     found = RULES.get(op)
     if found is None:
         composite = torch_private.is_composite(op)
@@ -195,13 +205,13 @@ def rule_of(op: OpOverload) -> Rule:
 
 @cache
 def reads_values(op: OpOverload) -> bool:
-    """Whether the op gives what only a tensor's values say."""
+    """Whether a call is a read: it runs at once, and its result is no tensor or sized by values."""
     facts = facts_of(op)
     return rule_of(op) is Rule.NOW and (facts.is_data_dependent or not facts.returns_tensors)
 
 
 def run_at_once(op: OpOverload) -> None:
-    """Make `Rule.NOW` the rule for `op`, whose meta function was found to be wrong."""
+    """Run `op` at once from now on: its meta function was found to be wrong."""
     RULES[op] = Rule.NOW
     NOW_BECAUSE[op] = MISJUDGED_SHAPE
     rule_of.cache_clear()
@@ -211,10 +221,10 @@ def run_at_once(op: OpOverload) -> None:
 
 @cache
 def needs_care(op: Any) -> bool:
-    """Whether the op gives something else below dispatch than above it.
+    """Whether the op does something else when it is called below dispatch than above it.
 
-    Kernels of linear algebra may use `conj()` inside (see `kernels_only`), and a foreach op in
-    place writes its tensors without their versions being counted.
+    There kernels of linear algebra may fail to resolve the `conj()` that they use inside (see
+    `kernels_only`). And nobody counts the writes of an in-place foreach op.
     """
     if not isinstance(op, OpOverload):
         return False

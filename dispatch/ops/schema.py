@@ -1,6 +1,7 @@
-"""Facts of an aten op that its schema states, read once an op.
+"""Facts about an aten op, read once from its schema and tags.
 
-In: an `OpOverload`. Out: `OpFacts`, which recording and planning ask instead of the op's name.
+In: an `OpOverload`. Out: `OpFacts`, which recording and planning ask instead of the op's name. The
+tables here add what schemas leave out.
 """
 
 from __future__ import annotations
@@ -16,32 +17,33 @@ from torch._ops import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What the schema says.
-
-    `writes` are the arguments written, by position or by keyword name. `returns_arg` is the
-    position of the written argument that comes back (`add_`); None if fresh values or nothing come
-    back. `is_view`: the results share memory with an argument that is not written.
-    `number_args` are the positions and names of arguments that may be a Python number in
-    arithmetic; `writes_list`: a foreach op in place, whose writes autograd counts tensor by tensor;
-    `checks_numbers`: some of their values are refused; `numbers_decide`: they decide the result's
-    size; `communicates`: other ranks wait for the call, so that it is made whoever uses its result,
-    and in the program's order.
-    """
+    """What the schema says. Arguments are named by position, keyword-only ones by name."""
 
     op: OpOverload
+    # the arguments that the op writes
     writes: tuple[int | str, ...]
+    # the position of the written argument that comes back (`add_`); None if results are new
     returns_arg: int | None
     returns_nothing: bool
     returns_tensors: bool
+    # the results share memory with an argument that is not written
     is_view: bool
     is_out: bool
     is_random: bool
+    # values of a tensor decide the result's size, or what Python gets (`item`)
     is_data_dependent: bool
+    # the op changes size, strides or memory of an argument in place (`t_`)
     changes_metadata: bool
+    # an in-place foreach op, whose writes autograd counts tensor by tensor
     writes_list: bool
+    # the op raises for some values of its `number_args`: so these are in the schema cache's key
     checks_numbers: bool
+    # numbers decide the result's size: so none of them is in `number_args`
     numbers_decide: bool
+    # Other ranks wait for the call. So a plan makes it even if nobody uses its result, and in
+    # program order.
     communicates: bool
+    # the arguments that may be a Python number in arithmetic, which may become a run-time input
     number_args: frozenset[int | str]
     argument_names: tuple[str, ...]
 
@@ -49,43 +51,54 @@ class OpFacts:
 aten = torch.ops.aten
 
 UNMARKED_WRITES: dict[OpOverload, tuple[int, ...]] = {
-    # The running statistics, which these schemas don't mark.
+    # the running statistics
     aten.native_batch_norm.default: (3, 4),
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }
+"""Arguments that ops write though their schemas don't mark them."""
 WAITS = frozenset(
     {torch.ops._c10d_functional.wait_tensor.default} if torch.distributed.is_available() else ()
 )
-"""They give their argument back once it is there: so views, which plans make where first needed."""
+"""Ops that give their argument back once it is there.
+
+They count as views, because a plan makes a view where it is first needed: so it waits late.
+"""
 MARKED_VIEWS: dict[OpOverload, OpOverload] = {
     aten._unsafe_view.default: aten.view.default,
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
-"""Ops that make views though their schemas don't say so, and those that do the same and say so: a
-kernel must see that a write to such a view is one to its base."""
+"""Ops that make views though their schemas don't say so, and ops that make the same views and do.
+
+Kernels are made of the latter: a compiler must see that a write to such a view is one to its base.
+"""
 UNMARKED_VIEWS = frozenset({*MARKED_VIEWS, *WAITS})
 NUMBERS_DECIDE = frozenset({
     "aten::arange", "aten::range",
     "aten::_foreach_norm", "aten::_foreach_powsum", "aten::dist", "aten::linalg_vector_norm",
     "aten::linalg__powsum", "aten::norm", "aten::renorm", "aten::renorm_",
 })  # fmt: skip
-"""Ops whose numbers decide the result's size, or how ranks' parts of it are put together, so that
-they can't be run-time inputs."""
+"""Ops whose numbers can't be run-time inputs.
+
+They decide the result's size, or how the ranks' parts of a sharded result are put together.
+"""
 CHECK_NUMBERS = frozenset({"aten::pow", "aten::pow_"})
-"""Ops that refuse numbers by their value: an integer to a negative power."""
+"""Ops that raise for some numbers: an integer to a negative power."""
 
 
 def _is_written(argument: Argument) -> bool:
+    """Whether the schema marks the argument as written: `Tensor(a!)`."""
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _label(position: int, argument: Argument) -> int | str:
+    """How `OpFacts` names an argument."""
     return argument.name if argument.kwarg_only else position
 
 
 def _returned_argument(arguments: list[Argument], returns: list[Any]) -> int | None:
+    # a returned argument has the same alias annotation as the argument, such as `Tensor(a!)`
     if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
         return None
     returned = returns[0].alias_info.before_set
@@ -107,6 +120,7 @@ def facts_of(op: OpOverload) -> OpFacts:
         returns_arg=_returned_argument(arguments, returns),
         returns_nothing=not returns,
         returns_tensors=all(str(r.type) in tensor_types for r in returns),
+        # an argument that is annotated but not written, `Tensor(a)`, shares memory with a result
         is_view=op in UNMARKED_VIEWS
         or any(a.alias_info is not None and not a.alias_info.is_write for a in arguments),
         is_out=any(a.is_out for a in arguments),

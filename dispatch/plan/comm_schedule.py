@@ -1,7 +1,11 @@
-"""When collectives are issued and waited for: gathers one ahead, what reductions give one behind.
+"""Moves collectives in a plan so that ranks compute while one is under way.
 
-In: units of a graph with their places in the program. Out: other places, for as long as collectives
-keep their order: ranks that flush elsewhere issue the same ones. Pure: no tensor data, no caches.
+A gather is issued one ahead: as soon as the result of the collective before it is first used. The
+result of a reduction is used one behind: when it is needed, or when the next one is issued.
+
+In: units of a graph with their places in the program. Out: changed places, by which
+`dependencies.in_order` sorts the units. Collectives keep their order, because ranks that flush at
+different points must issue the same ones in the same order. Pure: no tensor data, no caches.
 """
 
 from __future__ import annotations
@@ -18,12 +22,16 @@ aten = torch.ops.aten
 PACKS = frozenset({
     aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, aten._to_copy.default,
 })  # fmt: skip
-"""What puts the parts together that a rank gives to a gather."""
+"""Ops that assemble the input of a gather out of a rank's shards. They may move with the gather."""
 MOST_PACKING = 1000
+"""Calls before a gather up to which it is moved: more are no mere packing."""
 
 
 def gives_less(op: OpOverload) -> bool:
-    """Whether a collective's input is what takes memory: all but gathers."""
+    """Whether a collective's result is no larger than its input: all but gathers.
+
+    Then the memory that it holds while it is under way is mostly its input.
+    """
     return "all_gather" not in op._schema.name
 
 
@@ -34,11 +42,13 @@ def with_overlap(
     unit_of: dict[int, int],
     place: list[float],
 ) -> list[float]:
-    """The units' places, those changed that collectives wait for or that wait for collectives.
+    """The units' places, changed for gathers, their packing, and users of reductions' results.
 
-    A gather of what is there moves to where the one before it was first used: one is under way
-    while the ranks compute with another. What a reduction gives is used no sooner than somebody
-    needs it, or the next reduction is issued, so that one is under way at a time.
+    A gather whose input is there early moves to the first use of the collective before it. So one
+    gather is under way while the ranks compute with another. What uses a reduction's result moves
+    later: to where it is needed, or to the next reduction. One is under way at a time.
+
+    `nodes` has no views. `unit_of` maps a node's number to its unit's, `place` is by unit.
     """
     issued = [i for i, node in enumerate(nodes) if node.facts.communicates]
     if not issued:
@@ -46,6 +56,7 @@ def with_overlap(
     users = _users(graph, nodes)
     place = list(place)
     for previous, current in zip([None, *issued], issued, strict=False):
+        # `previous` may be any collective: a gather never overtakes one
         if not gives_less(nodes[current].facts.op):
             _advance(nodes, depends, unit_of, place, users, previous, current)
     reductions = [i for i in issued if gives_less(nodes[i].facts.op)]
@@ -55,7 +66,7 @@ def with_overlap(
 
 
 def _users(graph: Graph, nodes: list[Node]) -> list[list[int]]:
-    """For each node those that use the memory it makes."""
+    """For each node the nodes that use memory it makes, through views too."""
     maker = {slot: i for i, node in enumerate(nodes) for slot in node.outs if slot is not None}
     users: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
@@ -74,12 +85,14 @@ def _advance(
     previous: int | None,
     current: int,
 ) -> None:
-    """Let a gather follow the first use of the collective before it."""
+    """Move a gather to just behind the first use of the collective before it, if possible."""
     earliest = -1.0
     if previous is not None:
         earliest = min(
             (place[unit_of[i]] for i in users[previous]), default=place[unit_of[previous]]
         )
+    # The chain is the gather and all that it depends on behind `earliest`. It moves only if that is
+    # packing which nobody else uses: other calls stay where the program has them.
     chain, todo = {current}, [current]
     while todo and len(chain) <= MOST_PACKING:
         for i in depends[todo.pop()]:
@@ -90,6 +103,8 @@ def _advance(
         i == current or (nodes[i].facts.op in PACKS and chain.issuperset(users[i])) for i in chain
     ):
         return
+    # Places are whole numbers at first: a half comes behind that unit and before the next. Within
+    # the chain, `in_order` keeps dependencies.
     for i in chain:
         place[unit_of[i]] = min(place[unit_of[i]], earliest + 0.5)
 
@@ -102,7 +117,11 @@ def _delay(
     current: int,
     following: int | None,
 ) -> None:
-    """Let what directly uses a reduction's result wait for its own users, or the next reduction."""
+    """Move what uses a reduction's result to a later place, just before its own first user.
+
+    The next reduction, `following`, is the latest place: it must wait for this one, because inputs
+    stay in memory while reductions are under way.
+    """
     latest = len(nodes) if following is None else place[unit_of[following]]
     for i in users[current]:
         unit = unit_of[i]

@@ -1,7 +1,11 @@
-"""What must come before what: producers, uses of one memory, collectives, calls that may raise.
+"""Which calls must follow which, and an order of units that keeps to it.
 
-In: a graph's calls in program order. Out: for each the calls that it must follow; units in an order
-that keeps to it. Pure: no tensor data, no caches.
+A call follows the producers of what it reads, and earlier uses of memory that it writes. Calls that
+may raise follow each other, and no write to lasting memory passes one. Collectives follow each
+other.
+
+In: a graph's calls in program order, views left out. Out: for each the calls that it must follow;
+and units of calls in order. Called by `partition`. Pure: no tensor data, no caches.
 """
 
 from __future__ import annotations
@@ -16,14 +20,18 @@ from lazy_tensor.dispatch.trie.trace import Node
 
 
 class Marks:
-    """Which nodes may raise, and which write memory that outlives the flush: neither passes the
-    other, so that after an error what was written is what eager had written."""
+    """Which nodes may raise, and which write lasting memory, which outlives the flush.
+
+    Neither kind passes the other. So after an error, lasting memory holds what eager had written by
+    then. Nodes are named by their numbers.
+    """
 
     def __init__(self, graph: Graph, nodes: list[Node]) -> None:
         lasting = graph.lasting
         made = {slot: i for i, node in enumerate(nodes) for slot in node.outs if slot is not None}
         self.fails = [may_fail(graph, node) for node in nodes]
-        # for a node that writes lasting memory the node that made it, -1 where that is older
+        # `born[i]`: if node i writes lasting memory, the number of the node that made this memory,
+        # or -1 for a leaf's. Else i itself.
         self.born = [
             min(
                 (made.get(r, -1) for s in node.writes if (r := graph.root[s]) in lasting), default=i
@@ -32,40 +40,50 @@ class Marks:
         ]
 
     def lasts(self, i: int) -> bool:
+        """Whether node `i` writes lasting memory that was there before it."""
         return self.born[i] < i
 
     def keeps_apart(self, j: int, i: int) -> bool:
-        """Whether `i` must follow `j`, though it may not use it, and never in one kernel."""
+        """Whether `i` must follow `j` even if it doesn't use its results, and in another kernel.
+
+        If `j` may raise, `i` must not have written yet: unless it writes what was made behind `j`,
+        which eager would never have had. If `j` writes lasting memory, `i` must not raise before
+        that. One kernel that raises leaves open what it had written.
+        """
         return (self.fails[j] and self.born[i] < j) or (self.lasts(j) and self.fails[i])
 
 
 def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]]:
-    """For each node those it must follow: producers, uses of the same memory, what may raise."""
+    """For each node the numbers of the nodes that it must follow; see the module for the rules."""
     depends: list[set[int]] = []
     last_failing: int | None = None
     last_collective: int | None = None
-    writes_since: set[int] = set()
+    writes_since: set[int] = set()  # nodes that write lasting memory, behind `last_failing`
     last_write: dict[int, int] = {}
-    readers: dict[int, set[int]] = defaultdict(set)
+    readers: dict[int, set[int]] = defaultdict(set)  # of a memory, since its last write
     for i, node in enumerate(nodes):
         before: set[int] = set()
         if last_failing is not None and (marks.fails[i] or marks.keeps_apart(last_failing, i)):
             before.add(last_failing)
+        # Calls that may raise keep their order, so that the first error is eager's.
         if marks.fails[i]:
             before |= writes_since
             last_failing, writes_since = i, set()
         if marks.lasts(i):
             writes_since.add(i)
+        # collectives are issued in the program's order, which is the same on all ranks
         if node.issues:
             before |= set() if last_collective is None else {last_collective}
             last_collective = i
         written = {graph.root[slot] for slot in node.writes}
         read = {graph.root[slot] for slot in node.reads}
+        # Memory counts as a whole, by its owner: views of different parts aren't told apart.
         for root in read | written:
             if root in last_write:
                 before.add(last_write[root])
             if root in written:
                 before |= readers[root]
+        # `after`: a value of backward that `remat` has a repeated call wait for
         before |= {last_write[graph.root[slot]] for slot in node.after}
         for root in read:
             readers[root].add(i)
@@ -83,8 +101,11 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
 def in_order(
     graph: Graph, units: Sequence[Sequence[Node]], nodes: list[Node], depends: list[set[int]]
 ) -> list[int]:
-    """The units' numbers so that each follows what it depends on, else by its last node's place,
-    collectives earlier and what waits for them later."""
+    """The units' numbers in an order in which each follows what it depends on.
+
+    Otherwise they go by the place of their last node in the program, but for what `with_overlap`
+    moves. Close to the program's order, memory lives about as long as in eager.
+    """
     index = {id(node): i for i, node in enumerate(nodes)}
     unit_of = {index[id(node)]: u for u, unit in enumerate(units) for node in unit}
     place = [float(max(index[id(node)] for node in unit)) for unit in units]
@@ -97,6 +118,7 @@ def in_order(
             if first != second and second not in followers[first]:
                 followers[first].add(second)
                 n_before[second] += 1
+    # a topological sort that always takes the first unit, by place, of those that are ready
     ready = [(place[u], u) for u in range(len(units)) if n_before[u] == 0]
     heapq.heapify(ready)
     ordered: list[int] = []

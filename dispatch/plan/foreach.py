@@ -1,8 +1,8 @@
-"""Foreach ops taken apart, so that what several do to one tensor can be fused; counts put together.
+"""Takes foreach ops apart, so that several ops on one tensor can be fused; joins step counts.
 
-In: a graph. Out: the graph with one call a tensor in place of each foreach call that the table
-knows, and one foreach call in place of many that count a step each. On the CPU torch computes
-foreach ops by these very calls.
+In: a graph. Out: the graph with one call for each tensor in place of each foreach call that the
+tables know. On the CPU torch computes foreach ops by these very calls. The other way round, many
+calls that each add 1 to a step count become one foreach call. Called for plans with kernels.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ UNARY = _names(
     """abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
     log2 max neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero"""
 )
+"""Ops of one tensor, by the names of their overloads `default`."""
 DEFAULT = _names("addcdiv addcmul copy")
+"""Ops of several tensors that have an overload `default`."""
 BINARY = {
     "add": ("Tensor", "Tensor"), "sub": ("Tensor", "Tensor"), "mul": ("Tensor", "Tensor"),
     "div": ("Tensor", "Tensor"), "clamp_min": ("default", "Tensor"),
     "clamp_max": ("default", "Tensor"), "pow": ("Tensor_Scalar", "Tensor_Tensor"),
     "pow_": ("Scalar", "Tensor"), "lerp": ("Scalar", "Tensor"),
 }  # fmt: skip
-"""The overloads for a number and for a tensor."""
+"""The overloads of an op for a number and for a tensor as the second operand."""
 COUNT = aten.add_.Tensor
+"""How torch's optimizers count a step: `count.add_(1)`."""
 SAME_AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
+"""Foreach ops that torch computes by an op of another name."""
 NORM = aten.linalg_vector_norm.default
 
 
 def taken_apart(graph: Graph) -> Graph:
-    """`graph` with foreach calls on CPU tensors replaced by calls on their tensors, and calls that
-    count by foreach calls."""
+    """The graph with foreach calls on CPU tensors replaced by calls on each tensor, and calls that
+    count by foreach calls; `graph` itself if nothing changes."""
     nodes = [
         part
         for node in graph.nodes
@@ -56,10 +60,12 @@ def taken_apart(graph: Graph) -> Graph:
 
 @cache
 def op_of_each(op: OpOverload) -> OpOverload | None:
-    """What the foreach op `op` does to each tensor; None for all that the table doesn't know."""
+    """The op that the foreach op `op` does to each tensor; None if the tables don't know it."""
     namespace, _, name = op._schema.name.partition("::_foreach_")
     if namespace != "aten" or not name or op._overloadname.endswith("out"):
         return None
+    # Left out: `out=` forms; `addcdiv.Tensor` and its like, whose numbers lie in a tensor; and
+    # `pow.ScalarAndTensor`, whose list of tensors comes second.
     base, ending = (name[:-1], "_") if name.endswith("_") else (name, "")
     base = SAME_AS.get(base, base)
     overload = None
@@ -77,7 +83,10 @@ def op_of_each(op: OpOverload) -> OpOverload | None:
 
 
 def _is_worth_taking_apart(graph: Graph, node: Node) -> bool:
-    """Whether it is a foreach call that the table knows, on the CPU, and on more than numbers."""
+    """Whether it is a foreach call that the tables know, on the CPU, and not on 0-dim tensors only.
+
+    Those are step counts, as a rule: one instruction of the plan serves them all.
+    """
     if op_of_each(node.facts.op) is None:
         return False
     specs = [graph.spec[slot] for slot in node.reads]
@@ -85,9 +94,10 @@ def _is_worth_taking_apart(graph: Graph, node: Node) -> bool:
 
 
 def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
-    """The nodes with calls of `count.add_(1)` replaced by one foreach call.
+    """The nodes with many calls like `count.add_(1)` replaced by one foreach call.
 
-    Only of counts that nothing else makes or uses, so that it doesn't matter when they are written.
+    It stands at the place of the first. So it takes only counts that no other node makes or uses:
+    nobody can see when these are written.
     """
     alike: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
     for node in nodes:
@@ -103,7 +113,7 @@ def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
         for slot in {*node.reads, *node.writes, *node.outs}
         if slot is not None
     )
-    instead: dict[int, Node | None] = {}
+    instead: dict[int, Node | None] = {}  # by the node's `id`; None: it is left out
     for counts in alike.values():
         alone = [node for node in counts if n_uses[graph.root[node.args[0].index]] == 1]
         if len(alone) > 1:
@@ -114,6 +124,7 @@ def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
 
 
 def _together(counts: list[Node]) -> Node:
+    """One call that counts them all."""
     first = counts[0]
     slots = tuple([node.args[0].index for node in counts])
     return Node(
@@ -131,19 +142,22 @@ def _together(counts: list[Node]) -> Node:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """A foreach call's calls on its tensors; any other call itself."""
+    """The calls that a foreach call makes, one for each tensor; any other call itself."""
     op = op_of_each(node.facts.op)
     return [node] if op is None else [_part(node, op, i) for i in range(len(node.args[0]))]
 
 
 def _part(node: Node, op: OpOverload, i: int) -> Node:
+    """The call of `op` that a foreach call makes on its `i`-th tensor."""
+    # lists of tensors and of numbers are tuples alike: each gives its `i`-th item
     args: list[Any] = [a[i] if type(a) is tuple else a for a in node.args]
     kwargs = node.kwargs
+    # `linalg_vector_norm(self, ord, dim, keepdim, *, dtype)` from `_foreach_norm(self, ord, dtype)`
     if op is NORM:
         order = args[1] if len(args) > 1 else 2
         dtype = args[2] if len(args) > 2 else None
         args, kwargs = [args[0], order, None, False], (("dtype", dtype), *kwargs)
-    elif len(args) == 4:  # addcdiv, addcmul
+    elif len(args) == 4:  # addcdiv, addcmul, where `value` is keyword-only
         kwargs = (("value", args.pop()),)
     is_new = bool(node.outs)
     return Node(

@@ -1,7 +1,8 @@
-"""The graph of a trace: which recorded calls are needed, in which order their effects must come.
+"""The graph of a trace: the recorded calls that are needed, and which slots share memory.
 
-In: the steps from root to a state, and the slots somebody still holds. Out: `Graph`, without dead
-code and repeated expressions. Pure: no tensor data, no caches.
+In: the steps from root to a state, and the live slots, which somebody still holds. Out: `Graph`,
+without dead code, and by `without_repeats` without repeated expressions. Called by `flush`,
+`plan_cache` and `aside`. Pure: no tensor data, no caches.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from lazy_tensor.kernels.segment import Ref, TensorSpec
 class Graph:
     """Calls in program order, and facts of the slots that they name.
 
-    `root` maps a slot to the one that owns its memory: itself, the base of a view, or the first
-    leaf of a shared storage. `live` are the slots to hand back, in the order asked for, repeats
-    included.
+    `root` maps a slot to the slot that owns its memory: itself, the base of a view, or the first
+    leaf of a shared storage. Reads and writes are compared by `root`. `live` are the slots to hand
+    back, in the order asked for, repeats included. `producer` maps a slot to the call that makes
+    it; leaves have none.
     """
 
     leaves: tuple[Leaf, ...]
@@ -36,14 +38,14 @@ class Graph:
 
     @property
     def lasting(self) -> frozenset[int]:
-        """The owners of memory that outlives the flush."""
+        """The owners of memory that outlives the flush: of leaves and of live values."""
         return frozenset(
             self.root[slot] for slot in (*(leaf.slot for leaf in self.leaves), *self.live)
         )
 
     @property
     def parts_of_leaves(self) -> tuple[tuple[int, int], ...]:
-        """The live views of leaves: their places in `live`, and the owners of their memory."""
+        """The live views of leaves: the place of each in `live`, and the owner of its memory."""
         leaves = {leaf.slot for leaf in self.leaves}
         found = ((i, self.root[slot]) for i, slot in enumerate(self.live) if slot not in leaves)
         return tuple([(i, owner) for i, owner in found if owner in leaves])
@@ -59,7 +61,7 @@ def may_fail(graph: Graph, node: Node) -> bool:
 
 
 def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
-    """The graph of a trace's steps, with dead code gone."""
+    """The graph of a trace's steps, without dead code."""
     leaves = tuple(step for step in steps if isinstance(step, Leaf))
     nodes = [step for step in steps if isinstance(step, Node)]
     graph = Graph(leaves, nodes, live, {}, {}, {})
@@ -69,14 +71,14 @@ def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
 
 
 def with_nodes(graph: Graph, nodes: list[Node]) -> Graph:
-    """The graph with other nodes, that make and write the same slots or fewer."""
+    """The graph with other nodes, in their order. Slots of nodes left out keep their `spec`."""
     changed = Graph(graph.leaves, nodes, graph.live, {}, graph.spec, {})
     _find_owners(changed)
     return changed
 
 
 def _find_owners(graph: Graph) -> None:
-    """Fill in `root`, `spec` and `producer`."""
+    """Fill in `root`, `spec` and `producer`. Nodes come after what they view, so one pass does."""
     for leaf in graph.leaves:
         graph.root[leaf.slot] = leaf.slot if leaf.shares is None else graph.root[leaf.shares]
         graph.spec[leaf.slot] = leaf.spec
@@ -89,14 +91,18 @@ def _find_owners(graph: Graph) -> None:
 
 
 def _needed(graph: Graph) -> list[Node]:
-    """The nodes whose values or effects somebody sees, by one walk from the end.
+    """The nodes whose values or effects somebody sees, found by one walk from the end.
 
     A storage counts as a whole: once something reads it, all earlier writes to it are needed. Calls
-    that may raise are: eager would have raised.
+    that may raise are needed, because eager would have raised. So are collectives, because other
+    ranks take part, whatever is live there.
     """
+    # `wanted` has owners of memory, leaves among them: writes to leaves are seen outside
     wanted = {graph.root[slot] for slot in graph.live}
     wanted.update(graph.root[leaf.slot] for leaf in graph.leaves)
     kept: list[Node] = []
+    # A view does nothing to memory. It is needed only if somebody names the view itself, not
+    # whenever its base is read.
     wanted_views = set(graph.live)
     for node in reversed(graph.nodes):
         if node.facts.communicates:
@@ -120,22 +126,25 @@ def _needed(graph: Graph) -> list[Node]:
 
 CLONE = torch.ops.aten.clone.default
 NEAR = 12
-"""Calls between the last use of a value and its repeat over which the value is kept for it."""
+"""Calls from the last use of a value to its repeat, up to which the value is kept for that."""
 
 
 def without_repeats(graph: Graph) -> Graph:
-    """The graph with each repeated pure call replaced by the first one's value.
+    """The graph with repeated pure calls replaced by the value of the first one.
 
-    Only where the first value was last used shortly before the repeat, or is used after it, so that
-    hardly a value lives longer: recomputation (`torch.utils.checkpoint`) stays what it is. Values
-    that are written or handed back keep their own memory.
+    Only where the first value is used after the repeat, or was last used shortly before. So hardly
+    a value lives longer, and recomputation (`torch.utils.checkpoint`) still saves memory. Values
+    that are written or handed back keep memory of their own. Copies that nobody can tell from
+    their source are left out, too.
     """
     last_use = _last_uses(graph)
     written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
     kept_apart = written | {graph.root[slot] for slot in graph.live}
+    # How often each memory was written so far. Equal calls are repeats only if what they read has
+    # the same versions. Arguments are compared by `repr`, because 0.0 == -0.0 and 1 == True.
     version: dict[int, int] = defaultdict(int)
     seen: dict[tuple[Any, ...], tuple[int, Node]] = {}
-    names: dict[int, int] = {}
+    names: dict[int, int] = {}  # slots of calls left out, and the slots that stand for them
     nodes: list[Node] = []
     for position, original in enumerate(graph.nodes):
         node = renamed(original, names) if names else original
@@ -143,6 +152,8 @@ def without_repeats(graph: Graph) -> Graph:
         key = (node.facts.op, repr(node.args), repr(node.kwargs), reads)
         first = seen.get(key)
         roots = {graph.root[slot] for slot in node.outs if slot is not None}
+        # A value that is written or live needs memory of its own. A view has none, so only a live
+        # one stays: slots in `live` aren't renamed.
         can_merge = (
             bool(node.outs)
             and not node.writes
@@ -160,6 +171,7 @@ def without_repeats(graph: Graph) -> Graph:
                 for new, old in zip(node.outs, first[1].outs, strict=True)
                 if new is not None and old is not None
             )
+            # the value now lives as long as its repeat would have
             last_use[first[0]] = max(last_use[first[0]], last_use[position])
             continue
         if can_merge:
@@ -171,12 +183,15 @@ def without_repeats(graph: Graph) -> Graph:
 
 
 def _is_bare_copy(graph: Graph, node: Node) -> bool:
-    """Whether the call gives what it was given, laid out alike, in memory of its own."""
+    """Whether the call copies its argument into memory of the same layout."""
     return node.facts.op is CLONE and node.specs[0] == graph.spec[node.reads[0]]
 
 
 def _last_uses(graph: Graph) -> list[int]:
-    """For each node the position of the last one that uses its value, through views too."""
+    """For each node the position of the last node that reads its value, through views too.
+
+    Behind the last node for a live value, -1 for one that nobody reads.
+    """
     last_by_root: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
         for slot in node.reads:
@@ -198,7 +213,7 @@ def _renamed(argument: Any, names: dict[int, int]) -> Any:
 
 
 def renamed(node: Node, names: dict[int, int]) -> Node:
-    """`node` with other slots in its arguments."""
+    """`node` with the slots in its arguments renamed; its outputs keep their slots."""
     return Node(
         facts=node.facts,
         args=_renamed(node.args, names),

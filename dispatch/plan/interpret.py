@@ -1,7 +1,8 @@
-"""Runs a graph call by call without building a plan: for traces seen once.
+"""Runs a graph call by call, without a plan: for traces that are flushed for the first time.
 
-In: a graph, its leaves and scalars. Out: the live values. Checks on the way that each op gave the
-metadata it was recorded with, which plans then rely on; notes the ops that did not.
+In: a graph, its leaves and scalars. Out: the live values. Each result is compared with the metadata
+it was recorded with, on which later ops and plans rely. Ops that gave something else are collected
+in `MISJUDGED` and `OWN_STRIDES`. Called by `flush`, `aside` and, for what is left, by `failure`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from lazy_tensor.kernels.segment import TensorSpec
 def interpret(
     graph: Graph, leaves: list[torch.Tensor], scalars: list[complex]
 ) -> tuple[torch.Tensor, ...]:
-    """The values of `graph.live`. After an exception `failure` reads this function's variables."""
+    """The values of `graph.live`. Empties `leaves`.
+
+    After an exception `failure` reads this function's variables `graph`, `values`, `scalars`,
+    `node` and `done` from the traceback, so their names matter.
+    """
     values: dict[int, Any] = {
         leaf.slot: data for leaf, data in zip(graph.leaves, leaves, strict=True)
     }
-    leaves.clear()
+    leaves.clear()  # else the list would keep each leaf alive past its last use
     done: Node | None = None
     for node, dead in zip(graph.nodes, _dying(graph), strict=True):
         done = run_node(node, values, scalars, graph.spec)  # noqa: F841  `failure` looks at it
@@ -37,9 +42,10 @@ def interpret(
 def run_node(
     node: Node, values: dict[int, Any], scalars: list[complex], promised: Mapping[int, TensorSpec]
 ) -> Node:
-    """Run one call on `values`, by slot, and add what it gives; `promised` is what was recorded.
+    """Run one call on `values`, by slot, and add its outputs; `promised` are the recorded specs.
 
-    Gives the node back. After an exception `failure` looks whether `results` were there.
+    Returns the node. After an exception `failure` looks whether the variable `results` was set:
+    then the op has run.
     """
     args = [real(a, values, scalars) for a in node.args]
     kwargs = {name: real(a, values, scalars) for name, a in node.kwargs}
@@ -48,8 +54,9 @@ def run_node(
     for i, slot in enumerate(node.outs):
         if slot is not None:
             tensor, spec = made[i], promised[slot]
+            # An op whose input already differs from the recorded one isn't to blame.
             if not is_of(tensor, spec) and all(is_of(values[r], promised[r]) for r in node.reads):
-                MISJUDGED.add(node.facts.op)  # and not one whose result it was given
+                MISJUDGED.add(node.facts.op)
             values[slot] = laid_out(tensor, node, spec)
     return node
 
@@ -60,7 +67,11 @@ def is_of(tensor: torch.Tensor, spec: TensorSpec) -> bool:
 
 
 def laid_out(tensor: torch.Tensor, node: Node, spec: TensorSpec) -> torch.Tensor:
-    """What `node` gave as its wrapper says: some kernels choose other strides than their meta."""
+    """The output of `node` with the recorded strides, by a copy where the kernel chose others.
+
+    The program has seen the recorded strides already, on the lazy tensor. A view is left as it is:
+    a copy would not share memory.
+    """
     if is_of(tensor, spec) and node.view_of is None and not _is_laid_out(tensor, spec.stride):
         OWN_STRIDES.add(node.facts.op)
         return restrided(tensor, spec.stride)
@@ -68,13 +79,14 @@ def laid_out(tensor: torch.Tensor, node: Node, spec: TensorSpec) -> torch.Tensor
 
 
 MISJUDGED: set[OpOverload] = set()
-"""Ops seen to give another shape or dtype than their meta function says; `flush` sees to them."""
+"""Ops seen to give another shape or dtype than was recorded. `flush` empties the set, and has them
+run at once from then on."""
 OWN_STRIDES: set[OpOverload] = set()
-"""Ops seen to lay out their result otherwise than their meta function says; plans restride them."""
+"""Ops seen to choose other strides than were recorded. Plans have C++ copy their results."""
 
 
 def _is_laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether the tensor has this stride, where a dim has more than one element."""
+    """Whether the tensor has these strides. Those of dims of one element don't count."""
     given = tensor.stride()
     return given == stride or all(
         n <= 1 or a == b for n, a, b in zip(tensor.shape, given, stride, strict=True)
@@ -82,7 +94,7 @@ def _is_laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
 
 
 def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` with this stride: itself, or a copy."""
+    """`tensor` with these strides: itself, or a copy."""
     if _is_laid_out(tensor, stride):
         return tensor
     return torch.empty_strided(
@@ -91,7 +103,7 @@ def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def _dying(graph: Graph) -> list[list[int]]:
-    """For each node the slots that nothing names after it."""
+    """For each node the slots that no later node reads and that aren't live: freed there."""
     alive = set(graph.live)
     dying: list[list[int]] = []
     for node in reversed(graph.nodes):

@@ -1,7 +1,9 @@
-"""Cuts a graph into units: single calls, and segments that a backend makes one kernel of.
+"""Cuts a graph into units: single calls, and segments of which a backend makes one kernel.
 
-In: a `Graph` and a backend's `refuses`. Out: `Unit`s in an order that keeps every effect in place
-and stays close to the program's. Pure: no tensor data, no caches.
+Fusible calls get a depth, connected ones of equal depth form a group, and a group is cut into
+segments of limited length. In: a `Graph` and a backend's `refuses`. Out: `Unit`s in an order that
+keeps every effect in place and stays close to the program's. Called by `plan_cache` and
+`second_tier`. Pure: no tensor data, no caches.
 """
 
 from __future__ import annotations
@@ -22,34 +24,34 @@ from lazy_tensor.kernels.backend import Backend, CountsPaths
 from lazy_tensor.kernels.segment import Call, ScalarRef
 
 MAX_GAP = 160
-"""Recorded calls between two members after which a segment is cut: values it holds live longer."""
+"""Recorded calls between two members from which a segment is cut there. The values that the first
+part makes would have to live until the second has its inputs."""
 MAX_MEMBERS = 128
+"""Calls of a segment, views left out."""
 
 FUSIBLE_DTYPES = frozenset({
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 })  # fmt: skip
 
-# A view with an absolute offset means something else inside a kernel, whose inputs start at 0.
+# Its offset counts from the begin of the storage, but a kernel's inputs begin at 0.
 NEVER_INSIDE = frozenset({torch.ops.aten.as_strided.default})
 MARKS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
-"""Views that only set a bit, which kernels don't know."""
+"""Views that only set the conjugate or negative bit. Kernels read memory and ignore such bits."""
 
 
 @dataclass(slots=True)
 class Unit:
-    """Calls that run together: one of any kind, or several that a backend fuses."""
+    """Calls that run together: one of any kind, or several that a backend makes a kernel of."""
 
     nodes: list[Node]
     is_fused: bool
 
 
 class Fusibility:
-    """Which nodes a backend takes, asked once a node. `backend_on` says whose nodes are which: a
-    graph may hold work for several devices.
+    """Which nodes may be in a kernel. The backend is asked once for each node.
 
-    Where a backend counts paths, a segment ends before more than it can bear lead to one of its
-    values.
+    `backend_on` gives the backend for a device's type: a graph may hold work for several devices.
     """
 
     def __init__(self, graph: Graph, backend_on: Callable[[str], Backend]) -> None:
@@ -58,7 +60,7 @@ class Fusibility:
         self._known: dict[int, str | None] = {}
 
     def parts(self, nodes: list[Node], members: list[int]) -> Iterator[list[int]]:
-        """The members, nodes by number, in runs that a kernel can hold."""
+        """Cut a group, nodes by number, into runs that one kernel can hold."""
         backend = self._backend_of(nodes[members[0]])
         for part in _cut(members):
             if isinstance(backend, CountsPaths):
@@ -72,13 +74,19 @@ class Fusibility:
     def _cut_by_paths(
         self, backend: CountsPaths, nodes: list[Node], members: list[int]
     ) -> Iterator[list[int]]:
+        """Cut a run before more than `max_paths` lead from its inputs to one of its values.
+
+        nvFuser walks all paths. Their number doubles with each use of a value together with what
+        was made from it, so its time would have no bound.
+        """
         part: list[int] = []
-        paths: dict[int, int] = {}  # that lead to what owns the memory: views count as their bases
+        paths: dict[int, int] = {}  # that lead to a value, by the owner of its memory
         for i in members:
             node = nodes[i]
             through = backend.paths(Call(node.facts.op, node.args, node.kwargs, node.specs))
             found = through * sum(paths.get(self._graph.root[slot], 1) for slot in node.reads)
             if found > backend.max_paths and part:
+                # the next run begins here, where all that the node reads is an input: one path each
                 yield part
                 part, paths, found = [], {}, through * len(node.reads)
             part.append(i)
@@ -94,6 +102,7 @@ class Fusibility:
         return self._known[key]
 
     def _find_reason(self, node: Node) -> str | None:
+        # these checks need the graph, of which the backend sees one call
         facts, spec = node.facts, self._graph.spec
         if facts.op in NEVER_INSIDE:
             return "a view with an absolute offset"
@@ -105,6 +114,7 @@ class Fusibility:
         if any(s.dtype not in FUSIBLE_DTYPES for s in specs):
             return "a dtype that kernels don't take"
         device = device_of(self._graph, node)
+        # as in eager, a 0-dim CPU tensor may be an operand of a tensor on another device
         elsewhere = [s for s in specs if s.device != device]
         if any(s.size or s.device.type != "cpu" for s in elsewhere):
             return "tensors on several devices"
@@ -127,7 +137,10 @@ class Fusibility:
 
 
 def _takes_scalars(node: Node) -> bool:
-    """Whether run-time scalars stand only where the op does arithmetic (not as `eps: float`)."""
+    """Whether run-time scalars stand only where the op does arithmetic.
+
+    An argument like `eps: float` must be known when the kernel is compiled.
+    """
     if not (any(map(_has_scalar, node.args)) or any(_has_scalar(a) for _, a in node.kwargs)):
         return True
     schema = node.facts.op._schema.arguments
@@ -148,9 +161,9 @@ def _has_scalar(argument: Any) -> bool:
 
 
 def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
-    """The graph's units, in order. Views are no units: who needs one makes it.
+    """The graph's units, in order. Views are left out: the plan makes one where it is needed.
 
-    Without `fusible` every call is its own unit, in program order but for collectives.
+    Without `fusible` every call is its own unit, in the program's order but for collectives.
     """
     nodes = [node for node in graph.nodes if node.view_of is None]
     marks = Marks(graph, nodes)
@@ -169,6 +182,7 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
         for group in groups
         for part in fusible.parts(nodes, group)
     ]
+    # A unit that can't be one kernel falls apart into single calls.
     flat: list[Unit] = []
     for unit in units:
         if unit.is_fused and not _aliasing_is_safe(graph, unit, fusible):
@@ -178,18 +192,23 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
 
 
 def whole_units(graph: Graph, fusible: Fusibility) -> list[Unit] | None:
-    """The units, each a run of calls that the backend takes, as long as may be. Another call goes
-    before the run that it came in, if neither uses what the other makes or writes.
+    """The units of a plan that is compiled whole: runs of calls that the backend takes, as long as
+    possible. None if memory that a run writes is reached through several of its inputs.
 
-    A run whose calls may raise writes nothing that outlives the flush: an error comes at its end.
-    None where memory that a run writes is reached in several ways.
+    Library calls count as taken (see `WHOLE`), so no depths are needed: runs follow the program. A
+    call that the backend refuses is put before the run that it interrupts, if neither uses what the
+    other makes or writes. Else the run ends there.
+
+    A run whose calls may raise must not write lasting memory, because its error comes at its end:
+    all its writes would have happened, also those that eager would not have come to.
     """
     units: list[Unit] = []
     run: list[Node] = []
     changed: set[int] = set()  # memory that the run makes or writes
     read: set[int] = set()
     lasting = graph.lasting
-    may_raise = written = False  # a call of the run; memory that outlives the flush
+    # whether a call of the run may raise, and whether one writes memory that outlives the flush
+    may_raise = written = False
 
     def end_run() -> None:
         nonlocal may_raise, written
@@ -202,9 +221,10 @@ def whole_units(graph: Graph, fusible: Fusibility) -> list[Unit] | None:
 
     for node in graph.nodes:
         if node.view_of is not None:
-            continue
+            continue  # made where it is needed
         reads, changes = {graph.root[slot] for slot in node.reads}, _touched(graph, node)
         fails = may_fail(graph, node)
+        # a call that may raise isn't put before the run, whose writes and errors come first
         if fusible.reason_against(node) is not None:
             if fails or (reads | changes) & changed or changes & read:
                 end_run()
@@ -228,11 +248,16 @@ def whole_units(graph: Graph, fusible: Fusibility) -> list[Unit] | None:
 
 
 class _Groups:
-    """Connected fusible nodes of equal depth; any other node alone.
+    """Groups of connected fusible nodes of equal depth; every other node is alone.
 
-    Depth counts the boundaries on the longest way from the inputs: calls that are not fusible, and
-    0-dim results that larger tensors use (a norm, a loss scale). A group so can't depend on itself
-    through another, and what many groups use does not make them one.
+    The depth of a node counts the boundaries on the longest path from the inputs to it. Boundaries
+    are calls that are not fusible, and 0-dim results that larger tensors use (a norm, a loss
+    scale). Where a node depends on one that it can't join, it is deeper. So a group can't depend on
+    itself through another group, which would leave no order to run them in. And a number that many
+    groups use doesn't join them into one.
+
+    `takes[i]` says whether node i is fusible; `through[i]` is the memory that it reads through
+    views which no kernel can make. `parent` is a union-find forest of the groups.
     """
 
     def __init__(
@@ -254,13 +279,18 @@ class _Groups:
         self.parent = list(range(len(nodes)))
 
     def find(self, i: int) -> int:
+        """The number that stands for the group of node `i`; shortens the path to it."""
         while self.parent[i] != i:
             self.parent[i] = self.parent[self.parent[i]]
             i = self.parent[i]
         return i
 
     def joins(self, j: int, i: int) -> bool:
-        """Whether `i`, which depends on `j`, may be in one kernel with it."""
+        """Whether node `i`, which depends on node `j`, may be in one kernel with it.
+
+        A view that the kernel can't make is one of its inputs. So what it shows must not be made or
+        written in the same kernel.
+        """
         takes, nodes = self.takes, self.nodes
         return (
             takes[i]
@@ -272,6 +302,7 @@ class _Groups:
         )
 
     def found(self) -> Iterator[list[int]]:
+        """The groups, each as the numbers of its nodes."""
         self._sink_to_depth()
         self._delay_to_users()
         members: dict[int, list[int]] = defaultdict(list)
@@ -280,9 +311,10 @@ class _Groups:
         yield from members.values()
 
     def _sink_to_depth(self) -> None:
-        """As early as inputs allow; unite what then stands at one depth."""
+        """Give each node the least depth that its inputs allow; unite those that then can join."""
         depth = self.depth
         for i, before in enumerate(self.depends):
+            # a call that isn't fusible runs behind the groups of its depth; its users are deeper
             if not self.takes[i]:
                 depth[i] = max((depth[j] for j in before), default=0)
                 continue
@@ -290,12 +322,18 @@ class _Groups:
             self._unite(i)
 
     def _unite(self, i: int) -> None:
+        """Unite node `i` with the nodes of its depth that it depends on and can join."""
         for j in self.depends[i]:
             if self.depth[j] == self.depth[i] and self.joins(j, i):
                 self.parent[self.find(i)] = self.find(j)
 
     def _delay_to_users(self) -> None:
-        """As late as users allow, group by group from the last: `m.mul_(beta)` joins its `add_`."""
+        """Move each group as deep as its users allow, and unite it with them.
+
+        An optimizer's `m.mul_(beta)` needs no gradient, so its least depth is 0. Its user `m.add_`
+        comes behind backward: there the two are one kernel. Deeper groups go first, so that the
+        depths of a group's users are final.
+        """
         members: dict[int, list[int]] = defaultdict(list)
         users: list[list[int]] = [[] for _ in self.nodes]
         for i, before in enumerate(self.depends):
@@ -308,6 +346,7 @@ class _Groups:
             outside = [(j, i) for j in group for i in users[j] if i not in inside]
             if not (self.takes[group[0]] and outside):
                 continue
+            # as deep as a user that isn't fusible, or that may join; less deep than any other
             latest = min(depth[i] - (self.takes[i] and not self.joins(j, i)) for j, i in outside)
             if latest > depth[group[0]]:
                 for j in group:
@@ -317,7 +356,7 @@ class _Groups:
 
 
 def _through_views(graph: Graph, node: Node, fusible: Fusibility) -> set[int]:
-    """The memory that `node` reads through views which no kernel can make inside."""
+    """The memory that `node` reads through views that no kernel can make inside."""
     return {
         graph.root[slot]
         for slot in node.reads
@@ -331,12 +370,13 @@ def _touched(graph: Graph, node: Node) -> set[int]:
 
 
 def device_of(graph: Graph, node: Node) -> torch.device:
-    """Where `node` runs: where its results are, or, if it only writes, what it writes."""
+    """Where `node` runs: the device of its results or, if it only writes, of what it writes."""
     specs = [*node.specs, *(graph.spec[slot] for slot in (*node.writes, *node.reads))]
     return next((spec.device for spec in specs if spec is not None), torch.device("cpu"))
 
 
 def _is_boundary(producer: Node, consumer: Node) -> bool:
+    """Whether `producer` gives one element only, and `consumer` works on larger tensors."""
     produced = [spec for spec in producer.specs if spec is not None]
     if not produced or any(math.prod(spec.size) != 1 for spec in produced):
         return False
@@ -346,7 +386,7 @@ def _is_boundary(producer: Node, consumer: Node) -> bool:
 
 
 def _cut(group: list[int]) -> Iterator[list[int]]:
-    """A group in runs of at most MAX_MEMBERS without a gap over MAX_GAP; runs follow each other."""
+    """Cut a group, in program order, at gaps over MAX_GAP, and after MAX_MEMBERS."""
     group = sorted(group)
     part = [group[0]]
     for i in group[1:]:
@@ -358,7 +398,10 @@ def _cut(group: list[int]) -> Iterator[list[int]]:
 
 
 def _aliasing_is_safe(graph: Graph, unit: Unit, fusible: Fusibility) -> bool:
-    """Whether memory that the unit writes is reached through one input only."""
+    """Whether all memory that the unit writes is reached through one input of the kernel each.
+
+    A kernel may assume that its inputs don't share memory if one of them is written (`Segment`).
+    """
     own = {slot for node in unit.nodes for slot in node.outs}
     written = {graph.root[slot] for node in unit.nodes for slot in node.writes} - own
     entries: dict[int, set[int]] = defaultdict(set)
@@ -371,7 +414,7 @@ def _aliasing_is_safe(graph: Graph, unit: Unit, fusible: Fusibility) -> bool:
 
 
 def entry_of(graph: Graph, slot: int, fusible: Fusibility) -> int:
-    """The slot a kernel takes in to have `slot`: the base, if its views can be made inside."""
+    """The slot that a kernel takes as its input for `slot`: the base, if it can make the views."""
     while graph.is_view(slot):
         node = graph.producer[slot]
         if fusible.reason_against(node) is not None:

@@ -1,7 +1,8 @@
-"""Plans: a trace's graph as a program, segments and single calls its instructions.
+"""Plans: a trace's graph as a program in C++, whose instructions are segments and single calls.
 
-In: a `Graph`, its units, the fusions of its segments. Out: `Plan`, a pure function of (leaves,
-scalars) to the live values. `plan_cache` keeps plans in the trie's states, `flush` runs them.
+In: a `Graph`, its units, the fusions of its segments. Out: `Plan`, which computes the live values
+from leaves and scalars, and depends on nothing else. `Planner` makes it, with the help of
+`Segmenter`. `plan_cache` keeps plans in the trie's states; `flush` and captured calls run them.
 """
 
 from __future__ import annotations
@@ -28,28 +29,29 @@ from lazy_tensor.kernels.service.fusion import Fusion
 
 FusionOf = Callable[[Segment], Fusion]
 Given = list[Sequence[torch.Tensor]]
-"""Where a run leaves its results: an interrupt may come before it returns."""
+"""Where a run puts its results, as one sequence: what it returned could be lost by an interrupt."""
 
 
 POOLED_FROM_BYTES = 4 << 20
-"""Peak of a plan from which memory is worth keeping: below it, the C library does."""
+"""Peak memory of a plan from which it uses the pool. Less than that the C library reuses by itself.
+"""
 
 
 NOTHING_FUSED = "nothing is fused with these settings"
-"""Why a call runs by itself where no segment gets a kernel."""
+"""The `reason` of all calls in a plan without segments."""
 
 
 TIER_FROM_S = 5.0
-"""Seconds of a plan's runs from which it is compiled whole, which takes some 10 s of another core.
+"""Seconds of a plan's runs after which it is compiled whole: that takes some 10 s of another core.
 """
 
 
 @dataclass(slots=True)
 class Step:
-    """One instruction of a plan: what it reads, what it sets, and the nodes it stands for.
+    """One instruction of a plan: the slots it reads, the slots it sets, and its nodes.
 
-    `fusion` is a segment's, which gets the run-time scalars `numbers`; a single call has none, and
-    `reason` says why it isn't part of one.
+    A segment has a `fusion`, which gets the run-time scalars `numbers`. A single call has none;
+    `reason` says why it is in no segment. `failure` and reports find nodes by the step's number.
     """
 
     reads: tuple[int, ...]
@@ -60,14 +62,15 @@ class Step:
     reason: str = ""
 
     def instruction(self, dead: Sequence[int], spec: dict[int, TensorSpec]) -> program.Instruction:
-        """For C++; `dead` are the slots used last here, `spec` says what all are."""
+        """The instruction for C++. `dead` are the slots used here for the last time."""
         if self.fusion is not None:
             return program.segment(self.fusion, self.reads, self.numbers, self.sets, dead)
         (node,) = self.nodes
         offset = offset_of(node, spec)
-        if offset is not None:
+        if offset is not None:  # a view that C++ makes without calling the op
             (made,), base = self.sets, spec[self.sets[0]]
             return program.view(made, node.reads[0], base.size, base.stride, offset, dead)
+        # Known so far: `flush` drops a plan whose first run shows more such ops.
         op, strides = node.facts.op, []
         if op in OWN_STRIDES and node.view_of is None:
             strides = [None if out is None else spec[out].stride for out in node.outs]
@@ -76,26 +79,29 @@ class Step:
 
 
 class Tier(Protocol):
-    """What runs a plan while something better is looked for."""
+    """Runs a plan while it finds out whether another program is faster (`second_tier`)."""
 
     def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
         """As `Plan.run`."""
 
     def is_ready(self) -> bool:
-        """Whether it is there, and the plan's runs are to find out whether it is better."""
+        """Whether the other program is there, and runs of the plan will compare the two."""
 
 
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
-    """`run(leaves, scalars, given)` gives the live values.
+    """`run(leaves, scalars, given)` computes the live values.
 
-    `root`, `lasting` and `parts_of_leaves` are the graph's. `peak_bytes` is the most memory that
-    values made by the plan take at a time, those inside a kernel left out. `is_pooled`: it takes
-    so much that its memory is worth keeping. `communicates`: other ranks wait for it. `n_there` and
-    `n_under_way` are the ops in kernels that are there, and that are being built, as of the last
-    `told()`. `is_checked`: its calls were seen to give what was recorded. `tier` runs it while
-    something better is looked for (see `second_tier`): from so many seconds on, of which it has
-    `spent_s` so far, by its runs and by blocks that ran as in eager in its stead.
+    `root`, `lasting` and `parts_of_leaves` are the graph's, for `failure` and `flush`. `peak_bytes`
+    is the most memory that values made by the plan take at a time, those inside a kernel left out.
+    `is_pooled` says whether that is so much that runs use the memory pool. `communicates` says
+    whether it has collectives: other ranks wait for it.
+
+    `n_there` counts its ops in kernels that are built, `n_under_way` those in kernels being built,
+    as of the last `told()`; the policy compares the two. `is_checked` says whether its calls were
+    seen to give the recorded metadata. `tier` runs the plan in its place while a program that was
+    compiled whole is looked for and compared. It is made once `spent_s` reaches `tier_from_s`:
+    seconds of its runs, and of blocks that were bypassed because the plan was slower.
     """
 
     program: program.Program
@@ -116,21 +122,25 @@ class Plan:
     tier: Tier | None = None
     tier_from_s: float = field(default_factory=lambda: TIER_FROM_S)
     spent_s: float = 0.0
-    tier_says: str = ""  # whether it was compiled whole, and the times of both, for `explain()`
+    tier_says: str = ""  # what came of compiling it whole, and the times of both, for `explain()`
 
     def __post_init__(self) -> None:
         self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
         self._distinct = tuple(dict.fromkeys(self.fusions))
 
     def do_as(self, other: Plan) -> None:
-        """Take the steps of another plan for the same graph and the same live values."""
+        """Run as another plan for the same trace and live values from now on.
+
+        This plan is looked up in states and held by captured calls, so it stays the same object.
+        """
         self.steps, self.fusions, self._distinct = other.steps, other.fusions, other._distinct
         self.peak_bytes, self.is_pooled = other.peak_bytes, other.is_pooled
         self._told = ()
         self.program = other.program
 
     def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The status of each fusion, and the reason for it."""
+        """The status of each fusion, and the reason for it. Both, and the counts of ops, are made
+        anew only when a fusion has changed: this is asked at every flush."""
         now = [(fusion.status, fusion.reason) for fusion in self._distinct]
         if not self._told or now != self._told[0]:
             fusions = self.fusions
@@ -144,18 +154,18 @@ class Plan:
         return sum(len(one.segment.calls) for one in self.fusions if one.status in statuses)
 
     def awaits_kernels(self) -> bool:
-        """Whether more of its ops are in kernels that are being built than in those there are."""
+        """Whether more of its ops are in kernels being built than in kernels that are there."""
         self.told()
         return self.n_under_way > self.n_there
 
     def may_get_better(self) -> bool:
-        """Whether runs of it will find out whether to run another in its place."""
+        """Whether its next runs compare it with a program that was compiled whole."""
         return self.tier is not None and self.tier.is_ready()
 
     def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
-        """Append the live values to `given`; `leaves` is empty then.
+        """Append the live values to `given`, as one tuple, and empty `leaves`.
 
-        After an exception `failure` finds this function in the traceback.
+        After an exception `failure` looks for this function in the traceback.
         """
         if self.tier is None:
             self.program.run(leaves, scalars, given)
@@ -169,9 +179,10 @@ class Plan:
         given: Given,
         around: Callable[[int], AbstractContextManager[Any]] | None = None,
     ) -> None:
-        """The same, step `i` run within `around(i)`.
+        """The same, with step `i` run within the context `around(i)`.
 
-        What single calls give is checked, as by `interpret`, unless `is_checked` says that it was.
+        Unless the plan `is_checked`, results of single calls are compared with the recorded
+        metadata, as by `interpret`.
         """
         check = None if self.is_checked else partial(self._check, set())
         self.program.run_observed(leaves, scalars, given, around, check)
@@ -179,7 +190,10 @@ class Plan:
     def _check(
         self, wrong: set[int], number: int, tensors: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What step `number` gave, laid out as was recorded; `wrong` gets what can't be."""
+        """The results of step `number` with the recorded strides.
+
+        Slots whose shape or dtype is wrong are added to `wrong`: ops that read them aren't blamed.
+        """
         (node,), slots = self.steps[number].nodes, self.steps[number].sets
         specs = [spec for spec in node.specs if spec is not None]
         found = []
@@ -194,7 +208,11 @@ class Plan:
 
 
 class Planner:
-    """Emits a plan's steps, making each view where it is first needed."""
+    """Emits a plan's steps in the order of the units, and each view where it is first needed.
+
+    A wait for a collective counts as a view of its result. So it comes where the result is first
+    used, and the rank computes until then.
+    """
 
     def __init__(self, graph: Graph, scalar_types: list[type], fusible: Fusibility | None) -> None:
         self.graph = graph
@@ -204,8 +222,10 @@ class Planner:
         self.fusions: list[Fusion] = []
         self.made = {leaf.slot for leaf in graph.leaves}
         self.users = _users(graph)
-        self.in_flight: dict[int, list[int]] = {}  # memory that collectives read: their waits
-        self.reductions: list[int] = []  # the waits for the last one
+        # by owner of memory that collectives under way read: the slots of their waits
+        self.in_flight: dict[int, list[int]] = {}
+        self.reductions: list[int] = []  # the slots of the waits for the last reduction
+        # by slot that a collective gives: the slot of the wait for it
         self.waits = {
             node.view_of: node.outs[0]
             for node in graph.nodes
@@ -218,12 +238,13 @@ class Planner:
                 self._add_segment(unit, fusion_of)
             else:
                 self._add_call(unit.nodes[0])
+        # every collective is waited for within the plan: its input may be freed afterwards
         for slot in (*self.graph.live, *self.waits.values()):
             self._need(slot)
         return self._compiled()
 
     def _need(self, slot: int) -> None:
-        """Make `slot`, a view, if it isn't yet; units make all else in time."""
+        """Make `slot` if it is a view that isn't made yet. Units make all other slots in time."""
         if slot in self.made:
             return
         node = self.graph.producer[slot]
@@ -231,7 +252,7 @@ class Planner:
         self._add_call(node)
 
     def _await_readers(self, nodes: Sequence[Node]) -> None:
-        """Have collectives finished that read what is about to be written."""
+        """Wait for collectives that still read memory which `nodes` are about to write."""
         if self.in_flight:
             for node in nodes:
                 for slot in node.writes:
@@ -244,9 +265,10 @@ class Planner:
             self._need(slot)
         self._await_readers((node,))
         if node.issues:
+            # One reduction is under way at a time, because its input stays in memory until then.
             if gives_less(node.facts.op):
                 for wait in self.reductions:
-                    self._need(wait)  # its input stays as long as it is under way
+                    self._need(wait)
                 self.reductions = [self.waits[out] for out in node.outs if out in self.waits]
             for slot in reads:
                 self.in_flight.setdefault(self.graph.root[slot], []).extend(
@@ -271,7 +293,7 @@ class Planner:
         self.steps.append(step)
 
     def _reason(self, node: Node) -> str:
-        """Why `node` runs by itself."""
+        """Why `node` runs by itself, for `explain()`."""
         if node.view_of is not None:
             return "a view"
         if self.fusible is None:
@@ -298,7 +320,8 @@ class Planner:
         )
 
     def _dying(self) -> list[list[int]]:
-        """For each step the values used last there: deleted then, memory goes back as in eager."""
+        """For each step the slots used there for the last time. They are freed right behind it, so
+        that memory goes back as early as in eager."""
         alive = set(self.graph.live)
         dying: list[list[int]] = []
         for step in reversed(self.steps):
@@ -309,6 +332,10 @@ class Planner:
         return dying
 
     def _peak_bytes(self, dying: list[list[int]]) -> int:
+        """The most bytes that values made by the plan take at a time.
+
+        Memory is freed with the last of the slots on it, which may be a view.
+        """
         root = self.graph.root
         own = {slot for step in self.steps for slot in step.sets}
         users = Counter(root[slot] for slot in own)
@@ -328,7 +355,7 @@ def _made(outs: Sequence[int | None]) -> tuple[int, ...]:
 
 
 def _users(graph: Graph) -> dict[int, set[int]]:
-    """For each owner of memory the `id`s of the nodes, views left out, that use it."""
+    """For each owner of memory the `id`s of the nodes that read it, views left out."""
     users: dict[int, set[int]] = defaultdict(set)
     for node in graph.nodes:
         if node.view_of is None:
@@ -338,7 +365,12 @@ def _users(graph: Graph) -> dict[int, set[int]]:
 
 
 class Segmenter:
-    """Renumbers one unit's nodes into a canonical segment."""
+    """Makes a segment of one unit's nodes.
+
+    Slots and scalars are numbered anew, in the order in which the nodes name them. So equal
+    computations give equal segments wherever they stand in a trace, and share a kernel. Views that
+    the kernel can make itself become calls of the segment.
+    """
 
     def __init__(self, graph: Graph, fusible: Fusibility, users: dict[int, set[int]]) -> None:
         self.graph = graph
@@ -352,9 +384,10 @@ class Segmenter:
     def build(
         self, nodes: list[Node], scalar_types: list[type]
     ) -> tuple[Segment, list[int], list[int], list[int]]:
-        """The segment; the slots it takes; the scalars it takes; the slots it gives."""
+        """The segment; the slots and the scalars that it takes; the slots that it gives."""
         for node in nodes:
             self._take(node)
+        # inputs first, then an entry for each output of each call, undefined ones too (`segment`)
         numbers = {slot: i for i, slot in enumerate(self.inputs)}
         count = len(self.inputs)
         for node in self.inside:
@@ -381,12 +414,14 @@ class Segmenter:
         return segment, self.inputs, self.scalars, outputs
 
     def _take(self, node: Node) -> None:
+        """Put a node into the segment, behind what it reads."""
         for slot in node.reads:
             self._bring_in(slot)
         self.inside.append(node)
         self.made.update(slot for slot in node.outs if slot is not None)
 
     def _bring_in(self, slot: int) -> None:
+        """Make a slot an input, or put the view that makes it into the segment."""
         if slot in self.made or slot in self.inputs:
             return
         entry = entry_of(self.graph, slot, self.fusible)
@@ -396,6 +431,7 @@ class Segmenter:
             self._take(self.graph.producer[slot])
 
     def _local(self, argument: Any, numbers: dict[int, int]) -> Any:
+        """An argument by the segment's own numbers."""
         if isinstance(argument, Ref):
             return Ref(numbers[argument.index])
         if isinstance(argument, ScalarRef):
@@ -407,7 +443,10 @@ class Segmenter:
         return argument
 
     def _seen_outside(self, nodes: list[Node]) -> list[int]:
-        """The values that the unit's nodes create and others use, as they are or through views."""
+        """The values that the unit's nodes create and that are live or used outside it.
+
+        Uses through views count for their owner: such a view is made outside, of the output.
+        """
         members = {id(node) for node in nodes}
         live = {self.graph.root[slot] for slot in self.graph.live}
         created = [slot for node in nodes for slot in node.outs if slot is not None]

@@ -1,6 +1,7 @@
-"""Views whose place in memory is known when they are planned: no op need be called to make them.
+"""Views whose place in memory is known when they are planned: C++ makes them without calling an op.
 
-In: a recorded call. Out: where its view begins in its base, if that is so.
+In: a recorded call. Out: where its view begins, counted from the tensor that it views, or None if
+only the op can tell. Called by `plan.Step`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ BEGIN_WITH_BASE = frozenset(
         aten.view.default,
     }
 )  # fmt: skip
+"""Ops whose view begins at the first element of the tensor that it is of."""
 
 
 def offset_of(node: Node, spec: Mapping[int, TensorSpec]) -> int | None:
-    """Elements from the begin of its base to that of the one view that the call makes; None if it
-    makes something else, or if that isn't known."""
+    """Elements from the begin of the tensor that the call reads to the begin of the view it makes.
+
+    None if the call doesn't make exactly one view of one tensor, or if the offset isn't known.
+    """
     if node.view_of is None or len(node.reads) != 1 or not node.is_single:
         return None
     op = node.facts.op
@@ -38,7 +42,7 @@ def offset_of(node: Node, spec: Mapping[int, TensorSpec]) -> int | None:
 
 def _offset_of_element(base: TensorSpec, dim: Any, index: Any) -> int | None:
     if type(dim) is not int or type(index) is not int:
-        return None  # it changes
+        return None  # a run-time scalar
     size, stride = base.size[dim], base.stride[dim]
-    # the strides of dims of one element are not what a kernel has promised
+    # Kernels may choose any stride for a dim of one element, so the recorded one says nothing.
     return 0 if size == 1 else (index % size) * stride

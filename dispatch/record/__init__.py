@@ -1,7 +1,7 @@
-"""One op that is no hit: its inputs, its state in the trie, or its run at once.
+"""Records one op that is no hit in C++: its inputs enter the trace, and the trie gets a state.
 
-Read `recorder` first. `op_handlers` does what rules ask for; `moving_index` and `memory_overlap`
-are two more reasons to do something else. `inputs` lets tensors in, `extend_trie` adds the state,
-`segment_end` says whether it ends a segment. `eager_fallback` runs what isn't recorded;
-`sync_points` ends a region.
+Read `recorder` first. `inputs` makes tensors leaves of the trace, `extend_trie` adds the state, and
+`segment_end` says whether that state ends a segment. `op_handlers` has the ops that need more than
+recording, with `samples` for random ones. `moving_index` and `memory_overlap` find two kinds of
+calls that run at once. `eager_fallback` runs every such call, and `sync_points` ends regions.
 """

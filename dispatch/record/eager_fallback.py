@@ -1,7 +1,8 @@
-"""Runs a call at once, on computed values: what can't be recorded, or isn't worth it.
+"""Runs a call at once, on computed values: one that can't be recorded, or isn't worth it.
 
-In: a call and the reason. Out: what eager execution would return, tensors as lazy ones. Flushes
-first if the call could see, or change, anything that is pending.
+In: a call and the reason. Out: eager's result, with new tensors as lazy ones. Flushes first if the
+call could see or change anything that is pending. Called by `recorder` and `op_handlers`; `compute`
+also by whoever needs a value.
 """
 
 from __future__ import annotations
@@ -49,15 +50,21 @@ PLAIN_RESULT = frozenset({
     "all arguments are computed 0-dim CPU tensors",
     SHARES_MEMORY,
 })  # fmt: skip
-"""Reasons for which a call on plain tensors gives plain tensors, as it would in eager."""
+"""Reasons for which a call on plain tensors gives plain tensors, as in eager."""
 
 EXPECTED = frozenset({"all arguments are computed 0-dim CPU tensors", "debug", LEARNED})
-"""Reasons that are no fallback, as `rules.why_now` gives others: the op is best run at once."""
+"""Reasons that don't count as fallbacks, because the call had best run at once.
+
+The reasons of `rules.why_now` don't count either: `run` gets these with `by_rule`.
+"""
 
 
 def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -> Any:
-    """The call's result, computed now. `reason` is counted and shown; `by_rule` it is no fallback:
-    the op is one that never is recorded."""
+    """Run the call now and return its result.
+
+    `reason` is counted and shown. `by_rule`: the op is never recorded, so this is no fallback.
+    RuntimeError for a fallback that the option `forbid` excludes.
+    """
     STATS.fallbacks[request.op, reason] += 1
     is_fallback = not by_rule and reason not in EXPECTED
     if is_fallback and "fallback" in settings.current().forbid:
@@ -66,12 +73,15 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
             "'fallback'; move it out of the block"
         )
     if trace.tape is not None:
+        # A replay can repeat a draw and some reads. Most other calls stop the tape.
         if request.facts.is_random and not request.tensors:
             return _returned(drawn(trace, Draw(request)), {}, True)
         if request.op is ITEM and (known := _read_on_tape(trace, request)) is not None:
             return known.number
-        if not (reason == SHARES_MEMORY and request.facts.is_view):  # what reads the view counts
+        # a view of shared memory reads nothing: the call that reads the view stops the tape
+        if not (reason == SHARES_MEMORY and request.facts.is_view):
             trace.tape.ran_at_once(request, reason)
+    # The region ends before the flush, which sees by `trace.begun` that it runs a whole region.
     if sync_points.is_sync_point(request):
         sync_points.at_read(trace)
     if sees_pending(trace, request.tensors):
@@ -94,7 +104,7 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
 
 
 def _read_on_tape(trace: Trace, request: Request) -> Read | None:
-    """What the tape reads of a tensor, without a flush; None if it can't."""
+    """The number that the tape reads in a tensor, without a flush; None if it can't."""
     (tensor,) = request.tensors
     if tensor_types.layout_of(tensor) is not None or admit(trace, request) is not None:
         return None
@@ -108,8 +118,10 @@ _ITEM_NAME = call_name(ITEM)
 
 
 def item(trace: Trace, tensor: torch.Tensor) -> Any:
-    """The value of a lazy tensor of one element while ops are recorded, as `run` gives it: what
-    many programs do many times a step."""
+    """The value of a lazy tensor of one element, while the trace records and no tape is on.
+
+    A short way to what `run` gives: many programs call `.item()` many times a step.
+    """
     STATS.fallbacks[ITEM, READS_VALUES] += 1
     if sync_points.ends_region(tensor):
         sync_points.at_read(trace)
@@ -122,9 +134,13 @@ def item(trace: Trace, tensor: torch.Tensor) -> Any:
 
 
 def _careful(request: Request, args: Any, kwargs: Any) -> Any:
-    """The op's result on these arguments, tensors of its own among them as they are."""
+    """Run the op on these arguments, and account for its writes and for what it was run to tell.
+
+    The result is the op's own. Modes and tensor classes still see ops that its kernel calls.
+    """
     with torch_private.kernels_only(dispatches=True):
         result = request.op(*args, **kwargs)
+    # below autograd nobody else counts the writes of an in-place foreach op
     if request.facts.writes_list:
         torch_private.count_writes(request.args[0])
     if request.facts.writes:
@@ -135,8 +151,11 @@ def _careful(request: Request, args: Any, kwargs: Any) -> Any:
 
 
 def _told_by(request: Request, result: Any) -> Outcome:
-    """What the call gives, as its first result says. One that the schema says is new may be an
-    argument itself (`dequantize` of what isn't quantized)."""
+    """The outcome that the schema cache learns from the first result of a call.
+
+    By its schema an op may give a new tensor, and yet give an argument back (`dequantize` of what
+    isn't quantized). Such a call runs at once each time.
+    """
     outcome = outcome_of(result, request.facts)
     if request.facts.is_view or not outcome.outs:
         return outcome
@@ -158,9 +177,10 @@ def run_higher_order(trace: Trace, request: Request) -> Any:
 
 
 def run_cold(trace: Trace, request: Request) -> Any:
-    """The call's result while nothing is recorded, because the program never repeats itself."""
+    """The call's result while the trace is cold."""
     sync_points.count_cold()
     if sync_points.is_sync_point(request):
+        # a paused trace begins its history anew, but its regions aren't accounted for
         if trace.policy.is_paused:
             trace.policy.past.at_sync_point()
         else:
@@ -169,12 +189,12 @@ def run_cold(trace: Trace, request: Request) -> Any:
         flush(trace, call_name(request.op), quiet=True)
     trace.ran = request.op, trace.state
     if trace.policy.is_paused:
-        # tensors and modes of torch's own are at work, and see the call on plain tensors
+        # a mode or tensors of torch's own are at work, and must see the call on plain tensors
         args, kwargs, lazy_of = _real_arguments(request)
         return _returned(request.op(*args, **kwargs), lazy_of, False)
     if isinstance(request.op, OpOverload) and rule_of(request.op) is Rule.ALIAS:
         tensor = request.tensors[0]
-        if type(tensor) is tensor_types.tensor_class:  # what is detached stays of its class
+        if type(tensor) is tensor_types.tensor_class:  # `detach` keeps the class
             return tensor_types.local_like(tensor)
     if request.in_mode and all(is_plain(tensor) for tensor in request.tensors):
         if needs_care(request.op):
@@ -184,9 +204,10 @@ def run_cold(trace: Trace, request: Request) -> Any:
 
 
 def compute(value: Value, cause: str) -> None:
-    """Run what `value` waits for, pending writes too, whichever thread recorded it."""
+    """Run all that `value` waits for, whichever thread recorded it."""
     slot, trace = value.slot, local.trace
     if slot is None:
+        # it is computed, but a pending call may write its memory
         data = value.data
         if trace.storages and data is not None and storage_id(data) in trace.storages:
             flush(trace, cause)
@@ -197,7 +218,10 @@ def compute(value: Value, cause: str) -> None:
 
 
 def sees_pending(trace: Trace, tensors: list[torch.Tensor]) -> bool:
-    """Whether one of `tensors` waits for its value, or shares memory with what the trace uses."""
+    """Whether one of `tensors` waits for its value, or shares memory with what the trace uses.
+
+    Values that another thread has recorded are computed.
+    """
     for tensor in tensors:
         if type(tensor) is tensor_types.tensor_class:
             slot = tensor._value.slot
@@ -215,7 +239,7 @@ def sees_pending(trace: Trace, tensors: list[torch.Tensor]) -> bool:
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
-    """The computed tensor behind a lazy one, any other tensor as it is."""
+    """The computed tensor behind a lazy one; any other tensor as it is."""
     if type(tensor) is not tensor_types.tensor_class:
         return tensor
     value = tensor._value
@@ -226,14 +250,16 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
+    """Run the call on the data of its lazy tensors, which then follow what it did to the data."""
     facts = request.facts
+    # The op may give the data another shape, which other tensors on the same value must not get.
     if facts.changes_metadata or facts.is_out:
         for tensor in request.written():
             _leave_aliases(tensor)
     args, kwargs, lazy_of = _real_arguments(request)
     result = _careful(request, args, kwargs)
     if (facts.changes_metadata or facts.is_view) and any(map(is_plain, request.tensors)):
-        # `set_`, or a view, of the other kind's memory
+        # by `set_`, or by a view, a lazy and a plain tensor now have the same memory
         memory_sharing.share(_data(request.tensors[0]))
     for tensor in request.written():
         _follow_data(tensor)
@@ -241,7 +267,8 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
 
 
 def _real_arguments(request: Request) -> tuple[list[Any], dict[str, Any], dict[int, torch.Tensor]]:
-    """The call's arguments with computed tensors for lazy ones, and whose each of these is."""
+    """The call's arguments with computed tensors for lazy ones; the lazy ones by the id() of
+    their data."""
     lazy_of: dict[int, torch.Tensor] = {}
     args = [_real(argument, lazy_of) for argument in request.args]
     kwargs = {name: _real(argument, lazy_of) for name, argument in request.kwargs.items()}
@@ -249,7 +276,8 @@ def _real_arguments(request: Request) -> tuple[list[Any], dict[str, Any], dict[i
 
 
 def _real(argument: Any, lazy_of: dict[int, torch.Tensor]) -> Any:
-    """`argument` with computed tensors for lazy ones; `lazy_of` gets the lazy one by its id()."""
+    """`argument` with computed tensors for lazy ones; `lazy_of` gets the lazy ones by the id() of
+    their data."""
     if isinstance(argument, torch.Tensor):
         data = _data(argument)
         lazy_of[id(data)] = argument
@@ -268,7 +296,7 @@ def _leave_aliases(tensor: torch.Tensor) -> None:
 
 
 def share_with_parts(tensors: Iterable[torch.Tensor]) -> None:
-    """Note that a sparse, or nested, tensor may have these as its parts: plain ops reach them."""
+    """Note that these may be parts of a sparse or nested tensor: plain ops on it reach them."""
     for tensor in tensors:
         if type(tensor) is tensor_types.tensor_class:
             memory_sharing.share(_data(tensor))
@@ -286,7 +314,8 @@ def _follow_data(tensor: torch.Tensor) -> None:
 
 
 def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:
-    """`result`: arguments come back as themselves, new tensors lazy if `wraps`."""
+    """`result` for the caller: arguments come back as the same objects, new tensors are lazy if
+    `wraps`."""
     if isinstance(result, torch.Tensor):
         if id(result) in lazy_of:
             return lazy_of[id(result)]

@@ -1,7 +1,8 @@
-"""Growth of the trie: the state that a call leads to, made the first time it is seen there.
+"""Extends the trie: makes the state that a call leads to, when the call is new at its place.
 
-In: a call whose tensors all have slots. Out: a new `State`, or the reason to run the call now. Asks
-the schema cache for metadata; decides which numbers become run-time inputs.
+In: a call whose tensors all have slots. Out: a new `State`, or the reason to run the call now. The
+metadata of outputs come from closed forms or from the schema cache. A number that varies from run
+to run becomes a run-time input here. Called by `recorder`, and for links and metadata by sharding.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes, ref
 
 
 def cut_if_full(trace: Trace) -> None:
-    """Flush a trace that reached a bound (`max_segment_ops`, ...) or may not grow."""
+    """Flush a trace that has reached a bound (`max_segment_ops`, ...), or that may not grow.
+
+    A trace that may not grow goes cold.
+    """
     limits = settings.current()
+    # Another thread has changed the environment. Only an empty trace can move to another root.
     if trace.is_outdated and trace.state is trace.root:
         trace.reset()
     state = trace.state
+    # The call has not come in this order before, so recording it would hardly pay.
     if not (trace.policy.may_grow() or must_record(trace)):
         flush(trace, "nothing repeats", quiet=True)
         trace.policy.cold = 1
@@ -74,13 +80,17 @@ def grow(
     generic_key: tuple[Any, ...],
     numbers: list[complex],
 ) -> State | str | None:
-    """The state after `request`, made and linked; a string says why the call must run now. None,
-    and nothing changed, if its tensors are in the trace no more: a finalizer, or a meta function,
-    may call anything, and has had it run."""
+    """The state after `request`, made and linked. A string is the reason to run the call now.
+
+    None if the call's tensors are no longer in the trace; nothing is changed then. A finalizer or a
+    meta function may call ops, and these may flush the trace.
+    """
     call = numbered(request)
+    # An op that runs once to tell its metadata isn't recorded, and may have to flush.
     may_run = not (must_record(trace) or "flush" in settings.current().forbid)
     outcome = _outcome(trace, request, *call, may_run=may_run)
     reason = outcome.runs_now
+    # A state has a place for the conjugate and the negative bit only if the call gives one view.
     if reason is None and request.facts.is_view and is_marked(viewed := request.tensors[0]):
         if not outcome.is_single:
             reason = "gives several conjugate or negative views"
@@ -91,6 +101,7 @@ def grow(
     if reason is not None:
         trace.policy.add_growth(perf_counter() - request.began_s)
         return reason
+    # `_outcome` may have run other ops, and with them a flush
     if not all(is_in(trace, tensor) for tensor in request.tensors):
         return None
     parent = trace.state
@@ -114,15 +125,20 @@ def grow(
 
 
 MOST_VARYING = 10_000
+"""Signatures in `Trace.varying`: one more, and the set begins anew."""
 
 
 def _varies(
     trace: Trace, parent: State, request: Request, key: tuple[Any, ...], generic: tuple[Any, ...]
 ) -> bool:
-    """Whether the call came with other numbers before: here, at a similar place, or elsewhere
-    where such calls varied."""
+    """Whether the call's numbers vary, so that they become run-time inputs.
+
+    They do if the call came with other numbers before, here or at the similar place. They also do
+    if calls of the same signature vary anywhere in the program.
+    """
     signature = (request.op, request.mapped(lambda _: None, type))
     similar = trace.similar_to(parent)
+    # The exact key has missed, so a known generic key came with other numbers.
     if generic in (parent.seen or ()) or (
         similar is not None and key not in similar and generic in (similar.seen or ())
     ):
@@ -136,8 +152,14 @@ def link(
     trace: Trace, parent: State, similar: State | None, state: State,
     key: tuple[Any, ...], generic_key: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Have `parent` lead to a new state by one of these keys, which it has; find a similar one,
-    here or where the place similar to `parent` led."""
+    """Have `parent` lead to the new `state` by whichever of these keys the state has.
+
+    Also find the similar state: where `parent`, or the place similar to it, led by the same call,
+    whatever its numbers.
+    """
+    # The similar path is that of an earlier run. Behind the first number that differs every state
+    # is new, and has seen no calls. So further numbers are compared with those on the similar path:
+    # all that vary are found in this run.
     trace.similar_path = None
     for known in (parent, similar):
         if known is not None and (found := _like(known, key, generic_key)) is not None:
@@ -145,6 +167,7 @@ def link(
             break
     if state.key is key:
         parent[key] = state
+        # one object serves as both keys if the call has no number that may vary
         if key is not generic_key:
             parent.seen = parent.seen or {}
             parent.seen[generic_key] = state
@@ -154,7 +177,7 @@ def link(
 
 
 def _like(state: State, key: tuple[Any, ...], generic_key: tuple[Any, ...]) -> State | None:
-    """Where `state` led by the same call, whatever its numbers; by the same numbers at best."""
+    """Where `state` led by the same call: with the same numbers if it did, else with others."""
     for children, name in ((state, key), (state.seen, generic_key), (state.generic, generic_key)):
         if children and name in children:
             return children[name]
@@ -166,13 +189,15 @@ Kwargs = tuple[tuple[str, Any], ...]
 
 
 def outcome_of_call(trace: Trace, request: Request) -> Outcome:
-    """The metadata of what the call gives: in closed form, else from the schema cache; of sharded
-    tensors the global ones."""
+    """The metadata of the call's outputs, from its inputs' metadata.
+
+    Of a sharded tensor these are the global ones.
+    """
     return _outcome(trace, request, *numbered(request))
 
 
 def numbered(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
-    """The call's arguments with tensors numbered, and their metadata in this order."""
+    """The call's arguments with tensors replaced by their numbers, and the tensors' metadata."""
     metas: list[Meta] = []
 
     def number(tensor: torch.Tensor) -> Ref:
@@ -184,7 +209,7 @@ def numbered(request: Request) -> tuple[Args, Kwargs, list[Meta]]:
 
 
 def _placed(arguments: tuple[Any, ...], slots: list[int]) -> tuple[Any, ...]:
-    """Arguments with tensors by number, those replaced by their slots."""
+    """`numbered` arguments with the tensors' numbers replaced by slots."""
     return tuple([
         ref(slots[a.index]) if type(a) is Ref else _placed(a, slots) if type(a) is tuple else a
         for a in arguments
@@ -200,12 +225,18 @@ def _outcome(
     *,
     may_run: bool = False,
 ) -> Outcome:
+    """The metadata of the call's outputs: by a closed form, the schema cache, or a meta function.
+
+    With `may_run` an op may run once to tell them (`LEARNED`), if fake tensors aren't there yet.
+    """
     facts = request.facts
     outcome = closed_form(facts, args, kwargs, metas)
     if outcome is not None:
         return outcome
+    # A number's value seldom changes metadata, so calls whose numbers vary share an entry.
     of_numbers = _typed if facts.checks_numbers else type
     described = request.mapped(_anything, of_numbers)
+    # of the environment, these two parts alone decide metadata
     key: tuple[Any, ...] = (request.op._op, described, tuple(metas), *trace.environment[:2])
     if facts.numbers_decide:
         key += (tuple(map(type, request.args)),)  # 4 == 4.0, but the results' dtypes differ
@@ -213,6 +244,8 @@ def _outcome(
     if known is not None:
         return known
     STATS.counts["schema_misses"] += 1
+    # The first fake tensor imports torch's compiler, which takes over a second. Running the op once
+    # is quicker. It tells as much if the op can run on "meta": then no values decide.
     is_slow = needs_fakes(facts, metas) and not torch_private.has_fakes()
     is_learned = is_slow and may_run and torch_private.has_meta_kernel(request.op)
     if is_learned or request.op in TOLD_BY_RUNNING:
@@ -225,19 +258,19 @@ def _outcome(
 
 
 def _anything(_: torch.Tensor) -> Any:
-    """A tensor in a key: they stand there in order, by their metadata."""
+    """A tensor's stand-in in a key, which lists the tensors' metadata in order elsewhere."""
     return Ref
 
 
 def _typed(number: complex) -> tuple[type, complex]:
-    """A number in a key: 2 == 2.0, but results differ in dtype."""
+    """A number in a key, with its type: 2 == 2.0, but the results differ in dtype."""
     return (type(number), number)
 
 
 def _fill(
     state: State, trace: Trace, request: Request, outcome: Outcome, args: Args, kwargs: Kwargs
 ) -> None:
-    """Note in a new state what its call is and gives."""
+    """Fill in a new state: its node, the metadata of its outputs, and what follows the call."""
     facts = request.facts
     state.n_ops += 1
     viewed = request.tensors[0] if facts.is_view and request.tensors else None
@@ -254,8 +287,10 @@ def _fill(
         in_backward=torch_private.in_backward(),
     )
     if viewed is not None:
+        # before `_set_kind`, which describes outputs otherwise where offsets are fixed up
         state.offset_fixup = _offset_fixup(trace, request, viewed)
     else:
+        # views need no memory of their own: only other outputs count
         for spec in node.specs:
             if spec is not None:
                 state.n_bytes += n_bytes(spec)
@@ -264,6 +299,7 @@ def _fill(
         marks = _marks_after(request.op, viewed)
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
+    # Nothing closes on a tape: a flush would take the tape off.
     state.ends_turn = trace.tape is None and trace.policy.past.ends_turn()
     state.closes = state.ends_turn or (trace.tape is None and closes_segment(node, state.n_ops))
     is_slow = (
@@ -277,6 +313,7 @@ def _fill(
 
 
 def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:
+    """A slot number for each output of the call; None for an output that isn't there."""
     outs: list[int | None] = []
     for meta in outcome.outs:
         outs.append(None if meta is None else state.n_slots)
@@ -284,7 +321,8 @@ def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:
     return tuple(outs)
 
 
-@lru_cache(4096)  # the same object for equal ones: programs describe few tensors again and again
+# Equal specs are one object: a program describes the same few tensors again and again.
+@lru_cache(4096)
 def _spec(meta: Meta | None) -> TensorSpec | None:
     if meta is None:
         return None
@@ -293,6 +331,7 @@ def _spec(meta: Meta | None) -> TensorSpec | None:
 
 
 def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome: Outcome) -> None:
+    """Set the state's kind, and the slots and metadata by which each hit makes the outputs."""
     slots = tuple([None if i is None else trace.slot_at(i) for i in node.outs])
     describe = wrapper_arguments if state.offset_fixup is None else _full_arguments
     metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])
@@ -300,6 +339,8 @@ def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome:
         state.kind = SELF
     elif node.facts.returns_nothing:
         state.kind, state.meta = NOTHING, node.facts.writes_list
+        # Such a kernel for CUDA counts its writes itself. They were counted when recorded, so the
+        # run of a plan must not count them again.
         if node.facts.writes_list and any(t.device.type != "cpu" for t in request.tensors):
             state.counts_writes = True
     elif outcome.is_single:
@@ -310,7 +351,8 @@ def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome:
 
 @lru_cache(4096)
 def wrapper_arguments(meta: Meta) -> tuple[Any, ...]:
-    """`make_wrapper`'s arguments; without strides it makes dense ones, 0.23 us cheaper."""
+    """`make_wrapper`'s arguments. It makes dense tensors without being given strides, which is
+    0.23 us cheaper."""
     size, stride, offset, dtype, device = meta
     if offset == 0 and tuple(stride) == dense_stride(size):
         return (size, None, None, None, dtype, torch.strided, device)
@@ -332,10 +374,14 @@ AS_STRIDED = torch.ops.aten.as_strided.default
 
 
 def _offset_fixup(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
-    """For a view of a leaf with a storage offset: the leaf and the offset it has this time."""
+    """For a view of a leaf with a storage offset: the leaf, and its offset in this run.
+
+    A later run may have the leaf at another offset, and moves the view by the difference.
+    """
     if request.op is AS_STRIDED and request.argument("storage_offset") is not None:
         return None  # an absolute offset
     leaf: int | None = index_of(trace, viewed)
     if leaf not in trace.leaf_offsets:
+        # not a leaf, but maybe a view of one: its value has noted the leaf
         leaf = getattr(getattr(viewed, "_value", None), "leaf", None)
     return None if leaf is None else (leaf, trace.leaf_offsets[leaf])

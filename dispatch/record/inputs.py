@@ -1,7 +1,8 @@
-"""Whether a call's tensors can be part of a trace, and their entry into it.
+"""Lets the tensors of a call enter a trace: each gets a slot, computed ones as leaves.
 
 In: a call that no state knew. Out: each of its tensors has a slot, or the reason to run the call
-now.
+now. `retrace` is the short way, for leaves that entered at the same place before. `admit` is the
+long way, which looks at everything. Called by `recorder` and by the calls of sharded tensors.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ def is_plain(tensor: Any) -> bool:
 
 
 def slot_of(trace: Trace, tensor: torch.Tensor) -> Slot | None:
-    """The tensor's place in `trace`; None if it has none yet, or is of a class that traces don't
-    hold."""
+    """The tensor's slot in `trace`; None if it has none yet, or if traces don't hold its class.
+
+    A value that is pending in another thread's trace is computed first.
+    """
     if is_plain(tensor):
         return trace.leaf_slots.get(id(tensor)) or trace.snapshot_slots.get(id(tensor))
     if not isinstance(tensor, tensor_types.ValueTensor):
@@ -53,15 +56,16 @@ def index_of(trace: Trace, tensor: torch.Tensor) -> int:
 
 
 def flush_foreign(trace: Trace, other: Trace) -> None:
-    """Compute what another thread has recorded, with that thread kept out of its trace."""
+    """Flush another thread's trace, while that thread is kept out of it."""
     with claimed(other, trace):
         flush.flush(other, "used by another thread")
 
 
 def is_tiny(trace: Trace, args: tuple[Any, ...]) -> bool:
-    """Whether `args` hold no tensors but plain 0-dim CPU ones that nothing pending uses.
+    """Whether `args` hold a tensor, and only plain 0-dim CPU ones that nothing pending uses.
 
-    The short way for what optimizers do to every parameter's step count; `admit` covers all else.
+    The short way for what optimizers do to the step count of every parameter. `_admit` finds the
+    other calls that are as small.
     """
     found = False
     for argument in args:
@@ -82,10 +86,10 @@ _NUMBERS = frozenset({int, float, bool})
 def retrace(
     trace: Trace, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], in_mode: bool
 ) -> list[Any] | None:
-    """The call's key, its tensors let in where the same leaves followed before.
+    """The call's key, once its tensors have entered where the same leaves entered before.
 
-    The short way into a trace, which every parameter takes at every step. None if a tensor must be
-    looked at by `admit`; those before it may be in by then.
+    The short way into a trace, which every parameter takes at every step. None if `admit` must look
+    at a tensor. The tensors before it may have entered by then.
     """
     key: list[Any] = [op._op]
     are_tiny: list[bool] = []
@@ -99,14 +103,18 @@ def retrace(
             key += (name, _part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
     except _NeedsALook:
         return None
+    # a call on computed 0-dim CPU tensors alone runs at once (see `_admit`)
     return None if trace.tape is None and all(are_tiny) else key
 
 
 def _part_let_in(
     trace: Trace, facts: OpFacts, argument: Any, reads: bool, in_mode: bool, are_tiny: list[bool]
 ) -> Any:
-    """An argument's part of the key, a tensor let in; `are_tiny` gets for each whether it is a
-    0-dim CPU one that was not there yet. `reads`: the op doesn't write the argument."""
+    """An argument's part of the key; a tensor enters the trace if it has no slot.
+
+    `are_tiny` gets an entry for each tensor: whether it is a 0-dim CPU one that had no slot.
+    `reads`: the op doesn't write the argument. Raises `_NeedsALook`.
+    """
     kind = type(argument)
     if kind is tensor_types.tensor_class or kind is tensor_types.sharded_class:
         value = argument._value
@@ -118,6 +126,7 @@ def _part_let_in(
         data = value.data
         if data is None or not _is_simple(data) or (not in_mode and memory_sharing.is_shared(data)):
             raise _NeedsALook
+        # Memory that others can write may enter as a copy, for this call alone.
         passes = memory_sharing.is_externally_writable(data)
         if passes and kind is tensor_types.tensor_class:
             slot = _known_copy(trace, facts, data, reads)
@@ -130,6 +139,7 @@ def _part_let_in(
         if passes:
             trace.one_call_inputs.append(value)
         if kind is tensor_types.sharded_class:
+            # each rank has a part, so the size of this one must not decide
             are_tiny.append(False)
             return (slot, argument._layout)
     elif kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -138,7 +148,7 @@ def _part_let_in(
             are_tiny.append(False)
             return known
         if not in_mode:
-            raise _NeedsALook
+            raise _NeedsALook  # it needs a snapshot
         data = argument
         if not _is_simple(data):
             raise _NeedsALook
@@ -158,11 +168,11 @@ def _part_let_in(
 
 
 class _NeedsALook(Exception):
-    """A tensor of the call can't take the short way in."""
+    """`admit` must look at a tensor of the call."""
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
-    """Whether nothing but its metadata says what the tensor's memory holds."""
+    """Whether the tensor's values stand in its memory as they are, by size and strides alone."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_nested
@@ -173,7 +183,7 @@ def _is_simple(tensor: torch.Tensor) -> bool:
 
 
 def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
-    """The slot of one more leaf, of metadata that came here before."""
+    """The slot of a new leaf, if one of the same metadata entered at this place before."""
     storage = torch_private.storage_id(data)
     state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
     if state is None:
@@ -182,7 +192,11 @@ def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
 
 
 def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
-    """The slot of a copy of what others may write, there or of metadata that came here before."""
+    """The slot of a copy of memory that others may write.
+
+    That is an earlier copy which still agrees, or else a new one, if a leaf of the same metadata
+    entered at this place before.
+    """
     if not (reads and input_snapshots.serve(facts, tensor)):
         raise _NeedsALook
     slot = input_snapshots.known(trace, tensor)
@@ -194,18 +208,21 @@ def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool)
 
 
 def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
-    """What leads to the state of one more leaf; `shares` is the first on the same storage."""
+    """The key of the state for a new leaf; `shares` is the slot of its storage's first leaf."""
+    # An offset may vary from run to run, so only whether there is one counts. Views of the leaf are
+    # moved by `State.offset_fixup`.
     size, stride, offset, dtype, device = meta
     return ("leaf", size, stride, bool(offset), dtype, device, shares)
 
 
 def admit(trace: Trace, request: Request) -> str | None:
     """Give each tensor of the call a slot; or change nothing and say why the call must run now."""
+    # Waiting for another thread releases this thread's trace, which may be flushed meanwhile. Or
+    # the other thread makes a value a leaf of its own trace first. Then try again.
     while True:
         reason = _admit(trace, request)
         if reason is not None or all(is_in(trace, tensor) for tensor in request.tensors):
             return reason
-        # another thread flushed this trace while one was waited for, or has taken a value in
 
 
 def is_in(trace: Trace, tensor: torch.Tensor) -> bool:
@@ -217,6 +234,8 @@ def is_in(trace: Trace, tensor: torch.Tensor) -> bool:
 
 
 def _admit(trace: Trace, request: Request) -> str | None:
+    """One attempt of `admit`; a slot may be missing afterwards if another thread came between."""
+    # All tensors are looked at before the first one enters: a refused call must change nothing.
     newcomers: list[torch.Tensor] = []
     all_tiny = bool(request.tensors)
     written = {id(t) for t in request.written()}
@@ -227,6 +246,8 @@ def _admit(trace: Trace, request: Request) -> str | None:
             if slot is not None and slot.trace is trace:
                 all_tiny = False
                 continue
+            # Ops on plain tensors outside the mode aren't seen. Such an op would miss a pending
+            # write to shared memory, and a recorded view would miss what the op writes.
             aliases = request.facts.is_view or id(tensor) in written
             aliases = aliases and not request.in_mode
             reason = _reason_against_lazy(trace, tensor, aliases, may_copy)
@@ -245,6 +266,8 @@ def _admit(trace: Trace, request: Request) -> str | None:
         return "a plain tensor is written outside lazy_mode"
     if not request.in_mode and request.facts.is_view and is_plain(request.tensors[0]):
         return "a plain tensor is viewed outside lazy_mode"
+    # A tensor that the call names twice enters once. A plain one outside the mode enters anew each
+    # time: it may have been written, unseen, since its last snapshot.
     for tensor in newcomers:
         if slot_of(trace, tensor) is None or (is_plain(tensor) and not request.in_mode):
             enter(trace, tensor, request.in_mode)
@@ -254,12 +277,12 @@ def _admit(trace: Trace, request: Request) -> str | None:
 def _reason_against_lazy(
     trace: Trace, tensor: torch.Tensor, aliases: bool, may_copy: bool
 ) -> str | None:
-    """Why a computed lazy tensor can't enter; raises what kept it from being computed.
+    """Why a computed lazy tensor can't enter, or None.
 
     `aliases`: outside the mode, the call writes the tensor or makes a view of it. `may_copy`: the
-    call may read a copy.
+    call may read a copy. Raises the error that kept the value from being computed.
     """
-    slot_of(trace, tensor)  # if another thread's trace has it, it is computed now
+    slot_of(trace, tensor)  # computes a value that another thread has recorded
     value = tensor_types.value_in(tensor)
     if value.failure is not None:
         raise without_frames(value.failure)
@@ -281,6 +304,7 @@ SHARES_MEMORY = "an argument shares its memory with an array or a file"
 def _reason_against_plain(
     trace: Trace, tensor: torch.Tensor, in_mode: bool, may_copy: bool
 ) -> str | None:
+    """Why a tensor that isn't lazy can't enter, or None."""
     if not (is_plain(tensor) and is_recordable(tensor)) or is_marked(tensor):
         return f"an argument is {with_article(type(tensor).__name__)} that traces don't hold"
     if not _is_private(tensor, in_mode) and not (
@@ -291,9 +315,11 @@ def _reason_against_plain(
 
 
 def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
-    """Whether only torch writes the tensor's memory (an array or a file may share it otherwise).
+    """Whether the tensor may enter without a copy, as only torch writes its memory.
 
-    Parameters count as private: weights loaded from a mapped file are not written behind our back.
+    Memory that an array or a file shares isn't private. Parameters count as private: nobody else
+    writes weights that were loaded from a mapped file. Outside the mode all count: each plain
+    tensor enters as a snapshot.
     """
     if not in_mode or type(tensor) is torch.nn.Parameter:
         return True
@@ -301,10 +327,10 @@ def _is_private(tensor: torch.Tensor, in_mode: bool) -> bool:
 
 
 def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
-    """Make a concrete tensor a leaf of the trace.
+    """Make a computed tensor a leaf of the trace.
 
-    One that can be written by what doesn't pass through here, plain ops outside the mode or who has
-    an array on its memory, enters as it is now, for one call.
+    If its memory can be written unseen, the tensor enters as it is now, for this call alone. Such
+    writers are plain ops outside the mode, and whoever has an array on the memory.
     """
     plain = is_plain(tensor)
     data = tensor if plain else tensor_types.value_in(tensor).data
@@ -323,10 +349,12 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
         if traces.enter(value, slot) and passes:
             trace.one_call_inputs.append(value)
     elif in_mode:
+        # `leaves`, or `copies`, keeps the tensor: no other one gets its id()
         trace.leaf_slots[id(tensor)] = slot
         if passes:
             trace.one_call_inputs.append(id(tensor))
     else:
+        # the leaf is a snapshot, so the tensor itself must be kept: its id() is the key
         trace.kept.append(tensor)
         trace.snapshot_slots[id(tensor)] = slot
 
@@ -334,7 +362,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
 def _slot_of_new_copy(
     trace: Trace, tensor: torch.Tensor, let_in: Callable[[Trace, torch.Tensor, Meta], Slot]
 ) -> Slot:
-    """The slot that `let_in` gives a copy of what others may write."""
+    """The slot of a new copy of memory that others may write; `let_in` makes it a leaf."""
     copy = input_snapshots.copied(tensor)
     slot = let_in(trace, copy, meta_of(copy))
     input_snapshots.keep(trace, tensor, copy, slot)
@@ -342,7 +370,7 @@ def _slot_of_new_copy(
 
 
 def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
-    """The slot of one more leaf; the trace takes the step to the state for its metadata."""
+    """The slot of a new leaf; the state for its metadata is made unless there is one."""
     size, stride, offset, dtype, device = meta
     storage = torch_private.storage_id(data)
     shares = trace.storages.get(storage)
@@ -363,9 +391,11 @@ def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
 def _step_to_leaf(
     trace: Trace, state: State, data: torch.Tensor, storage: int, offset: int
 ) -> Slot:
+    """Take the step to a leaf's state, and note its memory; the leaf's slot."""
     slot = trace.slot_at(state.n_slots - 1)
     trace.state = state
     trace.leaves.append(data)
+    # the first leaf on a storage stands for it: `Trace.root_of` leads there
     trace.storages.setdefault(storage, slot.index)
     if offset:
         trace.leaf_offsets[slot.index] = offset
@@ -373,7 +403,7 @@ def _step_to_leaf(
 
 
 def leave(trace: Trace) -> None:
-    """Take away the slots of what entered for one call."""
+    """Take back the slots of tensors that entered for one call alone."""
     for one in trace.one_call_inputs:
         if isinstance(one, int):
             trace.leaf_slots.pop(one, None)
@@ -383,13 +413,14 @@ def leave(trace: Trace) -> None:
 
 
 def value_of(trace: Trace, tensor: torch.Tensor) -> Value:
-    """The tensor's value; for a plain leaf a new one that shares its place and its memory."""
+    """The tensor's value; a plain leaf gets a new one, on the leaf's slot and memory."""
     if not is_plain(tensor):
         return tensor_types.value_in(tensor)
     value = Value()
     value.slot = slot_of(trace, tensor)
     with torch_private.no_dispatch(), torch_private.below_autograd():
         value.data = tensor.detach()
+    # the value shares memory with a plain tensor, whose ops outside the mode aren't seen
     memory_sharing.share(value.data)
     trace.leaf_values.append(value)
     return value

@@ -1,7 +1,8 @@
-"""Writes to overlapping memory, which kernels refuse and meta functions let pass.
+"""Finds writes to overlapping memory, for which kernels raise and meta functions don't.
 
-In: a call whose tensors have slots. Out: whether eager should have the word at once, so that its
-error comes at the user's line.
+In: a call whose tensors have slots. Out: whether eager may raise for it. `extend_trie` then has the
+call run at once, so that the error comes at the user's line. `recorder` asks for the one copy that
+a call of `matmul(out=)` must leave out.
 """
 
 from __future__ import annotations
@@ -19,22 +20,28 @@ from lazy_tensor.dispatch.trie.trace import Trace
 aten = torch.ops.aten
 COPY = aten.copy_.default
 PRODUCTS = frozenset({aten.mm.out, aten.mm.out._op, aten.mv.out, aten.mv.out._op})
-"""What `matmul(out=)` calls with a view of `out`, see `Trace.last_op`."""
+"""What `matmul(out=)` calls with a view of `out`.
+
+Both the overloads and their builtins: `Trace.last_op` gives a builtin for a recorded op.
+"""
 
 
 def overlaps(trace: Trace, request: Request) -> bool:
-    """Whether eager may refuse the call for what its writes overlap.
+    """Whether eager may raise because memory that the call writes overlaps.
 
-    The rules of `at::assert_no_internal_overlap` and `at::assert_no_overlap`, see
+    The rules are those of `at::assert_no_internal_overlap` and `at::assert_no_overlap`, see
     aten/src/ATen/MemoryOverlap.cpp.
     """
+    # Tensors of the same root share a storage. No others can overlap.
     by_root: dict[int, list[torch.Tensor]] = {}
     for tensor in request.tensors:
         by_root.setdefault(trace.root_of(index_of(trace, tensor)), []).append(tensor)
     for written in request.written():
+        # an expanded tensor: one place in memory is several elements
         size, stride, *_ = meta_of(written)
         if any(n > 1 and step == 0 for n, step in zip(size, stride, strict=True)):
             return True
+        # the same object may come twice (`x.add_(x)`), so only one occurrence is left out
         others = list(by_root[trace.root_of(index_of(trace, written))])
         del others[next(i for i, t in enumerate(others) if t is written)]
         if written.numel() and any(_collide(written, t, request.op) for t in others):
@@ -43,10 +50,12 @@ def overlaps(trace: Trace, request: Request) -> bool:
 
 
 def is_there_already(trace: Trace, request: Request) -> bool:
-    """Whether a `copy_` copies a product that `matmul(out=)` already has where it belongs.
+    """Whether a `copy_` copies a product that already lies in the `out` of `matmul(out=)`.
 
-    It copies, in another shape, unless `Tensor.is_alias_of` says no: storages, which wrappers hide.
+    `matmul` multiplies into a reshaped view of `out`. It then copies the view to `out` unless
+    `Tensor.is_alias_of` says that they share a storage, which a wrapper hides.
     """
+    # the last op tells this copy from a program's own, which must raise as in eager
     if trace.last_op() not in PRODUCTS or len(request.tensors) != 2:
         return False
     to, source = request.tensors
@@ -58,7 +67,7 @@ def is_there_already(trace: Trace, request: Request) -> bool:
 
 
 def _owner(trace: Trace, tensor: torch.Tensor) -> object:
-    """What tells whose memory a tensor has: a slot of the trace, or the storage."""
+    """The owner of the tensor's memory, to be compared: a slot of the trace, or the storage."""
     slot = slot_of(trace, tensor)
     if slot is not None:
         return trace.root_of(slot.index)
@@ -74,7 +83,9 @@ def _owner(trace: Trace, tensor: torch.Tensor) -> object:
 def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool:
     """Whether two tensors on one storage overlap in a way that kernels refuse."""
     if not all(is_dense(t.shape, t.stride()) for t in (written, other)):
-        return False  # "too hard" to tell, says torch, and goes on
+        return False  # torch calls this "too hard" to tell, and lets it pass
+    # `copy_` and kernels that go element by element may write exactly the elements that they read.
+    # Other kernels raise.
     (first, last), (its_first, its_last) = _bytes(written), _bytes(other)
     if (first, last) == (its_first, its_last) and written.stride() == other.stride():
         is_pointwise = torch.Tag.pointwise in op.tags or "_foreach_" in op._schema.name
@@ -83,6 +94,6 @@ def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where in its storage a dense tensor begins and ends."""
+    """The byte of its storage where a dense tensor begins, and the one behind its end."""
     first = int(tensor.storage_offset()) * tensor.itemsize
     return first, first + tensor.numel() * tensor.itemsize

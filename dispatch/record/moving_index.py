@@ -1,7 +1,8 @@
-"""Views at an index that changes from one run of a program to the next: `X[i]`, `X[a:b]`.
+"""Makes views at an index that changes from run to run, such as `X[i]` or `X[a:b]`, at once.
 
-In: a call of `select` or `slice` that no state knows. Out: the view, made at once where another
-index stood before, so that the calls behind it repeat themselves; None for a call to record.
+In: a call of `select` or `slice` that no state knows. Out: the view, if the same call came at this
+place with another index; None if the call is to be recorded. No state depends on the index then, so
+the calls that follow are hits, and one plan serves all indices. Called by `recorder`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from lazy_tensor.dispatch.trie.trace import Node, State, Trace
 
 SELECT, SLICE = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
 _MOVES = State(None, (), None)
-"""In `State.seen`: the call came with several indices."""
+"""Stands in `State.seen` for a call that came with several indices."""
 
 
 def note(trace: Trace, parent: State, request: Request, state: State) -> None:
-    """The call is recorded, and leads from `parent` to `state`."""
+    """Note a recorded call, which leads from `parent` to `state`, for `view` to find."""
     call = _without_index(trace, request)
     if call is not None:
         parent.seen = parent.seen or {}
@@ -31,9 +32,9 @@ def note(trace: Trace, parent: State, request: Request, state: State) -> None:
 
 
 def view(trace: Trace, request: Request) -> torch.Tensor | None:
-    """The view, if the same call came here with another index; else None.
+    """The view, if the same call came at this place with another index; else None.
 
-    A view is recorded, too, if its base is pending or a pending call writes it.
+    None also if the base is pending, or if a pending call writes it: the view must be recorded.
     """
     place = trace.state
     if not place.seen or trace.tape is not None:
@@ -44,11 +45,14 @@ def view(trace: Trace, request: Request) -> torch.Tensor | None:
         return None
     base, *others = request.args
     data = base if is_plain(base) else tensor_types.value_in(base).data
+    # a view that is made now must not miss what is pending
     if data is None or is_marked(data) or _is_written(trace, call[0].index):
         return None
     if found is not _MOVES:
+        # The state with the first index leaves the trie, else that index would still be recorded.
+        # C++ has edges to it.
         place.pop(found.key, None)
-        place.edges = None  # of `hits`, some of which would lead to the state that has left
+        place.edges = None
         place.seen[call] = _MOVES
     trace.ran = request.op, place
     with kernels_only(dispatches=True):
@@ -57,8 +61,10 @@ def view(trace: Trace, request: Request) -> torch.Tensor | None:
 
 
 def _without_index(trace: Trace, request: Request) -> tuple[Any, ...] | None:
-    """What is the same of the call with any index: its base's slot, and the size of what it takes.
-    None if it is no such call."""
+    """The parts of the call that don't depend on the index; None for any other call.
+
+    They are the slot of the base, the dimension, and the length and the step of a slice.
+    """
     if request.op not in (SELECT, SLICE) or request.kwargs:
         return None
     slot = slot_of(trace, request.args[0])
@@ -74,7 +80,7 @@ def _without_index(trace: Trace, request: Request) -> tuple[Any, ...] | None:
 
 
 def _is_written(trace: Trace, slot: int) -> bool:
-    """Whether a pending call writes the memory of the slot."""
+    """Whether a pending call writes the memory of `slot`."""
     root = trace.root_of(slot)
     state: State | None = trace.state
     while state is not None:

@@ -1,7 +1,7 @@
-"""Calls that need more than recording: random draws, aliases, masks, composite ops.
+"""Handles calls that need more than recording: random draws, aliases, masks, composite ops.
 
-In: a call whose rule isn't `RECORD`. Out: `(True, result)`, or `(False, None)` to record it after
-all.
+In: a call whose rule isn't `RECORD`. Out: `(True, result)`, or `(False, None)` to record the call
+as it is. `recorder` looks the handler up in `HANDLERS`, by the op's rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 DTYPE_OF_NUMBER = {
     bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
 }  # fmt: skip
-"""What the dispatcher makes of a Python number that stands where a tensor is wanted."""
+"""The dtype of the tensor that the dispatcher makes of a Python number in a tensor's place."""
 
 
 def _now(trace: Trace, request: Request, reason: str | None = None) -> Handled:
@@ -44,13 +44,15 @@ def _same(trace: Trace, request: Request) -> Handled:
 
 
 def _decompose(trace: Trace, request: Request) -> Handled:
-    """Ops that autograd would have taken apart, seen whole under `torch.inference_mode()`."""
+    """Composite ops, which come here whole under `torch.inference_mode()`: record their parts."""
+    # An op with a kernel for the device is an op like others: autograd doesn't decompose it either.
     if any(torch_private.has_own_kernel(request.op, t.device) for t in request.tensors):
         return HANDLERS[rule_from_schema(request.facts)](trace, request)
     if request.facts.is_out:
         return _now(trace, request)
     if not all(is_recordable(t) for t in request.tensors):
         return _now(trace, request, "an argument is a tensor that traces don't hold")
+    # The parts come here as calls of their own. C++ takes none of them while the trace is busy.
     trace.busy = False
     with request.owner if request.in_mode else nullcontext():
         route = ROUTES.get(request.op)
@@ -64,7 +66,7 @@ def _decompose(trace: Trace, request: Request) -> Handled:
 
 
 def _alias(trace: Trace, request: Request) -> Handled:
-    """`detach`, `alias`: another tensor on the same value. Computed ones stay out of the trace."""
+    """`detach`, `alias`: another tensor on the same value. A computed one enters no trace."""
     tensor = request.args[0]
     if is_marked(tensor):
         return RECORD_IT
@@ -82,7 +84,7 @@ def _alias(trace: Trace, request: Request) -> Handled:
 
 
 def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
-    """Make the next alias at this place a hit."""
+    """Make the same alias a hit when it comes at this place again."""
     slot = slot_of(trace, request.args[0])
     key = (request.op._op, slot)
     if slot is None or key in trace.state:
@@ -95,16 +97,20 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
 
 
 def _zeros(trace: Trace, request: Request) -> Handled:
+    """`_efficientzerotensor`, which has no memory: record zeros that have."""
     return True, record_again(request, aten.zeros.default, *request.args, **request.kwargs)
 
 
 def _draw(trace: Trace, request: Request) -> Handled:
-    """Random ops that need a shape only: drawn now, in program order."""
+    """Random ops that need only a shape: draw now, so that draws stay in program order."""
     return True, tensor_types.concrete(drawn(trace, Draw(request, like=request.args[0])))
 
 
 def _draw_into(trace: Trace, request: Request) -> Handled:
-    """In-place random ops: on what is pending, draw into memory of its own and record a copy."""
+    """In-place random ops: draw now, into new memory, and record a copy into the target.
+
+    A target that isn't pending is written at once.
+    """
     target = request.args[0]
     if trace.tape is None and not eager_fallback.sees_pending(trace, [target]):
         return _now(trace, request, DRAWS)
@@ -113,11 +119,13 @@ def _draw_into(trace: Trace, request: Request) -> Handled:
 
 
 def _dropout(trace: Trace, request: Request) -> Handled:
-    """`native_dropout`: the mask drawn now; as in its kernels, `x * mask * (1 / (1 - p))`."""
+    """`native_dropout`: draw the mask now and record `x * mask * (1 / (1 - p))`, as in its
+    kernels."""
     tensor, p = request.args[0], request.args[1]
     trains = request.argument("train")
     if trains is False or tensor.numel() == 0 or not is_recordable(tensor):
         return RECORD_IT
+    # The op is run on zeros of the tensor's layout: only its mask is of use.
     mask = drawn(trace, Draw(request, like=tensor, zeroed=True, item=1))
     lazy_mask = tensor_types.concrete(mask)
     masked = record_again(request, aten.mul.Tensor, tensor, lazy_mask)
@@ -126,39 +134,49 @@ def _dropout(trace: Trace, request: Request) -> Handled:
 
 
 def _sample(trace: Trace, request: Request) -> Handled:
+    """Random ops with tensors as parameters: run their decomposition in `samples`."""
     if not (all(map(is_recordable, request.tensors)) and can_be_recorded(request.tensors)):
         return _now(trace, request, DRAWS)
-    trace.busy = False
+    trace.busy = False  # as in `_decompose`
     with request.owner if request.in_mode else nullcontext():
         sample = SAMPLED[request.op](*request.args, **request.kwargs)
     return _now(trace, request, DRAWS) if sample is NotImplemented else (True, sample)
 
 
 def _index(trace: Trace, request: Request) -> Handled:
+    """Indexing: the size of the result depends on values if an index is a mask."""
     masks = (t for t in request.tensors[1:] if t.dtype in (torch.bool, torch.uint8))
     reason = "an index is a mask, whose values say how many elements there are"
     return _now(trace, request, reason) if any(True for _ in masks) else RECORD_IT
 
 
 def _wait(trace: Trace, request: Request) -> Handled:
-    """torch's wrapper around a collective's result, which waits when it is used: views do so."""
+    """`_wrap_tensor_autograd`: torch wraps a collective's result so that its first use waits.
+
+    Record `wait_tensor` instead. It is a view, so a plan waits where the result is first needed.
+    """
     wait = torch.ops._c10d_functional.wait_tensor.default
     return True, record_again(request, wait, request.args[0])
 
 
 def _if_no_dropout(trace: Trace, request: Request) -> Handled:
+    """Fused attention, which draws random numbers in its kernel if it drops out."""
     drops_out = request.argument("dropout_p", 0.0)
     return _now(trace, request, DRAWS) if drops_out else RECORD_IT
 
 
 def _rnn(trace: Trace, request: Request) -> Handled:
+    """oneDNN's recurrent layer: in grad mode record the op that always gives the workspace."""
     if not torch.is_grad_enabled():
         return RECORD_IT
     return True, record_again(request, WITH_WORKSPACE, *request.args, **request.kwargs)
 
 
 def _view_in_place(trace: Trace, request: Request) -> Handled:
-    """`transpose_` and its like. Aliases of the argument keep its shape."""
+    """`transpose_` and its like, on a pending tensor: record the view, which the tensor becomes.
+
+    Aliases keep their shape: only this tensor gets the view's value.
+    """
     tensor, *others = request.args
     is_own = type(tensor) is tensor_types.tensor_class and not is_marked(tensor)
     if not is_own or tensor._value.slot is None or tensor._value.data is not None:
@@ -172,7 +190,7 @@ def _view_in_place(trace: Trace, request: Request) -> Handled:
 def view_of_number(request: Request) -> Any:
     """Record a view of a Python number as the same view of a 0-dim tensor.
 
-    Autograd's formulas have such views: the gradient of `z * (1 + 2j)` conjugates the number.
+    Autograd's formulas contain such views: the gradient of `z * (1 + 2j)` conjugates the number.
     """
     number, *others = request.args
     dtype = DTYPE_OF_NUMBER[type(number)]
@@ -181,7 +199,7 @@ def view_of_number(request: Request) -> Any:
 
 
 def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record another op in a call's place."""
+    """Record another op in place of the call, as if the call's owner had been given it."""
     recorder = type(request.owner) if request.in_mode else request.owner
     function = recorder.__torch_dispatch__
     if request.in_mode:

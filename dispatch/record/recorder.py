@@ -1,7 +1,8 @@
-"""One aten op into the trace: a known one that C++ doesn't take, or one that is new.
+"""Records one aten op: a known one that C++ didn't take, or one that the trie doesn't have.
 
-In: what `__torch_dispatch__` gives. Out: new lazy tensors. The op is looked up; else its rule
-handles it, or its inputs are let in and the trie is extended. What can't wait runs at once.
+In: the arguments of `__torch_dispatch__`. Out: new lazy tensors. On a hit the trace takes a step in
+the trie. On a miss the op's rule handles the call, or the call's tensors enter the trace and
+`extend_trie` adds a state. A call that can't be recorded runs at once (`eager_fallback`).
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ from lazy_tensor.dispatch.trie.trace import (
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
 KNOWN = frozenset({Rule.RECORD, Rule.IF_NO_DROPOUT})
-"""Rules of ops that may be recorded as they were before: their keys say how much they drop out."""
+"""Rules of ops whose known state may be taken without their handler.
+
+Nothing outside the key decides about such a call: for `IF_NO_DROPOUT` the key has the chance.
+"""
 _MOVED = object()
-"""Stands for a result where the trace has moved on while that was made: a signal's handler, or a
-finalizer, has called ops. The call is looked up again."""
+"""Returned in place of a result if a signal handler or a finalizer has called ops meanwhile.
+
+The trace has moved on then, and the call must be looked up again.
+"""
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -62,16 +68,21 @@ Numbers = list[complex]
 def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
     """`__torch_dispatch__` of lazy tensors and of the mode; `owner` is the class or the mode."""
     trace, kwargs = _local.trace, kwargs or {}
-    # in the middle of another call a finalizer may call this one: that goes on behind it
+    # A finalizer may call an op in the middle of another call. `busy` is put back afterwards, not
+    # cleared, because the outer call goes on.
     was_busy = trace.busy
     try:
         trace.busy = True
+        # Only the outermost call waits for a thread that has claimed the trace. `begin` clears
+        # `busy` while it waits, so the other thread would flush half of an outer call.
         if trace.claimed and not was_busy:
             traces.begin(trace)
         if trace.policy.cold:
             return _cold(owner, trace, func, types, args, kwargs)
         place = trace.state
         key, state, numbers = _looked_up(trace, func, args, kwargs)
+        # A hit on a sharded call makes its collectives without dispatching them. A mode that wants
+        # to see them gets the call op by op.
         if state is None or (state.call_site is not None and is_shown(owner)):
             return _miss(owner, trace, func, args, kwargs, key)
         result = _follow(trace, place, func, state, numbers, args)
@@ -81,11 +92,11 @@ def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | 
 
 
 def _cold(owner: Any, trace: Trace, func: Any, types: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A call while nothing is recorded."""
+    """Handle a call while the trace is cold: nothing is recorded."""
     in_mode = not isinstance(owner, type)
     all_plain = in_mode and inputs.PLAIN.issuperset(types) and isinstance(func, OpOverload)
     if all_plain and not (needs_care(func) or reads_values(func)):
-        # nothing is pending and no argument lazy: run it, at the price of the mode
+        # Nothing is pending and no argument is lazy: the mode's dispatch is the only extra cost.
         sync_points.run_at_once(trace, func, args, kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)
     if tensor_types.call_at_once is not None and tensor_types.sharded_class in types:
@@ -98,7 +109,7 @@ def _cold(owner: Any, trace: Trace, func: Any, types: Any, args: Args, kwargs: K
 def _looked_up(
     trace: Trace, func: Any, args: Args, kwargs: Kwargs
 ) -> tuple[tuple[Any, ...] | None, State | None, Numbers]:
-    """The call's exact key, the state that it leads to, if any knows it, and its numbers there."""
+    """The call's exact key, the next state (None on a miss), and the call's run-time numbers."""
     if not isinstance(func, OpOverload):
         return None, None, []
     key = exact_key(trace.leaf_slots, func, args, kwargs)
@@ -108,7 +119,7 @@ def _looked_up(
 def _child(
     trace: Trace, key: tuple[Any, ...], func: Any, args: Args, kwargs: Kwargs
 ) -> tuple[State | None, Numbers]:
-    """The next state by this key, or by the generic one with the call's numbers; None if none."""
+    """The next state by the exact key, else by the generic one; and the call's run-time numbers."""
     state = trace.state.get(key)
     if state is not None:
         return state, []
@@ -118,7 +129,7 @@ def _child(
 def _generic_child(
     place: State, slots: PlainSlots, func: Any, args: Args, kwargs: Kwargs
 ) -> tuple[State | None, Numbers]:
-    """The next state at a place that takes numbers at run time, and the call's numbers."""
+    """The next state by the generic key, and the call's numbers: run-time inputs there."""
     if not place.generic:
         return None, []
     key, numbers = generic_key(slots, func, args, kwargs)
@@ -128,8 +139,13 @@ def _generic_child(
 def _known(
     owner: Any, trace: Trace, func: Any, args: Args, kwargs: Kwargs
 ) -> tuple[State, State | None, Numbers]:
-    """The place, once the call's leaves have come in; the next state if one knows the call, and
-    its numbers there."""
+    """Let the call's leaves enter the trace, then look the call up again.
+
+    Returns the place behind the leaves, the next state (None on a miss), and the call's run-time
+    numbers.
+    """
+    # `cut_if_full` must move an outdated trace to another root before anything enters it. In debug
+    # mode a call runs at once, so its tensors must not enter.
     if trace.is_outdated or not isinstance(func, OpOverload):
         return trace.state, None, []
     if rule_of(func) not in KNOWN or settings.current().debug:
@@ -142,9 +158,15 @@ def _known(
 
 
 def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
-    """`_missed`, after which the trace holds nothing that entered for this call alone, and the call
-    is part of the past."""
+    """Handle a call by `_missed`, between the begin and the end of an entry in the call history.
+
+    Afterwards the trace holds nothing that entered it for this call alone.
+    """
+    # A call within another one (a decomposed op, say) is no call of the program: the history counts
+    # only the outer one. Nor does it count a question.
     is_part = trace.call is not None or is_question(call[0])
+    # `.item()` is the most frequent read: it needs no `Request`. On a tape it may be read aside,
+    # and while the trace is cold `run_cold` counts it.
     if (
         call[0] is eager_fallback.ITEM
         and type(call[1][0]) is tensor_types.tensor_class
@@ -156,10 +178,11 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
     try:
         func, args, kwargs, key = call
         while (result := _missed(owner, trace, func, args, kwargs, key)) is _MOVED:
-            key = None
+            key = None  # its slots may be of a trace that was flushed
         return result
     finally:
-        del trace.scalars[trace.state.n_scalars :]  # of a call that was not recorded after all
+        # drop the numbers of a call that was not recorded after all
+        del trace.scalars[trace.state.n_scalars :]
         if trace.one_call_inputs:
             inputs.leave(trace)
         if not is_part:
@@ -174,13 +197,17 @@ def _missed(
     kwargs: Kwargs,
     key: tuple[Any, ...] | None,
 ) -> Any:
-    """The call that no state knows: handle it by its rule, record it, or run it now."""
+    """Handle a call that no state knows: by its rule, by recording it, or by running it now."""
     if is_question(func):
         return func(*args, **kwargs)
     is_cold = trace.policy.cold
+    # Optimizers read `step.item()` for every parameter: a step count that was lazy would be flushed
+    # each time. So ops on step counts run at once.
     may_be_tiny = isinstance(func, OpOverload) and not (is_cold or kwargs or trace.tape)
     if may_be_tiny and inputs.is_tiny(trace, args):
         return func._op(*args)
+    # The look-up may have missed only because leaves have no slots yet. Then let these enter where
+    # they entered before, and look again.
     if key is not None and lacks_slots(trace, key):
         key = None
         place, state, numbers = _known(owner, trace, func, args, kwargs)
@@ -196,10 +223,12 @@ def _missed(
     if func is memory_overlap.COPY and memory_overlap.is_there_already(trace, request):
         return args[0]
     place = trace.state
+    # A call that reads values is never recorded, so it needs no room in the trace.
     if not (is_cold or reads_values(func)):
         extend_trie.cut_if_full(trace)
         if trace.state is not place:
-            request.began_s = perf_counter()  # it ran what was pending
+            # the flush's time is not part of what recording this call takes
+            request.began_s = perf_counter()
     if trace.policy.cold:
         return eager_fallback.run_cold(trace, request)
     if request.facts.is_view and not request.tensors:
@@ -214,16 +243,19 @@ def _missed(
         handled, result = op_handlers.HANDLERS[rule](trace, request)
         if handled:
             return result
+    # `cut_if_full` or a handler may have moved the trace: the key would name slots that are gone
     return _recorded(trace, request, key if trace.state is place else None)
 
 
 def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> Any:
-    """Record the call: let its tensors in, and add a state to the trie unless there is one."""
+    """Record the call: let its tensors enter, and add a state to the trie unless there is one."""
     call = request.op, request.args, request.kwargs
     slots = trace.leaf_slots if request.in_mode else trace.snapshot_slots
     kinds = {tensor_types.tensor_class, *((Tensor, Parameter) if request.in_mode else ())}
     numbers: Numbers = []
     place, state = trace.state, None
+    # The key vouches for tensors of these classes alone. A tensor of another class stands in the
+    # key as itself. A plain tensor outside the mode needs a snapshot, whatever slot it has.
     if key is None or not kinds.issuperset(map(type, request.tensors)):
         reason = inputs.admit(trace, request)
         if reason is not None:
@@ -243,31 +275,37 @@ def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> An
         assert grown.parent is not None, "it is no root"
         place, state = grown.parent, grown
         if state.n_scalars == place.n_scalars:
-            numbers = []  # its key has them
+            numbers = []  # the state's exact key contains them
     return _follow(trace, place, request.op, state, numbers, request.args)
 
 
 def _follow(
     trace: Trace, place: State, func: OpOverload, state: State, numbers: Numbers, args: Args
 ) -> Any:
-    """Take the step from `place` to `state`, which is given these numbers, and let it be a hit from
-    now on; flush if it closes a segment."""
+    """Take the step from `place` to `state` with these run-time numbers, and return its outputs.
+
+    C++ learns the step, so that it is a hit from now on. Flushes if the state closes a segment.
+    Returns `_MOVED`, and takes no step, if other ops have moved the trace meanwhile.
+    """
     if hits.learn is not None:
         hits.learn(trace, func, state)
     made: list[Value] = []
     like = args[0] if args and facts_of(func).is_view else None
+    # making objects may collect garbage, and finalizers may call ops
     result = _outputs(trace, state, args, like, made)
     if trace.state is not place:
         return _MOVED
-    # an alias is no step: any number of them leaves the trace as it is
+    # An alias is no step: any number of them leaves the trace where it is.
     if state.kind & KIND_MASK != ALIAS:
-        # Python looks for no signal until the step is taken
+        # Nothing is called between these lines, so no signal handler finds half a step.
         trace.scalars[place.n_scalars :] = numbers
         trace.state = state
         trace.values += made
+    # `meta` is `OpFacts.writes_list` here: below autograd nobody else counts these writes
     if state.kind & KIND_MASK == NOTHING and state.meta:
         count_writes(args[0])
     if state.closes:
+        # the state gets its call number before the flush empties the trace
         sync_points.arrived(trace)
         sync_points.close_segment(trace)
     return result
@@ -276,7 +314,7 @@ def _follow(
 def _outputs(
     trace: Trace, state: State, args: Args, like: torch.Tensor | None, made: list[Value]
 ) -> Any:
-    """What the call gives, which shares the memory of `like`; its new values go into `made`."""
+    """The call's outputs; `made` gets their new values. `like` is the tensor that a view is of."""
     kind = state.kind & KIND_MASK
     if kind == ONE:
         return _fresh(trace, state.meta, state.slot, like, state.offset_fixup, made, state.layout)
@@ -306,13 +344,14 @@ def _fresh(
     made: list[Value],
     layout: tensor_types.Layout | None = None,
 ) -> Any:
-    """A tensor on a new value at `slot`."""
+    """A tensor on a new value at `slot`; `made` gets the value."""
     value = Value()
     value.slot = slot
     made.append(value)
     if layout is not None:
         return tensor_types.new_sharded(value, layout, like)
     if offset_fixup is not None:
+        # the leaf may begin elsewhere in its storage than when the state was made
         leaf, recorded_offset = offset_fixup
         value.leaf = leaf
         offset = meta[2] or 0

@@ -1,9 +1,9 @@
-"""Random ops that take chances, means or deviations as tensors: taken apart, so that they can be
-recorded.
+"""Decomposes random ops whose chances, means or deviations are tensors, so that they are recorded.
 
-In: the op's arguments. Out: what ATen's kernels for the CPU give, by the same numbers of the same
-generator (Distributions.cpp, DistributionTemplates.h). The numbers are drawn now, in the program's
-order; what becomes of them is recorded. A wrong value raises where the values are computed.
+In: the op's arguments. Out: the values of ATen's CPU kernels, from the same numbers of the same
+generator (Distributions.cpp, DistributionTemplates.h). The numbers are drawn now, in program order,
+and the ops on them are recorded. A wrong argument raises where the values are computed. Called by
+`op_handlers`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def can_be_recorded(tensors: list[Tensor]) -> bool:
-    """Whether these functions do as the op, for arguments that eager accepts."""
+    """Whether these functions give what the op gives, for arguments that eager accepts."""
     return (
         all(t.device.type == "cpu" and t.dtype in DTYPES and t.numel() > 0 for t in tensors)
         and len({t.dtype for t in tensors}) == 1
@@ -28,7 +28,8 @@ def can_be_recorded(tensors: list[Tensor]) -> bool:
 
 
 def _checked(tensor: Tensor, holds: Tensor, message: str) -> Tensor:
-    """`tensor`, of which `holds` is true; RuntimeError where it isn't."""
+    """`tensor` behind a check; computing it raises RuntimeError if `holds` is false."""
+    # the check is an op that returns the tensor, so nothing computes the result without it
     checked: Tensor = aten._functional_assert_async.msg(holds, message, tensor)
     return checked
 
@@ -36,6 +37,7 @@ def _checked(tensor: Tensor, holds: Tensor, message: str) -> Tensor:
 def bernoulli(chances: Tensor, *, generator: Generator | None = None) -> Tensor:
     holds = ((chances >= 0) & (chances <= 1)).all()
     chances = _checked(chances, holds, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
+    # contiguous whatever the strides of `chances`: numbers are drawn in the order of the memory
     drawn = torch.empty_like(chances, memory_format=torch.contiguous_format)
     return (drawn.uniform_(generator=generator) < chances).to(chances.dtype)
 
@@ -44,8 +46,10 @@ def multinomial(
     chances: Tensor, n_samples: int, replacement: bool = False, *,
     generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """One sample: the least of exponential numbers at these rates is a race that each wins by its
-    chance."""
+    """One sample a row, by an exponential race; NotImplemented for more samples.
+
+    Each class draws a time at the rate of its chance. The first one to arrive is the sample.
+    """
     if n_samples != 1 or chances.dim() not in (1, 2):
         return NotImplemented  # type: ignore[no-any-return]
     holds = (chances.max() < math.inf) & (chances.min() >= 0)
@@ -75,4 +79,4 @@ SAMPLED: dict[Any, Callable[..., Any]] = {
     aten.normal.Tensor_float: normal,
     aten.normal.float_Tensor: normal,
 }
-"""By the op; each may return NotImplemented where it doesn't do as the op."""
+"""The function for each op. It may return NotImplemented, but only before it draws."""

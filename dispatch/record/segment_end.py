@@ -1,4 +1,8 @@
-"""Which ops end a segment, so that the trace is handed to the device as soon as one is recorded."""
+"""Tells which ops end a segment: the trace is handed to the device once such an op is recorded.
+
+In: the node of a new state. Out: what `State.closes` says, for this call and all its hits. The
+device works while the rest of the program is recorded. Called by `extend_trie`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,24 @@ from lazy_tensor.dispatch.trie.trace import Node, is_apart
 from lazy_tensor.kernels.segment import Call
 
 DIRECT = "collectives that nobody sees"
-"""In force while something communicates below Python: collectives are then issued at once."""
+"""The name that is set apart (`trace.set_apart`) while something communicates below Python.
+
+Nobody sees those collectives, so recorded ones are issued at once and none changes its place.
+"""
 HANDS_OVER_FROM_OPS = 512
-"""Recorded ops from which a device other than the CPU is given them at the next op that ends a
-segment: it waits for no more than these to be recorded, 1 to 2 ms. Each flush costs the host: from
-64 ops on, a training step took it 2.6 times eager's time, from 512 on 1.8
-(`benches/bench_nvfuser_host.py`)."""
+"""Recorded ops after which a device other than the CPU gets the trace at the next segment's end.
+
+The device waits for at most so many ops to be recorded, 1 to 2 ms. Each flush costs the host: with
+64 ops a training step took the host 2.6 times eager's time, with 512 ops 1.8 times
+(`benches/bench_nvfuser_host.py`).
+"""
 
 
 def closes_segment(node: Node, n_ops: int) -> bool:
-    """Whether recording `node`, with which the trace has `n_ops`, hands it to the device at once
-    (see `flush_policy`)."""
+    """Whether the trace is flushed once `node`, its op number `n_ops`, is recorded.
+
+    The option `flush_policy` decides, but for collectives that must be issued at once.
+    """
     if node.issues and is_apart(DIRECT):
         return True
     policy = settings.current().flush_policy
@@ -31,5 +42,6 @@ def closes_segment(node: Node, n_ops: int) -> bool:
             break
     if policy == "auto" and (device == "cpu" or n_ops < HANDS_OVER_FROM_OPS):
         return False
+    # an op that the device's backend can't fuse ends a segment
     call = Call(node.facts.op, node.args, node.kwargs, node.specs)
     return chosen_backend(device).refuses(call) is not None

@@ -1,6 +1,8 @@
-"""Calls on their way into the past: hits only where they are wanted there.
+"""Tells the policy of calls and sync points, by which it decides what is recorded.
 
-In: a call, a sync point. Out: the policy knows whether the call was made in this place before.
+In: a call that is no hit, a read, the end of an optimizer's step or of a loop's turn. Out: the call
+history (`Policy.past`) has the calls in program order, and regions, rounds and turns end where they
+should. A hit costs nothing: it is noted only if a call that is no hit follows in its region.
 """
 
 from __future__ import annotations
@@ -27,27 +29,37 @@ from lazy_tensor.dispatch.trie.trace import MOST_UNNOTED, Leaf, State, Trace
 from lazy_tensor.dispatch.user_frame import warn_user
 
 NOT_THE_PROGRAMS = frozenset({"profiler", "lazy_tensor"})
-"""Namespaces of ops that come or don't as others see fit: of marks in profiles, and of
-`fully_shard`'s own ops, which are others while nothing is recorded."""
+"""Namespaces of ops that are no calls of the program.
+
+They are marks in profiles, and `fully_shard`'s own ops, which differ while nothing is recorded.
+"""
 UNCOUNTED = -1
-"""The number of a call that is no part of the past."""
+"""`Trace.call` during a call that the history doesn't count."""
 
 asleep: set[int] = set()
-"""Threads whose ops don't come here: who reads a value calls `pass_read`."""
+"""Threads in a block whose present round is bypassed: their ops don't come here.
+
+C++ has taken the mode off torch's stack, and whoever reads a value calls `pass_read`. A block that
+is bypassed as a whole never enters the mode: its thread isn't in this set.
+"""
 
 
 def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Note a call that isn't a hit, behind the hits that came before it."""
+    """Note a call that isn't a hit in the history, behind the hits that came before it."""
     trace.call = UNCOUNTED
     if not isinstance(op, OpOverload) or op.namespace in NOT_THE_PROGRAMS:
         return
+    # A read ends a region, and an alias is no step of the trie: neither is counted.
     if reads_values(op) or rule_of(op) is Rule.ALIAS:
         return
     catch_up(trace)
+    # Without C++ there is no history: the region only has one call more.
     if hits.native is None:
         trace.policy.past.note(UNCOUNTED)
         return
+    # The number is 0 of a call on 0-dim CPU tensors alone: it may run at once, and isn't counted.
     trace.call = hits.native.call_under_way()
+    # A turn of a loop has come round in which no call was new.
     if trace.call and trace.policy.past.note(trace.call):
         if trace.policy.cold == 1:
             trace.policy.cold = 0
@@ -56,20 +68,24 @@ def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def end(trace: Trace) -> None:
-    """The call has run, or is recorded."""
+    """End the call under way: it has run, or is recorded."""
     arrived(trace)
     trace.call = None
 
 
 COMPILES_AFTER_OPS = 20_000
-"""Unrecorded ops in Python, which cost half a second, after which C++ for them is wanted."""
+"""Unrecorded ops in Python, which cost half a second, after which C++ for them is compiled."""
 CHECKS_EVERY_OPS = 256
-_n_cold = 0
+"""Unrecorded ops between two looks whether the C++ is there."""
+_n_cold = 0  # unrecorded ops so far, of all threads
 
 
 def count_cold() -> None:
-    """Have the C++ that knows what repeats, and runs unrecorded calls below Python: from disk, or
-    compiled when many ran here."""
+    """Count an unrecorded op in Python, and ask for the C++ if it isn't there.
+
+    The C++ knows which calls repeat, and runs unrecorded calls below Python. It is loaded from
+    disk, or compiled once many such ops have run.
+    """
     global _n_cold
     if hits.native is not None:
         return
@@ -81,8 +97,9 @@ def count_cold() -> None:
 
 
 def run_at_once(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Account for a call that runs at once, as nothing is recorded."""
+    """Account for a call that runs at once while the trace is cold."""
     count_cold()
+    # within another call it isn't counted
     if trace.call is None:
         begin(trace, op, args, kwargs)
         end(trace)
@@ -91,7 +108,10 @@ def run_at_once(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def arrived(trace: Trace) -> None:
-    """Let the state that the trace is in stand for the call under way from now on."""
+    """Give the state that the trace has reached the number of the call under way.
+
+    By this number later hits that lead to the state are noted in the history.
+    """
     if trace.call is None or trace.call == UNCOUNTED:
         return
     state = trace.state
@@ -101,7 +121,8 @@ def arrived(trace: Trace) -> None:
 
 
 def catch_up(trace: Trace) -> None:
-    """Note the hits since the last call that was noted."""
+    """Note the hits since the last call that was noted, in program order."""
+    # those in traces that were flushed meanwhile, then those in the present trace
     for noted, state in (*trace.unnoted_hits, (trace.noted, trace.state)):
         for call in _calls_between(noted, state):
             trace.policy.past.note(call)
@@ -110,34 +131,41 @@ def catch_up(trace: Trace) -> None:
 
 
 def _calls_between(noted: State, state: State) -> list[int]:
+    """The numbers of the calls that lead from `noted` to `state`, in program order."""
     found: list[int] = []
     current: State | None = state
     while current is not noted and current is not None:
         if current.call:
             found.append(current.call)
-        # the steps that a sharded call takes are no calls of the program
+        # a sharded call takes several steps, which are no calls of the program: pass over them
         current = current.parent if current.call_site is None else current.call_site
     found.reverse()
     return found
 
 
 def is_sync_point(request: Request) -> bool:
-    """Whether the call reads values, and ends a region of the program. Reading step counts, which
-    optimizers write in place and read for each parameter, doesn't."""
+    """Whether the call reads values and so ends a region of the program.
+
+    Reading a step count doesn't: optimizers read one for each parameter at each step.
+    """
     if not (isinstance(request.op, OpOverload) and reads_values(request.op) and request.tensors):
         return False
     return ends_region(request.tensors[0])
 
 
 def ends_region(tensor: torch.Tensor) -> bool:
-    """Whether reading the tensor does. Step counts have memory of their own, which elements of
-    parameters don't."""
+    """Whether reading the tensor's values ends a region: not if it may be a step count.
+
+    A step count is a 0-dim tensor, written in place, with memory of its own. An element of a
+    parameter is a part of larger memory.
+    """
     if tensor.dim() or tensor.is_inference() or not tensor._version:
         return True
     if type(tensor) is not tensor_types.tensor_class:
         return type(tensor) is torch.Tensor and is_part(tensor)
     value = tensor._value
     if value.slot is not None:
+        # pending: a view's memory has another slot as its root
         return value.slot.trace.root_of(value.slot.index) != value.slot.index
     return value.data is not None and is_part(value.data)
 
@@ -146,12 +174,12 @@ _was_said = False
 
 
 def say_so() -> None:
-    """Warn, once in a process, that little of it is recorded, and why."""
+    """Warn, once in a process, that little of the program is recorded, and why."""
     global _was_said
     if _was_said or not settings.current().warn:
         return
     if hits.native is None and hits.EXTENSION.status in ("compiling", "compiled"):
-        return  # it may repeat itself: what knows of it is on its way
+        return  # the program may repeat itself: the C++ that would know is on its way
     _was_said = True
     misses = [(one.first_new, one.state) for one in STATS.log if one.first_new is not None]
     difference = latest_difference(reason_of_miss(*miss) for miss in misses)
@@ -170,12 +198,13 @@ def say_so() -> None:
 
 
 def may_choose(trace: Trace, options: settings.Settings) -> bool:
-    """Whether recording has to pay in a block of these options."""
+    """Whether blocks with these options are recorded only where that pays."""
     return not must_record(trace, options) and _may_choose(trace)
 
 
 def _may_choose(trace: Trace) -> bool:
-    """Whether times may decide: the ranks of a program must not choose differently."""
+    """Whether times may decide: ranks of one program measure different times, but must all record
+    the same."""
     return not trace.policy.spans_ranks
 
 
@@ -184,20 +213,26 @@ def at_sync_point(trace: Trace) -> None:
     if hits.native is None:
         begin_hits()
     state, policy = trace.state, trace.policy
-    # at least: the region had flushes of its own
+    # Ops of the region that were flushed before its end aren't counted one by one. Any number above
+    # `policy.SHORT` will do: the policy asks only whether there were ops, and more than a few.
     n_flushed = MOST_UNNOTED if trace.unnoted_hits else 0
     policy.at_sync_point(n_recorded=state.n_ops - trace.begun.n_ops + n_flushed)
     trace.unnoted_hits.clear()
     trace.noted = trace.begun = state
     if STATS.repeats_little() and not must_record(trace):
         say_so()
+    # A cold trace must be empty: unrecorded ops on plain tensors run without a look at what is
+    # pending.
     if policy.cold and state is not trace.root:
-        flush(trace, "recording doesn't pay", quiet=True)  # what runs unrecorded reads memory
+        flush(trace, "recording doesn't pay", quiet=True)
 
 
 def at_read(trace: Trace) -> None:
-    """Begin a region of the program where values are read: of a block, each round of these is a
-    block of its own (see `sites.ROUND`). A block that is asleep has them by `pass_read`."""
+    """End a region of the program where a value is read, and begin the next.
+
+    A number of reads within a block is a round, which counts as a block of its own (see
+    `sites.ROUND`). A block that is asleep calls `pass_read` instead.
+    """
     policy = trace.policy
     if policy.has_wrapped:
         see_outside_blocks(trace)
@@ -211,24 +246,32 @@ def at_read(trace: Trace) -> None:
 
 
 def see_outside_blocks(trace: Trace) -> None:
-    """See ops outside blocks again, where blocks were bypassed before `wrap` was called."""
+    """See ops outside blocks again, if a block was bypassed before `wrap` was called.
+
+    A bypassed block leaves the policy asleep. But ops on wrapped tensors come without a block.
+    """
     if trace.policy.is_asleep and get_ident() not in asleep:
         trace.policy.cold = 1
 
 
 def pass_read(trace: Trace) -> None:
-    """The same of a block that is asleep, by its own thread; C++ has counted most of its reads."""
+    """Account for a read by this thread, which is asleep, as `at_read` does for others.
+
+    C++ counts most of its reads. This is called at the end of a round, or where Python must look.
+    """
     trace.policy.add_reads(hits.native.passed_reads())
     trace.policy.has_read = True
-    if not trace.policy.is_asleep:  # another thread began all anew
+    if not trace.policy.is_asleep:  # another thread has begun the policy anew
         _wakes(trace)
     elif trace.policy.ends_round() and not in_backward() and listen(trace):
         _begin_round(trace)
 
 
 def close_segment(trace: Trace) -> None:
-    """Hand the trace to the device, as `closes_segment` wants it, or at the end of a loop's turn;
-    within a call of several steps that is left to its end."""
+    """Flush the trace, because its state closes a segment or ends a loop's turn.
+
+    A sharded call takes several steps: within one, only note that it has to flush at its end.
+    """
     if trace.defers_close is not None:
         trace.defers_close = True
         return
@@ -239,8 +282,11 @@ def close_segment(trace: Trace) -> None:
 
 
 def at_turn(trace: Trace, n_recorded: int = 0) -> None:
-    """End a region at the end of a turn of a loop without reads. Ops of such a loop are counted
-    even while it runs as in eager: nothing else tells where its turns end."""
+    """End a region where a turn ends, in a loop that reads nothing.
+
+    The ops of such a loop are counted even while it is bypassed: nothing else tells where a turn
+    ends.
+    """
     policy = trace.policy
     if policy.is_paused or in_backward() or not may_choose(trace, settings.current()):
         return
@@ -253,9 +299,12 @@ def at_turn(trace: Trace, n_recorded: int = 0) -> None:
 
 
 def at_step(trace: Trace) -> None:
-    """End a region where an optimizer's step ends, as a read does, of a loop that reads no value or
-    seldom one. What is pending is run, so that each step may repeat the last."""
+    """End a region where an optimizer's step ends, in a loop that hardly ever reads a value.
+
+    What is pending runs, so that each step is the same program as the last.
+    """
     policy = trace.policy
+    # `ends_step` needs to know of reads that C++ has counted
     if asleep:
         policy.add_reads(hits.native.passed_reads())
     if not policy.ends_step() or policy.is_paused or must_record(trace) or in_backward():
@@ -265,10 +314,12 @@ def at_step(trace: Trace) -> None:
     elif not policy.is_asleep or policy.has_wrapped:
         at_read(trace)
         flush(trace, "optimizer.step()", quiet=True)
+    # set just now, for the step itself: that is no read
     policy.has_read = False
 
 
 def _begin_round(trace: Trace) -> None:
+    """Begin a round of a block; if it is bypassed, C++ takes the mode away at the next op."""
     if not (must_record(trace) or trace.policy.begin_round(may_choose=_may_choose(trace))):
         flush(trace, "recording doesn't pay", quiet=True)
         trace.policy.cold = ASLEEP
@@ -276,13 +327,17 @@ def _begin_round(trace: Trace) -> None:
 
 
 def listen(trace: Trace) -> bool:
-    """See the ops of the block that runs, if it is asleep; whether they are seen now."""
+    """See the ops of the block that runs, if it is asleep; whether they are seen now.
+
+    They can't be while another mode lies on top of ours.
+    """
     if not asleep:
         return True
     was_asleep = trace.policy.is_asleep
     if get_ident() in asleep and not _wakes(trace):
         return False
     if was_asleep:
+        # the region that passed unseen ends before its round: so its time counts as bypassed
         at_sync_point(trace)
         trace.policy.end_round()
         at_sync_point(trace)
@@ -290,6 +345,7 @@ def listen(trace: Trace) -> bool:
 
 
 def _wakes(trace: Trace) -> bool:
+    """Put the mode back on torch's stack; False if another mode must be left first."""
     if not hits.native.wake_up():
         return False
     asleep.discard(get_ident())

@@ -1,8 +1,8 @@
-"""A value of a trace, computed aside, with the trace left as it was.
+"""Computes one value of a trace without a flush: the trace stays pending.
 
-In: a state and a slot. Out: `Aside`, which computes the slot's value op by op from the leaves that
-it depends on. Memory that the ops write is written in copies. Debuggers look at values so, and
-`replay` at those that decide what a call does.
+In: a state and a slot. Out: `Aside`, which runs op by op the calls that the slot depends on. Leaves
+that these calls write are copied first. `debug_view` uses it for debuggers; `tape` and `replay` use
+it for values that decide what a call does, such as `.item()`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ from lazy_tensor.dispatch.trie.trace import Node, State
 
 
 class Aside:
-    """What computes the value of a slot at a state. `leaves` are the numbers of those that it needs
-    among the leaves of the trace; `communicates`: other ranks would have to take part."""
+    """Computes the value of a slot at a state, as often as it is called.
+
+    `leaves` are the numbers of the trace's leaves that it needs. `communicates` says whether one of
+    the calls is a collective: then other ranks would have to take part, and callers don't run it.
+    """
 
     def __init__(self, state: State, slot: int) -> None:
+        # `graph_of` keeps every effect of the trace: writes to leaves, collectives, calls that may
+        # raise. Here only those that reach the slot's memory may run.
         whole = graph_of(state.steps(), (slot,))
         graph = with_nodes(whole, _needed_for(whole, slot))
         wanted = {graph.root[slot]}
@@ -34,15 +39,16 @@ class Aside:
         self._graph = graph
 
     def __call__(self, leaves: Sequence[Any], scalars: list[complex]) -> torch.Tensor:
-        """The value, for these leaves of the trace; raises what the ops raise."""
+        """The value for these leaves and scalars of the trace; raises what the ops raise."""
         with torch_private.kernels_only():
             given = _with_copies(self._graph, [leaves[i] for i in self.leaves])
+            # `interpret` empties its list of leaves: `given` is this call's own
             (found,) = interpret(self._graph, given, list(scalars))
         return found
 
 
 def _needed_for(graph: Graph, slot: int) -> list[Node]:
-    """The calls that one value depends on, in order."""
+    """The calls that make or write the slot's memory, and those that they depend on, in order."""
     wanted = {graph.root[slot]}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -55,8 +61,11 @@ def _needed_for(graph: Graph, slot: int) -> list[Node]:
 
 
 def _with_copies(graph: Graph, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves, copies in place of those whose memory is written; what shares memory still
-    does."""
+    """The leaves, with copies in place of those whose memory the graph writes.
+
+    The whole storage is copied once for each `root`. So leaves that share memory share the copy,
+    and a write through one shows in the other.
+    """
     written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
     copies: dict[int, torch.UntypedStorage] = {}
     found: list[torch.Tensor] = []

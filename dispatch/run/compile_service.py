@@ -1,6 +1,8 @@
-"""What is compiled for the process: the service that makes kernels, and the C++ of the package.
+"""The compile service of the process, and requests for the package's own C++.
 
-In: the settings in force. Out: the compile service for their `cache_dir`; C++ that is asked for.
+In: the settings in force. Out: the compile service for their `cache_dir`. The other functions ask
+for the C++ that records hits, runs programs or pools memory, at the time when it may pay. Called by
+`flush`, `plan_cache`, `sync_points` and the mode.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.kernels.service.compile import Compiler
 
 MOST_COMPILERS = 4
-"""Compile services beside the process's own, one for each `cache_dir` in use; the oldest ends when
-there is one more."""
-_compilers: dict[str, Compiler] = {}
-_counters = Counters()  # of all compile services
+"""Compile services beside the one for the process's `cache_dir`. One more closes the oldest."""
+_compilers: dict[str, Compiler] = {}  # by `cache_dir`
+_counters = Counters()  # shared by all services: `stats()` shows one sum
 _compilers_lock = threading.RLock()
 
 
 def compiler() -> Compiler:
-    """The compile service for the `cache_dir` in force, made when first needed.
+    """The compile service for the `cache_dir` in force, made at first use.
 
-    A block that has a `cache_dir` of its own leaves the services of others alone.
+    A block with its own `cache_dir` gets its own service, so that it doesn't disturb the kernels of
+    other threads.
     """
     now = settings.current()
     found = _compilers.get(now.cache_dir)
@@ -40,7 +42,8 @@ def compiler() -> Compiler:
 
 def _new_compiler(now: settings.Settings) -> Compiler:
     with _compilers_lock:
-        if now.cache_dir not in _compilers:
+        if now.cache_dir not in _compilers:  # another thread may have made it before the lock
+            # the process's own service stays: every block without a `cache_dir` comes back to it
             others = [one for one in _compilers if one != settings.of_process().cache_dir]
             if len(others) >= MOST_COMPILERS:
                 _compilers.pop(others[0]).close()
@@ -77,14 +80,20 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def ask_for_pool(plan: Plan) -> None:
-    """Have the memory of large results used again, once that pays."""
+    """Ask for the memory pool if the plan makes results large enough for it.
+
+    It is loaded now if it is on disk. It is compiled once the program has worked for long.
+    """
     if plan.is_pooled and not POOL.is_asked_for:
         compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
 
 
 def begin_hits() -> None:
-    """Have calls taken below Python from now on, if what does so is on disk or was compiled, which
-    begins when the program has run for a while: it can't be begun with when several threads record.
+    """Record hits in C++ from now on, if the C++ is on disk or compiled by now.
+
+    Compiling it begins once the program has worked for long. While other threads have recorded,
+    nothing is switched (see `hits.start_if_compiled`), so this is called again and again: where
+    blocks begin, at `wrap`, and while many ops run unrecorded.
     """
     if not (hits.EXTENSION.is_asked_for or settings.records_in_python()):
         hits.EXTENSION.ask_disk(compiler().disk)
@@ -94,7 +103,7 @@ def begin_hits() -> None:
 
 
 def obtain_extensions() -> None:
-    """Have the C++ that helps compiled now, so that it lies on disk."""
+    """Compile all C++ of the package now, so that later processes find it on disk."""
     disk = compiler().disk
     hits.start(disk)
     program.ask_for(disk, may_compile=True, wait=True)
@@ -102,10 +111,11 @@ def obtain_extensions() -> None:
 
 
 def ask_for_hits() -> None:
-    """Have what takes hits below Python compiled in the background."""
+    """Compile the C++ that records hits in the background, unless `compile` is "off"."""
     if settings.current().compile != "off":
         hits.EXTENSION.ask_for(compiler().disk, wait=False)
 
 
 def chosen_backend(device_type: str) -> backends.Backend:
+    """The backend that the settings in force mean on a device, such as "cpu"."""
     return backends.choose(settings.current().backend, device_type)

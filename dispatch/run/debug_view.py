@@ -1,7 +1,8 @@
-"""A value looked at from a debugger: computed op by op, aside, with the trace left as it was.
+"""Shows pending values in a debugger or notebook without flushing the trace.
 
-In: a value that waits. Out: its tensor, or None where it can't be had without effects. Nothing is
-planned or compiled, and what is pending stays pending.
+In: a pending value, or a plain tensor with pending writes. Out: a tensor computed aside, or None
+where other ranks or another thread would have to take part. Nothing is planned or compiled: a look
+in a debugger must not change what the program does. Called by `Tensor.__repr__` of this package.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from lazy_tensor.dispatch.trie.trace import Trace, Value, local
 
 LOOKERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "debugpy", "IPython.core.displayhook",
            "IPython.core.formatters")  # fmt: skip
+"""Modules of debuggers and of notebooks' displays."""
 PRINTERS = ("pprint", "reprlib", "IPython.lib.pretty", "torch", "lazy_tensor", "contextlib")
-"""Modules that stand between who looks and what is looked at."""
+"""Modules whose frames may stand between a looker's frame and the tensor's `__repr__`."""
 
 
 def is_looked_at() -> bool:
-    """Whether a debugger or a notebook's display asks, rather than the program."""
+    """Whether a debugger or a notebook's display asks, rather than the program.
+
+    The first frame of the stack that is no printer's decides. A program that runs under a debugger
+    and prints a tensor itself is no look: its own frame comes first.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -42,14 +48,17 @@ def _is_of(module: str, names: tuple[str, ...]) -> bool:
 
 
 def shown(tensor: torch.Tensor) -> str:
-    """The text of a tensor whose value is there, for whom nothing is flushed."""
+    """The `repr` of a computed tensor, made without a flush."""
     with _unseen_by(local.trace), torch_private.below_autograd():
         return repr(tensor)
 
 
 @contextmanager
 def _unseen_by(trace: Trace) -> Iterator[None]:
-    """Nothing is recorded, and reading memory flushes nothing."""
+    """While it is entered, ops aren't recorded and reads of memory flush nothing.
+
+    A trace that is `busy` is one that handles an op already.
+    """
     was_busy = trace.busy
     try:
         trace.busy = True
@@ -60,9 +69,9 @@ def _unseen_by(trace: Trace) -> Iterator[None]:
 
 
 def peek(trace: Trace, value: Value) -> torch.Tensor | None:
-    """What the value would be if all were run now.
+    """The value that a flush would compute now.
 
-    None if another thread has it, or other ranks would have to take part. Raises what the calls
+    None if another thread's trace has it, or if it depends on a collective. Raises what the calls
     that it depends on raise.
     """
     slot = value.slot
@@ -72,13 +81,14 @@ def peek(trace: Trace, value: Value) -> torch.Tensor | None:
 
 
 def peek_memory(trace: Trace, tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same for a plain tensor: with what pending calls write to its memory."""
+    """The same for a plain tensor: its value after the pending writes to its memory."""
     first = trace.storages.get(torch_private.storage_id(tensor))
     if first is None:
         return tensor
     found = _computed(trace, first)
     if found is None:
         return None
+    # the trace knows the storage by its first leaf, which may be another view than `tensor`
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     with _unseen_by(trace):
         return tensor.new_empty(0).set_(found.untyped_storage(), *place)

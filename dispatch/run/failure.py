@@ -1,11 +1,12 @@
-"""When a call raises in a flush: what is still computed, and what the error tells.
+"""Computes what it can after a call has raised in a flush, and adds notes to the error.
 
-In: the exception, and the plan or graph that it came from. Out: the values that eager execution
-would have had, and those that don't depend on what failed; notes on the exception. Called by
-`flush`.
+In: the exception, and the plan or graph that it came from. Out: the values that don't depend on
+what failed; notes on the exception that name the call, its arguments and its line. Called by
+`flush` and by captured calls.
 
-Writes that were recorded after the failing call don't happen: eagerly the program would not have
-got there.
+After an error, writes that were recorded behind the failing call don't happen: eager would have
+stopped before them. After an interrupt (Ctrl-C) all calls run, and none writes twice: the program
+had passed their lines before the signal came.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Values = dict[int, torch.Tensor]
 
 
 def rescue(error: BaseException, ran: Plan | Graph, scalars: list[complex]) -> Values | None:
-    """What is computed after `error`, by slot; None if it did not come from what ran.
+    """Run what can run after `error`, and return all values by slot.
 
-    Notes on `error` say which call raised it, given what. After an interrupt (Ctrl-C) all that was
-    recorded is run: the program had got past it.
+    None if `error` did not come from within `ran`. Notes on `error` say which call raised it, with
+    which arguments.
     """
     if isinstance(ran, Plan):
         return _rescue_from_plan(error, ran, scalars)
@@ -50,7 +51,7 @@ def rescue(error: BaseException, ran: Plan | Graph, scalars: list[complex]) -> V
 
 
 def _frame_of(code: CodeType, error: BaseException) -> TracebackType | None:
-    """Where the error passed through a function."""
+    """The entry of the error's traceback that is in the function with this code."""
     place = error.__traceback__
     while place is not None and place.tb_frame.f_code is not code:
         place = place.tb_next
@@ -60,9 +61,10 @@ def _frame_of(code: CodeType, error: BaseException) -> TracebackType | None:
 def _had_run(place: TracebackType) -> bool:
     """Whether the call at `place` had run before an interrupt came.
 
-    Python looks for signals after a call in C, or where a function of its own begins. A function
-    that runs a segment keeps what it gives in `results`. One of Inductor's, which calls kernels one
-    after the other, is finished here.
+    Python handles signals after a call into C, or where a Python function begins. By convention a
+    function that runs a segment stores its outputs in a variable `results` at once (see `Fusion`).
+    A wrapper of Inductor's calls several kernels in turn. If it was interrupted between two, the
+    remaining ones are run here.
     """
     while True:
         frame, instruction, after = place.tb_frame, *_instructions(place)
@@ -72,19 +74,24 @@ def _had_run(place: TracebackType) -> bool:
             return _finish_wrapper(place)
         stores_results = after.argrepr.startswith("results")
         if "results" in frame.f_code.co_varnames and not stores_results:
-            return False  # it prepared
+            return False  # the interrupted call isn't the one that runs the segment: it prepared
         inner = _called_at(place)
         if inner is None:
+            # At a call the signal came behind one into C, which has run. Any other instruction is
+            # the begin of a function, whose body has not run.
             return instruction.opname.startswith(CALLS)
         place = inner
 
 
 CALLS = ("CALL", "PRECALL")
-"""What the names of instructions that call begin with."""
+"""Prefixes of the names of Python's instructions that call."""
 
 
 def _instructions(place: TracebackType) -> tuple[dis.Instruction, dis.Instruction]:
-    """The instruction at which a frame was interrupted, or called; and what follows it."""
+    """The instruction at which a frame was interrupted, and the next one that is no part of a call.
+
+    PRECALL and CALL make one call in Python 3.11, so both are skipped to see what takes the result.
+    """
     instructions = list(dis.get_instructions(place.tb_frame.f_code))
     n = sum(one.offset <= place.tb_lasti for one in instructions)
     at = instructions[n - 1]
@@ -92,11 +99,17 @@ def _instructions(place: TracebackType) -> tuple[dis.Instruction, dis.Instructio
 
 
 def _finish_wrapper(place: TracebackType) -> bool:
-    """Run what an interrupt left of a wrapper of Inductor's, but for what it gives."""
+    """Run the lines of Inductor's wrapper that an interrupt left out, up to its `return`.
+
+    Only writes matter here: the outputs are lost with the frame, and values that need them fail.
+    The source has one statement a line, so that each can run by itself.
+    """
     frame, instruction, after = place.tb_frame, *_instructions(place)
     number, names = place.tb_lineno, dict(frame.f_locals)
     if instruction.opname == "RESUME" or after.opname == "POP_TOP":
-        number += 1  # it had not begun, or the call that is all of this line is over
+        # the line is over: it is the `def` (RESUME), or it is one call whose result is dropped. A
+        # line that stores a result runs again: the assignment was lost with the interrupt.
+        number += 1
     for line in frame.f_globals[SOURCE].splitlines()[number - 1 :]:
         if line.lstrip().startswith("return"):
             break
@@ -105,8 +118,11 @@ def _finish_wrapper(place: TracebackType) -> bool:
 
 
 def _called_at(place: TracebackType) -> TracebackType | None:
-    """The function of Python's that was running at `place`; not a signal's handler, which raised
-    the interrupt there."""
+    """The Python function that was running at `place`, one frame further in.
+
+    None if it was a call into C. A signal's handler doesn't count: it runs on top of the frame that
+    it interrupts, and raised there.
+    """
     inner = place.tb_next
     if inner is None or inner.tb_frame.f_code in map(_code_of, map(signal.getsignal, SIGNALS)):
         return None
@@ -114,7 +130,7 @@ def _called_at(place: TracebackType) -> TracebackType | None:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code of a signal's handler, if that is Python's: a function, a method, an object."""
+    """The code of a signal's handler that is a Python function, method or callable object."""
     function = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", None)
     if function is None:
         function = vars(type(handler)).get("__call__")
@@ -126,22 +142,26 @@ SIGNALS = signal.valid_signals()
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """An exception like `error`, notes included, that keeps no frames and so no tensors alive.
+    """A copy of `error`, notes included, without traceback, cause or context.
 
-    Values that failed keep one, and raise another each time they are read.
+    A value that failed keeps one for as long as it lives, and raises another copy at each read. The
+    frames of a traceback would keep tensors alive, and form cycles with the values.
     """
     kind = type(error)
     try:
         twin = kind.__new__(kind, *error.args)
     except TypeError:
-        return error  # its class wants to know more than its arguments
+        return error  # its class takes other arguments than those in `args`
     twin.__dict__.update(error.__dict__)
     return twin
 
 
 @dataclass(slots=True)
 class _Later:
-    """A part of a flush not yet run: the slots that it reads, the calls in it, how to run it."""
+    """A part of a flush that has not run: a plan's step, or one node of a graph.
+
+    It has the slots that the part reads, its recorded calls, and a function that runs it.
+    """
 
     reads: Iterable[int]
     nodes: Iterable[Node]
@@ -154,11 +174,13 @@ def _rescue_from_plan(error: BaseException, plan: Plan, scalars: list[complex]) 
         return None
     number, values, call = failed
     is_over = isinstance(error, Exception)
-    if number < len(plan.steps):
+    if number < len(plan.steps):  # else a signal came behind the last step: all has run
         step = plan.steps[number]
         if is_over:
             _note_step(error, step, call, _looked_up(values, scalars))
         elif step.fusion is not None and any(node.writes for node in step.nodes):
+            # A single op is over before C++ looks for signals, and `number` is then that of the
+            # next step. A segment may run through Python, where a signal comes at any time.
             is_over = _kernel_had_run(error)
     later = [
         _Later(step.reads, step.nodes, partial(plan.program.step, i, values, scalars))
@@ -171,7 +193,7 @@ def _rescue_from_plan(error: BaseException, plan: Plan, scalars: list[complex]) 
 
 
 def _kernel_had_run(error: BaseException) -> bool:
-    """Whether an interrupt in a segment's kernel came when that had run."""
+    """Whether the segment's kernel had run when an interrupt came within its step."""
     run = _frame_of(Plan.run.__code__, error) or _frame_of(Plan.run_observed.__code__, error)
     kernel = None if run is None else _called_at(run)
     return kernel is not None and _had_run(kernel)
@@ -181,7 +203,7 @@ def _rescue_from_graph(
     error: BaseException, names: Mapping[str, Any], place: TracebackType
 ) -> Values | None:
     if "values" not in names:
-        return None  # it had not begun
+        return None  # `interpret` had not made its first variable
     graph, values, scalars = (names[name] for name in ("graph", "values", "scalars"))
     node = names.get("node")
     is_over = isinstance(error, Exception)
@@ -189,6 +211,7 @@ def _rescue_from_graph(
         if is_over:
             _note_call(error, node, _looked_up(values, scalars))
         else:
+            # `run_node` returns its node: with `done` set the interrupt came behind it in the loop
             is_over = names["done"] is node or _node_had_run(place)
     first = next((i for i, other in enumerate(graph.nodes) if other is node), 0)
     later = [
@@ -201,10 +224,12 @@ def _rescue_from_graph(
 
 
 def _node_had_run(place: TracebackType) -> bool:
-    """Whether an interrupt in `interpret` came when the node's op had run."""
+    """Whether the node's op had run when an interrupt came in `interpret` or `run_node`."""
     call = _called_at(place)
     if call is None:
         return False
+    # a Python frame below `run_node` before it has `results` prepares the arguments, or is the op's
+    # own kernel, not over yet
     is_in_op = "results" not in call.tb_frame.f_locals and _called_at(call) is not None
     return not is_in_op and _had_run(call)
 
@@ -217,21 +242,28 @@ def _carry_on(
     lasting: frozenset[int],
     is_there: Callable[[int], bool],
 ) -> None:
-    """Run what is left. If the first of `later` failed, nothing that depends on it or writes what
-    lasts. `is_over`: the first has failed, or an interrupt came after it."""
+    """Run the parts in `later`, in order, as far as eager's results allow.
+
+    After an interrupt all of them run. After an error the first of `later` is the one that failed.
+    Parts that depend on it are left out, and so are writes to memory that outlives the flush: eager
+    would have stopped before them. `is_over` says whether the first part has run already.
+    """
     failed = isinstance(error, Exception)
     is_lost = failed and _communicates(later[0])
     spoiled = {root[slot] for node in later[0].nodes for slot in node.writes} if failed else set()
     if failed or (is_over and any(node.writes for node in later[0].nodes)):
-        later = later[1:]  # to write again would be wrong; what else it gave is made again
-    new: set[int] = set()  # memory that eager, which stopped, would not have made
+        # A part that wrote must not write twice. One without writes runs again, because an
+        # interrupt may have come before its outputs were stored.
+        later = later[1:]
+    new: set[int] = set()  # memory made from here on: eager never had it, so it may be written
     for part in later:
         written = {root[slot] for node in part.nodes for slot in node.writes}
         touched = {root[slot] for slot in part.reads} | written
         if (
             not (touched & spoiled or (failed and written & lasting - new))
             and all(map(is_there, part.reads))
-            and not (is_lost and _communicates(part))  # nor would it come to an end
+            # after a failed collective a rank may be missing: another one would wait for ever
+            and not (is_lost and _communicates(part))
         ):
             try:
                 part.run()
@@ -239,6 +271,7 @@ def _carry_on(
                 continue
             except Exception:
                 pass  # the first error is the one that is raised
+        # what should have been written is out of date: whoever reads that memory is left out, too
         spoiled |= written
 
 
@@ -247,7 +280,10 @@ def _communicates(part: _Later) -> bool:
 
 
 def _note_step(error: BaseException, step: Step, call: int, value_of: Callable[[Any], Any]) -> None:
-    """Say which of a step's calls raised: number `call`, if the segment ran op by op."""
+    """Note on `error` which of a step's calls raised.
+
+    That is number `call` if the segment ran op by op, else -1: then the note names all its calls.
+    """
     if len(step.nodes) == 1:
         call = 0
     if 0 <= call < len(step.nodes):
@@ -276,11 +312,12 @@ def _looked_up(values: Mapping[int, Any], scalars: list[complex]) -> Callable[[A
 
 
 MAX_SHOWN = 8
-"""Elements of a tensor that a note shows; of a longer one of integers the least and greatest."""
+"""Elements up to which a note shows a tensor. Of longer ones of integers it shows the least and the
+greatest, which may be indices."""
 
 
 def described(node: Node, value_of: Callable[[Any], Any]) -> str:
-    """The call with the values it got: `aten.index.Tensor(float32[4], [int64[2] = [0, 9]])`."""
+    """The call with its arguments: `aten.index.Tensor(float32[4], [int64[2] = [0, 9]])`."""
     arguments = [_text(argument, value_of) for argument in node.args]
     arguments += [f"{name}={_text(argument, value_of)}" for name, argument in node.kwargs]
     op: OpOverload = node.facts.op
@@ -291,7 +328,7 @@ def _text(argument: Any, value_of: Callable[[Any], Any]) -> str:
     if isinstance(argument, (Ref, ScalarRef)):
         argument = value_of(argument)
         if argument is None:
-            return "..."  # made inside the segment
+            return "..."  # made and used up inside the segment
     if isinstance(argument, torch.Tensor):
         return _tensor_text(argument)
     if type(argument) is tuple:
@@ -302,7 +339,7 @@ def _text(argument: Any, value_of: Callable[[Any], Any]) -> str:
 def _tensor_text(tensor: torch.Tensor) -> str:
     text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     if tensor.device.type != "cpu":
-        return f"{text} on {tensor.device}"  # reading it could fail, or wait
+        return f"{text} on {tensor.device}"  # reading it could wait, or raise
     if 0 < tensor.numel() <= MAX_SHOWN:
         return f"{text} = {tensor.tolist()}"
     is_index = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)

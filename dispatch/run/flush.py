@@ -1,7 +1,8 @@
-"""Runs what a trace has recorded: state to plan, plan to values.
+"""Runs what a trace has recorded: from state to plan, from plan to values.
 
-In: a trace and a cause. Out: each live value has its data (or the failure that kept it from having
-any). The only caller of plans, and the only place where a trace's content leaves it.
+In: a trace and a cause. Out: each live value has its data, or the failure that kept it from having
+any. Called where a value is needed, at bounds, and at the end of the mode. `_Work.take` takes a
+trace's content out of it; for a known plan C++ does (`native/flush.h`).
 """
 
 from __future__ import annotations
@@ -40,16 +41,18 @@ from lazy_tensor.kernels.logs import FLUSHES, MISSES
 
 
 def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
-    """Run all that `trace` has recorded, for `cause`; wait if another thread is doing so.
+    """Run all that `trace` has recorded. `cause` says why, for `stats()` and the log.
 
-    See `_flush` for the rest.
+    Waits if another thread flushes the same trace. See `_flush` for `quiet` and for what is raised.
     """
     with trace.lock:
         _flush(trace, cause, quiet)
 
 
 def _run_orphan(trace: Trace) -> None:
-    with suppress(Exception):  # what failed says so where it is read
+    # the thread that recorded it is gone, so nobody could catch an error here: each value that
+    # failed raises it where it is read
+    with suppress(Exception):
         flush(trace, "its thread has ended", quiet=True)
 
 
@@ -59,9 +62,10 @@ traces.run_orphan.append(_run_orphan)
 def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     """Run all that `trace` has recorded, for `cause`.
 
-    `quiet` flushes are nobody's surprise (a bound, leaving the mode): `forbid` lets them pass.
-    Raises what an op raised, with a note that says where it was recorded and which values it got;
-    what doesn't depend on it is computed, the rest marked failed (see `failure`).
+    A `quiet` flush is one that the program doesn't ask for by reading a value: the end of the mode,
+    a bound. `forbid="flush"` lets it pass. Raises what an op raised, with a note that says where
+    the op was recorded and which values it got. Values that don't depend on it are computed, the
+    others are marked as failed (see `failure`).
     """
     if trace.state is trace.root:
         return
@@ -76,12 +80,14 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     if trace.tape is not None:
         why = f"what was recorded is run ({cause})" if quiet else f"{cause} needs values"
         trace.tape.stop(f"{why} at {where}")
+    # all of this is read before the run, which empties the trace
     watched = watch.before_flush(trace)
     first_new, grown_s = trace.first_new, trace.policy.grown_s
     ends_region = trace.begun is trace.state
     work = _Work(perf_counter())
     n_built, raised = STATS.counts["plans_built"], ""
     try:
+        # the fast way in C++, for a plan that has run before; else by Python
         if not _run_known(trace, work, now):
             _compute(trace, work, cause, ends_region)
     except BaseException as error:
@@ -92,6 +98,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         seconds = perf_counter() - work.began_s
         watch.after_flush(watched, failed=bool(raised))
         plan = work.ran if isinstance(work.ran, Plan) else None
+        # `work.state` is None where an error came before anything was taken: nothing was flushed
         if work.state is not None:
             trace.remember(work.state)
         if work.state is not None and work.state.n_ops:
@@ -123,6 +130,7 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
             if record.was_built:
                 trace.policy.add_plan(record.plan_s)
             _account(record)
+    # where all must be recorded, blocks aren't bypassed while their kernels are built
     if plan is not None and not must_record(trace, now):
         trace.policy.note_kernels(plan)
     if MISJUDGED:
@@ -132,12 +140,15 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
 
 
 class _Work:
-    """What a flush has taken on, and how far it has come.
+    """What a flush has taken out of the trace, and how far it has come.
 
-    `pending` is the content that it takes out of the trace, `alive` are the values that somebody
-    holds, `ran` is what runs to compute them, and `given` has what it gave, once it has. `began_s`
-    and `planned_s` are times by `perf_counter`. C++ notes where the trace stood in `state`, and
-    only of a run that raises what it has `taken`: the fields of a `Pending`.
+    After an exception, `_salvage` tells from it what is left to do. So each field is set as soon as
+    it is known. `pending` is the content of the trace, `state` the state where the trace stood.
+    `alive` are the values that somebody holds. `ran` is the plan or graph that computes them, and
+    `given` gets its results. `began_s` and `planned_s` are times by `perf_counter`.
+
+    A run in C++ sets `state`, and `taken` (the fields of a `Pending`) only if it raises: a tuple
+    that is never looked at would cost time at every flush.
     """
 
     __slots__ = ("alive", "began_s", "given", "pending", "planned_s", "ran", "state", "taken")
@@ -152,7 +163,11 @@ class _Work:
         self.began_s = self.planned_s = began_s
 
     def take(self, trace: Trace) -> Pending:
-        """Take the trace's content out of it."""
+        """Take the trace's content out of it, and leave it empty.
+
+        `reset` may run finalizers, which may record. It returns False then, and the larger content
+        is taken.
+        """
         while True:
             self.pending = pending = trace.pending()
             self.state = pending.state
@@ -161,7 +176,11 @@ class _Work:
 
 
 def _run_known(trace: Trace, work: _Work, now: settings.Settings) -> bool:
-    """Run a trace's content in C++, if its plan has run before and nobody looks."""
+    """Run a trace's content in C++, and return whether that was done.
+
+    Only a plan that has run before, while no profiler or timer looks, and only if the trace goes on
+    at the same root: a change of settings or of inference mode needs `Trace.reset`.
+    """
     if hits.native is None or profiling.is_looked_at() or not trace.goes_on_at(now):
         return False
     try:
@@ -171,11 +190,11 @@ def _run_known(trace: Trace, work: _Work, now: settings.Settings) -> bool:
 
 
 def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
-    """Compute what is alive of a trace's content, by its plan or call by call."""
+    """Compute the live values of a trace's content, by its plan or call by call."""
     pending = work.take(trace)
     ranges = profiling.take_ranges(trace)
-    hits.start_if_compiled()
-    if pending.state.n_ops == 0:
+    hits.start_if_compiled()  # torch's tables of kernels may only change between ops: as here
+    if pending.state.n_ops == 0:  # leaves came in, but no op was recorded
         _settle(pending, work, ())
         return
     work.began_s = work.planned_s = perf_counter()
@@ -194,22 +213,23 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
 
 
 def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
-    """After `error`, give each value its data, or the error as the failure that it raises if read.
+    """After `error`, give each value its data, or the error as its `failure`.
 
-    Whatever raised, and wherever: no value that was taken may stay with neither, or with its place
-    in a trace that goes on. What has not run is run call by call: the program is past it.
+    The error may have come anywhere in the flush. The invariant: each value that was taken out of
+    the trace gets data or a failure, and none keeps a slot in a trace that goes on. If nothing has
+    run yet, the trace is run call by call.
     """
     if work.taken is not None:
         work.pending = Pending(*work.taken)
     pending = work.pending
     if pending is None:
         return  # nothing was taken, or all is done
-    if trace.has(pending):
+    if trace.has(pending):  # the error came before the trace was emptied
         trace.reset()
     left = live_values(pending.values)
     failure = error
     try:
-        if work.given:
+        if work.given:  # all has run; the error came while the results were handed out
             _settle(pending, work, work.given[0])
             return
         with torch_private.kernels_only():
@@ -231,11 +251,15 @@ def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
 def _computed_by_calls(
     pending: Pending, work: _Work, left: list[Value], error: BaseException
 ) -> tuple[dict[int, torch.Tensor], BaseException]:
-    """What a trace of which nothing has run computes, by slot; and what the rest failed by."""
+    """Interpret a trace of which nothing has run.
+
+    Returns the values by slot, and the error that values without data get.
+    """
     live = tuple([value.slot.index for value in left if value.slot is not None])
     work.alive, work.ran = left, graph_of(pending.state.steps(), live)
     if len(pending.leaves) != len(work.ran.leaves):
-        return {}, error  # it has run, and what it gave is lost
+        # Whoever runs a trace empties its list of leaves. So it has run, and its results are lost.
+        return {}, error
     try:
         results = interpret(work.ran, pending.leaves, pending.scalars)
     except BaseException as raised:
@@ -244,13 +268,16 @@ def _computed_by_calls(
 
 
 def must_record(trace: Trace, options: settings.Settings | None = None) -> bool:
-    """Whether ops are recorded whatever that costs: by the options in force (see `Settings`), or
-    these; or for a tape."""
+    """Whether ops must be recorded whatever that costs.
+
+    The options in force, or those given, may say so (see `Settings.records_all`). So does a tape,
+    which an op that runs at once would stop.
+    """
     return (options or settings.current()).records_all or trace.tape is not None
 
 
 def note_plan(record: FlushRecord, plan: Plan) -> None:
-    """Have a record in the flush log tell of the plan that has just run."""
+    """Describe the plan that has just run in a record of the flush log."""
     record.steps, record.peak_bytes, record.tier = plan.steps, plan.peak_bytes, plan.tier_says
     record.statuses, record.reasons = plan.told()
     record.steps_s = profiling.times_s()
@@ -259,7 +286,9 @@ def note_plan(record: FlushRecord, plan: Plan) -> None:
 def _run(pending: Pending, work: _Work, ranges: profiling.Noted) -> None:
     ran = work.ran
     assert ran is not None, "it was planned"
-    # what was recorded outside inference mode, or autocast, may be computed inside
+    # Ops were recorded below autograd and autocast. The flush may come within an autocast block or
+    # inference mode, which must not change what the kernels do. Leaves whose writes autograd has
+    # counted at recording keep that count.
     counted = pending.leaves if pending.state.counts_writes else ()
     with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
         if isinstance(ran, Plan):
@@ -267,14 +296,17 @@ def _run(pending: Pending, work: _Work, ranges: profiling.Noted) -> None:
             run = profiling.run_of(ran, pending.state, ranges)
             run(pending.leaves, pending.scalars, work.given)
             ran.is_checked = True
+            # The first run showed ops that choose other strides than was recorded. Results were
+            # corrected in this run. A plan built anew has the strides in its instructions.
             if is_new and len(OWN_STRIDES) > n_own_strides:
-                pending.state.plans = {}  # the next one lays these ops' results out
+                pending.state.plans = {}
         else:
             work.given.append(interpret(ran, pending.leaves, pending.scalars))
     _settle(pending, work, work.given[0])
 
 
 def _settle(pending: Pending, work: _Work, results: Sequence[torch.Tensor]) -> None:
+    """Give the live values their data, and release their slots."""
     for value, data in zip(work.alive, results, strict=True):
         value.data = data
     _share_with_plain(pending, work)
@@ -282,7 +314,11 @@ def _settle(pending: Pending, work: _Work, results: Sequence[torch.Tensor]) -> N
 
 
 def _share_with_plain(pending: Pending, work: _Work) -> None:
-    """Note which values are views of plain tensors, whose ops nobody records outside the mode."""
+    """Mark values that are views of plain tensors as sharing memory with them.
+
+    Outside the mode, nobody records ops on the plain tensor, so they may change the value at any
+    time (see `memory_sharing`).
+    """
     ran = work.ran
     if ran is None or not (ran.parts_of_leaves and pending.plain):
         return
@@ -294,16 +330,18 @@ def _share_with_plain(pending: Pending, work: _Work) -> None:
 
 
 def _release(*values: list[Value]) -> None:
-    """Forget the values' places in the trace that was taken."""
+    """Forget the values' slots in the trace that was taken."""
     for some in values:
         for value in some:
             value.slot = value.leaf = None
 
 
 def _distrust() -> None:
-    """Run ops whose meta functions were wrong at once from now on, and forget what was recorded, by
-    all threads."""
-    with suppress(KeyError):  # when it is empty: another thread may be here too
+    """Have ops whose meta functions were wrong run at once from now on.
+
+    The tries of all threads are dropped: their states hold the wrong metadata.
+    """
+    with suppress(KeyError):  # by `pop` when the set is empty: another thread may pop, too
         while True:
             op = MISJUDGED.pop()
             STATS.fallbacks[op, "its meta function was wrong"] += 1
@@ -312,7 +350,10 @@ def _distrust() -> None:
 
 
 def _refuse_compiling(plan: Plan, where: str) -> None:
-    """Raise if a segment of the plan has no kernel yet. It was run op by op: nothing is lost."""
+    """Raise if a segment of the plan has no kernel yet (`forbid="compile"`).
+
+    Called after the run, which was op by op: no value is lost.
+    """
     for fusion in plan.fusions:
         if fusion.status in ("aten", "queued", "compiling"):
             ops = ", ".join(str(call.op) for call in fusion.segment.calls)
@@ -323,6 +364,7 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
 
 
 def _account(record: FlushRecord) -> None:
+    """Add a flush to `stats()`, to the flush log and to the loggers."""
     counts = STATS.counts
     counts["ops"] += record.n_ops
     counts["flushes"] += 1

@@ -1,8 +1,8 @@
-"""Recording a hit below Python: the C++ in folder `native`, and what it must know of this package.
+"""Loads the C++ in folder `native`, which records hits, and gives it what it needs from Python.
 
-In: what `record` does for calls seen before. Out: such calls no longer reach `record`, and cost
-about what the op's dispatch costs in eager; a known plan is run by one call. Without a C++ compiler
-all goes on in Python.
+In: classes and functions of this package, told once at import by `use` and its like. Out: calls
+that are hits don't come to `record`, and cost about as much as the op's dispatch in eager. One call
+runs a known plan. Without a C++ compiler, `record` does the same in Python.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from lazy_tensor.kernels.extension.extension import Extension, module_at
 from lazy_tensor.kernels.library import loaded as load_library
 
 learn: Callable[[Trace, Any, State], None] | None = None
-"""Tells the C++ that the call of an op under way led to a state; None while it isn't loaded."""
+"""`learn(trace, op, state)` tells the C++ which state the call under way led to, so that it is a
+hit next time. None while hits don't come to C++."""
 
 native: Any = None
-"""The C++ itself once calls come to it."""
+"""The C++ module, from when torch's dispatcher calls it for ops; None before."""
 
 loaded: Any = None
-"""The same from when it is loaded, by which time calls may go on coming to Python: for `replay`."""
+"""The same module from when it is loaded, for `replay`: calls may go on coming to Python, because
+other threads have recorded (see `start_if_compiled`)."""
 
+# what the module is told once it is loaded, by `install`, `use_replay` and `use_sharded`
 _known: tuple[Any, ...] = ()
 _of_replay: tuple[Any, ...] = ()
 _sharded: type[Any] | None = None
@@ -50,8 +53,11 @@ def use(
     at_turn: Callable[[Trace], None],
     share_with_parts: Callable[[list[torch.Tensor]], None],
 ) -> None:
-    """Name the classes whose `__torch_dispatch__` is `record`, what a closed segment needs, a
-    loop's turn that ran unrecorded, and the arguments that a sparse result may have as its parts.
+    """Tell the C++ the classes whose `__torch_dispatch__` is `record`, and its callbacks.
+
+    It calls `close_segment` where a segment is closed, and `at_turn` at the end of a loop's turn
+    that ran unrecorded. `share_with_parts` gets the arguments that a sparse result may keep as its
+    parts.
     """
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
@@ -64,15 +70,18 @@ def use(
 def use_replay(
     changed: type[Exception], missing: Any, any_tensor: Any, atoms: frozenset[type]
 ) -> None:
-    """Name the exception that says what changed since a call was captured, what stands for nothing
-    and for any tensor in what is expected of an object, and the types that are compared by value.
+    """Tell the C++ what captured calls need.
+
+    `changed` is raised if something isn't as it was when the call was captured. In what is expected
+    at a place, `missing` stands for nothing and `any_tensor` for any tensor. Objects of the types
+    `atoms` are compared by value, all others by identity.
     """
     global _of_replay
     _of_replay = (changed, missing, any_tensor, atoms)
 
 
 def use_sharded(sharded_class: type[Any]) -> None:
-    """Name the class of sharded tensors, whose layouts are part of keys."""
+    """Tell the C++ the class of sharded tensors, whose layouts are part of keys."""
     global _sharded
     _sharded = sharded_class
     if loaded is not None:
@@ -86,6 +95,7 @@ def _current() -> Trace:
 
 
 def _load(library: bytes) -> None:
+    """Load the module, which takes no calls yet: see `_listen`."""
     global loaded
     module = load_library(library, partial(module_at, "lazy_tensor_hits"))
     module.install(*_known)
@@ -96,7 +106,10 @@ def _load(library: bytes) -> None:
 
 
 def _listen() -> None:
-    """Take hits below Python from now on. Called between ops: torch's tables are changed."""
+    """Register the C++ with torch's dispatcher: from now on ops come to it first.
+
+    Called between ops, by the only thread that records: torch's tables of kernels are changed.
+    """
     global learn, native
     for namespace in ("aten", "profiler"):
         loaded.listen(namespace)
@@ -107,8 +120,10 @@ def _listen() -> None:
     native, learn = loaded, loaded.learn
     Policy.make_past = native.Past
     Policy.native = native
+    # traces made before kept their call history by the Python class, which knows nothing
     for trace in all_traces():
         trace.policy.remember(native.Past())
+    # C++ lets blocks at some places pass without Python; other settings may want them recorded
     end_rests = native.end_rests
     settings.on_change(lambda _: end_rests())
 
@@ -117,7 +132,7 @@ EXTENSION = Extension(cpp.HITS.path, cpp.HITS.libraries, _load, waits=True)
 
 
 def status() -> str:
-    """As `Extension.status`, or why calls don't come to it."""
+    """`Extension.status`, or why ops don't come to the C++ though it is there."""
     if settings.records_in_python():
         return "LAZY_TENSOR_HITS is python"
     if loaded is not None and native is None:
@@ -126,15 +141,15 @@ def status() -> str:
 
 
 def sees_all() -> bool:
-    """Whether no mode but ours sees this thread's ops; False too where only C++ could tell."""
+    """Whether no dispatch mode but ours sees this thread's ops; False if the C++ isn't in use."""
     return native is not None and native.sees_all()
 
 
 def start_if_compiled() -> None:
-    """Take hits below Python if what does so is there, and this thread alone has recorded so far.
+    """Have the C++ take hits if it is compiled and no other living thread has recorded anything.
 
-    torch's tables of kernels are read without a lock, and another thread that records might be
-    reading them: a process whose threads all go on recording does so in Python.
+    torch's tables of kernels are read without a lock, and another thread that records might read
+    them while `_listen` changes them. A process with several recording threads stays in Python.
     """
     if native is not None or settings.records_in_python():
         return
@@ -145,15 +160,20 @@ def start_if_compiled() -> None:
 
 
 def start(disk: Disk | None) -> None:
-    """Take hits below Python now, compiling what does so if need be; no other thread records."""
+    """Have the C++ take hits now, and compile it first if need be.
+
+    The caller makes sure that no other thread records.
+    """
     if not settings.records_in_python():
         EXTENSION.ask_for(disk, wait=True)
         _start()
 
 
 def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
-    """Load the C++, for what asks it for other things than to take hits; whether it is there. As
-    `program.ask_for` otherwise."""
+    """Load the C++ for `replay`, which doesn't need it to take hits. Returns whether it is loaded.
+
+    The arguments are those of `program.ask_for`.
+    """
     if loaded is None:
         EXTENSION.ask(disk, may_compile=may_compile, wait=wait)
         EXTENSION.start_if_compiled()
@@ -167,7 +187,8 @@ def _start() -> None:
 
 
 def _described(name: str, overload: str) -> tuple[Any, ...] | None:
-    """What `OpInfo` in `native/trie.h` holds of an op; None if it has no Python object."""
+    """The fields of `OpInfo` in `native/trie.h`, in its order; None for an op without an object in
+    `torch.ops`. C++ asks once for each op."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     op = getattr(packet, overload or "default", None)

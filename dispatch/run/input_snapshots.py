@@ -1,7 +1,8 @@
-"""Memory that others may write at any time, arrays and files, as it was when a trace read it.
+"""Copies of memory that others may write at any time: NumPy arrays, files, other processes.
 
-In: a tensor on such memory that an op reads. Out: the slot of its copy, which the trace keeps for
-as long as nobody has written: each read compares, bit by bit, so none is stale.
+In: a tensor on such memory that an op reads. Out: the slot of its copy, which the pending op reads
+later in its place. A later read compares memory and copy bit by bit and takes the same slot if they
+agree, so no read is stale. Called by `record.inputs`; C++ does the same for hits.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ from lazy_tensor.dispatch.trie.trace import Copy, Slot, Trace
 from lazy_tensor.kernels.extension.pool import POOL
 
 MOST_BYTES = 256 << 20
-"""That a trace's copies may take; an op that wants more runs at once, where its memory lies."""
+"""Bytes that all copies of a trace may take. An op that would need more runs at once instead."""
 SMALL_BYTES = 1 << 20
-"""That any op may have copied, which takes 0.1 ms: an op that runs at once parts what comes before
-it from what comes after, and takes 0.2 ms of Python (a training step on a batch from NumPy)."""
+"""Bytes that any op may have copied, in 0.1 ms. An op that runs at once takes 0.2 ms of Python and
+cuts the trace in two. Such bytes are a batch from NumPy in a training step."""
 PRODUCT_BYTES = 4 << 20
-"""The same for matrix products, which take longer for each byte; a convolution takes so much longer
-that it may have any memory copied."""
+"""The same for matrix products, which compute longer for each byte than a copy does. A convolution
+computes so much longer that memory of any size is copied for it."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 
 
 def serve_op(facts: OpFacts) -> bool:
-    """Whether the op may read copies: views share what they are of."""
+    """Whether the op may read copies. A view may not: it must show later writes to its base."""
     return not facts.is_view
 
 
 def serve(facts: OpFacts, tensor: torch.Tensor) -> bool:
-    """Whether the op may read a copy of the tensor: if that is large, only if eager takes as long
-    for the op, as its results are as large. Others, which pick parts or sum up, run where the
-    memory lies."""
+    """Whether the op may read a copy of the tensor.
+
+    A large tensor is copied only for ops that take long themselves: pointwise ops, whose results
+    are as large, and products. An op that picks parts or sums up may take less time than the copy.
+    """
     if not serve_op(facts):
         return False
     name = facts.op.overloadpacket.__name__
@@ -67,32 +70,40 @@ def can_serve(trace: Trace, tensor: torch.Tensor) -> bool:
 
 
 def can_take(trace: Trace, tensor: torch.Tensor) -> bool:
-    """Whether the trace can take a copy of the tensor, or another one."""
+    """Whether the trace can take one more copy of the tensor."""
     size, stride, _, dtype, device = meta_of(tensor)
     taken = sum(copy.data.nbytes for copies in trace.copies.values() for copy in copies)
     return (
         device.type == "cpu"
-        and torch_private.storage_id(tensor) not in trace.storages  # a pending op may write it
+        # memory that is a leaf already may be written by a pending op: a copy taken now lacks that
+        and torch_private.storage_id(tensor) not in trace.storages
         and _is_compact(size, stride)
         and taken + size.numel() * dtype.itemsize <= MOST_BYTES
     )
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the same strides, which `keep` is to be told of."""
+    """A copy with the same strides, so that ops give results of the same layout. The caller adds it
+    to the trace by `keep`."""
     with torch_private.no_dispatch(), torch_private.below_autograd(), POOL.using():
         data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         return data.copy_(tensor)
 
 
 def keep(trace: Trace, tensor: torch.Tensor, data: torch.Tensor, slot: Slot) -> None:
-    """Note that `slot` is that of `data`, a copy of `tensor`."""
+    """Note in the trace that `data`, the value of `slot`, is a copy of `tensor`.
+
+    The trace keeps `tensor` alive, else its storage's number could name another storage later.
+    """
     of_memory = trace.copies.setdefault(torch_private.storage_id(tensor), [])
     of_memory.append(Copy(tensor, meta_of(tensor)[2], data, slot))
 
 
 def _is_compact(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether no two elements share memory, of which at most half is none of theirs."""
+    """Whether no two elements share memory, and at most half of the memory spanned lies in gaps.
+
+    A copy has the same strides, so it takes the gaps, too.
+    """
     end = 1
     for step, n in sorted(zip(stride, size, strict=True)):
         if n > 1:
@@ -103,7 +114,7 @@ def _is_compact(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _agree(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether the bits are the same, which those of equal numbers need not be."""
+    """Whether the bits are the same. Comparing numbers would not do: 0.0 == -0.0, nan != nan."""
     n_bytes = tensor.numel() * tensor.element_size()
     if is_dense(tensor.shape, tensor.stride()):
         return not _memcmp(tensor.data_ptr(), copy.data_ptr(), n_bytes)
@@ -116,7 +127,7 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers."""
+    """The tensor's bits as integers, which `torch.equal` compares exactly."""
     if tensor.dtype is torch.complex128:
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGERS[tensor.element_size()])

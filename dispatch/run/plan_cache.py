@@ -1,6 +1,8 @@
-"""The plans of a trie's states: looked up, or built where one pays.
+"""The plans that a trie's states hold: looks them up, or builds one where it pays.
 
-In: a state, its live values, the settings in force. Out: a plan, or None.
+In: a state, its live values, the settings in force. Out: a plan, or None: then the caller runs the
+trace op by op. Also decides which plans get a second tier, and asks for the C++ that runs plans.
+Called by `flush` and by captured calls.
 """
 
 from __future__ import annotations
@@ -27,21 +29,26 @@ from lazy_tensor.dispatch.trie.trace import Pending, State
 from lazy_tensor.kernels.extension import program
 
 NO_PLAN: Any = object()
-"""Stands for a plan that could not be built."""
+"""Stands for a plan that could not be built, so that it isn't tried at every flush."""
 MAX_PLANS_OF_A_STATE = 8
-"""Sets of live values, times settings, for which one state keeps plans."""
+"""Plans that one state keeps: for different live values, or settings. One more drops them all."""
 MOST_STEPS = 600
-"""Steps of a plan that is compiled whole: each takes 20 to 60 ms of the compiler's time."""
+"""Steps up to which a plan is compiled whole: each takes 20 to 60 ms of the compiler's time."""
 
 
 def with_remat(graph: Graph) -> Graph:
+    """The graph, rematerialized if the option `remat_interval` says so."""
     interval = settings.current().remat_interval
     return rematerialized(graph, interval) if interval else graph
 
 
 def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bool]) -> Plan | None:
-    """The plan for a state and its live values; None at first sight, when one may not pay, unless
-    it is wanted `at_once`; and where there can't be one."""
+    """The plan for a state and its live values; None if the trace is to be interpreted.
+
+    That is so the first time that the state is flushed, because a plan pays only for states that
+    come again, unless `at_once()`. It is also so while there is no C++ that runs plans, and where a
+    plan could not be built.
+    """
     state, now = pending.state, settings.current()
     key = (live, now.plans_by)
     plan: Plan | None = None if state.plans is None else state.plans.get(key)
@@ -50,6 +57,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     if plan is not None:
         STATS.counts["plans_reused"] += 1
         return plan
+    # An empty dict in place of None is the mark that the state was flushed before.
     seen_before = state.plans is not None
     plans = state.plans  # another thread may clear the caches meanwhile
     if plans is None or len(plans) >= MAX_PLANS_OF_A_STATE:
@@ -59,7 +67,7 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
     try:
         plan = build_plan(pending, live)
     except Exception as error:
-        # The trace can still be run call by call; losing its values for a plan would be worse.
+        # The trace can still be run call by call: an error in planning must not lose its values.
         STATS.counts["plans_failed"] += 1
         warnings.warn(
             f"a trace of {state.n_ops} ops can't be planned and runs op by op: {error!r}; "
@@ -68,23 +76,29 @@ def plan_of(pending: Pending, live: tuple[int, ...], *, at_once: Callable[[], bo
         )
         plans[key] = NO_PLAN
         return None
-    plan.is_checked = seen_before  # by `interpret`, else when it runs
+    # `interpret` compares each result with the recorded metadata. A plan that is built at first
+    # sight has to do that itself, in its first run.
+    plan.is_checked = seen_before
     plans[key] = plan
     STATS.counts["plans_built"] += 1
     return plan
 
 
 def add_tier(plan: Plan, state: State, *, after_s: float = 0.0) -> None:
-    """Have the plan, one of this state's, compiled whole once it has run for so long, if the
-    settings in force allow it and that may gain anything."""
-    plan.tier_from_s = math.inf
+    """Give a plan of this state a second tier, which compiles it whole after `after_s` of runs.
+
+    Only if the settings in force allow it and it may gain anything.
+    """
+    plan.tier_from_s = math.inf  # whatever comes of it, `flush` doesn't ask again
     now = settings.current()
     may_gain = 1 < len(plan.steps) <= MOST_STEPS and not plan.communicates
     may_compile = now.compile == "background" and chosen_backend("cpu").name == "inductor"
-    # Inductor adds to elements in any order, and checks nothing
+    # A plan that is compiled whole has no rematerialization. Inductor's kernels in it may add in
+    # any order, and after the first comparison nothing verifies them.
     is_plain = not (
         now.verify_every or now.remat_interval or torch.are_deterministic_algorithms_enabled()
     )
+    # The plan doesn't know for which live values it was built, but the key in its state does.
     of_state = state.plans or {}  # another thread may clear the caches meanwhile
     live = next((live for (live, _), one in of_state.items() if one is plan), None)
     if may_gain and may_compile and is_plain and live is not None and plan.tier is None:
@@ -92,15 +106,20 @@ def add_tier(plan: Plan, state: State, *, after_s: float = 0.0) -> None:
 
 
 def may_plan() -> bool:
-    """Whether plans can be made; if not, ask for the C++ that runs them, when kernels are too."""
+    """Whether plans can be made.
+
+    If not, asks for the C++ that runs them: from disk, or compiled once the program has worked for
+    long, as kernels are.
+    """
     return program.are_there() or program.ask_for(
         compiler().disk, **_how_to_ask(STATS.has_worked_long())
     )
 
 
 def may_capture() -> bool:
-    """Whether calls can be captured; if not, ask for the C++ that runs and looks at them."""
+    """Whether calls can be captured; if not, asks for the C++ that runs and checks them."""
     how = _how_to_ask(True)
+    # a list, not a generator: both are asked for, even if the first isn't there
     return all([one.ask_for(compiler().disk, **how) for one in (program, hits)])
 
 
@@ -113,11 +132,14 @@ def _how_to_ask(is_worth_it: bool) -> dict[str, bool]:
 
 
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
+    """Build the plan of a trace: graph, units, segments with their fusions, steps."""
     now = settings.current()
     graph = graph_of(pending.state.steps(), live)
     backend_on = cache(chosen_backend)
     devices = {spec.device.type for spec in graph.spec.values()}
     fuses = now.compile != "off" and any(backend_on(d).name != "aten" for d in devices)
+    # Foreach calls are taken apart only to be fused: by themselves their parts are slower. Remat
+    # comes last, because `without_repeats` could merge the calls that it repeats on purpose.
     graph = with_remat(without_repeats(taken_apart(graph) if fuses else graph))
     fusible = Fusibility(graph, backend_on) if fuses else None
     units = units_of(graph, fusible)
@@ -129,10 +151,10 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
             mode=now.compile,
             threshold=now.compile_threshold,
             verify_every=now.verify_every,
-            waits=False,
+            waits=False,  # "blocking" waits below for all of them at once
         )
 
-    with torch_private.no_modes():  # a backend may use ops, which are none of the program's
+    with torch_private.no_modes():  # a backend may call ops, which aren't the program's
         plan = Planner(graph, list(map(type, pending.scalars)), fusible).plan(units, fusion_of)
         if now.compile == "blocking":
             compiler().finish(plan.fusions)

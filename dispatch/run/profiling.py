@@ -1,7 +1,10 @@
-"""Plans that run under observation: torch's profiler, and the timers of `explain(fn)`.
+"""Runs plans under observation: by torch's profiler, or by the timers of `explain(fn)`.
 
-In: a plan about to run. Out: what runs it, or runs each of its steps inside what observes it.
-Where nobody looks, a flush pays for two questions.
+In: a plan about to run. Out: a function that runs it, each step inside an observer if somebody
+looks. Else a flush pays for two checks alone. Called by `flush` and by captured calls.
+
+Ranges of the user's (`record_function`) hold ops at the time of recording. The ops run later, so
+the ranges are noted with the trace and opened again around the steps that run them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ Run = Callable[[list[torch.Tensor], list[complex], Given], None]
 
 class _Timing(threading.local):
     steps_s: list[float] | None = None
-    """Of the plan that ran last, while somebody wants to know."""
+    """Seconds of each step of the plan that ran last; None while nobody wants them."""
 
 
 _timing = _Timing()
@@ -37,7 +40,7 @@ _timing = _Timing()
 
 @contextmanager
 def timing() -> Iterator[None]:
-    """Time each step of the plans that this thread runs; on a GPU wait for each."""
+    """Time each step of the plans that this thread runs, and wait for the GPU after each."""
     before, _timing.steps_s = _timing.steps_s, []
     try:
         yield
@@ -51,35 +54,42 @@ def is_timing() -> bool:
 
 
 def is_looked_at() -> bool:
-    """Whether a flush is timed or profiled, or a range of the user's was noted or is open."""
+    """Whether a flush is timed or profiled, or a range of the user's was noted or is open.
+
+    C++ runs known plans only where this is False: it doesn't observe steps, nor take ranges.
+    """
     open_ = _open
     is_timed = _timing.steps_s is not None
     return is_timed or torch_private.is_profiled() or bool(open_.noted or open_.names)
 
 
 def times_s() -> tuple[float, ...]:
-    """Seconds that each step of the last plan took, if it was timed."""
+    """Seconds that each step of the last plan took; empty if it was not timed."""
     return tuple(_timing.steps_s or ())
 
 
 def run_of(plan: Plan, state: State | None = None, noted: Noted | None = None) -> Run:
-    """`plan.run`, observed if anybody wants to see; `state` is where its trace ended, `noted` the
-    user's ranges in it."""
+    """The function that runs the plan: `plan.run`, or `plan.run_observed` if somebody looks.
+
+    `state` is where its trace ended, `noted` are the user's ranges in it.
+    """
     if is_timing():
         _timing.steps_s = []
         return partial(plan.run_observed, around=_timed)
     if torch_private.is_profiled():
         ranges = _ranges(state, noted or [])
         return partial(plan.run_observed, around=lambda i: _shown(plan.steps[i], ranges))
+    # a plan that isn't checked yet has to compare its results with the recorded metadata
     return plan.run if plan.is_checked else plan.run_observed
 
 
 def note_range(trace: Trace, request: Request) -> None:
     """Note where in a trace a range of the user's begins or ends: `record_function("forward")`.
 
-    What is recorded inside then runs inside one of that name.
+    The range isn't part of the trie: a profiled step must run the same plan as others.
     """
     if not torch_private.is_profiled():
+        # ranges that began under a profiler which has stopped are forgotten
         _open.names.clear()
         _open.noted.clear()
         return
@@ -92,11 +102,15 @@ def note_range(trace: Trace, request: Request) -> None:
 
 
 Noted = list[tuple["State", "str | None"]]
-"""Behind which state a range began, by its name, or the innermost ended."""
+"""The states behind which a range began, with its name, or the innermost one ended, with None."""
 
 
 def take_ranges(trace: Trace) -> Noted:
-    """The ranges of a trace that was just taken; those that haven't ended go on in the next."""
+    """The ranges of a trace that was just taken out.
+
+    Those that haven't ended go on in the next trace: they are noted again at its root, where the
+    trace stands now.
+    """
     noted = _open.noted
     if not (noted or _open.names):
         return noted
@@ -105,7 +119,7 @@ def take_ranges(trace: Trace) -> Noted:
 
 
 class _Open(threading.local):
-    """The user's ranges that have begun and not ended."""
+    """The user's ranges: the `names` of those open now, and what is `noted` for the trace."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -116,7 +130,7 @@ _open = _Open()
 
 
 def _ranges(state: State | None, noted: Noted) -> dict[int, tuple[str, ...]]:
-    """For each recorded call, by `id`, the user's ranges that it stands in, outermost first."""
+    """For each recorded call, by `id`, the names of the ranges around it, outermost first."""
     path: list[State] = []
     while state is not None:
         path.append(state)
@@ -135,7 +149,7 @@ def _ranges(state: State | None, noted: Noted) -> dict[int, tuple[str, ...]]:
 
 
 def flush_shown(cause: str) -> AbstractContextManager[Any]:
-    """A range of the profiler for a flush."""
+    """A context that shows a flush as a range of the profiler, if that is on."""
     if torch_private.is_profiled():
         return record_function(f"lazy_tensor flush: {cause}")
     return _NOTHING
@@ -154,9 +168,10 @@ def _timed(_: int) -> Iterator[None]:
 
 @contextmanager
 def _shown(step: Step, ranges: dict[int, tuple[str, ...]]) -> Iterator[None]:
-    """The profiler's ranges for a step: the user's, and one for a segment. Calls show themselves.
+    """The profiler's ranges around a step: the user's, and one that names a segment.
 
-    A segment of calls of several ranges is shown in that of its first.
+    Single calls need none: torch's profiler shows ops itself. A segment whose calls come from
+    several ranges is shown in that of the first.
     """
     names = next((ranges[id(node)] for node in step.nodes if id(node) in ranges), ())
     with ExitStack() as stack:

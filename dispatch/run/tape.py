@@ -1,8 +1,8 @@
-"""What one call of a function records, taken down so that it can run again without the function.
+"""Tapes note what a trace doesn't hold of one call of a function, so that the call can be replayed.
 
-In: each op that runs at once, and each flush, while a tape is on a trace. Out: what was drawn and
-what was read, or the first thing that keeps the call from being one trace. `lazy_tensor.replay`
-puts tapes on.
+In: ops that run at once, and flushes, while a tape is on a trace. Out: the random numbers drawn and
+the values read, or an obstacle: the first thing that keeps the call from being one trace.
+`lazy_tensor.replay` puts tapes on. Recording, `flush` and the patches report to them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from lazy_tensor.dispatch.wording import op_name
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A number that the call read at `where`, as `.item()` does, behind so many ops: the value of a
-    slot, which `aside` computes."""
+    """A number that the call read, as `.item()` does, at the line `where`, behind `n_ops` ops.
+
+    `aside` computes it from the leaves. Replays do so first: if it differs from `number`, the call
+    may take another branch, and is recorded again.
+    """
 
     n_ops: int
     slot: int
@@ -36,19 +39,19 @@ class Read:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for calls that read the same there."""
+        """Equal for reads of the same number at the same place."""
         return (self.where, repr(self.number), self.n_ops, self.slot)
 
 
 MOST_READS = 64
-"""Reads of a call: each is computed by itself at every replay."""
+"""Reads up to which a call can be replayed: each is computed by itself at every replay."""
 
 
 class Draw:
-    """An op that makes a tensor from none, random numbers as a rule: calling it draws anew.
+    """An op that makes a tensor from none, usually of random numbers. Calling it draws new ones.
 
-    Ops that draw for a tensor need its metadata only, `like`: they get other memory laid out so,
-    zeros where `zeroed`. `item` picks one of several results.
+    An op that draws for a tensor (`normal_`) needs only the tensor's metadata `like`. It gets new
+    memory of that layout, filled with zeros if `zeroed`. `item` picks one of several results.
     """
 
     def __init__(
@@ -80,14 +83,14 @@ class Draw:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What two draws must have in common to be the same."""
+        """Equal for equal draws. Numbers count by `repr`, because 0.0 == -0.0 and 1 == True."""
         given = [*enumerate(self.args), *self.kwargs.items()]
         numbers = repr([(k, v) for k, v in given if not isinstance(v, torch.Generator)])
         return (self.op, self.like, numbers, generator_id(self.generator), self.zeroed, self.item)
 
     @property
     def generator(self) -> torch.Generator:
-        """Where its numbers come from."""
+        """The generator that its numbers come from: the one given, or the device's default."""
         given = self.kwargs.get("generator")
         if given is None:
             found = [a for a in self.args if isinstance(a, torch.Generator)]
@@ -115,20 +118,23 @@ def _default_generators() -> list[torch.Generator]:
 
 
 def drawn(trace: Trace, draw: Draw) -> torch.Tensor:
-    """What `draw` draws, noted if a tape is on."""
+    """Draw, and note the draw if a tape is on the trace."""
     tape = trace.tape
     return draw() if tape is None else tape.drawn(draw)
 
 
 def stop_tape(why: str) -> None:
-    """Take the tape off this thread's trace, if one is on: `why` this line can't be replayed."""
+    """Take the tape off this thread's trace, if one is on. `why` says what can't be replayed."""
     if local.trace.tape is not None:
         local.trace.tape.stop(f"{why} at {user_line()}")
 
 
 class _Watched:
-    """torch's default generator while a tape is on: seeds and states that are set stop the tape,
-    those too that leave the generator as it is."""
+    """Stands for torch's default generator while a tape is on, and stops the tape at a new seed.
+
+    Comparing states would miss a seed that leaves the generator as it is. Seeds that other threads
+    set don't count here.
+    """
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -142,11 +148,11 @@ class _Watched:
 
 
 class Tape:
-    """Takes down what `trace` records from an empty trace on.
+    """Notes what one call does besides recording ops, from an empty trace on.
 
     `generators` are those besides torch's own that the call may draw from. `obstacle` says why the
-    call can't be repeated from what the trace holds, once something stood in the way: the tape is
-    off the trace then. `draws` are what was drawn, with the results; `reads` is what was read.
+    call can't be replayed; with it the tape is off the trace. `draws` are the draws with their
+    results, `reads` the numbers read.
     """
 
     def __init__(self, trace: Trace, generators: Iterable[torch.Generator] = ()) -> None:
@@ -155,32 +161,36 @@ class Tape:
         self.reads: list[Read] = []
         self._trace = trace
         known = (*_default_generators(), *generators)
+        # Each generator's state after its last noted draw. If a state differs at the next draw or
+        # at the end, somebody set a seed, or drew past the tape.
         self._states = {generator_id(g): (g, g.get_state()) for g in known}
         self._calls_left = trace.policy.calls_left
         trace.policy.cold = 0
         trace.tape = self
         torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
-        trace.reset()  # to the root of what was recorded on a tape before
+        # Calls on a tape have a root of their own: there ops are recorded that else run at once.
+        trace.reset()
 
     def stop(self, obstacle: str) -> None:
-        """Take the tape off: the call needs more than its trace."""
+        """Take the tape off, for the first `obstacle`: the call needs more than its trace."""
         if self.obstacle is None:
             self.obstacle = obstacle
         self.take_off()
 
     def take_off(self) -> None:
-        """Let the trace go on as without a tape; checks that nobody else drew or set a seed."""
+        """Let the trace go on without the tape; check that nobody drew past it or set a seed."""
         if self._trace.tape is not self:
             return
         self._trace.tape = None
         torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
-        # what a tape records says nothing about the program
+        # a tape records all, so its calls say nothing about what repeats in the program
         self._trace.policy.calls_left = self._calls_left
         generators = [generator for generator, _ in self._states.values()]
         if self.obstacle is None and not all(map(self._is_untouched, generators)):
             self.obstacle = "the state of a random generator is set inside"
 
     def drawn(self, draw: Draw) -> torch.Tensor:
+        """Draw and note it, unless the generator can't be followed: that is an obstacle."""
         generator = draw.generator
         if generator_id(generator) not in self._states:
             self.stop(f"a generator that the call makes itself is drawn from at {user_line()}")
@@ -194,7 +204,7 @@ class Tape:
         return result
 
     def read(self, slot: int) -> Read | None:
-        """The number in a slot, noted; None if it can't be had without effects."""
+        """Compute the number in a slot aside, and note the read; None if that isn't possible."""
         trace, aside = self._trace, Aside(self._trace.state, slot)
         if aside.communicates or len(self.reads) >= MOST_READS:
             return None
@@ -203,8 +213,10 @@ class Tape:
         return self.reads[-1]
 
     def ran_at_once(self, request: Request, reason: str) -> None:
-        """Note that an op was run, not recorded. What only marks a place for profilers may be left
-        out of a replay."""
+        """Stop the tape, because an op runs at once and so is no part of the trace.
+
+        Marks for profilers may be left out of a replay, and stop nothing.
+        """
         if request.op.namespace != "profiler":
             self.stop(f"{op_name(request.op)} at {user_line()} runs at once ({reason})")
 

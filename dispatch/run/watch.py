@@ -1,8 +1,11 @@
-"""Whether a value was written since something was derived from it, which may serve again if not.
+"""Tells whether a value was written since something was derived from it.
 
-In: a value, pending or computed, and what was derived from it. Out: whether a call, recorded or run
-at once, has written its memory since. Flushes in between, which may differ between ranks, change no
-answer.
+In: a value, pending or computed, and what was derived from it, such as a gathered parameter. Out:
+whether any call, recorded or run at once, has written its memory since. If none has, `sharding`
+uses the derived tensor again.
+
+The answer must be the same on all ranks, because a collective depends on it. Ranks flush at
+different points, so a flush in between must not change the answer: see `before_flush`.
 """
 
 from __future__ import annotations
@@ -19,8 +22,14 @@ from lazy_tensor.kernels.cache import Cache
 
 
 class Watch:
-    """What a value's `watch` is. `kept` was derived from the value, under the name `key`; it is
-    dropped once the value is written. `repeats` is for the owner of `kept`."""
+    """The `watch` of a value.
+
+    `kept` was derived from the value, under the name `key`; it is dropped once the value is
+    written. `repeats` is a flag of the owner of `kept`: whether keeping it has paid before.
+
+    Two things tell of writes. While the value is in a trace, the writes recorded behind `_state`
+    do. When it is computed, `_version` does: its memory's identity and count of writes.
+    """
 
     __slots__ = (
         "__weakref__", "_is_valid", "_n_writes", "_state", "_version", "kept", "key", "repeats",
@@ -36,16 +45,17 @@ class Watch:
         self._version: tuple[int, int] | None = None
 
     def start(self, trace: Trace, value: Value, n_writes: int, key: Any, kept: Any) -> None:
-        """Note that `kept` was derived from `value` just now, after so many writes."""
+        """Note that `kept` was derived from `value` just now, which autograd saw written `n_writes`
+        times."""
         self.key, self.kept, self._is_valid, self._state = key, kept, True, trace.state
         self._n_writes = n_writes
         self._stamp(value)
 
     def is_current(self, trace: Trace, value: Value, n_writes: int | None = None) -> bool:
-        """Whether nothing has written `value` since.
+        """Whether nothing has written `value` since `start`.
 
-        `n_writes` are those that autograd has counted, of a caller that has the tensor: it counts
-        also what runs at once, which no trace and no memory's own version tells of.
+        A caller that has the tensor passes autograd's count of its writes as `n_writes`. That also
+        counts ops that run at once, which neither the trace nor the version of the data shows.
         """
         if self._is_valid and (
             n_writes not in (None, self._n_writes)
@@ -56,11 +66,11 @@ class Watch:
         return self._is_valid
 
     def stop(self) -> None:
-        """What was derived is out of date."""
+        """Drop what was derived: it is out of date."""
         self.kept, self._is_valid = None, False
 
     def go_on(self, value: Value) -> None:
-        """Start from an empty trace, all that was recorded being done."""
+        """Go on behind a flush: the trace is empty, and the value may have its data now."""
         self._state = None
         self._stamp(value)
 
@@ -71,6 +81,7 @@ class Watch:
 
 
 _by_storage: WeakValueDictionary[int, Watch] = WeakValueDictionary()
+"""The watch on each storage, by `storage_id`: a write may come through another tensor on it."""
 
 
 def _version_of(value: Value) -> tuple[int, int] | None:
@@ -82,16 +93,20 @@ def _is_written_since(trace: Trace, since: State | None, value: Value) -> bool:
     if value.slot is not None and value.slot.trace is trace:
         root = trace.root_of(value.slot.index)
     elif value.data is not None and storage_id(value.data) in trace.storages:
-        root = trace.storages[storage_id(value.data)]  # a view of it is there
+        # the value itself is no leaf of the trace, but another tensor on its storage is
+        root = trace.storages[storage_id(value.data)]
     else:
         return False
     places, writes = _writes(trace)
+    # a state that isn't on the path is from before the last flush: any write is later
     return writes.get(root, -1) > places.get(id(since), -1)
 
 
 def before_flush(trace: Trace) -> list[Value]:
-    """Drop what the trace's writes make out of date. Values that are watched still, for
-    `after_flush`."""
+    """Drop what the trace's writes make out of date, while the trace still tells of them.
+
+    Returns the values that are watched on, for `after_flush`.
+    """
     if not _by_storage:
         return []
     _, writes = _writes(trace)
@@ -106,13 +121,16 @@ def before_flush(trace: Trace) -> list[Value]:
     for storage, slot in trace.storages.items():
         watch = _by_storage.get(storage)
         if watch is not None and watch not in seen and slot in writes:
-            watch.stop()  # by a view: the value itself isn't in this trace
+            watch.stop()  # written through another tensor: the value itself isn't in this trace
     return left
 
 
 def _writes(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
-    """The place of each state on the trace's path, by `id`, and of the last write to each memory,
-    by the slot that owns it."""
+    """The place of each state on the trace's path, by `id`; and the place of the last write to each
+    memory, by the slot that owns it.
+
+    Kept for the state where the trace stands: many values are asked about there.
+    """
     known = _known.get(id(trace.state))
     if known is not None and known[0] is trace.state:
         return known[1:]
@@ -130,24 +148,25 @@ def _writes(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
     return places, writes
 
 
+# by `id` of the state, which is in the entry, too: an id may come again once its state is gone
 _known: Cache[int, tuple[State, dict[int, int], dict[int, int]]] = Cache("writes", 16)
 
 
 def note_writes(tensors: Iterable[torch.Tensor | None]) -> None:
-    """Drop what was derived from the memory of tensors that were written by what no trace holds."""
+    """Drop what was derived from the memory of `tensors`, which a call outside any trace wrote."""
     if not _by_storage:
         return
     for tensor in tensors:
-        value = getattr(tensor, "_value", None)
+        value = getattr(tensor, "_value", None)  # of a lazy tensor
         data = tensor if value is None else value.data
         if value is not None and value.watch is not None:
             value.watch.stop()
         if data is not None and (watch := _by_storage.get(storage_id(data))) is not None:
-            watch.stop()  # a view of it was written, or another tensor on the same memory
+            watch.stop()  # of a view, or of another tensor on the same memory
 
 
 def after_flush(values: list[Value], *, failed: bool) -> None:
-    """Go on watching values whose trace was run, unless it has failed."""
+    """Go on watching the values that `before_flush` returned, unless the flush has failed."""
     for value in values:
         if failed:
             value.watch.stop()

@@ -1,5 +1,5 @@
-"""Whether a region of the program is recorded or runs as in eager.
+"""Decides whether a region of the program is recorded or runs as in eager.
 
-`call_history` knows which calls came before (in C++: `native/past.h`), `policy` decides for a
-trace, `sites` for the blocks at one place of the program.
+Read `policy` first: it decides for one trace. It asks `call_history` whether a sequence of calls
+came before (in C++: `native/past.h`), and `sites` which way is faster for the blocks at one place.
 """

@@ -1,7 +1,10 @@
-"""When to record: what has been seen before, and at first a little, where it pays.
+"""Decides when a trace records its calls and when they run at once, as in eager.
 
-In: calls that are not hits, sync points, blocks. Out: whether the trie may grow, and whether calls
-are recorded at all. Hits need no policy.
+In: calls that are no hits, sync points, begins and ends of blocks, times of flushes. Out: whether
+the trie may grow, whether a plan is worth building, whether a block's ops must be seen, and `cold`,
+which the recorder and the C++ read before each op. Each trace has one `Policy`. Hits never come
+here. Two kinds of knowledge decide: `past` knows which sequences of calls came before, and `sites`
+knows whether recording was measured to be faster.
 """
 
 from __future__ import annotations
@@ -17,83 +20,124 @@ from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.service.fusion import Fusion
 
 FIRST_CALLS = 256
-"""Calls that a thread records before any has come twice, so that a first try in a shell is lazy."""
+"""Calls that a thread records though their sequence is new, so that a first try in a shell is
+lazy."""
 OUTSIDE = "no block"
-"""The place of what runs in no block, of wrapped tensors."""
+"""Stands for the place of a block while no block runs: wrapped tensors are recorded there too."""
 PAUSED = 2
-"""What `cold` is while recording is paused."""
+"""The value of `cold` while one of torch's own modes is entered."""
 MOST_SITES = 64
+"""Places of blocks that are remembered. When one more comes all are forgotten."""
 SHORT = 4
-"""Calls up to which a block of a program on several ranks runs as in eager, where a sharded call
-takes 8 us: a flush takes 30. Blocks of other programs are timed."""
+"""In a program on several ranks, blocks of at most so many calls are bypassed: a sharded call in
+eager takes 8 us, and a flush takes 30. In other programs measured times decide."""
 STEPS = 8
-"""Steps of optimizers in a row without a read after which a loop is one that reads none."""
+"""After so many optimizer's steps in a row without a read, the end of each step is a sync point."""
 ASLEEP = -1
-"""What `cold` is where ops pass unseen within a block."""
+"""The value of `cold` while a block is bypassed and its ops are not seen."""
 BYPASSED_TURNS = 3
-"""What `cold` is in a loop without reads that runs as in eager."""
+"""The value of `cold` while turns of a loop without sync points run as in eager."""
 
 
 class Policy:
-    """Whether a trace records.
+    """Decides for one trace whether calls are recorded.
 
-    It goes *cold* at a call that it has not seen before: calls then run at once, unrecorded, and
-    are noted as `past`. Where a value is read, or a block begins, and all since the last such sync
-    point is known, it records again. Whole blocks are bypassed where recording was measured not to
-    pay (see `sites`).
+    Its state is `cold`, which is one of these:
 
-    `cold` is 0 while the trace records, and 1 while it doesn't, until a sync point says otherwise.
-    It lies at `address`, where `native` sees it without Python. While it is `ASLEEP` ops don't come
-    at all, from the first on that `native` sees: it takes the mode off torch's stack. Those on
-    wrapped tensors come, but what they give is plain then.
+    - 0: calls are recorded.
+    - 1: calls run at once, and are noted in `past`. The trace comes to this state at a call that is
+      new after the calls since the last sync point. It records again behind a region that is known.
+    - `PAUSED`: calls run at once. Only `pause(False)` ends this, no sync point does.
+    - `ASLEEP`: the block is bypassed. Either its mode was never entered, or `native` takes it off
+      torch's stack at the first op that it sees. Ops on wrapped tensors still come, and most of
+      them give plain tensors.
+    - `BYPASSED_TURNS`: calls run at once, and are counted, as nothing else tells where a turn of
+      the loop ends.
+
+    `address` is where `cold` lies in memory: C++ reads and writes it there without Python.
     """
 
-    __slots__ = ("__dict__", "address", "past")  # these two `native` finds by their offsets
+    # `native` finds `address` and `past` by the offsets of their slots.
+    __slots__ = ("__dict__", "address", "past")
 
-    has_wrapped = False  # ops on tensors that `wrap` made lazy come in no mode too
-    make_past: type[Past] = Past
-    native: Any = None  # without it nothing lets ops pass unseen
+    # Set by the first `wrap`, for all threads: ops on wrapped tensors come outside of modes too.
+    has_wrapped = False
+    make_past: type[Past] = Past  # `native.Past` once the C++ is there
+    # The C++, or None. Without it no round is bypassed: only C++ takes a mode off torch's stack.
+    native: Any = None
 
     def __init__(self) -> None:
-        self._cold = array("q", [0])
-        self._before_pause: int | None = None
+        self._cold = array("q", [0])  # never resized: `address` must stay valid
+        self._before_pause: int | None = None  # `cold` before the pause, None if there is none
         self.address = self._cold.buffer_info()[0]
         self.past: Past = self.make_past()
         self.reset()
 
     def reset(self) -> None:
-        self.calls_left = FIRST_CALLS
+        self.calls_left = FIRST_CALLS  # new calls that may be recorded all the same
         self.cold = 0
-        self.grown_s = 0.0  # since the last flush
-        self._region: int | None = None  # the last one that wasn't all hits
-        self._is_loop = False  # it came twice in a row
+        # Seconds that new states took since the last flush, which puts them in its `FlushRecord`.
+        self.grown_s = 0.0
+        # The hash of the last region that wasn't all hits, and whether the one before it was equal.
+        # Such a loop will use its plans again, so `may_plan` allows them at once.
+        self._region: int | None = None
+        self._is_loop = False
         self.past.clear()
-        # All ranks must record the same ops. Calls are the same on all ranks, times are not: so
-        # only calls decide.
+        # The program runs on several ranks. All of them must record the same ops. Their calls are
+        # the same and their times are not, so no time may decide anything then.
         self.spans_ranks = False
-        self._is_bypassed = False  # the block that runs: of its calls only some come here
-        self._place: Any = OUTSIDE  # of the block that runs
-        self._n_reads = 0  # in it, since the last round
-        self._n_steps = 0  # of optimizers, in it, since a value was read
-        self.has_read = False  # since the last of these
-        self._is_parted = False  # the block that runs: its values were needed in its middle
+
+        # The block that runs is bypassed. Its regions say nothing then: few of its calls are seen.
+        self._is_bypassed = False
+        # The key of its place. `lazy_mode` makes it of code object, instruction and options.
+        self._place: Any = OUTSIDE
+        # In the round that runs: reads, steps of an optimizer that end a region, turns of a loop.
+        self._n_reads = 0
+        # Steps of an optimizer in a row without a read between them, and whether a value was read
+        # since the last one, or since the block began: `ends_step` goes by these two.
+        self._n_steps = 0
+        self.has_read = False
+        # Values were needed before the block's end. Reports don't advise `replay` then.
+        self._is_parted = False
+
+        # What is known of the blocks at each place, and of the rounds in them.
         self._sites: dict[Any, Site] = {}
-        self._site: Site | None = None  # of the block that runs
-        self._resting: tuple[Site, str] | None = None  # of blocks that C++ counts, and as what
+        # The site of the block or round that runs. None if none runs, while paused, and in a block
+        # that must be recorded.
+        self._site: Site | None = None
+        # While C++ counts bypassed blocks by itself: their site, and their outcome for `STATS`.
+        self._resting: tuple[Site, str] | None = None
+        # The site of the block that ended last. A block is timed up to the begin of the next one,
+        # so that its flush at exit is part of it: this stays set until `_follow`.
         self._last_site: Site | None = None
-        # regions of this block: that were recorded, that ran as in eager, and that were unknown,
-        # since one that was known; and calls that were recorded
+
+        # Counted since the block or round began, for `Site.end`: regions that were recorded,
+        # regions with calls that ran at once, unknown regions since the last known one, and calls
+        # that were recorded.
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
-        self._new_s = 0.0  # spent on what is recorded, or planned, for the first time
-        self._ran_s = 0.0  # by plans, and by ops that were recorded
-        self._awaited: Waiting | None = None  # one of its plans, of the others most ops
-        self._n_gained = 0  # ops in kernels that are there, less those in others
+        # Seconds since then, for `Site.is_followed`: those that new states and new plans took, and
+        # those in which plans, or recorded ops without a plan, ran.
+        self._new_s = 0.0
+        self._ran_s = 0.0
+        # A plan that ran since then, most of whose ops wait for their kernels. It counts if that is
+        # so for all plans together: ops in kernels that are there, less ops in kernels that are
+        # being built, are less than 0. Then the next blocks at this place wait for this plan.
+        self._awaited: Waiting | None = None
+        self._n_gained = 0
+
+        # For `_has_news`: what `STATS.has_worked_long()` and `Fusion.n_adopted` were at the last
+        # look, and how many kernels more must come before the next.
         self._has_worked, self._n_adopted = False, 0
-        self._n_awaited = 1  # kernels more; twice as many each time, until a new site begins
-        self._began_s, self._outcome = perf_counter(), NEW  # of the region under way, of the last
-        self._flushed_s = 0.0  # when the last flush ended
-        self._gap_s = 0.0  # of the region that ended last, what ran since its last flush
-        self._round_began_s = 0.0
+        self._n_awaited = 1
+
+        # Times by `perf_counter`.
+        # The begin of the region that runs, and the outcome of the last one. The begin is moved on
+        # by what is no part of the region: replayed calls, and the flush at the last region's end.
+        self._began_s, self._outcome = perf_counter(), NEW
+        self._flushed_s = 0.0  # the end of the last flush
+        # Seconds from the last flush in the last region, or from its begin, to its end.
+        self._gap_s = 0.0
+        self._round_began_s = 0.0  # the begin of the block or round that runs
 
     @property
     def cold(self) -> int:
@@ -106,58 +150,68 @@ class Policy:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether ops of the block that runs don't come here."""
+        """Whether the ops of the block that runs, or ran last, are not seen."""
         return self._cold[0] == ASLEEP
 
     @property
     def is_paused(self) -> bool:
-        """Whether what runs is taken apart by something else, which knows plain tensors only."""
+        """Whether one of torch's own modes is entered, which knows plain tensors only."""
         return self._before_pause is not None
 
     def pause(self, paused: bool) -> None:
-        """Record nothing while something else takes the program apart; then go on as before."""
+        """Record nothing while one of torch's own modes is entered; then go on as before."""
         if paused and self._before_pause is None:
             self._before_pause, self.cold = self.cold, PAUSED
         elif not paused and self._before_pause is not None:
             self.cold, self._before_pause = self._before_pause, None
 
     def add_growth(self, seconds: float) -> None:
-        """Account for a call that is recorded for the first time, which took so long."""
+        """Account for a call that the trie did not know, and for the seconds that this took."""
         self.calls_left -= 1
         self.grown_s += seconds
         self._new_s += seconds
 
     def may_grow(self) -> bool:
-        """Whether the call under way may become a new state: not behind one that is new. One that
-        doesn't count, such as `detach`, may come before all that do."""
+        """Whether the call under way may become a new state of the trie.
+
+        `past` has the call already, so it must be known, as all since the last sync point must. If
+        `past` has no call since then, the one under way doesn't count (`detach`), and may come.
+        """
         return self.calls_left > 0 or self.past.is_known() or not self.past.has_begun()
 
     def may_plan(self, ends_region: bool) -> bool:
-        """Whether what is flushed for the first time may have a plan. It may in a loop, whose
-        regions come again; the lengths of a data set don't. `ends_region`: a sync point did."""
+        """Whether a trace that is flushed for the first time may have a plan at once.
+
+        It may in a loop, which comes to the same trace again. A program that goes over a data set
+        of many lengths doesn't, and a plan that runs once doesn't pay. `ends_region`: the flush
+        comes at a sync point, where `past` has just begun anew and knows nothing.
+        """
         return self._is_loop and (ends_region or self.past.is_known())
 
     def note_kernels(self, plan: Waiting) -> None:
-        """Account for a run of `plan` in the block under way. If in all its plans more ops are in
-        kernels that are being built than in those there are, the next blocks wait for them, as fast
-        as in eager: a plan that runs op by op costs the recording besides."""
+        """Account for a run of `plan` in the block that runs, or that has just ended.
+
+        While most ops of a block's plans wait for their kernels, the next blocks are bypassed: a
+        plan that runs op by op takes as long as eager, and recording comes on top.
+        """
         if plan.communicates:
             self.span_ranks()
         self._n_gained += plan.n_there - plan.n_under_way
         site = self._site or self._last_site  # a block's plan runs at its end
         if site is not None:
             site.note_plan(plan)
-        if plan.n_under_way > plan.n_there and not self.spans_ranks:  # each has its own kernels
+        # Each rank gets its kernels at a time of its own, so ranks don't wait for kernels.
+        if plan.n_under_way > plan.n_there and not self.spans_ranks:
             self._awaited = plan
 
     def span_ranks(self) -> None:
-        """The program runs on several ranks: forget what times have decided."""
+        """Note that the program runs on several ranks; forget what times have decided."""
         if not self.spans_ranks:
             self.spans_ranks = True
             self._forget_sites()
 
     def remember(self, past: Past) -> None:
-        """Note calls in `past` from now on, and look at all blocks again."""
+        """Note calls in `past` from now on, and time all blocks anew."""
         self.past = past
         self._forget_sites()
 
@@ -166,22 +220,25 @@ class Policy:
         self._site = self._last_site = None
 
     def at_sync_point(self, *, n_recorded: int) -> None:
-        """End a region, of whose calls so many were recorded, and begin the next: it is recorded if
-        all before the sync point is known."""
-        has_calls = self.past.has_begun()  # that were no hits
+        """End a region, of whose calls `n_recorded` were recorded, and begin the next one.
+
+        The next region is recorded if all calls of the one that ended are known.
+        """
+        has_calls = self.past.has_begun()  # calls that were no hits: hits alone are not noted
         if has_calls:
             region = self.past.region()
             self._region, self._is_loop = region, region == self._region
         self._account(n_recorded, has_calls=has_calls, known=self.past.at_sync_point())
 
     def at_turn(self, *, n_recorded: int) -> None:
-        """End a turn of a loop, which is known, whether its calls were recorded or not."""
+        """End a turn of a loop without sync points. It is known, recorded or not."""
         self._account(n_recorded, has_calls=not n_recorded, known=True)
 
     def bypass_turns(self) -> None:
-        """Bypass the next turn of a loop; or a round of them, where the calls of the last one
-        only are looked at."""
+        """Bypass the next turn of a loop. Called after `begin_round` has bypassed a round."""
         self.cold = BYPASSED_TURNS
+        # While ways are compared each turn is a round. Else hashing the calls of each turn would
+        # cost for nothing: skip all turns of the round but the last, which must end it.
         if not self._is_comparing():
             self._n_reads = ROUND - 1
             self.past.skip_turns(ROUND - 1)
@@ -190,6 +247,7 @@ class Policy:
         return self._site is not None and self._site.is_compared
 
     def _account(self, n_recorded: int, *, has_calls: bool, known: bool) -> None:
+        """Account for a region. `has_calls`: some were no hits. `known`: all of these are known."""
         is_recorded = n_recorded > 0 or (has_calls and not self.cold)
         self._end_region(is_recorded=is_recorded, is_empty=not (n_recorded or has_calls))
         if self._is_bypassed:
@@ -197,15 +255,17 @@ class Policy:
         self._n_recorded += n_recorded
         self._n_known += is_recorded
         self._n_new += has_calls and not is_recorded
+        # A region of hits alone changes nothing here: its calls are not noted.
         if has_calls:
             self._n_unknown = 0 if known else self._n_unknown + 1
         if self.cold and not self.is_paused and (known or self.calls_left > 0):
             self.cold = 0
 
     def _end_region(self, *, is_recorded: bool, is_empty: bool) -> None:
-        """Account for the time since the last sync point; what ran in an empty region is not the
-        program's."""
+        """Count the region that ends, and the time since the last sync point, in `STATS`."""
         now_s = perf_counter()
+        # The time of an empty region belongs to code that calls no ops. A bypassed region only
+        # looks empty: its calls were not seen.
         if self._is_bypassed or not is_empty:
             bypassed = NEW if self._site is None else self._site.why_bypassed
             unrecorded = bypassed if self._is_bypassed else NEW
@@ -215,7 +275,7 @@ class Policy:
         self._began_s = now_s
 
     def add_replay(self, seconds: float) -> None:
-        """Account for a replayed call: its time is no region's."""
+        """Account for a replayed call: its time is no part of the region that runs."""
         self._began_s += seconds
 
     def add_plan(self, seconds: float) -> None:
@@ -225,12 +285,16 @@ class Policy:
     def add_flush(
         self, began_s: float, seconds: float, *, run_s: float, ends_region: bool
     ) -> float:
-        """Account for a flush, of the region that has just ended if it `ends_region`; its plan, or
-        its ops, took `run_s` of these. The seconds before it in which its region ran."""
+        """Account for a flush, of the region that has just ended if it `ends_region`.
+
+        Its plan, or its ops, took `run_s` of its `seconds`. Returns the seconds between the flush
+        and the one before it, or the begin of its region: what the program and recording took.
+        """
         self._ran_s += run_s
         gap_s = self._gap_s if ends_region else began_s - max(self._began_s, self._flushed_s)
         self._flushed_s = began_s + seconds
         if ends_region:
+            # The next region has begun by now: the flush's time goes to the one that ended.
             self._began_s += seconds
             STATS.regions_s[self._outcome] += seconds
         else:
@@ -238,24 +302,29 @@ class Policy:
         return gap_s
 
     def _has_news(self) -> bool:
-        """Whether kernels are asked for since the last look, or enough have come to compare blocks
-        again."""
+        """Whether blocks are to be timed again: enough kernels have come since the last look, or
+        the program has worked for long enough that kernels are built at all."""
         return (
             Fusion.n_adopted >= self._n_adopted + self._n_awaited
             or self._has_worked is not STATS.has_worked_long()
         )
 
     def _look_for_news(self) -> None:
-        """Try again what was left to eager."""
+        """Time again the blocks at all places: with new kernels recording may be faster."""
         self._has_worked, self._n_adopted = STATS.has_worked_long(), Fusion.n_adopted
+        # Twice as many kernels the next time: else a large model, whose kernels come one by one,
+        # would record everything anew for each of them.
         self._n_awaited *= 2
         if not self.spans_ranks:
             for site in self._sites.values():
                 site.try_again()
 
     def rests(self, place: Any) -> bool:
-        """Whether the block that begins at this `place` is bypassed, as the last one there was,
-        and needs no account but of its time."""
+        """Whether the block that begins at this `place` rests: it is bypassed like those before it,
+        and only its time is noted.
+
+        Then `end_rest` ends it, in place of `end_block`. False if it needs `begin_block`.
+        """
         self.account_rests()
         if not self.is_asleep or self.has_wrapped or self._has_news():
             return False
@@ -268,16 +337,18 @@ class Policy:
             return False
         site.period = STATS.period
         if self.native is not None:
+            # C++ compares code object and instruction. It needs no options, the third part of
+            # `place`, as each change of settings ends what was granted.
             self.native.grant_rests(*place[:2], site.n_may_rest())
             self._resting = site, self._outcome
         return True
 
     def end_rest(self) -> None:
-        """End a block that needs no account but of its time."""
+        """End a block that rests."""
         STATS.add_region(self._outcome, perf_counter() - self._began_s)
 
     def account_rests(self) -> None:
-        """Account for blocks that rested, of which C++ has kept count."""
+        """Account for the blocks that rested by C++ alone, and end what it was granted."""
         if self._resting is None:
             return
         (site, outcome), self._resting = self._resting, None
@@ -290,13 +361,14 @@ class Policy:
     def begin_block(
         self, place: Any, *, may_choose: bool = True, must_record: bool = False
     ) -> bool:
-        """Begin a block of the program, behind a sync point; whether its ops must be seen.
+        """Begin a block of the program, behind a sync point. Returns whether its ops must be seen.
 
-        They need not be where those at this `place` have not been known for long, or run quicker
-        as in eager, or while their kernels are built; `may_choose` if times may say so.
+        They need not be where blocks at this `place` stayed unknown for long, where eager is
+        faster, or while kernels are built. `may_choose`: times may decide. `must_record`: record
+        all, whatever is known.
         """
         self.account_rests()
-        self._ends()
+        self._ends()  # a round outside of blocks, of wrapped tensors, may be under way
         self._place, self._n_reads, self._n_steps = place, 0, 0
         self.has_read = self._is_parted = False
         if must_record:
@@ -306,6 +378,7 @@ class Policy:
         return self._begins(place, may_choose=may_choose)
 
     def _follow(self) -> None:
+        """Tell the site of the block that ended last that another block begins."""
         if self._last_site is not None:
             if self._n_gained < 0:
                 self._last_site.awaited = self._awaited
@@ -313,6 +386,9 @@ class Policy:
             self._last_site = None
 
     def _begins(self, place: Any, *, may_choose: bool, of_reads: bool = False) -> bool:
+        """Begin a block, or a round if `of_reads`; whether its ops must be seen."""
+        # First of all, as it reads the counters that are set to 0 here: the flush at the end of the
+        # last block came after that block's end.
         self._follow()
         if self._has_news():
             self._look_for_news()
@@ -332,6 +408,8 @@ class Policy:
         if not site.begin(may_choose=may_choose):
             self._bypass()
             return False
+        # Where the last block that was seen was recorded, this one is likely to repeat it. Else the
+        # trace stays cold, but no longer asleep: `past` must get the calls of this block.
         if site.was_recorded:
             self.cold = 0
         elif self.cold:
@@ -339,9 +417,11 @@ class Policy:
         return True
 
     def _bypass(self) -> None:
-        """Run the block that begins as in eager. Ops on lazy tensors give plain ones meanwhile, so
-        that no later op pays for them."""
+        """Run the block that begins as in eager. While it is asleep ops on lazy tensors give plain
+        ones, so that no later op pays for them."""
         self._is_bypassed = True
+        # `cold` stays as it is behind the end of the block. There ops on wrapped tensors still
+        # come, and must be noted, as nothing else would have the trace record again.
         self.cold = 1 if self.has_wrapped else ASLEEP
 
     def end_block(self) -> None:
@@ -350,57 +430,63 @@ class Policy:
         self._place, self._n_reads = OUTSIDE, 0
 
     def _ends(self) -> None:
+        """End a block or a round, if one runs, with what was counted in it."""
         site, self._site = self._site, None
         if site is not None:
             self._last_site = site
             is_short = self.spans_ranks and self._n_recorded <= SHORT
-            n_unknown = self._n_unknown if self._n_known or self._n_new else 1  # an empty block
+            # An empty block counts as unknown. So blocks without ops are soon bypassed too.
+            n_unknown = self._n_unknown if self._n_known or self._n_new else 1
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
                      n_reads=self._n_reads, is_parted=self._is_parted,
                      is_short=is_short)  # fmt: skip
         self._is_bypassed = False
 
     def add_reads(self, n: int) -> None:
-        """Count reads that nobody looked at."""
+        """Count reads of values that C++ let pass while the block was asleep."""
         self._n_reads += n
         self.has_read |= n > 0
 
     def ends_round(self, *, by_turn: bool = False) -> bool:
-        """Count a read, or a turn of a loop; whether the next ones may be bypassed, or are to be
-        seen again. Turns are long enough to be compared one by one."""
+        """Count a read, an optimizer's step, or a turn of a loop if `by_turn`; whether it ends the
+        round. If it does, the caller ends this round and begins the next, which may run another
+        way. While turns are compared each is a round: it has hundreds of calls."""
         self._n_reads += 1
         self._is_parted |= not by_turn
         is_over = (
             self._n_reads >= ROUND
             or (by_turn and self._is_comparing())
+            # Ranks must end their rounds at the same read, and each has its own clock.
             or (not self.spans_ranks and perf_counter() - self._round_began_s >= ROUND_S)
         )
         if not is_over or self.is_paused or self.native is None:
             return False
+        # Outside of blocks only ops on wrapped tensors come, so without these nothing is to choose.
         return self._place is not OUTSIDE or self.has_wrapped
 
     def ends_step(self) -> bool:
-        """Count a step of an optimizer; whether there were many since a value was read."""
+        """Count a step of an optimizer; whether steps are sync points here, as nothing is read."""
         self._n_steps = 0 if self.has_read else self._n_steps + 1
         self.has_read = False
         return self._n_steps >= STEPS
 
     def end_round(self) -> None:
-        """End so many reads of a block, behind a sync point, as if they were a block."""
+        """End a round behind a sync point, as if it were a block."""
         self._ends()
         self._n_reads = 0
 
     def begin_round(self, *, may_choose: bool) -> bool:
-        """Begin the next ones; whether their ops must be seen."""
+        """Begin the next round; whether its ops must be seen."""
+        # Its site is not that of whole blocks at this place, whose times say nothing of rounds.
         place = (ROUND, self._place)
         return self._begins(place, may_choose=may_choose, of_reads=True)
 
     def compared(self) -> list[Compared]:
-        """What comparisons said, a place each where blocks ran since `reset_stats()`."""
+        """The last comparison at each place where blocks ran since `reset_stats()`."""
         ran = [site for site in self._sites.values() if site.period == STATS.period]
         return [site.compared for site in ran if site.compared is not None]
 
     def try_again_at_once(self) -> None:
-        """Record again, whatever it costs."""
+        """Record again, whatever is known."""
         if not self.is_paused:
             self.cold = 0

@@ -1,9 +1,10 @@
-"""Blocks at one place of a program: whether their ops are seen, and recorded where they are known,
-or bypassed, as in eager.
+"""Times blocks at one place of a program, and decides how the next one runs.
 
-In: counts and times of blocks that ran, by either way. Out: how the next one had better run. What
-lies between two reads of a block that has many counts as a block, too: so many are looked at as a
-*round*.
+A block is either seen, so that its ops are recorded where they are known, or bypassed, so that it
+runs as in eager. In: counts and times of blocks that ran, by either way. Out: which way the next
+one runs, and what comparisons said, for reports. Called by `policy`, which keeps a `Site` for each
+place. A block with many reads is cut into *rounds* of reads, and each round is treated like a block
+(at a site of its own).
 """
 
 from __future__ import annotations
@@ -19,38 +20,39 @@ import torch
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER
 
 TRIALS = 16
-"""Blocks that are recorded before they are compared: a plan, and each of its kernels, has been
-tried by then."""
+"""Blocks that are recorded before any is timed: a plan, and each of its kernels, has been tried by
+then."""
 COMPARED = 32
-"""Blocks that are then compared: half of them are recorded, half bypassed. A program may do
-something else in every other one, or more and more: so these take turns as in ABBA, and a coin says
-which of them begin."""
+"""Most blocks that are then timed: half of them are recorded, half bypassed. A program may do
+something else in every other block, or more and more in each. So the two ways take turns as in
+ABBA, and for each four blocks a coin says which way is A."""
 CLEARLY = 4
-"""`n` blocks say enough if one way takes 1 + CLEARLY / n times as long as the other: four if it
-takes twice as long, sixteen if it takes a quarter more."""
+"""`n` timed blocks are enough if one way takes 1 + CLEARLY / n times as long as the other: four if
+it takes twice as long, sixteen if it takes a quarter more."""
 TRACED, SHARE = 3, 0.05
-"""Blocks that are new and may take what recording them takes, as a step of training is three times:
-recorded, with numbers that change, planned. Others, as a data set's of many lengths, take at most
-this share of the time; so does what a comparison loses by the slower way. A block is new if more
-than this share of its time went into what was."""
+"""A block is *new* if more than `SHARE` of its time went into states and plans that were made for
+the first time. The first `TRACED` new blocks at a place cost what they cost. A step of training is
+new three times: it is recorded, recorded again as its numbers change, and planned. New blocks
+beyond these (a data set's of many lengths) take at most `SHARE` of the time. So does what a
+comparison loses by the slower way."""
 LISTENS = 64
 """Unknown regions in a row after which blocks are bypassed: to see an op and let it pass costs a
 quarter of a small op."""
 GOES_ON, AT_MOST = 256, 1 << 12
-"""Blocks for which the better way is taken before it is looked again; each time twice as many, up
-to so many."""
+"""Blocks for which a decision holds before it is looked into again: `GOES_ON` the first time, then
+twice as many each time, up to `AT_MOST`."""
 SHORT_ONES = 32
-"""The same where blocks of a program on several ranks are too short to gain."""
+"""Blocks for which it holds that those of a program on several ranks are too short to gain."""
 RESTS_FROM = 3
-"""After so many blocks in a row that were bypassed, only the time of the next ones is noted."""
+"""Bypassed blocks in a row after which the next ones *rest*: nothing is done in them but to note
+their time."""
 AT_ONCE = 64
-"""Blocks that C++ lets rest without a look by Python."""
+"""Most blocks that C++ lets rest in a row without a look by Python."""
 ROUND, ROUND_S = 16, 0.1
-"""Reads of values in a round, or fewer if they take so long."""
+"""Reads of values in a round, and seconds after which a round ends with fewer."""
 READS = 4
-"""As many reads count as a block that is recorded, or compared; in a round that ends by its time
-each does."""
-_COIN = Random(0)
+"""Reads that count as one block. In a round that ends by its time each read counts as one."""
+_COIN = Random(0)  # the program's own random numbers stay as they are
 
 
 def settled_s() -> float:
@@ -61,23 +63,28 @@ def settled_s() -> float:
 
 
 class Waiting(Protocol):
-    """A plan: it runs op by op while its kernels are built."""
+    """A plan, as far as it matters here: it runs op by op while its kernels are built."""
 
-    communicates: bool
-    n_there: int
-    n_under_way: int
-    spent_s: float
+    communicates: bool  # it has collectives
+    n_there: int  # its ops in kernels that are there
+    n_under_way: int  # its ops in kernels that are being built
+    spent_s: float  # what its runs took; from some seconds on it is compiled whole
 
+    # Whether more ops are in kernels that are being built than in those that are there.
     def awaits_kernels(self) -> bool: ...
 
+    # Whether its next runs compare it with the same plan compiled whole.
     def may_get_better(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a comparison of blocks at one place said: seconds of a recorded one, in which its plans
-    ran for `ran_s`, and of a bypassed one. `of_reads`: of what lies between two reads, or steps;
-    `is_parted`: values were needed in the middle of the block."""
+    """What a comparison of the blocks at one place said, for `explain()` and its advice.
+
+    `recorded_s` and `bypassed_s` are the seconds of a block that ran either way, `ran_s` those that
+    plans took in a recorded one. `of_reads`: the times are of what lies between two reads, or steps
+    of an optimizer. `is_parted`: values were needed in the middle of the block.
+    """
 
     where: str
     of_reads: bool
@@ -99,65 +106,78 @@ class Compared:
 
 
 class Site:
-    """What is known of the blocks at one place, and how the next one is to run.
+    """What is known of the blocks at one place, and how the next one runs.
 
-    Their times go from the begin of one to that of the next, whichever that is: what a block leaves
-    to be run, or leaves lazy, is its doing too. What is seen may pay or not, whether all regions of
-    a block are recorded or not: those that are seen and let pass cost more than those that nobody
-    sees.
+    A block's time goes from its begin to the begin of the next block, wherever that is. So it
+    includes the flush at the block's end, and what the program does with its lazy tensors behind
+    it. Bypassed blocks are compared with blocks whose regions were all recorded.
     """
 
     def __init__(self, where: str = "?", *, of_reads: bool = False) -> None:
-        self.where = where  # `file.py:line`
-        self.compared: Compared | None = None  # the last time
-        self.period = 0  # of the counters, in which a block ran last
-        self.is_bypassed = False  # the last block was bypassed
-        self.is_unknown = False  # as its regions are unknown
-        self.was_recorded = False  # the last one that was seen
-        self.awaited: Waiting | None = None  # blocks run as in eager until it has its kernels
+        self.where = where  # `file.py:line` of the first block or round, for reports
+        self.compared: Compared | None = None  # the last comparison
+        self.period = 0  # `STATS.period` when a block ran last: reports leave out older ones
+        self.is_bypassed = False  # how the last block ran
+        self.is_unknown = False  # blocks are bypassed because their regions are unknown
+        self.was_recorded = False  # all regions of the last block that was seen were recorded
+        # Set by `policy`: blocks are bypassed until this plan has its kernels.
+        self.awaited: Waiting | None = None
         self.plan: Waiting | None = None  # of the plans that blocks ran, the one that ran longest
-        self._n_tried = 0  # blocks that were recorded as this one may get better
+        self._n_tried = 0  # blocks since `plan` may get better; at most COMPARED are waited for
         self._of_reads = of_reads
-        self._n_reads = 1  # of the last round
-        self._weight = 1  # as how many blocks that counts, or a block
-        self._is_parted = False
-        self._by_count = False  # as its calls say, not its time: on all ranks of a program alike
-        self._n_unknown = 0  # regions in a row
-        self._n_bypassed = 0  # blocks in a row
-        self._n_left, self._n_next = 0, GOES_ON  # blocks for which the better way is taken
-        self._n_free = 0  # of these, the last ones, when the last comparison has been paid for
-        self._eager_is_better = False
-        self._kernels_may_help = True  # as to record doesn't take longer than all that eager does
-        self._began_s = 0.0  # the block that ran last
-        self.is_compared = False  # the time of the block that runs, or ran last, counts
-        self._n_traced = 0  # blocks that were new
-        self._until_s = 0.0  # when the next one may be
+        self._n_reads = 1  # reads in the last round; 1 for a block
+        self._weight = 1  # blocks that the last round counts as (see READS); 1 for a block
+        self._is_parted = False  # values were needed in the middle of the last block that was seen
+        # Blocks are bypassed because of what calls say: unknown, or too few. Calls are the same on
+        # all ranks. So this may decide where times may not.
+        self._by_count = False
+        self._n_unknown = 0  # unknown regions in a row, over blocks
+        self._n_bypassed = 0  # bypassed blocks in a row
+        # Blocks for which the decision in force still holds, and for which the next one will hold.
+        self._n_left, self._n_next = 0, GOES_ON
+        # The last ones of `_n_left`: before them the last comparison has been paid for, and a new
+        # one may begin as soon as there is a reason.
+        self._n_free = 0
+        self._eager_is_better = False  # the decision, unless `_by_count`
+        # False where recording alone took longer than all that eager does. Then no kernel can make
+        # recording pay, and none is waited for.
+        self._kernels_may_help = True
+        self._began_s = 0.0  # when the last block began
+        self.is_compared = False  # the last block is timed for a comparison
+        self._n_traced = 0  # new blocks so far (see TRACED)
+        self._until_s = 0.0  # no block is recorded before: new ones have taken their share
         self._try_anew()
 
     def _try_anew(self) -> None:
-        self._n_to_record = TRIALS
-        self._recorded_s: list[float] = []  # of blocks that are compared
+        """Begin a comparison anew."""
+        self._n_to_record = TRIALS  # blocks to record before the first is timed
+        self._recorded_s: list[float] = []  # times of timed blocks, by read
         self._bypassed_s: list[float] = []
-        self._host_s: list[float] = []  # of recorded ones, what took the host besides running them
-        self._n_compared = 0
-        self._first_is_bypassed = False  # of four of them
+        # Of recorded ones, without the runs of plans: the program's Python, and recording.
+        self._host_s: list[float] = []
+        self._n_compared = 0  # timed blocks, by weight
+        self._first_is_bypassed = False  # which way is A in the present ABBA
 
     def try_again(self) -> None:
-        """Record the next blocks, and compare anew, if that may help: kernels have come."""
+        """Record the next blocks and compare anew, as kernels have come, if that may help."""
         if not self._kernels_may_help:
             return
         self._try_anew()
+        # Where calls decided, kernels change nothing. Else the decision in force is cut short, but
+        # not before the last comparison has been paid for: many kernels may come one by one.
         if not self._by_count:
             self._n_left, self._n_next = max(self._n_left - self._n_free, 0), GOES_ON
             self._n_free = 0
 
     def begin(self, *, may_choose: bool) -> bool:
-        """A block begins; whether its ops are to be seen. `may_choose`: it may depend on times."""
+        """Begin a block; whether its ops are to be seen. `may_choose`: times may decide."""
         self._began_s = perf_counter()
         self.is_compared = self.is_bypassed = False
         if self._may_get_better():
             self._n_tried += self._weight
             self.try_again()
+        # The first reason that holds decides. If none does the block is seen: it is one of the
+        # TRIALS before a comparison, or times may not decide.
         if may_choose and self._awaits_kernels():
             self.is_bypassed = True
         elif self._n_left > 0 and (may_choose or self._by_count):
@@ -171,12 +191,14 @@ class Site:
                 self._first_is_bypassed = bool(_COIN.getrandbits(1))
             self.is_bypassed = self._first_is_bypassed is (place in (0, 3))
             self.is_compared = True
+            # Only here: to wait for the GPU costs what the host could have done meanwhile.
             self._began_s = settled_s()
         self._n_bypassed = self._n_bypassed + 1 if self.is_bypassed else 0
         return not self.is_bypassed
 
     def rests(self) -> bool:
-        """Whether the block that begins is bypassed like those before: only its time is noted."""
+        """Whether the block that begins rests: it is bypassed like those before it, in place of
+        `begin` and `end`."""
         if self._n_bypassed < RESTS_FROM:
             return False
         if self.awaited is not None:
@@ -187,11 +209,11 @@ class Site:
         return True
 
     def n_may_rest(self) -> int:
-        """How many more may before it is looked whether kernels came."""
+        """How many more blocks may rest before Python looks whether kernels have come."""
         return AT_ONCE if self.awaited is not None else min(self._n_left, AT_ONCE)
 
     def rested(self, n: int) -> None:
-        """So many blocks more were bypassed."""
+        """Account for `n` blocks that rested by C++ alone."""
         if self.awaited is None:
             self._n_left = max(self._n_left - n, 0)
 
@@ -203,13 +225,15 @@ class Site:
             self.plan = plan
 
     def _may_get_better(self) -> bool:
-        """Whether a plan is to be compared with one that was compiled whole. That is over after a
-        few runs, but the program may not come to this plan again."""
+        """Whether blocks are to be recorded so that `plan` runs: each run compares it with the same
+        plan compiled whole. A few runs settle that, but the program may never run this plan again.
+        So it is waited for during COMPARED blocks at most."""
         if self.plan is None or self._n_tried >= COMPARED or not self._kernels_may_help:
             return False
         return self.plan.may_get_better()
 
     def _awaits_kernels(self) -> bool:
+        """Whether the awaited plan still waits for its kernels; forgets it if it doesn't."""
         plan = self.awaited
         if plan is not None and not (self._kernels_may_help and plan.awaits_kernels()):
             self.awaited = None
@@ -232,9 +256,12 @@ class Site:
         is_parted: bool = False,
         is_short: bool = False,
     ) -> None:
-        """A block ends, or a round of so many reads: with regions that were recorded, with others,
-        and so many unknown ones behind the last that was known, unless it was bypassed.
-        `is_short`: it has too few ops to gain."""
+        """End a block, or a round of `n_reads` reads.
+
+        `n_known` of its regions were recorded, and `n_new` ran at once; `n_unknown` unknown ones
+        came behind the last known one. A bypassed block has none of these. `is_short`: it has too
+        few ops to gain.
+        """
         self._n_reads = max(n_reads, 1) if self._of_reads else 1
         is_long = perf_counter() - self._began_s >= ROUND_S
         self._weight = self._n_reads if is_long else max(self._n_reads // READS, 1)
@@ -244,21 +271,25 @@ class Site:
         self.was_recorded = n_known > 0 and n_new == 0
         self._n_unknown = n_unknown and self._n_unknown + n_unknown
         is_unknown = self._n_unknown >= LISTENS
+        # It stays unknown while blocks are listened to again, until a region of one is known.
         self.is_unknown = is_unknown or (self.is_unknown and n_unknown > 0)
         self._by_count = is_unknown or (is_short and self.was_recorded)
         if is_unknown:
             self._n_unknown = 0
             self._go_on()
         elif self._by_count:
-            self._n_left = SHORT_ONES  # what runs at one place may be long the next time
+            self._n_left = SHORT_ONES  # no more: what runs at one place may be long the next time
         if not self.was_recorded:
-            self.is_compared = False  # its time says nothing
+            self.is_compared = False  # the time of a block that was recorded in part says nothing
         elif self._n_to_record > 0:
             self._n_to_record -= self._weight
 
     def is_followed(self, *, new_s: float = 0.0, ran_s: float = 0.0) -> None:
-        """Another block begins, here or elsewhere. Of the one that ran `new_s` went into what was
-        recorded or planned for the first time, and `ran_s` into running what it had recorded."""
+        """Account for the time of the last block, as another block begins, here or elsewhere.
+
+        Of this time `new_s` went into what was recorded or planned for the first time, and `ran_s`
+        into runs of plans.
+        """
         if not (self.is_compared or new_s):
             return
         now_s = settled_s() if self.is_compared else perf_counter()
@@ -266,11 +297,12 @@ class Site:
         if new_s > SHARE * seconds:
             self._n_traced += self._weight
             if self._n_traced > TRACED:
+                # None is recorded for so long that this one takes SHARE of the time.
                 self._until_s = now_s + seconds * (1 / SHARE - 1)
             return
         if not self.is_compared:
             return
-        seconds -= new_s
+        seconds -= new_s  # what is made once says nothing of the next blocks
         times_s = self._bypassed_s if self.is_bypassed else self._recorded_s
         times_s.append(seconds / self._n_reads)
         if not self.is_bypassed:
@@ -278,6 +310,7 @@ class Site:
         self.is_compared = False
         self._n_compared += self._weight
         n_blocks = len(self._recorded_s) + len(self._bypassed_s)
+        # Only behind a whole ABBA: then both ways have as many times.
         if n_blocks % 4 == 0:
             recorded_s, bypassed_s = median(self._recorded_s), median(self._bypassed_s)
             clearly = (1 + CLEARLY / n_blocks) * min(recorded_s, bypassed_s)
@@ -285,15 +318,19 @@ class Site:
                 self._compare(recorded_s, bypassed_s)
 
     def _compare(self, recorded_s: float, bypassed_s: float) -> None:
+        """Decide by these medians, and reckon for how many blocks that holds."""
         host_s = median(self._host_s)
         self.compared = Compared(
             self.where, self._of_reads, self._is_parted, recorded_s, bypassed_s,
             ran_s=recorded_s - host_s,
         )  # fmt: skip
+        # What the comparison lost: its blocks that ran the slower way. If that was recording, the
+        # TRIALS before it lost as much each.
         n_worse = len(self._bypassed_s)
         if bypassed_s < recorded_s:
             n_worse = len(self._recorded_s) + TRIALS // self._weight
         lost_s = n_worse * abs(recorded_s - bypassed_s)
+        # Blocks of the better way after which that was SHARE of the time.
         n_owed = round(lost_s / SHARE / max(min(recorded_s, bypassed_s), 1e-9))
         self._kernels_may_help = host_s < bypassed_s
         self._host_s.clear()
@@ -305,9 +342,12 @@ class Site:
             self._eager_is_better, self._n_next = is_better, GOES_ON
         self._go_on()
         self._n_free = max(self._n_left - n_owed, 0)
+        # A plan is compiled whole once it has run for some seconds. The blocks that are bypassed
+        # now count as runs of it: compiled whole, it may be faster than eager.
         if is_better and self._kernels_may_help and self.plan is not None:
             self.plan.spent_s += self._n_left * bypassed_s
 
     def _go_on(self) -> None:
+        """Let the decision hold for the next blocks, and the one after it for twice as many."""
         self._n_left, self._n_next = self._n_next, min(2 * self._n_next, AT_MOST)
         self._n_free = 0

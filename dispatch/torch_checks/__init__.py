@@ -1,4 +1,5 @@
-"""What the package relies on in Python and torch, checked once at import.
+"""Checks, once at import, what the package relies on in Python and torch.
 
-`assumptions` asks whether all of `names` are there, and whether they do what `behavior` tries.
+`assumptions` has the checks of Python and runs all of them. `names` lists torch's private names,
+which must exist. `behavior` tries what they do.
 """

@@ -1,7 +1,8 @@
-"""What this package takes for granted of Python and torch without being promised it, checked once.
+"""Checks what this package relies on in Python and torch though neither promises it.
 
 In: the running Python and torch. Out: `checks()`, each with what was found instead if it fails.
-`lazy_tensor` asks at import: where one fails nothing is recorded, and programs run as in eager.
+`lazy_tensor` asks `failed()` at import. If a check fails nothing is recorded, programs run as in
+eager, and `why_off()` says why. `python -m lazy_tensor doctor` shows all checks.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Check:
 
 @functools.cache
 def checks() -> tuple[Check, ...]:
-    """Every check, in the order in which one relies on those before; none after the first that
-    rules the others out."""
+    """Every check, each after those that it relies on. Those that rely on torch's private names are
+    left out if one of the first three fails."""
     first = (
         Check("the system is not Windows", _problem(_has_system), "use WSL, which is Linux"),
         Check("one thread runs Python at a time", _problem(_has_gil), "use a Python with the GIL"),
@@ -44,7 +45,8 @@ def checks() -> tuple[Check, ...]:
     if any(check.problem for check in first):
         return first
     try:
-        from lazy_tensor.dispatch.torch_checks import behavior  # it uses the names
+        # here, not above: to import it raises where a name is missing
+        from lazy_tensor.dispatch.torch_checks import behavior
     except (ImportError, AttributeError) as error:
         return (*first, Check("torch's private names exist", f"{error}"))
     found: list[Check] = []
@@ -57,9 +59,11 @@ def checks() -> tuple[Check, ...]:
         found.extend(Check(name, _problem(find)) for name, find in (*own, *behavior.CHECKS))
 
     if getattr(torch.__spec__, "_initializing", False):
-        run()  # torch imports what TORCH_LOGS names: another thread would wait for torch's import
+        # TORCH_LOGS names us, so torch imports us while it is imported itself. Another thread would
+        # wait for torch's import, and torch's import for that thread.
+        run()
         return (*first, *found)
-    # a thread of its own has no modes, and no settings that the program has made so far
+    # in a new thread no mode is entered, and what the program has set so far isn't in force
     thread = threading.Thread(target=run, name="lazy_tensor-checks")
     thread.start()
     thread.join()
@@ -86,6 +90,7 @@ def why_off() -> str:
 
 
 def _problem(find: Callable[[], str]) -> str:
+    """What a check finds instead of what it should; "" if it holds."""
     try:
         return find()
     except Exception as error:
@@ -106,12 +111,14 @@ def _has_names() -> str:
 
 
 class _Held:
-    """What the checks hold."""
+    """An object whose references the checks know."""
 
     value: Any = None
 
 
 def _counts_tell_owners() -> str:
+    # As in a trace: some values are held by the list of values alone, others also by an attribute,
+    # another list or a local variable.
     owner, in_attribute = _Held(), _Held()
     owner.value = in_attribute
     in_list, in_local = [_Held()], _Held()
@@ -119,7 +126,7 @@ def _counts_tell_owners() -> str:
     owned = [values[1], values[3], values[4]]
     del in_attribute
     expected = list(map(id, owned))
-    owned.clear()
+    owned.clear()  # it holds them too
     if list(map(id, live_values(values))) != expected:
         return "a value that a list alone holds counts as one with an owner, or the reverse"
     owner.value = None
@@ -138,6 +145,7 @@ class _Slotted:
 
 
 def _slots_are_pointers() -> str:
+    # C++ reads attributes of a trace and its states in this way (`Member` in `native/objects.h`)
     slotted = _Slotted(_Held(), _Held())
     start, size = id(slotted) + object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
     found = [ctypes.c_void_p.from_address(start + i * size).value for i in range(2)]

@@ -1,8 +1,8 @@
-"""What the private parts of torch are taken to do, each tried once, for `torch_checks.assumptions`.
+"""Tries whether private parts of torch do what the package expects, for `torch_checks.assumptions`.
 
-In: `dispatch.torch_private`. Out: for each a text that says what they did instead, "" if nothing.
-Runs in a thread without modes; no op reaches a tensor subclass, for which torch would import its
-distributed tensors (0.4 s).
+In: `dispatch.torch_private`. Out: `CHECKS`, each of which gives a text that says what torch did
+instead, or "" if it holds. They run in a thread without modes. No op here has a tensor subclass as
+an argument: for the first such op torch would import its distributed tensors (0.4 s).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _sample() -> torch.Tensor:
 
 
 class _Watching(torch_private.TorchDispatchMode):
-    """Notes the ops that it sees."""
+    """A mode that notes the ops that it sees."""
 
     def __init__(self, seen: list[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class _Watching(torch_private.TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it torch would import its compiler (1.5 s)
+        return False  # for True torch would import its compiler (1.5 s)
 
 
 def _modes_see_ops() -> str:
@@ -66,7 +66,7 @@ def _modes_see_ops() -> str:
     tensor = _sample()
     if is_mode_entered():
         return "one is entered in a new thread"
-    mode = _Watching(seen)  # torch 2.10 frees a mode that it alone holds when it is taken back
+    mode = _Watching(seen)  # held here: torch 2.10 frees a mode on its stack that nobody holds
     push_mode(mode)
     try:
         torch.mul(tensor, tensor)
@@ -101,7 +101,7 @@ class _Wrapper(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any) -> Any:
-        """torch wants one; no op comes here."""
+        """torch requires one. No op comes here."""
 
 
 def _meta(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -127,6 +127,7 @@ def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _clones_copy_on_write() -> str:
+    # a write to the tensor doesn't show in its clone, and one to a clone not in the tensor
     tensor = _sample()
     clone = lazy_clone(tensor)
     tensor.add_(1)
@@ -156,6 +157,8 @@ def _storages_count_users() -> str:
 
 
 def _versions_count_writes() -> str:
+    # autograd counts a write, and so does `count_writes`; nothing does inside `versions_kept`, and
+    # below autograd
     tensor = _sample()
     tensor.add_(1)
     found = [tensor._version]

@@ -1,8 +1,8 @@
-"""The private names of torch without which nothing can be recorded, for `assumptions`.
+"""Lists torch's private names without which nothing can be recorded, for `assumptions`.
 
-Those that `dispatch.torch_private` and `lazy_tensor.interop.torch_ways` use; a test compares. Names
-that these modules look for and do without are not among them, nor is `torch._ops.OpOverload`, which
-has a private module but is torch's own name for users.
+They are those that `dispatch.torch_private` and `lazy_tensor.interop.torch_ways` use; a test
+compares. Names that these modules can do without are left out. So is `torch._ops.OpOverload`, which
+torch's own documentation uses. Who uses one more private name there adds it here.
 """
 
 from __future__ import annotations
@@ -57,21 +57,23 @@ NEEDED = (
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
 )  # fmt: skip
+"""Names that can be imported."""
 OF_OBJECTS = (
     "torch.Generator._cdata", "torch.Tensor._use_count", "torch.Tensor._version",
     "torch.UntypedStorage._cdata", "torch.ops.aten.add.Tensor._op_dk",
     "torch.library.Library._destroy", "torch.nn.RNNBase._init_flat_weights",
 )  # fmt: skip
-"""Those that objects are asked for."""
+"""Attributes of objects: the modules use them on an object, so no import would show that one is
+missing."""
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
-    """Those of these names of torch that the installed one lacks."""
+    """The names that the installed torch lacks."""
     return [name for name in names if not _exists(name)]
 
 
 def _exists(name: str) -> bool:
-    """Whether `from owner import name` finds it, which looks among the modules too."""
+    """Whether `from owner import name` finds it, as an attribute or as a module."""
     found: Any = torch
     parts = name.split(".")
     for i, part in enumerate(parts[1:], 2):

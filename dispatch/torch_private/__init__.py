@@ -1,10 +1,10 @@
-"""The private torch names that `dispatch` and `lazy_tensor` need, each behind a name of ours.
+"""The private names of torch that `dispatch` and `lazy_tensor` need, each behind a name of ours.
 
-A module each for what they are about; others import the names from here. Tested on torch 2.13; with
-a torch that lacks one of these, which `torch_checks.names` lists, nothing is recorded and this
-isn't imported. Nothing else in these folders touches `torch._C`, or a name of torch that begins
-with an underscore (an `OpOverload`'s `_op` and `_schema` excepted), but
-`lazy_tensor.interop.torch_ways`, which names what is replaced.
+Each module is for one subject; others import the names from here. Only this package, and
+`lazy_tensor.interop.torch_ways` for what is replaced, may use `torch._C` or a name of torch with an
+underscore in front. (An `OpOverload`'s `_op` and `_schema` are excepted.) So what a new torch
+breaks is found here. `torch_checks.names` lists the names. With a torch that lacks one nothing is
+recorded, and this package isn't imported. Tested on torch 2.13.
 """
 
 from lazy_tensor.dispatch.torch_private.autograd import (

@@ -1,4 +1,4 @@
-"""Autograd's graph and its engine."""
+"""Autograd's graph and its engine: what they hold, which threads they run in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine is at work in this thread."""
+    """Whether autograd's engine runs a backward pass in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def keeps_tensors(node: Any) -> bool | None:
-    """Whether a node of autograd's graph holds saved tensors; None if it never saves any."""
+    """Whether a node of autograd's graph holds saved tensors; None if it never saves any.
+
+    A node has an attribute `_saved_*` for each tensor or number that it saved, and a
+    `torch.autograd.Function` has `saved_tensors`.
+    """
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     found = None
     for name in names:
@@ -30,7 +34,8 @@ def keeps_tensors(node: Any) -> bool | None:
 
 
 def differentiated(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as a replayed call returns it where eager's graph is freed: backward() raises."""
+    """`tensor` as a replayed call returns it where eager's graph would be freed by now: it requires
+    a gradient, and backward() through it raises."""
     message = (
         "Trying to backward through the graph a second time: this tensor comes from a call that "
         "lazy_tensor.replay repeated, which ran backward() inside"
@@ -40,26 +45,26 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def next_sequence_number() -> int:
-    """The number of the next node of an autograd graph: nodes that were made before have less."""
+    """The number that the next node of an autograd graph gets. Earlier nodes have smaller ones."""
     return torch._C._autograd._get_sequence_nr()
 
 
 def views_by_their_ops() -> Any:
-    """A context in which autograd keeps, for each view, the op that made it.
+    """Context manager: autograd keeps, for each view, the op that made it.
 
-    It does so for `LazyTensor`s anyway. Of plain tensors it keeps sizes and strides, and after a
-    write to such a view runs `as_strided` in backward where the other graph has `select`.
+    It does so for `LazyTensor`s anyway. For plain tensors it keeps sizes and strides alone: after a
+    write to such a view its graph has `as_strided` where the graph of lazy tensors has `select`.
     """
     return torch.autograd.grad_mode._force_original_view_tracking(True)
 
 
 def saves_by_hooks() -> bool:
-    """Whether hooks see what autograd saves, as those of checkpointing do."""
+    """Whether hooks for saved tensors are active, as those of checkpointing are."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def let_engine_have_threads(allowed: bool) -> bool:
-    """Whether backward may run on threads of autograd's from now on; returns whether it might."""
+    """Allow, or forbid, that backward runs on autograd's own threads; returns what held before."""
     before: bool = torch._C._is_multithreading_enabled()
     torch._C._set_multithreading_enabled(allowed)
     return before

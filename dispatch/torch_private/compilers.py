@@ -1,4 +1,4 @@
-"""torch's compilers and tracers, beside which programs are recorded."""
+"""torch's compilers and tracers, which may run in a program that is recorded."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def import_for_subclasses() -> None:
 
 
 def is_flat_list(structure: Any) -> bool:
-    """Whether a structure of pytree's is a list of leaves."""
+    """Whether a pytree structure is a list of leaves."""
     return structure.type is list and structure.num_leaves == structure.num_children
 
 
 def is_traced() -> bool:
-    """Whether `torch.jit.trace` takes a program apart."""
+    """Whether `torch.jit.trace` is tracing."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
@@ -32,17 +32,20 @@ _scripted: list[Any] = []
 
 
 def script_as(made: Any, own: Any) -> None:
-    """Let TorchScript take `made` for `own`, if that is one of the builtins, which it knows by
-    their ids and can't read otherwise."""
+    """Let TorchScript take `made` for `own`, in whose place a patch puts it.
+
+    TorchScript knows its builtins by their `id()`. It can't compile the Python of `made`.
+    """
     name = torch.jit._builtins._find_builtin(own)
     if name is not None:
         torch.jit._builtins._register_builtin(made, name)
-        _scripted.append(made)  # another object would get its id
+        _scripted.append(made)  # kept for good: no other object may get its id
 
 
 def hide_from_dynamo(packages: Sequence[str]) -> None:
-    """Keep `torch.compile` from tracing these packages' frames when it runs inside the mode."""
+    """Keep `torch.compile` from tracing these packages' functions when it runs inside the mode."""
 
+    # once Dynamo is imported, and not before: to import it takes more than a second
     def hide(trace_rules: Any) -> None:
         for package in packages:
             trace_rules.add(package)

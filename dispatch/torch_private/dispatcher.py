@@ -1,4 +1,4 @@
-"""What torch's dispatcher knows of an op, and kernels of ours in it."""
+"""What torch's dispatcher knows of an op, and kernels that are put into it from Python."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch._ops import OpOverload
 
 
 def is_in_dispatcher(op: OpOverload) -> bool:
-    """Whether C++ knows the op: not those by which Python asks tensors for their metadata."""
+    """Whether C++ knows the op. It doesn't know those by which Python asks tensors for metadata."""
     return bool(torch._C._dispatch_has_kernel(op.name()))
 
 
 def is_composite(op: OpOverload) -> bool:
     """Whether `op` has an implementation in terms of other ops, for devices without their own.
 
-    On those it reaches a dispatch mode only under `torch.inference_mode()`; see
-    `autograd_would_have_decomposed` in torch/utils/_python_dispatch.py.
+    On such devices autograd takes the op apart before a dispatch mode sees it. Only under
+    `torch.inference_mode()` the mode sees the op itself; see `autograd_would_have_decomposed` in
+    torch/utils/_python_dispatch.py.
     """
     return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
 
 
 def decompose(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a composite op gives, taken apart as in eager: in C++ where it is written so.
-
-    Its views are marked as views, as they would be above dispatch: `matmul` looks whether one of a
-    parameter requires a gradient. A view that is handed back is marked by its caller.
-    """
+    """The result of a composite op, taken apart as in eager: in C++ where torch has it in C++."""
     key = DispatchKey.CompositeImplicitAutograd
+    # Views inside are to be marked as views, as they would be above dispatch: `matmul` looks
+    # whether a view of a parameter requires a gradient. A view that is the op's own result is
+    # marked by its caller.
     excluded = torch._C._dispatch_tls_local_exclude_set()
     if all(returned.alias_info is None for returned in op._schema.returns):
         excluded = excluded.remove(DispatchKey.ADInplaceOrView)
@@ -41,18 +41,21 @@ def decompose(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 _ABOVE_AUTOGRAD = DispatchKey.PythonTLSSnapshot
-"""A key that modes and tensor subclasses have, and that comes before all that takes ops apart."""
+"""A dispatch key that calls under modes, and calls with tensor subclasses, have. Its kernels run
+before any that take ops apart."""
 
 
 class KernelsAboveAutograd:
-    """Kernels under modes and of tensor subclasses, before all that takes aten's ops apart."""
+    """Kernels for aten ops that see a call before autograd takes it apart.
+
+    Only calls under modes and calls with tensor subclasses come to them.
+    """
 
     def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
 
     def put(self, op: OpOverload, takes: Callable[..., bool], kernel: Callable[..., Any]) -> None:
-        """Have `kernel` called for `op` where it `takes` the op and the arguments. Calls of plain
-        tensors outside modes are as ever."""
+        """Have `kernel` called for `op`, if `takes(op, *arguments)` says so."""
         after = torch._C._dispatch_keyset_full_after(_ABOVE_AUTOGRAD)
 
         def choose(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,32 +68,33 @@ class KernelsAboveAutograd:
         self._library.impl(name, choose, _ABOVE_AUTOGRAD.name, with_keyset=True)
 
     def remove(self) -> None:
-        """Leave these ops to torch again."""
+        """Take all these kernels away again."""
         self._library._destroy()
 
 
 def has_own_kernel(op: OpOverload, device: torch.device) -> bool:
-    """Whether `op` has a kernel for the device itself, which autograd then doesn't take apart."""
+    """Whether `op` has a kernel for the device itself. Autograd doesn't take it apart then."""
     key = torch._C._dispatch_key_for_device(device.type)
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
 def _compiled_meta_kernels(op: OpOverload) -> list[str]:
-    """What the dispatcher says of the op's kernels for "meta" that are compiled with torch."""
+    """The dispatcher's lines on the op's kernels for "meta" that are compiled with torch. A kernel
+    that Python has replaced is among them, marked as inactive."""
     registered = torch._C._dispatch_dump(op.name()).splitlines()
     return [line for line in registered if line.startswith("Meta") and "RegisterMeta" in line]
 
 
 def has_cpp_meta_kernel(op: OpOverload) -> bool:
-    """Whether the op's kernel for "meta" is compiled with torch, and not replaced in Python."""
+    """Whether the op's kernel for "meta" is compiled with torch, and Python hasn't replaced it."""
     return any(line.startswith("Meta:") for line in _compiled_meta_kernels(op))
 
 
 def has_meta_kernel(op: OpOverload) -> bool:
-    """Whether the op can run on "meta": so what it gives depends on no values."""
+    """Whether the op can run on "meta". Then the metadata of its results depend on no values."""
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "Meta")
 
 
 def is_structured(op: OpOverload) -> bool:
-    """Whether torch has a compiled shape function for the op, replaced in Python or not."""
+    """Whether torch has a compiled shape function for the op, even if Python has replaced it."""
     return bool(_compiled_meta_kernels(op))

@@ -1,4 +1,8 @@
-"""What ops depend on besides their arguments: settings, autocast, random generators."""
+"""What ops depend on besides their arguments: global settings, autocast, random generators.
+
+`environment()` is part of what keeps programs apart in the trie. When one of its parts changes, a
+trace must be flushed before and start anew after: `around_environment_changes` sees to that.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ def generator_states() -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
 
 @contextmanager
 def generators_at(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
-    """Generators draw from these states meanwhile, and are as they were afterwards."""
+    """Context manager: generators draw from these states inside, and are put back at the end."""
     before = [(generator, generator.get_state()) for generator, _ in states]
     try:
         for generator, state in states:
@@ -32,7 +36,7 @@ def generators_at(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> Ite
 
 
 def generator_id(generator: torch.Generator) -> int:
-    """What two Python objects for the same random generator share."""
+    """A number that two Python objects for the same random generator share."""
     number: int = generator._cdata  # type: ignore[attr-defined]
     return number
 
@@ -63,21 +67,19 @@ ENVIRONMENT_SETTERS = tuple(
         "_set_nnpack_enabled",
         "set_flush_denormal",
         "set_num_threads",
-        # until a GPU has shown that more is safe: what was recorded under a stream runs under it
+        # no settings, but what was recorded under a stream must run under it
         "_cuda_setStream",
         "_accelerator_setStream",
     )
     if hasattr(torch._C, name)
 )
-"""The functions of `torch._C` that change what later ops compute without being ops."""
+"""Functions of `torch._C` that are no ops and change what later ops compute. Not every version of
+torch has all of them."""
 
 
 def around_environment_changes(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Have these called before and after each later change of what `environment()` tells.
-
-    The setters are replaced in `torch._C`, where torch's own Python looks them up at each call, and
-    in `torch`, which has some of them too.
-    """
+    """Have these called before and after each later change of the environment."""
+    # torch's own Python looks the setters up in `torch._C` at each call. `torch` has some too.
     for name in ENVIRONMENT_SETTERS:
         own = getattr(torch._C, name)
         made = _surrounded(own, before, after)
@@ -99,7 +101,8 @@ def _surrounded(
     *,
     always: bool = False,
 ) -> Callable[..., Any]:
-    """`setter` with these calls around it; made `always`, or only if `before` doesn't raise."""
+    """`setter` with these calls around it. If `before` raises, `setter` runs only if `always`: as
+    the `__exit__` of a block it must."""
 
     @functools.wraps(setter)
     def surrounded(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +135,7 @@ def autocast_state() -> Autocast:
 
 @contextmanager
 def autocast_as(state: Autocast) -> Iterator[None]:
-    """Autocast as `autocast_state()` told."""
+    """Context manager: autocast is as it was when `autocast_state()` gave this state."""
     with ExitStack() as stack:
         for device, (enabled, dtype) in zip(_AUTOCAST_DEVICES, state, strict=True):
             if enabled or torch.is_autocast_enabled(device):
@@ -141,7 +144,8 @@ def autocast_as(state: Autocast) -> Iterator[None]:
 
 
 def environment() -> tuple[object, ...]:
-    """What an op's result depends on besides its arguments, below autograd and autocast."""
+    """What an op's result depends on besides its arguments, below autograd and autocast. What they
+    add is in the ops that are recorded."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),

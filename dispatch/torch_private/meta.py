@@ -1,4 +1,4 @@
-"""What an op gives for sizes alone: torch's fake tensors and the device "meta"."""
+"""What an op gives, found from metadata alone: torch's fake tensors and the device "meta"."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ NoMetaFunction = UnsupportedOperatorException
 class _FakeMode(FakeTensorMode):
     """torch's fake mode, which leaves CUDA's device guard alone.
 
-    Where torch is built for CUDA and there is no GPU, torch's own puts a guard in its place, for
-    all threads, that is gone when the thread that entered the mode has ended: the next backward,
-    or the next fake mode, ends the process (torch 2.10).
+    Where torch is built for CUDA and there is no GPU, torch's own mode replaces the guard for all
+    threads. The new guard is freed with the thread that entered the mode, and the next backward, or
+    the next fake mode, ends the process (torch 2.10).
     """
 
     avoid_device_init = False
@@ -43,19 +43,20 @@ class _FakeMode(FakeTensorMode):
 def _fake_mode() -> FakeTensorMode:
     with _disable_current_modes():
         mode = _FakeMode(allow_fallback_kernels=False)
-    mode.cache_enabled = False  # answers are cached by their caller
+    mode.cache_enabled = False  # the schema cache has the answers
     return mode
 
 
 def has_fakes() -> bool:
-    """Whether fake tensors can be had at once: for the first, torch imports its compiler and
-    sympy (1.2 s)."""
+    """Whether fake tensors can be had without a wait: for the first one torch imports its compiler
+    and sympy (1.2 s)."""
     return "torch._dynamo" in sys.modules
 
 
 FAKES = threading.RLock()
-"""Held while fake tensors are made and asked: they know of one thread only."""
-for _lock in CLONES, FAKES:  # a forked child has no other thread that would let go of it
+"""Held while fake tensors are made and used: torch's code for them is for one thread."""
+# A fork waits for both. Else a child could inherit one as held by a thread that it doesn't have.
+for _lock in CLONES, FAKES:
     os.register_at_fork(
         before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
     )
@@ -67,7 +68,7 @@ def fake_call(specs: Specs, call: Callable[[list[torch.Tensor]], Any]) -> Any:
 
     Raises whatever the op's meta function raises, NotImplementedError where there is none.
     """
-    # it logs what it raises, and the caller expects errors: eager words them
+    # torch logs the errors that it raises here. The caller expects them: eager raises them again.
     _fake_log.disabled = True
     try:
         return _fake_call(specs, call)

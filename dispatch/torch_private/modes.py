@@ -1,4 +1,4 @@
-"""Modes and dispatch keys: who sees an op, and contexts in which fewer do."""
+"""Dispatch modes and dispatch keys: what sees an op, and contexts in which less does."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from torch.utils._python_dispatch import (
 from lazy_tensor.dispatch.torch_private.autograd import saves_by_hooks
 
 below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
-"""Context manager: ops go straight to the device's kernels, no graph, no version bump."""
+"""Context manager: autograd sees no op, so there is no graph and no write is counted."""
 
 no_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
-"""Context manager: neither modes nor tensor subclasses see what runs."""
+"""Context manager: neither modes nor tensor subclasses see ops."""
 
 
 def no_inference() -> AbstractContextManager[Any]:
-    """Context manager: new tensors are ordinary ones, even if `torch.inference_mode()` is on."""
+    """Context manager: new tensors are no inference tensors, even in `torch.inference_mode()`."""
     if not torch.is_inference_mode_enabled():
         return _NOTHING
     return torch._C._InferenceMode(False)
 
 
 def no_modes() -> AbstractContextManager[Any]:
-    """Context manager: no dispatch mode sees what runs, tensor subclasses still do."""
+    """Context manager: no dispatch mode sees ops. Tensor subclasses still do."""
     if not is_mode_entered() and not _len_torch_dispatch_stack_pre_dispatch():
-        return _NOTHING  # 6 us less
+        return _NOTHING  # it costs 6 us less
     return _disable_current_modes()
 
 
@@ -44,7 +44,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 RANGE_BEGINS = torch.ops.profiler._record_function_enter_new.default
 RANGE_OPS = frozenset({RANGE_BEGINS, torch.ops.profiler._record_function_exit._RecordFunction})
-"""What `torch.profiler.record_function` calls where it begins and ends."""
+"""The ops that `torch.profiler.record_function` calls where it begins and ends."""
 
 
 def is_profiled() -> bool:
@@ -53,15 +53,14 @@ def is_profiled() -> bool:
 
 
 def is_mode_entered() -> bool:
-    """Whether a dispatch mode would see the next op; never our own within its own handler."""
+    """Whether a dispatch mode would see the next op. A mode whose handler runs doesn't count."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def _key_sets() -> tuple[Any, ...]:
-    """The dispatch keys included, excluded below autograd and autocast, and below dispatch too.
-
-    Taken from a fresh thread, which nobody has set anything for.
-    """
+    """Three sets of dispatch keys: those included by default, those excluded below autograd and
+    autocast, and those excluded below modes and subclasses too."""
+    # from a new thread, in which the program has set nothing
     found: list[Any] = []
 
     def look() -> None:
@@ -79,16 +78,17 @@ def _key_sets() -> tuple[Any, ...]:
 
 _INCLUDED, _BELOW_AUTOGRAD, _KERNELS = _key_sets()
 KERNEL_KEYS: tuple[int, int] = (_INCLUDED.raw_repr(), _KERNELS.raw_repr())
-"""The keys that `kernels_only()` includes and excludes, as C++ has them."""
+"""The keys that `kernels_only()` includes and excludes, as numbers for C++."""
 
 
 def kernels_only(*, dispatches: bool = False) -> AbstractContextManager[Any]:
-    """Context manager: ops go straight to kernels, without a graph or autocast; by modes and
-    subclasses if `dispatches`, else what is made is ordinary, in inference mode too.
+    """Context manager: ops go straight to kernels, without a graph or autocast.
 
-    Kernels may use `conj()` inside, which works by dispatch keys that torch leaves out while a
-    tensor subclass or a mode handles an op.
+    With `dispatches` modes and subclasses still see them. Without, new tensors are no inference
+    tensors.
     """
+    # The whole sets are put in force, not a few keys excluded. While a mode or a subclass handles
+    # an op torch leaves out keys by which `conj()` works, and kernels may use that.
     excluded = _BELOW_AUTOGRAD if dispatches else _KERNELS
     guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(_INCLUDED, excluded)
     if dispatches or not torch.is_inference_mode_enabled():
@@ -103,7 +103,8 @@ def _ordinary(guard: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def is_seen_by_none_but(own: type[Any]) -> bool:
-    """Whether no mode but of class `own` is active, and no transform of ops."""
+    """Whether no mode of another class than `own` is active, and neither a transform of
+    `torch.func` nor forward-mode differentiation."""
     n_modes = torch._C._len_torch_dispatch_stack()
     return (
         all(type(torch._C._get_dispatch_stack_at(i)) is own for i in range(n_modes))
@@ -118,8 +119,8 @@ def is_forward_differentiated() -> bool:
 
 
 def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
-    """What besides a mode of class `own` sees ops, or functions, as they are called; or None. With
-    `saves` what sees the tensors that autograd saves counts too."""
+    """What, besides a mode of class `own`, sees calls of ops or functions; None if nothing does.
+    With `saves` hooks for the tensors that autograd saves count too."""
     n_modes = torch._C._len_torch_dispatch_stack()
     modes = [torch._C._get_dispatch_stack_at(i) for i in range(n_modes)]
     if not all(type(mode) is own for mode in modes):
@@ -136,16 +137,16 @@ def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
 
 
 def are_modes_put_aside() -> bool:
-    """Whether no mode would see the next op of this thread, ours included."""
+    """Whether no mode would see the next op of this thread, ours neither."""
     return not is_mode_entered() or bool(
         torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python)
     )
 
 
 push_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
-"""Have this dispatch mode see all ops of this thread."""
+"""Enter this dispatch mode: it sees all ops of this thread first."""
 pop_mode: Callable[[None], TorchDispatchMode] = torch._C._pop_torch_dispatch_stack
-"""Take back the mode that was pushed last."""
+"""Leave the mode that was entered last, and return it. The argument is None."""
 
 
 def is_innermost_mode(mode: TorchDispatchMode) -> bool:

@@ -1,4 +1,4 @@
-"""Modules: what is called in their place, what they hold."""
+"""Modules: calling something else in their place, and keeping what they hold as it is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from lazy_tensor.dispatch.torch_private.tensors import versions_kept
 
 @contextmanager
 def attributes_kept(module: torch.nn.Module) -> Iterator[None]:
-    """The attributes of the module's parts, and what tensors and generators among them hold, are as
-    they were afterwards; not so parameters."""
+    """Context manager: at the end the attributes and buffers of all parts of the module are as they
+    were. So are the data of the tensors among them, and the states of generators. Parameters are
+    left as they are."""
     held: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for part in module.modules():
         held += [(one, dict(one)) for one in (vars(part), part._buffers)]
@@ -40,22 +41,21 @@ def attributes_kept(module: torch.nn.Module) -> Iterator[None]:
 
 
 def call_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What calling the module gives, its hooks included, whatever `call_by` put in its place."""
+    """Call the module itself with its hooks, whatever `call_by` put in its place."""
     return module._call_impl(*args, **kwargs)
 
 
 def call_by(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
-    """Have `call` run in place of the module when that is called; None for the module itself.
-
-    It is no part of the module's state, nor of its copies: as `Module.compile` keeps what it made.
-    """
+    """Have `call` run in place of the module when that is called; None for the module itself."""
     _leave_replicas_alone()
+    # where `Module.compile` puts what it made: neither copies nor pickles of the module have it
     module._compiled_call_impl = call
 
 
 @functools.cache
 def _leave_replicas_alone() -> None:
-    """Have replicas, by which `DataParallel` computes with other parameters, call themselves."""
+    """Have replicas of a replayed module run by themselves: `DataParallel` makes them, with other
+    parameters."""
     own: Any = torch.nn.Module._replicate_for_data_parallel
 
     def replicate(self: torch.nn.Module) -> Any:
@@ -73,7 +73,7 @@ def called_by(module: torch.nn.Module) -> Any:
 
 
 def hooks_of_all_modules() -> list[tuple[str, Any]]:
-    """The dicts of hooks that every module, or optimizer, runs."""
+    """The dicts of global hooks, which every module or optimizer runs, with their names."""
     found: list[tuple[str, Any]] = []
     for owner in (torch.nn.modules.module, optimizer):
         for name, value in vars(owner).items():
@@ -84,7 +84,8 @@ def hooks_of_all_modules() -> list[tuple[str, Any]]:
 
 @contextmanager
 def without_weak_references(module: torch.nn.Module) -> Iterator[None]:
-    """Let RNNs drop the weak references they hold to their weights, and take them anew after."""
+    """Context manager: RNNs hold no weak references to their weights until its end.
+    `torch.utils.swap_tensors` refuses a tensor that has any."""
     rnns: list[Any] = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
     for rnn in rnns:
         rnn._flat_weight_refs = []

@@ -1,4 +1,4 @@
-"""torch's optimizers: the numbers that they read, the tensors that they take."""
+"""torch's optimizers: how they read numbers, and for which tensors they use foreach ops."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from torch.utils import _foreach_utils
 
 
 class _Reading(threading.local):
+    """What reads numbers for optimizers in this thread, or None."""
+
     read: Callable[[torch.Tensor], Any] | None = None
 
 
 _reading = _Reading()
 _reading_lock = threading.Lock()
-_n_reading = 0
-_value_for_optimizer: Any = getattr(optimizer, "_get_value", None)
+_n_reading = 0  # users of `step_counts_read_by`, in all threads
+_value_for_optimizer: Any = getattr(optimizer, "_get_value", None)  # torch's function
 
 
 def _value_or_reading(tensor: Any) -> Any:
+    """What stands in place of torch's function while there are users."""
     read = _reading.read
     found = read(tensor) if read is not None and isinstance(tensor, torch.Tensor) else None
     return _value_for_optimizer(tensor) if found is None else found
@@ -31,8 +34,8 @@ def _value_or_reading(tensor: Any) -> Any:
 
 @contextmanager
 def step_counts_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """torch's optimizers, in this thread, ask `read` for the values of step counts and the like;
-    where it gives None they read as ever."""
+    """Context manager: in this thread torch's optimizers get the values of step counts and the like
+    from `read`. Where it gives None they read as ever."""
     before, _reading.read = _reading.read, read
     _count_reading(1)
     try:
@@ -43,7 +46,7 @@ def step_counts_read_by(read: Callable[[torch.Tensor], Any]) -> Iterator[None]:
 
 
 def is_own_optimizer(value: Any) -> bool:
-    """Whether `value` is an optimizer of a class of torch's own."""
+    """Whether `value` is an optimizer whose class is torch's."""
     return isinstance(value, torch.optim.Optimizer) and _is_of_optim(type(value).__module__)
 
 
@@ -52,7 +55,7 @@ def _is_of_optim(module: str) -> bool:
 
 
 def _count_reading(change: int) -> None:
-    """Put the function in place that asks, as long as a thread wants it."""
+    """Count a user more or less. The function that asks stands in place while there are any."""
     global _n_reading
     with _reading_lock:
         was_wanted, _n_reading = _n_reading > 0, _n_reading + change
@@ -61,13 +64,15 @@ def _count_reading(change: int) -> None:
         old, new = _value_for_optimizer, _value_or_reading
         if was_wanted:
             old, new = new, old
+        # each module of `torch.optim` has imported the function by its name
         for name, module in list(sys.modules.items()):
             if _is_of_optim(name) and vars(module).get("_get_value") is old:
                 module._get_value = new  # type: ignore[attr-defined]
 
 
 def allow_foreach(tensor_class: type[torch.Tensor]) -> None:
-    """Let `torch.optim` and gradient clipping give such tensors to foreach ops, as plain ones."""
+    """Have `torch.optim` and gradient clipping use foreach ops for tensors of this class."""
+    # They use them for the types in these lists; others go through a slow loop.
     lists: tuple[list[Any], ...] = (
         optimizer._foreach_supported_types,
         _foreach_utils._foreach_supported_types,

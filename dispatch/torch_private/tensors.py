@@ -1,4 +1,4 @@
-"""Tensors of a class of ours: made, marked, counted as written, looked at."""
+"""Tensors of a class of ours: to make them, mark them, count writes to them and look at them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from torch._C import DispatchKey
 from lazy_tensor.dispatch.torch_private.modes import _NOTHING, kernels_only
 
 make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
-"""A tensor without storage: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
+"""A tensor without memory: `(cls, size, stride, offset, memory_format, dtype, layout, device)`."""
 
 
 no_memory: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
-"""Have whoever writes, or might write, a wrapper's memory in C++ get an error: there is none."""
+"""Have C++ raise an error where it takes a wrapper's memory for writing: there is none."""
 
 
 def new_wrapper(
     tensor_class: type[Any], meta: tuple[Any, ...], like: torch.Tensor | None = None
 ) -> Any:
-    """`make_wrapper(tensor_class, *meta)`, a tensor of inference mode if that is on.
-
-    What shares memory with `like` is what that is: autograd refuses another.
-    """
+    """`make_wrapper(tensor_class, *meta)`: an inference tensor if `like` is one, or, without
+    `like`, if inference mode is on."""
+    # A view and its base must agree: autograd refuses anything else.
     if like is None or like.is_inference() is torch.is_inference_mode_enabled():
         made = make_wrapper(tensor_class, *meta)
     else:
@@ -37,20 +36,19 @@ def new_wrapper(
 
 
 def is_dispatched(tensor: torch.Tensor) -> bool:
-    """Whether ops on the tensor come to its class."""
+    """Whether ops on the tensor come to the `__torch_dispatch__` of its class."""
     return bool(torch._C._dispatch_keys(tensor).has(DispatchKey.Python))
 
 
 def count_writes(tensors: Iterable[torch.Tensor]) -> None:
-    """Count a write to each tensor, for autograd's check that nothing saved was written."""
+    """Count a write to each tensor, for autograd's check that no saved tensor was written."""
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 def versions_kept(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-    """Context manager: what runs counts no writes to these, which were counted when recorded.
-
-    Kernels leave that to autograd, but for the foreach ops in place on CUDA (ForeachUtils.h).
-    """
+    """Context manager: what runs inside counts no writes to these. They were counted when the ops
+    were recorded."""
+    # Kernels leave that to autograd, except in-place foreach ops on CUDA (ForeachUtils.h).
     return _versions_kept(tensors) if tensors else _NOTHING
 
 
@@ -65,7 +63,7 @@ def _versions_kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def mark(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
-    """`tensor` with these conjugate and negative bits, by which C++ resolves it for most ops."""
+    """Set the tensor's conjugate and negative bits: C++ resolves such a tensor for most ops."""
     if is_conj:
         torch._C._set_conj(tensor, True)
     if is_neg:
@@ -77,26 +75,26 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 
 
 def values_of(tensor: torch.Tensor) -> Any:
-    """A computed tensor's values as Python numbers, whatever mode is active."""
+    """A computed tensor's values as Python numbers. No mode sees it."""
     with kernels_only():
         return torch._C.TensorBase.tolist(tensor)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of its own, whatever mode is active."""
+    """A copy in memory of its own. No mode sees it."""
     with kernels_only():
         return tensor.clone(memory_format=torch.preserve_format)
 
 
 TensorBase: Any = torch._C.TensorBase
-"""The class that has the methods of `Tensor` as they are, whoever replaces those."""
+"""The class below `Tensor`: it has torch's own methods, where patches replace those of `Tensor`."""
 
 tensor_data: Any = torch._C.TensorBase.data
 """The descriptor behind `Tensor.data`."""
 
 
 def print_width() -> int:
-    """Characters a line of a tensor's text may have (`torch.set_printoptions`)."""
+    """How many characters a line of a printed tensor may have (`torch.set_printoptions`)."""
     return int(torch._tensor_str.PRINT_OPTS.linewidth)
 
 
@@ -106,5 +104,6 @@ def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
 
 
 def is_held_by_python_alone(tensor: torch.Tensor) -> bool:
-    """Whether `torch.utils.swap_tensors` takes it: not in an autograd graph, or in C++."""
+    """Whether `torch.utils.swap_tensors` accepts it: neither an autograd graph nor C++ holds it,
+    and it has no weak references."""
     return tensor._use_count() == 1 and not weakref.getweakrefs(tensor)  # type: ignore[attr-defined]

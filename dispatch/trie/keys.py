@@ -1,8 +1,9 @@
-"""Keys of calls: what in a call decides where it leads, as cheap hashable tuples.
+"""Keys of calls: what in a call decides to which state it leads, as cheap hashable tuples.
 
-In: an op and its arguments. Out: the exact key, and the generic one in which numbers in arithmetic
-are replaced by their types. Every argument counts by slot (tensors) or by value and type (the
-rest).
+In: an op and its arguments. Out: the exact key, in which a tensor stands by its slot and anything
+else by value and type; and the generic key, in which numbers in arithmetic are replaced by their
+types. Called by `record` for each call that C++ doesn't know, and by `sharding`. C++ makes keys of
+its own (`native/keys.h`).
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ PlainSlots = Mapping[int, Slot]
 
 
 class _Absent:
-    """In a key: a tensor that the trace doesn't know yet, so that no state matches."""
+    """Stands in a key for a tensor without a slot: no state has such a key."""
 
 
 ABSENT = _Absent()
-TRUE, FALSE = object(), object()  # 1 == True, but x + 1 and x + True differ
-NONE = object()
+# Python's 1 == True, and both have one hash. But x + 1 and x + True differ in dtype.
+TRUE, FALSE = object(), object()
+NONE = object()  # an argument None: a None in a key counts as a tensor without a slot
 NUMBERS = frozenset({float, int, complex})
 MAY_VARY = NUMBERS | {list, tuple}
+"""Types of arguments in which the generic key may replace numbers."""
 
 
 def key_part(plain_slots: PlainSlots, argument: Any) -> Any:
-    """What of an argument the key needs: a slot, or the static value with its type."""
+    """An argument's part of the key: a slot, or the static value with its type."""
     kind = type(argument)
     if kind is int:
         return argument
@@ -45,11 +48,12 @@ def key_part(plain_slots: PlainSlots, argument: Any) -> Any:
     if kind is list or kind is tuple:
         return tuple([key_part(plain_slots, item) for item in argument])
     if kind is float:
+        # 0.0 == -0.0, but 1 / x differs
         return (float, argument) if argument else (float, str(argument))
     if kind is bool:
         return TRUE if argument else FALSE
     if kind is complex:
-        return (complex, str(argument))
+        return (complex, str(argument))  # either part may be -0.0
     if kind is tensor_types.sharded_class:
         slot = argument._value.slot
         return ABSENT if slot is None else (slot, argument._layout)
@@ -62,7 +66,7 @@ def exact_key(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """The key of a call."""
+    """The key of a call: the op's builtin, its arguments by position, then those by name."""
     key = [op._op, *(key_part(plain_slots, argument) for argument in args)]
     for name, argument in kwargs.items():
         key += (name, key_part(plain_slots, argument))
@@ -70,7 +74,7 @@ def exact_key(
 
 
 def lacks_slots(trace: Trace, key: tuple[Any, ...]) -> bool:
-    """Whether a tensor of the call has no place in `trace`; a key of its own will do."""
+    """Whether a tensor of the call, whose key this is, has no slot in `trace`."""
     for part in key:
         kind = type(part)
         if kind is Slot:
@@ -95,7 +99,8 @@ def generic_key(
 ) -> tuple[tuple[Any, ...], list[complex]]:
     """The key with numbers in arithmetic replaced by their types; and these numbers, in order.
 
-    That is the exact one, where the caller has it, of a call without any.
+    The caller may pass the `exact` key, which a call without such numbers gets back. A number that
+    sets a shape stays in the key (see `OpFacts.number_args`).
     """
     if exact is not None and not kwargs and MAY_VARY.isdisjoint(map(type, args)):
         return exact, []

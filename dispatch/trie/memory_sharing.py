@@ -1,6 +1,10 @@
-"""Memory that others reach without an op of ours: arrays and storages, and plain tensors.
+"""Whether a computed tensor's memory is reached by others, past what is recorded.
 
-In: a computed tensor. Out: who else can write, or read, its storage through any view of it.
+There are two kinds of others. Arrays, DLPack and Python's storage objects write memory without any
+op, so nothing may be pending on that memory. Plain tensors on the same storage are written by ops
+that outside of modes nobody records. In: notes, from wherever memory is handed out. Out: answers
+for `record`, which then runs a call at once or takes a snapshot. The two sets of notes are known to
+C++ too (see `hits.use`).
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ from lazy_tensor.dispatch.torch_private import (
     storage_of,
 )
 
-# Storages by `storage_id`: handed out; of a plain tensor too; fixed by an array that was lent them.
-_externally_writable: set[int] = set()
-_shared: set[int] = set()
-_lent: set[int] = set()
+# Storages, by `storage_id`.
+_externally_writable: set[int] = set()  # handed out, to an array, say
+_shared: set[int] = set()  # a plain tensor may have them too
+_lent: set[int] = set()  # an array that `lend` served has made them fixed in size, for good
 
 
 def note_external_writer(tensor: torch.Tensor) -> None:
-    """Note that `tensor`'s memory is handed out (`numpy()`, DLPack), as long as it lives."""
+    """Note that `tensor`'s memory is handed out (`numpy()`, DLPack). Holds for the storage's life,
+    or until `is_externally_writable` finds that nobody has it any more."""
     _note(tensor, _externally_writable)
 
 
@@ -39,14 +44,18 @@ def _note(tensor: torch.Tensor, notes: set[int]) -> None:
     number = storage_id(tensor)
     if number not in notes:
         notes.add(number)
-        # torch keeps one Python object for a storage while the storage lives
+        # The number may be another storage's afterwards. torch keeps one Python object for a
+        # storage as long as the storage lives, so its finalizer comes in time.
         weakref.finalize(storage_of(tensor), notes.discard, number)
 
 
 def is_externally_writable(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory can change at any time: what uses it runs at once."""
+    """Whether the tensor's memory can change at any time, without an op."""
     if not _externally_writable or storage_id(tensor) not in _externally_writable:
         return False
+    # Memory that is fixed in size belongs to an array or a file, unless we have lent it to an array
+    # ourselves. If it is torch's own, and no other tensor, storage object or process has it, then
+    # all to which it was handed out are gone.
     is_ours = is_resizable(tensor) or storage_id(tensor) in _lent
     if (
         is_ours
@@ -54,22 +63,23 @@ def is_externally_writable(tensor: torch.Tensor) -> bool:
         and n_users(tensor) == 1
         and not is_storage_held(tensor)
     ):
-        _externally_writable.discard(storage_id(tensor))  # arrays and storages that had it are gone
+        _externally_writable.discard(storage_id(tensor))
         return False
     return True
 
 
 def lend(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on `tensor`'s memory, for an array: others can write that while it lives."""
+    """Another tensor on `tensor`'s memory, for an array to hold. While the array lives so does this
+    tensor, which `n_users` counts."""
     note_external_writer(tensor)
-    if is_resizable(tensor):  # arrays make it fixed, for good
+    if is_resizable(tensor):  # torch makes it fixed for an array, and leaves it so
         _note(tensor, _lent)
     with no_modes():
         return tensor.detach()
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether ops on plain tensors, which nobody records outside the mode, can reach its memory."""
+    """Whether plain tensors have the tensor's memory too: outside of modes their ops go unseen."""
     if not _shared or storage_id(tensor) not in _shared:
         return False
     if n_users(tensor) == 1:

@@ -1,7 +1,8 @@
-"""Why a program was new to the trie: which part of a call differed from the nearest known path.
+"""Says why a program was new to the trie: what of a call differed from the nearest known path.
 
-In: the first state that had to be made, and where the trace ended. Out: a sentence. The trie keeps
-what is needed to say it, so that neither hits nor misses pay for it.
+In: the first state that had to be made, and the state where the trace ended. Out: a sentence, for
+reports, the log of misses, and the warning that nothing repeats. All that it needs stands in the
+trie, so neither hits nor misses pay for it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from lazy_tensor.dispatch.wording import op_name
 from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
 
 FIRST_TIME = "it is seen for the first time"
-"""What is new of a program that has nothing to be compared with."""
+"""The reason for a program that has nothing to be compared with."""
 
 
 def latest_difference(reasons: Iterable[str]) -> str | None:
-    """The last reason that tells of a difference; None if all was seen for the first time."""
+    """The last reason that names a difference; None if all was seen for the first time."""
     return next((one for one in reversed([*reasons]) if one and one != FIRST_TIME), None)
 
 
 def reason_of_miss(new: State, end: State | None) -> str:
-    """What was new, against what came at the same place before."""
+    """What was new: the state `new`, compared with what came at the same place before. `end` is
+    where its trace ended."""
     known = _nearest(new)
     at_line, argument = _first_use(new, end)
     if known is None:
@@ -39,9 +41,11 @@ def reason_of_miss(new: State, end: State | None) -> str:
 
 
 def _nearest(new: State) -> State | None:
-    """The state that was made last before `new` at the same place."""
+    """The state that was made last before `new` at the same place; None if there is none."""
     if new.parent is None:
         return None
+    # Dicts keep the order in which states were made. A state with a `call_site` is a sharded call's
+    # as a whole, which has no step of its own to be compared.
     before: State | None = None
     for children in (new.parent, new.parent.generic or {}):
         for state in children.values():
@@ -61,6 +65,7 @@ def _name(state: State) -> str:
 
 
 def _last_call(state: State | None) -> Node | None:
+    """The last call on the path to `state`, which may be an end; None if it has none."""
     while state is not None:
         if isinstance(state.step, Node):
             return state.step
@@ -69,7 +74,10 @@ def _last_call(state: State | None) -> Node | None:
 
 
 def _first_use(new: State, end: State | None) -> tuple[str, str]:
-    """The user's line of the first call from `new` on, after " at ", and what a leaf is to it."""
+    """For the state `new`: the user's line, after " at ", and what a new leaf is to the call there.
+
+    A call has a line of its own. A leaf has none: the line is that of the first call that uses it.
+    """
     later: list[State] = []
     state = end
     while state is not None and state is not new:
@@ -91,6 +99,7 @@ def _first_use(new: State, end: State | None) -> tuple[str, str]:
 
 
 def _holds(argument: Any, slot: int) -> bool:
+    """Whether a recorded argument is this slot, or a list with it."""
     if isinstance(argument, Ref):
         return argument.index == slot
     return isinstance(argument, tuple) and any(_holds(item, slot) for item in argument)
@@ -101,7 +110,7 @@ def _sizes(spec: TensorSpec) -> str:
 
 
 def _between_leaves(new: Leaf, known: Leaf) -> str:
-    """What of a tensor that comes in is other than before."""
+    """The first thing in which a tensor that comes in differs from the one before."""
     a, b = known.spec, new.spec
     if a.dtype != b.dtype:
         return f"dtype went {_short(a.dtype)} -> {_short(b.dtype)}"
@@ -125,7 +134,7 @@ def _short(dtype: object) -> str:
 
 
 def _between_calls(new: Node, known: Node) -> str:
-    """Which argument of a call is other than before, or which op came instead."""
+    """Which argument of a call differs from the one before, or which op came instead."""
     op = op_name(new.facts.op)
     if new.facts.op is not known.facts.op:
         other = op_name(known.facts.op)

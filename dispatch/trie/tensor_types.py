@@ -1,6 +1,8 @@
-"""The tensor class that `lazy_tensor` puts on top, as far as `dispatch` must know it.
+"""The tensor classes of the layers above, as far as `dispatch` must know them.
 
-`lazy_tensor.tensor` installs it; dispatch makes its tensors and reads their `_value`, nothing else.
+`dispatch` may import neither `lazy_tensor` nor `sharding`. So `LazyTensor` and `DTensor` derive
+from classes here, and are installed when they are imported. `dispatch` makes such tensors and reads
+their `_value` and `_layout`, nothing else. In: a value and metadata. Out: tensors for the program.
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ from lazy_tensor.dispatch.trie.trace import Value
 
 
 class ValueTensor(torch.Tensor):
-    """What dispatch knows of a lazy tensor: it owns a value."""
+    """A lazy tensor, as `dispatch` knows it: it owns a value."""
 
     _value: Value
 
 
 tensor_class: type[ValueTensor] = ValueTensor
+"""The class that `lazy_tensor` has installed: `LazyTensor`."""
 
 
 class ShardedTensor(ValueTensor):
-    """What dispatch knows of a sharded tensor: its value is the local one, its metadata are global.
+    """A sharded tensor, as `dispatch` knows it: its value is this rank's part, its metadata are
+    those of the whole tensor.
 
-    `_layout` says how the two belong together. It is hashable, and equal only to itself.
+    `_layout` says how the two belong together. It stands in keys: it is hashable, and equal only to
+    itself.
     """
 
     _layout: Layout
@@ -36,8 +41,9 @@ class ShardedTensor(ValueTensor):
 class Layout:
     """How a sharded tensor lies on its mesh, as far as `dispatch` must know.
 
-    `number` is the layout's for as long as the process lives; `meta` are `make_wrapper`'s arguments
-    for the sharded tensor, `local` those for its local one.
+    `number` stands for the layout in the keys of C++: no other layout gets it while the process
+    lives. `meta` are `make_wrapper`'s arguments for the sharded tensor, `local` those for the
+    tensor of this rank's part.
     """
 
     __slots__ = ("__weakref__", "local", "meta", "number")
@@ -49,12 +55,13 @@ class Layout:
 
 
 sharded_class: type[ShardedTensor] = ShardedTensor
-"""The class whose calls go to `call_sharded` when no state knows them."""
+"""The class that `sharding` has installed: its `DTensor`."""
 call_sharded: Callable[..., Any] | None = None
+"""Runs a call with sharded tensors that no state knows: records the local ops and collectives."""
 call_at_once: Callable[..., Any] | None = None
-"""What its calls are offered to first while nothing is recorded."""
+"""Runs such a call while nothing is recorded, if it did so before; else gives NotImplemented."""
 who_is_missing: Callable[[], str] | None = None
-"""What is said when a collective fails: which ranks did not fail with this one."""
+"""Says which ranks did not fail with this one, for the error of a collective that failed."""
 
 
 def layout_of(tensor: torch.Tensor) -> Layout | None:
@@ -63,12 +70,13 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
 
 
 def value_in(tensor: torch.Tensor) -> Value:
-    """The value of a tensor of the installed class."""
+    """The value of a tensor of an installed class."""
     assert isinstance(tensor, ValueTensor)
     return tensor._value
 
 
 def install(cls: type[ValueTensor]) -> None:
+    """Make lazy tensors of this class from now on."""
     global tensor_class
     tensor_class = cls
 
@@ -79,6 +87,7 @@ def install_sharded(
     at_once: Callable[..., Any],
     missing: Callable[[], str],
 ) -> None:
+    """Make sharded tensors of this class from now on, and hand their calls to these functions."""
     global sharded_class, call_sharded, call_at_once, who_is_missing
     sharded_class, call_sharded, call_at_once, who_is_missing = cls, call, at_once, missing
 
@@ -101,7 +110,7 @@ def new_sharded(value: Value, layout: Layout, like: torch.Tensor | None = None) 
 
 
 def local_of(tensor: ShardedTensor) -> torch.Tensor:
-    """The local tensor of a sharded one, lazy, on the same value."""
+    """This rank's part of a sharded tensor: a lazy tensor on the same value."""
     value = tensor._value
     if value.data is not None:
         return concrete_on(value, value.data)
@@ -109,14 +118,14 @@ def local_of(tensor: ShardedTensor) -> torch.Tensor:
 
 
 def local_like(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
-    """Another tensor of the installed class on the same value; of inference mode as `like`, or as
-    itself."""
+    """Another tensor of the installed class on the same value. It is an inference tensor if `like`
+    is one, or, without `like`, if `tensor` is."""
     return new_tensor(value_in(tensor), _arguments(tensor), tensor if like is None else like)
 
 
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
-    """Give a lazy tensor another one's size, strides and dtype; it stays the same object, and of
-    inference mode if it was."""
+    """Give a lazy tensor another one's size, strides and dtype. It stays the same object, and an
+    inference tensor if it was one."""
     if tensor.is_inference() is not twin.is_inference():
         layout = layout_of(twin)
         if layout is None:
@@ -127,7 +136,7 @@ def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
 
 
 def concrete(data: torch.Tensor) -> torch.Tensor:
-    """A tensor of the installed class whose value is computed."""
+    """A tensor of the installed class on a new value, whose data is `data`."""
     value = Value()
     value.data = data
     return concrete_on(value, data)

@@ -1,7 +1,9 @@
-"""What is being recorded: values, the trie of states, and one trace a thread.
+"""What is being recorded: values, the trie of states, and one trace for each thread.
 
-In: transitions from `record`. Out: the current state, leaves, scalars and values, taken whole by
-`flush`. A state is a point in a program seen before; it maps the next call's key to the next state.
+A state is a point in a program that was seen before. It maps the key of each call that followed to
+the next state. In: the steps that `record` takes. Out: the current state with its leaves, numbers
+and values, all of which `flush` takes at once. The last third is about threads: which trace is
+whose, and how one thread flushes the trace of another.
 """
 
 from __future__ import annotations
@@ -26,17 +28,20 @@ from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.segment import Ref, TensorSpec
 
 ONE, SELF, MANY, ALIAS, NOTHING, MARKED = range(6)
-"""What a call gives: one new tensor, the argument it wrote, several, another handle, None, a view
-with the conjugate or the negative bit."""
+"""Kinds of a call's result, as C++ has them too: one new tensor, the argument that the call wrote,
+several tensors, another handle on the argument's value (`detach`), None, a view with the conjugate
+or the negative bit."""
 
 
 SLOW = 16
-"""Added to a kind that the hot path would take, for states that need more than it does."""
+"""Added to a kind, for states that need more than making the result: an offset to be moved, a
+segment to be closed, inference mode. Readers take it off by `KIND_MASK`."""
 KIND_MASK = SLOW - 1
 
 
 class Slot:
-    """A value's place in a trace. Interned by the trace, so that keys compare slots by identity."""
+    """A value's place in a trace. Each trace has one object for each place, so that keys compare
+    slots by identity."""
 
     __slots__ = ("index", "trace")
 
@@ -49,17 +54,18 @@ class Slot:
 
 
 class Value:
-    """The handle that a lazy tensor owns: `slot` while a trace knows it, `data` once it is
-    computed.
+    """The handle that a lazy tensor owns: its place in a trace, its data, or both.
 
-    Several tensors own one value after `detach()`. A trace finds out which values are alive by
-    their reference counts, so nothing else may keep one.
+    A pending value has a slot. A computed one has data, and a slot too while it is a leaf of a
+    trace. Several tensors own one value after `detach()`. A trace finds out which values are alive
+    by their reference counts. So only it and tensors may keep a value, or dead ones are computed.
     """
 
     slot: Slot | None = None
     data: torch.Tensor | None = None
-    failure: BaseException | None = None
-    leaf: int | None = None  # the leaf with a storage offset that this is a view of
+    failure: BaseException | None = None  # why it couldn't be computed; reading it raises this
+    # A view of a leaf with a storage offset: that leaf's slot. The offset may differ in each run.
+    leaf: int | None = None
     watch: Any = None  # see `dispatch.run.watch`
 
 
@@ -67,9 +73,11 @@ class Value:
 class Node:
     """One recorded call, never changed.
 
-    `args` and `kwargs` hold `Ref(slot index)` and `ScalarRef(index)`. `reads` are the slots they
-    name, in order, repeats included; `after` are slots that must be made first though they are not
-    read.
+    `args` and `kwargs` hold `Ref(slot index)` for tensors and `ScalarRef(index)` for numbers that
+    are given at run time. `outs` are the slots of its results, with their `specs`. `writes` are the
+    slots that it writes, `view_of` is the slot that its result is a view of. `reads` are the slots
+    in its arguments, in order, repeats included. `after` are slots that must be made first though
+    they are not read.
     """
 
     facts: OpFacts
@@ -94,7 +102,7 @@ class Node:
 
     @property
     def issues(self) -> bool:
-        """Whether it starts a collective, as against waiting for one."""
+        """Whether it starts a collective. A wait for one counts as a view of what that gives."""
         return self.facts.communicates and self.view_of is None
 
 
@@ -108,7 +116,8 @@ def _collect_refs(arguments: tuple[Any, ...], found: list[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A concrete tensor that enters a trace; `shares` is an earlier leaf with the same storage."""
+    """A computed tensor that enters a trace. `shares` is the slot of the first leaf with the same
+    storage, if there is one."""
 
     slot: int
     spec: TensorSpec
@@ -116,14 +125,13 @@ class Leaf:
 
 
 class State(dict[tuple[Any, ...], "State"]):
-    """A point in the trie of programs: the calls that followed, and what led here.
+    """A point in the trie of programs. As a dict it maps the key of each call that followed to the
+    next state.
 
-    `meta` holds `make_wrapper`'s arguments for each output, `layout` the layouts of sharded ones.
-    A sharded call may take several steps at once: `call_site` is then where it was called.
-    `generic` maps keys in which numbers are replaced by their types, for places that have seen
-    several; `seen` has the last child under each such key, for places that may have.
-    `counts_writes` says whether a kernel that runs here counts for autograd what it writes (see
-    `versions_kept`). `call` is the number of the call in the past.
+    A state also says what led to it: `parent` by `key`, with the call or the leaf in `step`; and
+    what the call gives. `kind` says how its result is made, `meta` has `make_wrapper`'s arguments
+    for it, `slot` its place, `layout` the layouts of sharded results. `n_slots`, `n_scalars`,
+    `n_ops` and `n_bytes` count from the root to here.
     """
 
     __slots__ = ("call", "closes", "counts_writes", "edges", "ends_turn", "generic", "key", "kind",
@@ -145,16 +153,29 @@ class State(dict[tuple[Any, ...], "State"]):
         self.n_scalars: int = parent.n_scalars if parent is not None else 0
         self.n_ops: int = parent.n_ops if parent is not None else 0
         self.n_bytes: int = parent.n_bytes if parent is not None else 0
+        # By the slots that are alive and `Settings.plans_by`; None until a first flush here.
         self.plans: dict[tuple[Any, ...], Any] | None = None
+        # Children by keys in which numbers are replaced by their types: calls that came with
+        # several numbers take these at run time.
         self.generic: dict[tuple[Any, ...], State] | None = None
+        # By the same keys, the last child whose own key has the numbers: a call that is found here,
+        # but not by its own key, has changed its numbers. `moving_index` notes its views here too.
         self.seen: dict[tuple[Any, ...], State] | None = None
-        self.edges: object | None = None  # what `hits` knows of the calls that followed
+        self.edges: object | None = None  # the children as C++ keeps them; dropped if one leaves
+        # For a view of a leaf with a storage offset: the leaf, and its offset when recorded.
         self.offset_fixup: tuple[int, int] | None = None
         self.layout: Any = None
+        # For a sharded call, which takes several steps at once: the state it was called in, which
+        # leads here directly. `parent` is the last of these steps.
         self.call_site: State | None = None
+        # Whether the trace is flushed behind this call, as it closes a segment or ends a turn of a
+        # loop.
         self.closes = self.ends_turn = False
-        self.call: int | None = None
-        self.remembered: int | None = None  # flushes at new states, at the last flush here
+        self.call: int | None = None  # the call's number in `Policy.past`
+        # `Trace._n_finals` at the last flush here; None if there was none.
+        self.remembered: int | None = None
+        # A kernel on the way here counts for autograd what it writes, which was counted when it was
+        # recorded. So versions are put back after the run (see `versions_kept`).
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
     def steps(self) -> list[Node | Leaf]:
@@ -171,8 +192,8 @@ class State(dict[tuple[Any, ...], "State"]):
 
 @dataclass(slots=True)
 class Pending:
-    """A trace's content, taken out of it for a flush. `plain` are its leaves that are no lazy
-    tensors'; up to `noted` its calls are in the past."""
+    """A trace's content, taken out of it for a flush. `plain` has the slots of plain leaves by
+    `id()`. The calls up to `noted` are in `Policy.past`."""
 
     state: State
     noted: State
@@ -184,8 +205,8 @@ class Pending:
 
 
 class Copy(NamedTuple):
-    """What a trace knows of memory that others may write: a tensor there, kept, its offset, and its
-    copy."""
+    """A trace's copy of memory that others may write, as of an array. `tensor` is on that memory:
+    it is kept so that no other storage gets its `storage_id`."""
 
     tensor: torch.Tensor
     offset: int
@@ -196,7 +217,7 @@ class Copy(NamedTuple):
 class Trace:
     """What one thread has recorded and not yet run, and the trie of what it recorded before."""
 
-    # not for size: `hits` finds what it needs by their offsets
+    # Not to save memory: C++ finds what it needs by the offsets of slots.
     __slots__ = ("_as_of", "_n_finals", "_n_forgotten", "_root_is_for", "_rooted", "_roots",
                  "_told_by", "begun", "unnoted_hits", "busy", "call", "claimed", "copies",
                  "environment", "flush_states", "first_new", "defers_close", "is_outdated", "kept",
@@ -211,30 +232,40 @@ class Trace:
     values: list[Value]
 
     def __init__(self) -> None:
-        self.slots: list[Slot] = []
-        self.roots: dict[tuple[object, ...], State] = {}
+        self.slots: list[Slot] = []  # by index
+        self.roots: dict[tuple[object, ...], State] = {}  # by the environment (see `_environment`)
+        # Calls, as op and types of the arguments, whose numbers have changed somewhere. Elsewhere
+        # such a call takes its numbers at run time from the first time on.
         self.varying: set[tuple[Any, ...]] = set()
         self.policy = Policy()
-        self.call: int | None = None  # the one under way, as a number (see `sync_points`)
-        self.unnoted_hits: deque[tuple[State, State]] = deque(maxlen=MOST_UNNOTED)  # hits not noted
-        self.claimed = False
-        self.is_outdated = False
-        self.busy = False
-        # within a call of several steps: whether one of them closes a segment
+        self.call: int | None = None  # the number of the call under way (see `sync_points`)
+        # Flushes since the last sync point: each from where, and to where, its calls are hits that
+        # `Policy.past` doesn't have. They are noted only if a call comes that is no hit.
+        self.unnoted_hits: deque[tuple[State, State]] = deque(maxlen=MOST_UNNOTED)
+        self.claimed = False  # another thread flushes the trace: its own thread waits in `begin`
+        self.is_outdated = False  # its root is for an environment that has changed
+        self.busy = False  # its own thread is within a call
+        # Within a call that takes several steps: whether one of them closes a segment, for which
+        # the trace is flushed at the end of the call. None outside of such calls.
         self.defers_close: bool | None = None
         self.tape: Any = None  # see `dispatch.run.tape`
         self.lock = threading.RLock()  # held while the trace is flushed
+        # The states where the trace was flushed, by `id()`. They bound the trie: the path of each
+        # that leaves is cut.
         self.flush_states: Cache[int, State] = Cache("", MAX_STATES, _prune, _weight)
-        self._n_finals = 0  # new ones so far
-        self._n_forgotten = _n_forgotten  # see `forget_all`
-        self._as_of = -1  # changes when `_told_by` was empty
-        self._told_by: dict[Any, tuple[object, ...]] = {}  # environments, by what tells them
+        self._n_finals = 0  # states that came into `flush_states` so far
+        self._n_forgotten = _n_forgotten  # as the global was when the trie was dropped last
+        self._as_of = -1  # `_n_changes` when `_told_by` was emptied
+        # Environments by settings, inference mode and tape. To gather one for each trace would take
+        # long.
+        self._told_by: dict[Any, tuple[object, ...]] = {}
         self.reset()
 
     def reset(self, pending: Pending | None = None) -> bool:
         """Start an empty trace at the root for the environment (default dtype, flags) in force.
 
-        Not if the trace holds anything else than `pending`, if that is given: False then.
+        `pending` is what the caller has taken out of the trace. False, with nothing changed, if the
+        trace holds something else by now.
         """
         if self._n_forgotten != _n_forgotten:
             self._n_forgotten = _n_forgotten
@@ -249,8 +280,9 @@ class Trace:
         root = self.roots.get(environment)
         if root is None:
             root = self.roots[environment] = State(None, (), None)
-        # All that is new is made before any of it takes its place. So no signal's handler, and no
-        # finalizer that the garbage collector runs, finds a trace that is half empty.
+        # All that is new is made before any of it takes its place. Making it may run the garbage
+        # collector's finalizers, and handlers of signals, which may call ops. None of them may find
+        # a trace that is half empty.
         values: list[Value] = []
         leaf_values: list[Value] = []
         leaves: list[torch.Tensor] = []
@@ -270,47 +302,55 @@ class Trace:
         self._root_is_for = (*told_by, self._as_of)
         self.environment = environment
         self.root = self.state = root
-        self.noted = self.begun = root  # up to here calls are in the past; the last sync point
+        # Up to `noted` calls are in `Policy.past`; `begun` is where the last sync point was.
+        self.noted = self.begun = root
         self.is_outdated = False
-        self.leaf_values = leaf_values
-        self.leaves = leaves
-        self.leaf_slots = leaf_slots
-        self.leaf_offsets = leaf_offsets
+        self.leaf_values = leaf_values  # of leaves that are lazy tensors
+        self.leaves = leaves  # all of them as tensors with data, in order of their slots
+        self.leaf_slots = leaf_slots  # of plain leaves, by their id()
+        self.leaf_offsets = leaf_offsets  # storage offsets other than 0, by slot
+        # Slots of plain tensors that came in outside of modes, by id(). Ops that write them there
+        # are not seen, so each call that reads one lets in a new snapshot of it.
         self.snapshot_slots = snapshot_slots
-        # in the trace for the call under way alone, plain ones by their id()
+        # What is in the trace for the call under way alone, and taken out behind it: values, and
+        # plain tensors by their id().
         self.one_call_inputs = one_call_inputs
         self.copies = copies  # of memory that others may write, by storage; the latest last
-        self.kept = kept  # plain tensors whose id() stands in a dict above
-        self.storages = storages
-        self.scalars = scalars
+        self.kept = kept  # tensors of `snapshot_slots`: no other may get their id()
+        self.storages = storages  # the first leaf with each storage: slots by `storage_id`
+        self.scalars = scalars  # numbers that are given at run time, in order of their `ScalarRef`s
+        # A new state, and the state to which the same calls led before with other numbers.
         self.similar_path: tuple[State, State] | None = None
-        self.first_new: State | None = None  # made since the trace was empty
-        self.ran: tuple[Any, State] | None = None  # the op that ran at once, last, and when
-        self._rooted: State | None = None  # up to here `_roots` is filled in
+        self.first_new: State | None = None  # the first state that was made since the last flush
+        # The last op that ran at once, and the state in which it did.
+        self.ran: tuple[Any, State] | None = None
+        # For `root_of`: owners of memory by slot, filled in up to the state `_rooted`.
+        self._rooted: State | None = None
         self._roots = roots
-        self.values = values  # last: see `has`
+        self.values = values  # the last: `has` tells by it whether the trace was emptied
         if pending is not None and pending.noted is not pending.state:
             self.unnoted_hits.append((pending.noted, pending.state))
         return True
 
     def goes_on_at(self, now: settings.Settings) -> bool:
-        """Whether the next trace begins at the root of this one, if these settings are in force."""
+        """Whether `reset` would start at the same root again, with these settings in force. C++
+        then empties the trace by itself."""
         is_inference, has_tape = torch.is_inference_mode_enabled(), self.tape is not None
         return self._root_is_for == (now, is_inference, has_tape, _n_changes)
 
     def pending(self) -> Pending:
-        """All that is pending. A flush takes it on, and then empties the trace by `reset`."""
+        """The trace's content. A flush takes it, and then empties the trace by `reset`."""
         return Pending(
             self.state, self.noted, self.values, self.leaf_values, self.leaves, self.leaf_slots,
             self.scalars,
         )  # fmt: skip
 
     def has(self, pending: Pending) -> bool:
-        """Whether the trace isn't yet empty of it."""
+        """Whether the trace still holds this content."""
         return self.values is pending.values
 
     def last_op(self) -> Any:
-        """What was called last: an op that ran at once, or the recorded op's builtin."""
+        """What was called last: an op that ran at once, or the builtin of a recorded op."""
         state: State | None = self.state
         while state is not None:
             if self.ran is not None and self.ran[1] is state:
@@ -341,12 +381,14 @@ class Trace:
             self.first_new = state
 
     def similar_to(self, state: State) -> State | None:
-        """Where the calls that led to a new state led before, with other numbers among them."""
+        """The state to which the same calls as to `state`, a new one, led before with other
+        numbers; None if there is none."""
         found = self.similar_path
         return found[1] if found is not None and found[0] is state else None
 
     def root_of(self, index: int) -> int:
         """The slot that owns the memory of slot `index`: a base, or the storage's first leaf."""
+        # Only the steps since the last call of this method are walked: a trace only grows.
         state: State | None = self.state
         unknown: list[Node | Leaf] = []
         while state is not None and state is not self._rooted:
@@ -371,7 +413,8 @@ class Trace:
 
     def _drop_trie(self) -> None:
         for state in self.flush_states.values():
-            state.plans = state.remembered = None  # the log may hold the state
+            # The flush log may hold the state for long. Plans hold kernels.
+            state.plans = state.remembered = None
         self.roots.clear()
         self.varying.clear()
         self.flush_states.clear()
@@ -379,23 +422,23 @@ class Trace:
         self.unnoted_hits.clear()
 
     def slot_at(self, index: int) -> Slot:
+        """The one `Slot` of this trace with this index."""
         slots = self.slots
         while len(slots) <= index:
             slots.append(Slot(self, len(slots)))
         return slots[index]
 
     def mark(self, key: tuple[Any, ...]) -> None:
-        """Take a step that isn't a call: what follows is kept apart from what follows without."""
+        """Take a step that isn't a call. Calls behind it lead to other states than without it."""
         state = self.state.get(key)
         if state is None:
             state = self.state[key] = State(self.state, key, None)
         self.state = state
 
     def remember(self, state: State) -> None:
-        """Note a flush at `state`; the least recently used paths leave when there are too many.
-
-        Those used since the last new one count as equally recent.
-        """
+        """Note a flush at `state`; the least recently used paths leave when there are too many."""
+        # As long as no new state comes nothing leaves, so its place in the order doesn't matter
+        # before. A loop pays for this comparison alone.
         if state.remembered == self._n_finals:
             return
         self._n_finals += state.remembered is None
@@ -406,15 +449,17 @@ class Trace:
 
 
 MOST_TOLD = 64
-"""Settings whose environments a trace knows."""
+"""Environments that a trace keeps in `_told_by`."""
 MOST_UNNOTED = 64
-"""Flushes since the last sync point whose hits are kept for the past."""
+"""Flushes since the last sync point whose hits are kept for `Policy.past`. In a longer region the
+first ones are not noted."""
 MAX_STATES = 40_000
-"""States a trie may hold, 2 to 5 KB each with what `hits` knows; `segment_cache_size` bounds its
-paths."""
+"""States that a trie may hold, of 2 to 5 KB each with what C++ keeps of them."""
 
 
 def _weight(state: State) -> float:
+    """What the path to a flush's state counts in `flush_states`: its ops, but at least so much that
+    there are no more paths than `segment_cache_size`."""
     least = MAX_STATES / settings.current().segment_cache_size
     return min(max(state.n_ops, least), MAX_STATES)
 
@@ -431,12 +476,13 @@ def _prune(_: int, state: State) -> None:
             for children in (owner, owner.generic or {}):
                 if children.get(current.key) is current:
                     del children[current.key]
-            owner.seen = owner.edges = None  # they may hold children long gone
+            # They may hold children that are gone. C++ learns the others again, call by call.
+            owner.seen = owner.edges = None
         current = parent
 
 
 def _goes_on(state: State) -> bool:
-    """Whether calls follow `state`. Aliases, which are no steps, don't keep a path."""
+    """Whether calls follow `state`. Aliases don't count: no trace takes a step for them."""
     return bool(state.generic) or not all(map(_is_alias, state.values()))
 
 
@@ -445,7 +491,8 @@ def _is_alias(state: State) -> bool:
 
 
 _apart: Counter[str] = Counter()
-"""Names of what changes the meaning of some ops at present, for all threads, and how often."""
+"""What changes the meaning of some ops at present, in all threads: names, with the numbers of their
+users. What is recorded under different names is kept apart (see `setting_apart`)."""
 
 
 class _ApartHere(threading.local):
@@ -454,12 +501,15 @@ class _ApartHere(threading.local):
 
 
 _apart_here = _ApartHere()
-"""The same for this thread alone."""
+"""The same of what concerns this thread alone."""
 
 
 def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) -> tuple[object, ...]:
-    """What the meaning of recorded calls depends on besides their arguments: first what the
-    metadata of their results does."""
+    """What the meaning of recorded calls depends on besides their arguments. Each has a root.
+
+    The metadata of results depend on the first two items alone: the schema cache has these in its
+    keys. Inference mode, a part of the first, is an argument because `_told_by` goes by it.
+    """
     return (
         torch_private.environment(),
         _in_force(),
@@ -473,13 +523,14 @@ def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) ->
 
 
 def _in_force() -> frozenset[str]:
+    """The names that are in force in this thread."""
     return frozenset(+_apart) | frozenset(+_apart_here.names)
 
 
 @contextmanager
 def setting_apart(name: str, *, here_only: bool = False) -> Iterator[None]:
-    """Keep what is recorded inside apart from what is recorded outside, though the calls be the
-    same; by all threads, or `here_only`."""
+    """Context manager: calls inside lead to other states than equal calls outside, in all threads,
+    or `here_only`."""
     names = _apart_here.names if here_only else _apart
     _count(names, name, 1)
     try:
@@ -489,10 +540,12 @@ def setting_apart(name: str, *, here_only: bool = False) -> Iterator[None]:
 
 
 def set_apart(name: str, user: object) -> None:
-    """The same from now on, as long as `user` lives."""
+    """The same without an end, as long as `user` lives."""
     _count(_apart, name, 1)
     restart_empty_traces()
-    weakref.finalize(user, _note_change, _apart, name, -1)  # traces that start later are told
+    # A finalizer may run in the middle of anything: it resets no trace. Each trace sees the change
+    # when it starts anew.
+    weakref.finalize(user, _note_change, _apart, name, -1)
 
 
 def is_apart(name: str) -> bool:
@@ -501,9 +554,9 @@ def is_apart(name: str) -> bool:
 
 
 _n_forgotten = 0
-"""How often all tries were dropped, in any thread."""
+"""How often all tries were dropped. Each trace compares it with its own when it starts anew."""
 _n_changes = 0
-"""Changes, in any thread, of what environments are made of."""
+"""Changes, by any thread, of what environments are made of. Traces compare it in the same way."""
 
 
 def _note_change(names: Counter[str], name: str, change: int) -> None:
@@ -514,6 +567,7 @@ def _note_change(names: Counter[str], name: str, change: int) -> None:
 
 
 def _count(names: Counter[str], name: str, change: int) -> None:
+    """Change how many users a name has; this thread's trace goes on apart from now on."""
     _note_change(names, name, change)
     trace = local.trace
     if trace.state is trace.root:
@@ -523,6 +577,8 @@ def _count(names: Counter[str], name: str, change: int) -> None:
 
 
 class _Local(threading.local):
+    """What each thread has of its own: its trace. Made when the thread first asks for it."""
+
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.trace, orphans = _adopt()
@@ -532,16 +588,21 @@ class _Local(threading.local):
 
 
 run_orphan: list[Callable[[Trace], None]] = []
-"""What runs a trace that a thread has left pending at its end: `flush`."""
+"""What runs a trace that a thread has left pending at its end: `flush`, which is above this module
+and puts itself here."""
 _all: dict[Trace, threading.Thread] = {}
-"""Each trace with the thread that it is, or was, of. It is read in a copy: a finalizer may flush in
-between, and drop some."""
-_lock = threading.RLock()  # what the collector drops may want it while it is held
+"""Each trace with its thread, which may have ended. Loops go over a copy: a finalizer may flush in
+between, which may drop some."""
+# An RLock, as a finalizer may want it while its own thread holds it.
+_lock = threading.RLock()
 
 
 def _adopt() -> tuple[Trace, list[Trace]]:
-    """A trace for this thread: one that a finished thread left, trie and all, or a new one; and
-    those that finished threads left with something pending."""
+    """A trace for this thread, and the traces that ended threads left with something pending.
+
+    It is one that an ended thread left empty, if there is any: its trie is known already. Else a
+    new one.
+    """
     own = threading.current_thread()
     with _lock:
         left = [trace for trace, thread in _all.copy().items() if not thread.is_alive()]
@@ -555,11 +616,11 @@ local = _Local()
 
 
 MOST_SPARE = 4
-"""Traces of threads that have ended whose tries are kept, for threads that begin."""
+"""Traces of ended threads that are kept, with their tries, for threads that begin."""
 
 
 def _drop_spare() -> None:
-    """Leave the tries of ended threads, but for a few, to the garbage collector."""
+    """Drop the empty traces of ended threads, all but `MOST_SPARE`."""
     with _lock:
         spare = [
             trace
@@ -571,7 +632,8 @@ def _drop_spare() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Renew the locks, and let go of what other threads, which the child lacks, were about."""
+    """Renew what other threads may have held: the child lacks these threads, so nobody would let go
+    of their locks and claims."""
     global _lock
     _lock = threading.RLock()
     for trace in _all.copy():
@@ -589,7 +651,8 @@ def all_traces() -> list[Trace]:
 
 @contextmanager
 def alone() -> Iterator[bool]:
-    """Whether no other living thread has recorded anything; none begins to inside."""
+    """Context manager: whether no other living thread has recorded anything. A thread that has no
+    trace yet waits for one meanwhile."""
     own = threading.current_thread()
     with _lock:
         others = _all.copy().items()
@@ -599,8 +662,8 @@ def alone() -> Iterator[bool]:
 
 
 def forget_all() -> None:
-    """Drop the tries of all threads: this one's now, which holds nothing, the others' when they
-    are flushed next."""
+    """Drop the tries of all threads: this thread's now, as its trace is empty, others' when their
+    traces start anew."""
     global _n_forgotten
     with _lock:
         _n_forgotten += 1
@@ -608,18 +671,19 @@ def forget_all() -> None:
 
 
 def restart_empty_traces() -> None:
-    """Let traces that hold nothing start from the root for the environment now in force."""
+    """Have empty traces start at the root for the environment that is in force now. Others do so
+    after their next flush."""
     global _n_changes
     with _lock:
         _n_changes += 1
     restart_own_trace()
     for trace in all_traces():
         if trace is not local.trace:
-            trace.is_outdated = True  # its own thread resets it, between two ops
+            trace.is_outdated = True  # only its own thread may reset it, between two ops
 
 
 def restart_own_trace() -> None:
-    """The same for this thread's alone, where what changed is this thread's."""
+    """The same for this thread's trace alone, for changes that concern no other."""
     trace = local.trace
     if trace.state is trace.root:
         trace.reset()
@@ -627,10 +691,11 @@ def restart_own_trace() -> None:
 
 @contextmanager
 def claimed(trace: Trace, own: Trace) -> Iterator[None]:
-    """Keep the thread that owns `trace` out of it, once it is between two ops.
+    """Context manager: wait until the thread that owns `trace` is between two ops, and keep it out.
 
-    `own` is the caller's trace, released meanwhile so that two threads can't wait for each other:
-    it may be flushed then, so that what the caller knows of it must be looked up again.
+    `own` is the caller's trace. It isn't busy meanwhile: two threads that claim each other's trace
+    would wait for ever. So another thread may flush `own`, and the caller must look up again what
+    it knew of it.
     """
     if trace is own:
         yield
@@ -651,6 +716,7 @@ def claimed(trace: Trace, own: Trace) -> Iterator[None]:
 
 
 def _claim(trace: Trace) -> bool:
+    """Claim a trace; False if another thread has it."""
     with _lock:
         if trace.claimed:
             return False
@@ -659,14 +725,16 @@ def _claim(trace: Trace) -> bool:
 
 
 def _is_owned(trace: Trace) -> bool:
-    """Whether the trace's thread lives: one that isn't in a forked process is never done."""
+    """Whether the trace's thread lives. In a forked process other threads don't, and a trace that
+    one of them left busy would stay so."""
     with _lock:
         thread = _all.get(trace)
         return thread is not None and thread.is_alive()
 
 
 def enter(value: Value, slot: Slot) -> bool:
-    """Make a computed value a leaf of the trace of `slot`; not if another thread has it by now."""
+    """Make a computed value a leaf of the trace of `slot`; False if another thread's trace has it
+    by now."""
     with _lock:
         if value.slot is not None:
             return False
@@ -676,10 +744,10 @@ def enter(value: Value, slot: Slot) -> bool:
 
 
 def begin(trace: Trace) -> None:
-    """Enter this thread's trace for an op, once no other thread is flushing it.
+    """Mark this thread's trace busy with an op, once no other thread claims it.
 
-    Who claims a trace looks at `busy` afterwards, as who enters looks at `claimed`: one of two that
-    do so at once sees the other.
+    Each side sets its own flag first and then reads the other's: here `busy`, then `claimed`; in
+    `claimed()` the reverse. So of two threads that do so at once, at least one sees the other.
     """
     trace.busy = True
     while trace.claimed:

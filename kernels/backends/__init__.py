@@ -1,5 +1,6 @@
-"""Aten and Inductor: what turns a segment into a kernel.
+"""The backends `aten`, `inductor` and `whole`, which turn segments into kernels.
 
-`aten` runs ops one by one. `inductor` has a segment made simpler by `lower` and compiled by
-`torch_inductor`, to an `artifact` that can be kept; `index_checks` sees to indices out of range.
+`aten` runs ops one by one. `inductor` traces a segment to a graph of simpler ops (`lower`), has
+Inductor compile it (`torch_inductor`), and packs the result into bytes (`artifact`). `index_checks`
+makes indices from data safe. `whole` compiles a whole plan with Inductor.
 """

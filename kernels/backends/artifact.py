@@ -1,7 +1,9 @@
-"""A compiled segment as bytes, and back: a JSON header, then the shared libraries it speaks of.
+"""A compiled segment as bytes, and back: a JSON header, then the shared libraries that it lists.
 
-In: what Inductor compiled, and what `lower` found out about outputs. Out: a kernel. Loading imports
-nothing of Inductor and compiles a few dozen lines of Python: about a millisecond.
+`packed` takes what Inductor compiled, and how the results make up the segment's outputs (from
+`lower`). `unpacked` makes a kernel of the bytes: a `Program` that C++ runs, if the steps of
+Inductor's wrapper are known, else a Python function. Loading takes about a millisecond and imports
+nothing of Inductor. Called by the backends `inductor` and `whole`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from lazy_tensor.kernels.library import loaded
 from lazy_tensor.kernels.segment import Ref, op_named
 
 SCALAR_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.int64}
-"""What holds a run-time scalar on its way into a kernel."""
+"""The dtype of the 0-dim tensor that passes a run-time scalar of a Python type to a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class View:
 class Outputs:
     """How the results of the compiled function make up the segment's outputs.
 
-    An output is a result, by number, or a view of one. If `has_check`, one more result says whether
-    an index was out of range.
+    Each output is the number of a result, or a `View` of one. If `has_check`, the last result is no
+    output: it says whether an index was out of range.
     """
 
     outputs: tuple[int | View, ...]
@@ -49,22 +51,22 @@ class Outputs:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the results are the outputs, as they are."""
+        """Whether the results are exactly the outputs, in their order."""
         return not self.has_check and self.outputs == tuple(range(len(self.outputs)))
 
     def expressions(self) -> list[str]:
-        """Source of each output in terms of `results`."""
+        """A Python expression for each output, in terms of the variable `results`."""
         return [_expression(output) for output in self.outputs]
 
     def return_line(self, *, has_more: bool = False) -> str:
-        """The line that ends a kernel; `has_more` if there are results of another use."""
+        """The `return` line of a generated kernel. With `has_more` the results hold others too."""
         if self.is_plain and not has_more:
             return " return results"
         return f" return ({''.join(f'{text}, ' for text in self.expressions())})"
 
 
 def packed(compiled: Compiled, outputs: Outputs) -> bytes:
-    """One artifact of all that `unpacked` needs."""
+    """The artifact: the length of the header, the header as JSON, and the libraries."""
     header = {
         "source": compiled.source,
         "library_bytes": [len(library) for library in compiled.libraries],
@@ -80,36 +82,43 @@ def packed(compiled: Compiled, outputs: Outputs) -> bytes:
 
 
 def _header(artifact: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and where the libraries begin."""
+    """The header, and the offset at which the libraries begin."""
     start = 8 + int.from_bytes(artifact[:8], "little")
     header: dict[str, Any] = json.loads(artifact[8:start])
     return header, start
 
 
 def holds_for(artifact: bytes, values: Sequence[int]) -> bool:
-    """Whether what was compiled with symbolic sizes is right for these."""
+    """Whether an artifact with symbolic sizes is correct for these values of its symbols."""
     header, _ = _header(artifact)
     return hold(header["conditions"], header["symbols"], values)
 
 
 def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int]) -> bool:
-    """Whether all `conditions`, expressions in the symbols, are true for these values of theirs."""
+    """Whether all `conditions`, Python expressions in the symbols, are true for these values."""
     names = {"math": math, **dict(zip(symbols, values, strict=True))}
     return all(eval(condition, names) for condition in conditions)
 
 
 WRAPPER, SOURCE = "<inductor wrapper>", "_source"
-"""The file that a wrapper of Inductor's is compiled as; and the name of its source, one statement a
-line, in its module."""
+"""The file name under which Inductor's wrapper is compiled, and the global that holds its source.
+
+The source has one statement a line. `dispatch.run.failure` uses both: after Ctrl-C in the middle of
+a wrapper it runs the remaining lines.
+"""
 
 
 def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False) -> Kernel:
-    """The kernel that `artifact` holds, for run-time scalars of the given Python types: a program
-    if its steps are known. `is_long`: other threads of Python had better run meanwhile."""
+    """The kernel in `artifact`, for run-time scalars of the given Python types.
+
+    It is a `Program` if its steps are known, or `Steps` if its sizes are symbols as well, else a
+    Python function. With `is_long` the program releases the interpreter while its kernels run.
+    """
     header, start = _header(artifact)
     outputs = [o if isinstance(o, int) else View(*o) for o in header["outputs"]]
     told = Outputs(tuple(outputs), header["has_check"])
     is_program = program.are_there() and _is_program(header["steps"], len(scalars))
+    # a program calls kernels by address, Python by a function of the library's extension module
     load: Callable[..., list[Any]] = addresses_of if is_program else load_kernels
     kernels: dict[tuple[int, str], Any] = {}
     for i, n_bytes in enumerate(header["library_bytes"]):
@@ -128,7 +137,11 @@ def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False)
 
 
 def _is_program(steps: dict[str, Any] | None, n_scalars: int) -> bool:
-    """Whether the steps are known, and use the last arguments, the scalars, in kernels alone."""
+    """Whether a program can run these steps.
+
+    They must be known. The last `n_scalars` arguments are scalars, which only kernels may use: in a
+    program they are numbers, and there is no tensor for a view or a library call.
+    """
     if steps is None:
         return False
     arguments = steps["arguments"]
@@ -139,7 +152,7 @@ def _is_program(steps: dict[str, Any] | None, n_scalars: int) -> bool:
 
 
 def _tensors_in(given: Any) -> Iterator[str]:
-    """The names of tensors among arguments as `torch_inductor.steps_of` has them."""
+    """The names of tensors among arguments in the form that `torch_inductor.steps_of` gives."""
     if isinstance(given, dict) and set(given) == {"tensor"}:
         yield given["tensor"]
     elif isinstance(given, (list, dict)):
@@ -149,9 +162,10 @@ def _tensors_in(given: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Steps:
-    """A wrapper's steps, as `torch_inductor.steps_of` has them, with what they need to run.
+    """The steps of Inductor's wrapper with the kernels' addresses: a program but for its sizes.
 
-    `addresses` are those of the kernels; the last `n_scalars` arguments are numbers.
+    A generic kernel is kept in this form, and `for_sizes` makes a program for each segment's sizes.
+    `told` is the result of `torch_inductor.steps_of`. The last `n_scalars` arguments are numbers.
     """
 
     told: dict[str, Any]
@@ -164,16 +178,20 @@ class Steps:
         raise TypeError("a generic kernel runs for sizes: see `for_sizes`")
 
     def for_sizes(self, sizes: Sequence[int], *, is_long: bool) -> program.Program:
-        """The kernel where the symbols have these values. `is_long` as for `unpacked`."""
+        """The kernel for these values of the symbols. `is_long` as for `unpacked`."""
         return _Numbered(self, sizes, is_long=is_long).build()
 
 
 class _Numbered:
-    """A program made out of steps: names become slots."""
+    """Makes a program of steps: names become numbers of slots, and sizes become integers.
+
+    Each kind of step has a method of its name (`_allocate`, `_view`, `_kernel`, `_call`).
+    """
 
     def __init__(self, steps: Steps, sizes: Sequence[int], *, is_long: bool) -> None:
         arguments: list[str] = steps.told["arguments"]
         self._n_tensors = len(arguments) - steps.n_scalars
+        # arguments come first, so that the leaves of the program are the first slots
         self._slots = {name: i for i, name in enumerate(arguments[: self._n_tensors])}
         self._numbers = {name: i for i, name in enumerate(arguments[self._n_tensors :])}
         self._values: dict[str, Any] = {"math": math}
@@ -187,6 +205,7 @@ class _Numbered:
             getattr(self, f"_{kind}")(*rest)
         results = [self._slots[name] for name in self._steps.told["results"]]
         outputs = self._steps.outputs
+        # before the outputs are made: an index out of range raises and returns nothing
         if outputs.has_check:
             self._instructions.append(program.check(results[-1]))
         live = [self._output(i, output, results) for i, output in enumerate(outputs.outputs)]
@@ -200,6 +219,7 @@ class _Numbered:
         place = self._sizes(output.size), self._sizes(output.stride)
         offset = self._size(output.storage_offset)
         base = results[output.result]
+        # `View` counts from the start of the storage, while Inductor's views count from their base
         self._instructions.append(program.view(made, base, *place, offset, is_absolute=True))
         return made
 
@@ -267,7 +287,11 @@ def kernel_of(
     outputs: Outputs,
     scalars: Sequence[type],
 ) -> Kernel:
-    """`call`, which takes one list of tensors, as a kernel: scalars become tensors, views."""
+    """A kernel in Python around `call`, which takes one list of tensors and returns results.
+
+    It passes scalars as 0-dim tensors, checks for bad indices, and makes views of the results. The
+    source is generated, so that each call costs only what this segment needs.
+    """
     names: dict[str, Any] = {"call": call, "new_slots": lambda: _new_slots(scalars), "free": []}
     lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars)]
     if outputs.has_check:
@@ -289,10 +313,11 @@ def _expression(output: int | View) -> str:
 
 
 def _scalar_lines(scalars: Sequence[type]) -> list[str]:
-    """Source that sets `results`: the scalars go through memory that `slots` and the tensors share.
+    """Source lines that set `results`.
 
-    Slots in use are out of the list `free`, so that threads don't meet in one; writing to them
-    takes 20 ns a scalar, a new tensor would take 800.
+    Scalars are written to C numbers whose memory 0-dim tensors share: 20 ns for each, where a new
+    tensor takes 800. Each call takes its set of numbers off the list `free` and puts it back
+    afterwards, so that no two threads use the same set.
     """
     if not scalars:
         return [" results = call([*tensors])"]
@@ -306,7 +331,7 @@ def _scalar_lines(scalars: Sequence[type]) -> list[str]:
 
 
 def _new_slots(scalars: Sequence[type]) -> tuple[Any, ...]:
-    """One C number for each scalar, and last the 0-dim tensors on the same memory."""
+    """One C number for each scalar, and then a list of 0-dim tensors on their memory."""
     numbers = [ctypes.c_double(0) if kind is float else ctypes.c_int64(0) for kind in scalars]
     tensors = [
         torch.frombuffer(number, dtype=SCALAR_DTYPES[kind])[0]

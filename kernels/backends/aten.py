@@ -1,7 +1,7 @@
-"""The reference backend: a segment's calls, one by one, as eager execution would make them.
+"""The reference backend: runs a segment's calls one by one, as eager execution does.
 
-In: any segment. Out: a program of its calls, bit-equal to eager. Every other backend is measured
-and checked against it, and falls back to it.
+In: any segment. Out: a program of its calls, bit-equal to eager. Each fusion runs it until its
+kernel is there, and falls back to it. Kernels of other backends are timed and checked against it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpe
 
 
 class AtenBackend:
-    """Runs op by op and fuses nothing; `compile` takes every segment: it is the fallback."""
+    """Runs op by op. It refuses every call, so no segment is made for it, but `compile` accepts
+    every segment, as the fallback of other backends."""
 
     name = "aten"
 
@@ -32,7 +33,10 @@ class AtenBackend:
 
 
 def compile_aten(segment: Segment) -> Kernel:
-    """What runs `segment`'s calls in order; tens of microseconds, compiles nothing."""
+    """A callable that runs the calls of `segment` in order.
+
+    It takes tens of microseconds to make. It is a C++ program if the C++ is there.
+    """
     if not program.are_there():
         return _Interpreted(segment)
     specs: list[TensorSpec | None] = list(segment.inputs)
@@ -50,7 +54,7 @@ def compile_aten(segment: Segment) -> Kernel:
 
 
 class _Interpreted:
-    """The same by Python, where no programs can be made."""
+    """Runs a segment's calls in Python, where C++ programs are not available."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -63,6 +67,7 @@ class _Interpreted:
             args = real(call.args, values, scalars)
             kwargs = {name: real(value, values, scalars) for name, value in call.kwargs}
             results = call.op._op(*args, **kwargs)
+            # it wrote an argument, and returns nothing new
             if not call.outputs:
                 continue
             made = _made(call, len(values))
@@ -75,7 +80,7 @@ class _Interpreted:
 
 
 def real(argument: Any, values: Any, scalars: Sequence[complex]) -> Any:
-    """An argument with the values that it names by number, tuples as lists."""
+    """An argument with each `Ref` and `ScalarRef` replaced by its value, and tuples by lists."""
     if isinstance(argument, Ref):
         return values[argument.index]
     if isinstance(argument, ScalarRef):
@@ -86,23 +91,31 @@ def real(argument: Any, values: Any, scalars: Sequence[complex]) -> Any:
 
 
 def _gives_many(call: Call) -> bool:
+    """Whether the op returns a tuple or a list, and not one tensor."""
     returns = call.op._schema.returns
     return len(returns) > 1 or str(returns[0].type).startswith("List")
 
 
 def _made(call: Call, first: int) -> list[int | None]:
-    """For each thing that `call` returns the number of the value that it creates, if it does;
-    `first` is that of the first."""
+    """For each return of `call` the number of the value it creates, or None if it creates none.
+
+    `first` is the number of the first created value.
+    """
     if not call.outputs:
         return []
     numbers = iter(range(first, first + len(call.outputs)))
+    # one tensor, or one list whose items are all new
     if not _gives_many(call) or len(call.op._schema.returns) == 1:
         return [*numbers]
     return [next(numbers) if new else None for new in creates(call)]
 
 
 def _last_uses(segment: Segment) -> list[list[int]]:
-    """For each call, the created values that nothing names after it."""
+    """For each call, the created values that no later call uses and that are no outputs.
+
+    They are freed after the call, as eager execution frees its temporaries.
+    """
+    # the last call that uses each value; the call that creates it, if nothing does
     last: dict[int, int] = {}
     n_values = len(segment.inputs)
     for position, call in enumerate(segment.calls):

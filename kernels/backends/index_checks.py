@@ -1,9 +1,9 @@
-"""Indices that come from data: tested inside the kernel, reported outside it.
+"""Makes indices that come from data safe: clamped inside the kernel, reported after it.
 
-An error thrown in a parallel region of a CPU kernel ends the process, and an index nobody tests
-reads foreign memory. So indices are clamped, and a kernel that uses any returns one more value:
-whether one was out of range. In: calls while they are traced. Out: the same calls on clamped
-indices.
+An exception in a parallel region of a CPU kernel ends the process, and an unchecked index reads
+foreign memory. So indices are clamped. A kernel with such indices returns one more value, which
+says whether one was out of range; the caller then raises. In: an op's arguments while `lower`
+traces it. Out: the arguments with a clamped index.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Args = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Argument `position` indexes dimension `dim(args)` of argument `source`.
+    """Argument `position` is an index into dimension `dim(args)` of argument `source`.
 
-    Where it is `ignored(args)` it indexes nothing.
+    Elements equal to `ignored(args)` index nothing, such as a loss's `ignore_index`.
     """
 
     position: int
@@ -38,7 +38,7 @@ _INDICES = {
     aten.embedding.default: _Index(1, 0, lambda args: 0),
     aten.gather.default: _Index(2, 0, lambda args: args[1]),
     aten.index_select.default: _Index(2, 0, lambda args: args[1]),
-    # scores are (n_classes,) or (n, n_classes)
+    # the scores are (n_classes,) or (n, n_classes), so classes are the last dimension
     aten.nll_loss_forward.default: _Index(
         1, 0, lambda args: args[0].ndim - 1, lambda args: args[4]
     ),
@@ -49,20 +49,22 @@ _INDICES = {
 
 
 def has_any(segment: Segment) -> bool:
-    """Whether a call of `segment` takes an index from data."""
+    """Whether a call of `segment` has an index that comes from data."""
     return any(call.op in _INDICES for call in segment.calls)
 
 
 def clamped(op: OpOverload, args: Args, bad: list[torch.Tensor]) -> Args:
-    """`args` with the index made safe; appends to `bad` a 0-dim bool: whether it was not."""
+    """`args` with the index clamped; appends to `bad` a 0-dim bool, true if it was out of range."""
     rule = _INDICES.get(op)
     if rule is None:
         return args
     index, source = args[rule.position], args[rule.source]
+    # a 0-dim tensor is indexed as one of one element
     n = source.size(rule.dim(args)) if source.ndim else 1
     outside = (index < 0) | (index >= n)
     safe = index.clamp(0, max(n - 1, 0))
     ignored = rule.ignored(args)
+    # clamping would turn the ignored index, often -100, into a class that counts
     if ignored is not None:
         outside = outside & (index != ignored)
         safe = torch.where(index == ignored, index, safe)

@@ -1,7 +1,7 @@
 """The backend that fuses with Inductor: C++ kernels on the CPU, Triton kernels on CUDA.
 
-In: segments. Out: artifacts that any process on the same kind of machine can load (CPU), or kernels
-compiled in this process (on CUDA: by Triton; never yet run on a GPU).
+In: segments. Out: on the CPU, artifacts that any process on the same kind of machine can load. On
+CUDA, kernels that Triton compiles in this process; this path has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InductorBackend:
     def compile(self, segment: Segment) -> Kernel:
         if self.can_build(segment):
             return self.load(segment, self.build(segment))
-        # imported late: it imports Inductor
+        # imported late: it imports torch's tracing
         from lazy_tensor.kernels.backends import lower, torch_inductor
 
         with default_dtype(segment.default_dtype):
@@ -58,7 +58,7 @@ class InductorBackend:
         return segment.device.type == "cpu"
 
     def fingerprint(self) -> str:
-        # kernels are compiled for a number of threads
+        # the number of threads is compiled into kernels
         return f"{_fingerprint()} threads={torch.get_num_threads()}"
 
     def build(self, segment: Segment) -> bytes:
@@ -68,6 +68,7 @@ class InductorBackend:
         unit = Unit()
         found = [_compiled_in(unit, segment) for segment in segments]
         library = unit.compile()
+        # each artifact has the whole library, as segments may be loaded in different processes
         return [
             one and packed(replace(one[0], libraries=(library,) if one[0].kernels else ()), one[1])
             for one in found
@@ -81,9 +82,11 @@ class InductorBackend:
 
 
 def compiled(segment: Segment, *, calls_libraries: bool = False) -> tuple[Compiled, Outputs]:
-    """What Inductor makes of a segment, which may hold library calls if it says so, and what its
-    results are."""
-    # imported late: it imports Inductor
+    """A segment compiled by Inductor, and how the results make up its outputs.
+
+    With `calls_libraries` the segment may hold library calls.
+    """
+    # imported late: it imports torch's tracing
     from lazy_tensor.kernels.backends import lower, torch_inductor
 
     with default_dtype(segment.default_dtype):
@@ -96,7 +99,7 @@ def compiled(segment: Segment, *, calls_libraries: bool = False) -> tuple[Compil
 
 
 def _compiled_in(unit: Unit, segment: Segment) -> tuple[Compiled, Outputs] | None:
-    """The same, its kernels put into `unit`; None if it fails."""
+    """Like `compiled`, with the kernels' C++ collected in `unit`; None if it fails."""
     try:
         with unit:
             return compiled(segment)
@@ -106,7 +109,10 @@ def _compiled_in(unit: Unit, segment: Segment) -> tuple[Compiled, Outputs] | Non
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """The default dtype that was in force when a segment was recorded, in force again."""
+    """A context with torch's default dtype set to that under which a segment was recorded.
+
+    A worker process has a default dtype of its own, on which the results' dtypes could depend.
+    """
     before = torch.get_default_dtype()
     if dtype is before:
         yield
@@ -122,13 +128,14 @@ SOURCES = (
     "backends/artifact", "backends/index_checks", "backends/lower", "backends/torch_inductor",
     "generic", "scalar_rules",
 )  # fmt: skip
-"""The modules that decide what an artifact is."""
+"""The modules whose code decides what an artifact holds. Any change of a file here makes all
+artifacts on disk stale."""
 
 
 @cache
 def _fingerprint() -> str:
-    """What an artifact depends on: our lowering, torch, Python's binary interface, the compiler,
-    the CPU."""
+    """The state of this package, torch, Python's binary interface, the C++ compiler and the CPU:
+    all that an artifact depends on but its segment and the number of threads."""
     sources = hashlib.sha256()
     for module in SOURCES:
         sources.update((Path(__file__).parents[1] / f"{module}.py").read_bytes())
@@ -144,7 +151,8 @@ def _fingerprint() -> str:
 
 
 def _cpu_flags() -> str:
-    """A digest of the instruction sets of this CPU: kernels are compiled for all of them."""
+    """A digest of this CPU's instruction sets: kernels may use all of them, so another CPU of the
+    same `cache_dir` may lack some."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

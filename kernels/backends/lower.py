@@ -1,7 +1,9 @@
-"""From a segment to the graph that Inductor compiles: no writes but to inputs, no composite ops.
+"""Traces a segment to the graph that Inductor or nvFuser compiles.
 
-In: a segment. Out: an `fx.GraphModule` over fake tensors, and how the kernel's results make up the
-segment's outputs. Runs where `build` runs; nothing here touches real memory.
+The graph is functional but for writes to inputs, and its ops are those that a table of
+decompositions leaves. In: a segment. Out: a `Lowered`: an `fx.GraphModule` traced on fake tensors,
+and how its results make up the segment's outputs. Called by the backends' `build`, most often in a
+worker. Nothing here touches real memory.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """`graph(*inputs)`, what is to be compiled, and how its results make up the segment's outputs.
+    """A graph to compile, and how its results make up the segment's outputs.
 
-    The example `inputs` are the segment's inputs, then its scalars as 0-dim tensors. `strides` are
-    those that eager execution gives each result. `symbols` are those of a generic segment.
+    The graph takes `inputs`: the segment's inputs as fake tensors, then its scalars as 0-dim
+    tensors. `strides` and `sizes` are those that eager execution gives each result. `symbols` is
+    set for a generic segment.
     """
 
     graph: fx.GraphModule
@@ -46,7 +49,7 @@ class Lowered:
     symbols: SymbolicSizes | None
 
     def check_strides(self, compiled: Sequence[tuple[int, ...] | None]) -> None:
-        """RuntimeError if the compiled function returns other strides where they matter."""
+        """Raise a RuntimeError if the compiled function returns other strides that matter."""
         for size, expected, actual in zip(self.sizes, self.strides, compiled, strict=True):
             if actual is None or _differs(size, actual, expected):
                 raise RuntimeError(f"a result has strides {actual} instead of {expected}")
@@ -58,17 +61,21 @@ def lower(
     *,
     checks_index: bool | None = None,
 ) -> Lowered:
-    """The graph of `segment` in the ops that `decompositions` leave.
+    """The graph of `segment`, in the ops that `decompositions` leaves.
 
-    `checks_index` clamps indices and returns whether one was out of range: by default on the CPU.
-    Of a generic segment the sizes in it are symbolic; RuntimeError if it can't be. Declined if
-    Inductor would get it wrong.
+    With `checks_index` indices are clamped, and one more result says whether one was out of range;
+    by default that is so on the CPU. The sizes of a generic segment are symbolic.
+
+    Raises RuntimeError if the segment can't be lowered, and Declined if Inductor would compile it
+    to a wrong kernel.
     """
+    # First without tracing: which outputs share memory, and what each result must look like.
     with FakeTensorMode():
         values, roots = _shadow(segment)
         kept, outputs = _kept(segment, values, roots)
         strides, sizes = _promised(segment, kept)
         specs = _specs(segment)
+        # the specs were recorded under the program's modes; here they must come out the same
         if any(values[number].dtype is not specs[number].dtype for number in kept):
             raise RuntimeError("a result has another dtype than was promised")
     symbols: SymbolicSizes | None = None
@@ -76,6 +83,7 @@ def lower(
     given: list[tuple[Any, ...]] = [spec.size for spec in segment.inputs]
     layouts: list[Layout] = [partial(_as_promised, stride) for stride in strides]
     if isinstance(segment, Generic):
+        # a View holds sizes, strides and an offset as numbers
         if any(isinstance(output, View) for output in outputs):
             raise RuntimeError("outputs share memory, at places that depend on sizes")
         symbols = SymbolicSizes(segment.own_values)
@@ -84,9 +92,10 @@ def lower(
     if checks_index is None:
         checks_index = segment.device.type == "cpu"
     checks_index = checks_index and index_checks.has_any(segment)
+    # Then the trace: writes are functionalized, and composite ops decomposed.
     with symbols.fake_mode if symbols is not None else FakeTensorMode():
         inputs = [_input(*pair, symbols) for pair in zip(segment.inputs, given, strict=True)]
-        # on the CPU wherever the segment runs: Inductor passes these by value
+        # on the CPU wherever the segment runs: Inductor passes 0-dim CPU tensors by value
         inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
         laid_out = dict(zip(kept, layouts, strict=True))
         program = _program(calls, segment.scalars, len(segment.inputs), laid_out, checks_index)
@@ -95,9 +104,10 @@ def lower(
     results: Any = graph.graph.output_node().args[0]
     if any(_would_be_an_input(node, graph.graph) for node in results):
         raise Declined("a result is a copy of an input that is written in part")
+    # the check is a 0-dim result behind the others
     if checks_index:
         strides, sizes = (*strides, ()), (*sizes, ())
-    # Inductor keeps the strides of results that users see
+    # Inductor keeps the strides of results with this mark, and may choose those of any other
     graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
     return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index), symbols)
 
@@ -106,30 +116,35 @@ PARTS = frozenset({
     aten.index_put.default, aten._unsafe_index_put.default, aten.as_strided_scatter.default,
     aten.diagonal_scatter.default, aten.select_scatter.default, aten.slice_scatter.default,
 })  # fmt: skip
-"""Ops that give their first argument with a part of it replaced, which Inductor does in place."""
+"""Ops that return their first argument with a part replaced. Inductor may write it in place."""
 MAY_CHANGE_NOTHING = frozenset({
     aten.alias.default, aten.cat.default, aten.ceil.default, aten.clone.default,
     aten.constant_pad_nd.default, aten.copy.default, aten.floor.default, aten.pow.Tensor_Scalar,
     aten.repeat.default, aten.round.decimals, aten.round.default, aten.trunc.default,
     torch.ops.prims.convert_element_type.default, torch.ops.prims.device_put.default,
 })  # fmt: skip
-"""Ops that Inductor leaves out where they change nothing."""
+"""Ops that Inductor removes where their result equals their argument."""
 
 
 def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
-    """Whether Inductor would return the memory of an input for a result that has its own.
+    """Whether Inductor would return an input's memory for a result that must have its own.
 
-    Of `x[0] = 1; y = x.clone()` it leaves out the copy, then writes `x` in place, so that `y` is
-    `x` (torch 2.13; `torch.compile` does so, too).
+    In `x[0] = 1; y = x.clone()` Inductor removes the copy and writes `x` in place. Then `y` shares
+    memory with `x` (torch 2.13; `torch.compile` has the same bug). Two things must come together.
+    Between the result and an input there are only ops that may change nothing or replace a part. At
+    least one of them replaces a part, and the input is written.
     """
+    # functionalization turns a write to an input into a `copy_` at the end of the graph
     written = {n.args[0] for n in graph.nodes if n.target is aten.copy_.default}
     node: Any = result
     is_written = False
+    # from the result back towards an input, along first arguments
     while isinstance(node, fx.Node) and node.op == "call_function":
         if node.target in PARTS:
             is_written = True
         elif node.target not in MAY_CHANGE_NOTHING and not _is_view(node):
             return False
+        # `copy` returns its second argument, and `cat` takes a list
         source = node.args[1] if node.target is aten.copy.default else node.args[0]
         node = source[0] if isinstance(source, (list, tuple)) else source
     return is_written and node in written
@@ -143,7 +158,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 Layout = Callable[[torch.Tensor], Sequence[int]]
-"""The strides that a result must have, by the tensor that it is so far."""
+"""Gives the strides that a result must have, from the tensor as traced."""
 
 
 def _as_promised(stride: tuple[int, ...], tensor: torch.Tensor) -> Sequence[int]:
@@ -176,9 +191,9 @@ def _resolved(value: Any, values: Sequence[Any], scalars: Sequence[Any]) -> Any:
 
 
 def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
-    """What `call` adds to the values, out of what its op returned.
+    """The tensors that `call` created, out of what its op returned; None for undefined ones.
 
-    A norm's in the dtypes that its kernels give for inputs of mixed dtypes.
+    Those of a norm are cast to the recorded dtypes: `_in_one_dtype` has widened its arguments.
     """
     created = _new_among(call, returned)
     if base_name(call.op) not in NORMS:
@@ -200,11 +215,12 @@ def _new_among(call: Call, returned: Any) -> list[torch.Tensor | None]:
 
 
 def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
-    """Every value as a fake tensor that eager execution would give, and who made each one's memory.
+    """Run the segment on fake tensors: all its values, and the owner of each output's memory.
 
-    The second maps an output's number to that of the first value with the same storage.
+    The second maps an output's number to the number of the first value with the same storage.
     """
     values: list[Any] = [_empty(spec) for spec in segment.inputs]
+    # any number does: only dtypes and strides are wanted
     samples = [kind(1) for kind in segment.scalars]
     for call in segment.calls:
         args = [_resolved(arg, values, samples) for arg in call.args]
@@ -220,10 +236,11 @@ def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
 def _kept(
     segment: Segment, values: Sequence[Any], roots: dict[int, int]
 ) -> tuple[list[int], tuple[int | View, ...]]:
-    """The values that the graph returns, and the segment's outputs in terms of them.
+    """The numbers of the values that the graph returns, and the segment's outputs in terms of them.
 
-    Outputs that share memory come from one result, the value that owns it; so a kernel never
-    returns two tensors where eager has one memory, or one where it has two.
+    If several outputs share memory, the graph returns the value that owns it, once, and the outputs
+    are views of that. So two outputs of a kernel share memory if and only if they do in eager
+    execution. An output that shares with no other is returned itself, even if it is a view.
     """
     sharing = list(roots.values())
     kept: list[int] = []
@@ -248,13 +265,13 @@ def _kept(
 def _promised(
     segment: Segment, kept: Sequence[int]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Strides and sizes of the `kept` values as the calls promise them."""
+    """Strides and sizes of the `kept` values, as recorded in the calls."""
     specs = _specs(segment)
     return tuple(specs[n].stride for n in kept), tuple(specs[n].size for n in kept)
 
 
 def _specs(segment: Segment) -> dict[int, TensorSpec]:
-    """What is promised of each value."""
+    """The recorded spec of each value by number, without undefined ones."""
     specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
     return {number: spec for number, spec in enumerate(specs) if spec is not None}
 
@@ -266,7 +283,11 @@ def _program(
     kept: dict[int, Layout],
     checks_index: bool,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """`calls` as a function of inputs and scalars, all tensors, to the `kept` values."""
+    """`calls` as a function that `make_fx` can trace.
+
+    It takes the inputs and then the scalars, all as tensors. It returns the `kept` values, and
+    whether an index was out of range if `checks_index`.
+    """
 
     def program(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values: list[Any] = list(arguments[:n_inputs])
@@ -295,6 +316,7 @@ def _with_scalars(
 
 
 def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
+    """What the op returns; checks of its indices go to `bad_indices`, unless that is None."""
     op, args = call.op, [_resolved(arg, values, ()) for arg in call.args]
     if base_name(op) in NORMS:
         args = _in_one_dtype(args)
@@ -306,9 +328,10 @@ def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] |
 
 
 def _in_one_dtype(args: list[Any]) -> list[Any]:
-    """A norm's arguments, mixed floating tensors all in the dtype of most bits.
+    """A norm's arguments, with tensors of several dtypes promoted to one.
 
-    So its kernels compute with them: decompositions would round the statistics as the input is.
+    Eager's kernels compute in the widest dtype. The decompositions would compute the statistics in
+    the dtype of the input, and round them.
     """
     dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
     if len(dtypes) < 2:
@@ -320,7 +343,10 @@ def _in_one_dtype(args: list[Any]) -> list[Any]:
 
 
 def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:
-    """The form of native_batch_norm whose schema says that it writes the running statistics."""
+    """A batch norm op whose schema marks the running statistics as written, and its arguments.
+
+    Functionalization goes by the schema: under `native_batch_norm` it would lose those writes.
+    """
     inputs, weight, bias, mean, var, *rest = args
     if mean is None:
         return aten._native_batch_norm_legit.no_stats, [inputs, weight, bias, *rest]
@@ -328,7 +354,7 @@ def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:
 
 
 def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """`tensor` with its dimensions in the order of memory that `stride` says."""
+    """`tensor`, copied if needed so that its dimensions lie in memory in the order of `stride`."""
     if not _differs(tensor.size(), tensor.stride(), stride):
         return tensor
     order = sorted(range(tensor.ndim), key=lambda dim: -stride[dim])

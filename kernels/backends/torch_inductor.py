@@ -1,8 +1,11 @@
-"""The one place that names torch's private parts: Inductor's compiler, and what its wrappers call.
+"""The adapter to Inductor, and the only module that uses its private names.
 
-Checked with torch 2.13. In: a functional graph. Out: the source of a Python wrapper and the shared
-libraries that it calls. Importing this module doesn't import Inductor; `compile_graph` does, for
-seconds.
+Checked with torch 2.13. In: a functional graph. Out: a `Compiled`: the shared libraries that
+Inductor compiled, the source of its Python wrapper, and the wrapper's steps as data. Importing this
+module doesn't import Inductor; `compile_graph` does, which takes seconds.
+
+A *wrapper* is the Python that Inductor generates around its kernels: it allocates buffers, calls
+kernels, and returns results.
 """
 
 from __future__ import annotations
@@ -30,17 +33,18 @@ Library = Callable[..., None]
 
 
 class NotPortable(RuntimeError):
-    """A kernel that can run in the process that compiled it, and only there."""
+    """The compiled kernel can run only in the process that compiled it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What Inductor made of a graph, fit to be loaded into another process.
+    """A graph compiled by Inductor, in a form that another process can load.
 
-    `source` defines `call(list_of_tensors) -> results`, which empties its argument, and calls
-    `_kernels[i]` for `kernels[i]`: the number of a library, and its name there. `steps` says the
-    same, as `steps_of` has it. It is right where the `conditions` hold, expressions in the
-    `symbols`: none where no size was symbolic.
+    `source` defines `call(list_of_tensors) -> results`, which empties its argument. It calls
+    `_kernels[i]`, which `kernels[i]` describes: the number of a library, and the kernel's name in
+    it. `steps` says the same as data (see `steps_of`), or is None if it can't. `strides` are those
+    of the results. If sizes are symbolic, the kernel is correct for values of the `symbols` for
+    which all `conditions` hold; these are Python expressions.
     """
 
     source: str
@@ -53,7 +57,7 @@ class Compiled:
 
 
 def private(module: str, name: str) -> Any:
-    """`name` of torch's `module`; RuntimeError saying what to do if this torch lacks it."""
+    """`name` in torch's `module`; if this torch lacks it, a RuntimeError says what to do."""
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
@@ -64,8 +68,9 @@ def private(module: str, name: str) -> Any:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table: op -> Python function that computes it out of simpler ops."""
-    importlib.import_module("torch._inductor.lowering")  # pooling's name it without importing it
+    """Inductor's table of decompositions: op -> Python function that computes it by simpler ops."""
+    # the decompositions of pooling use this module, but don't import it
+    importlib.import_module("torch._inductor.lowering")
     table: dict[Any, Callable[..., Any]] = private(
         "torch._inductor.decomposition", "select_decomp_table"
     )()
@@ -73,15 +78,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def text_of_size(size: torch.SymInt) -> str:
-    """A symbolic size as a Python expression in the names of its symbols."""
+    """A symbolic size as a Python expression in its symbols' names."""
     text: str = private("torch.utils._sympy.printers", "PythonPrinter")().doprint(size.node.expr)
     return text
 
 
 class SymbolicSizes:
-    """Sizes that are symbols while a graph is traced and compiled; `own` are those of the segment.
+    """Symbols for the sizes of a generic segment, while it is traced and compiled.
 
-    `values` stand for them within `fake_mode`, `own` are the numbers by the symbols' names.
+    `values` are torch's SymInts, for use within `fake_mode`. `own` maps each symbol's name to the
+    example size that the segment itself has.
     """
 
     def __init__(self, own: Sequence[int]) -> None:
@@ -94,8 +100,10 @@ class SymbolicSizes:
         self.own: dict[str, int] = {}
         hints: set[int] = set()
         for i, n in enumerate(own):
+            # Torch decides by the hints, and notes the decision as a condition. Two sizes that are
+            # equal by chance would give the condition that they are always equal.
             hint = n
-            while hint in hints:  # sizes equal by chance must not look as if they had to be
+            while hint in hints:
                 hint *= 2
             hints.add(hint)
             source = source_of(f"size_{i}")
@@ -104,14 +112,15 @@ class SymbolicSizes:
             self.own[str(symbol)] = n
 
     def conditions(self) -> list[str]:
-        """What was taken for granted of the sizes so far, as Python expressions in their names.
+        """The conditions on the sizes that tracing and compiling assumed, as Python expressions.
 
-        RuntimeError if something of it can only be known at run time.
+        Raises RuntimeError if one of them depends on data, and so can't be checked in advance.
         """
         if self._env.deferred_runtime_asserts:
             raise RuntimeError("it depends on sizes that only data tell")
         text = private("torch.utils._sympy.printers", "PythonPrinter")().doprint
         found = [text(guard.expr) for guard in self._env.guards]
+        # a symbol that was found to equal a constant or another symbol
         fixed = self._env.replacements.items()
         return [*found, *(f"{symbol} == {text(value)}" for symbol, value in fixed)]
 
@@ -119,12 +128,15 @@ class SymbolicSizes:
 def compile_in_process(
     graph: fx.GraphModule, inputs: Sequence[torch.Tensor], *, says_strides: bool = False
 ) -> Any:
-    """Inductor's own callable: takes a list of tensors, empties it, returns the results. Its source
-    `says_strides` of what library calls give, which is taken for granted."""
+    """Inductor's own callable: takes a list of tensors, empties it, and returns the results.
+
+    With `says_strides` its source asserts the strides of each library call's results. `_Steps`
+    reads them there.
+    """
     compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
     config = private("torch._inductor.config", "patch")
-    # an explicit number: by default arrays are sized for the threads there are now, and the kernel
-    # runs on as many as there are later
+    # The number of threads is explicit. By default a kernel's arrays are sized for the threads at
+    # compile time, while the kernel runs on as many threads as there are then.
     settings = {
         **_SETTINGS, "cpp.threads": torch.get_num_threads(), "size_asserts": says_strides
     }  # fmt: skip
@@ -138,8 +150,8 @@ def compile_in_process(
 def _has_vectors_of_torch() -> bool:
     """Whether the widest vectors of this CPU are those that torch's own kernels use.
 
-    Inductor compiles and loads a program for each width to find that out, which takes six seconds;
-    a compiler that takes Inductor's C++20 knows their instructions.
+    If so, Inductor need not find out. It would compile and load a program for each width, which
+    takes six seconds. A compiler that accepts Inductor's C++20 knows these instructions.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX2":
@@ -152,19 +164,21 @@ _SETTINGS = {
     "alignment_asserts": False,
     "nan_asserts": False,
     "assert_indirect_indexing": False,
-    # artifacts are kept by kernels.disk
+    # `kernels.disk` keeps artifacts instead
     "fx_graph_cache": False,
+    # `portable_source` and `steps_of` read the wrapper in Python
     "cpp_wrapper": False,
     "keep_output_stride": True,
+    # `Workers` has processes of its own
     "compile_threads": 1,
 }
 
 
 class Unit:
-    """The C++ of several graphs, compiled at once: of the time that one kernel takes, two thirds go
-    to the headers.
+    """Collects the C++ of several graphs, to compile it as one file.
 
-    While it is entered Inductor's kernels are put into it, and not compiled.
+    Two thirds of the time that one kernel takes go to headers, which a unit compiles once. While it
+    is entered (`with unit:`), Inductor's kernels are added to it instead of being compiled.
     """
 
     def __init__(self) -> None:
@@ -175,17 +189,18 @@ class Unit:
         self._codecache.load_async = self._put
 
     def __exit__(self, *_: object) -> None:
-        del self._codecache.load_async  # torch's is inherited
+        # torch's own method is in the base class, and is found again
+        del self._codecache.load_async
 
     def _put(self, text: str, *_: Any, **__: Any) -> Callable[[], ModuleType]:
-        """Take the text of an extension module; what stands for the module."""
+        """Keep the C++ text of an extension module, and return a stand-in for the module."""
         module = ModuleType("kernel")
         module.kernel = InUnit(f"kernel_{len(self._texts)}")  # type: ignore[attr-defined]
         self._texts.append(text)
         return lambda: module
 
     def compile(self) -> bytes:
-        """The library with all that was put in, by their names; it takes the compiler's time."""
+        """Compile all kernels that were added; the bytes of the shared library."""
         module = self._codecache.load_async(unit_of(self._texts), "cpu")()
         with open(module.__file__, "rb") as file:
             return file.read()
@@ -193,14 +208,17 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class InUnit:
-    """Stands for a kernel that is compiled later."""
+    """Stands for a kernel that `Unit.compile` compiles later, under `name`."""
 
     name: str
 
 
 def unit_of(texts: Sequence[str]) -> str:
-    """One text out of those of several extension modules `kernel`, which become `kernel_0` and so
-    on. The first is `kernel` too: Inductor loads what it has compiled."""
+    """One C++ text out of those of several extension modules, all of which define `kernel`.
+
+    Macros rename them to `kernel_0` and so on, and namespaces keep their other names apart. The
+    module `kernel` is there too, since Inductor loads the library that it has compiled.
+    """
     lines = [text.splitlines() for text in texts]
     includes = dict.fromkeys(one for text in lines for one in text if _is_include(one))
     unit = [*includes]
@@ -229,15 +247,17 @@ def compile_graph(
     *,
     calls_libraries: bool = False,
 ) -> Compiled:
-    """Compile `graph` for the CPU; NotPortable if the result can't leave this process.
+    """Compile `graph` for the CPU; NotPortable if the result can't run in another process.
 
-    In a `Unit` the kernels are of its library, which is still to be compiled. What
-    `calls_libraries` has steps, and no source that could run.
+    Inside a `Unit` the kernels are only added to its library, and `libraries` is empty. With
+    `calls_libraries` the result has steps but no source: the wrapper's imports, which library calls
+    need, are not kept.
     """
     compiled = compile_in_process(graph, inputs, says_strides=calls_libraries)
     call = compiled.current_callable
     if compiled.constants or not hasattr(call, "__func__"):
         raise NotPortable("the wrapper holds constants or isn't a method of Inductor's Runner")
+    # the wrapper's module: there the names of kernels lead to the functions that Inductor loaded
     names = call.__func__.__globals__
     source, kernels = portable_source(compiled.source_code, may_call=calls_libraries)
     found = [names[kernel] for kernel in kernels]
@@ -269,8 +289,11 @@ def _library_bytes(kernel: Any) -> bytes:
 
 
 def portable_source(source: str, *, may_call: bool = False) -> tuple[str, list[str]]:
-    """A wrapper without Inductor's imports and C++ sources; and its kernels' names, in order.
-    NotPortable if it uses what it would have imported, as library calls do, unless it may."""
+    """A wrapper's source without Inductor's imports and C++ texts, and its kernels' names in order.
+
+    NotPortable if the rest uses a name that was imported from Inductor, as library calls do, unless
+    it `may_call` libraries.
+    """
     tree = ast.parse(source)
     kernels: list[str] = []
     dropped: set[str] = set()
@@ -281,6 +304,7 @@ def portable_source(source: str, *, may_call: bool = False) -> tuple[str, list[s
         ):
             dropped.update(alias.asname or alias.name for alias in statement.names)
         elif _is_kernel(statement):
+            # whoever runs the source provides the loaded kernels as `_kernels`
             kernel = statement.targets[0].id  # type: ignore[attr-defined]
             kept.append(ast.parse(f"{kernel} = _kernels[{len(kernels)}]").body[0])
             kernels.append(kernel)
@@ -295,14 +319,17 @@ def portable_source(source: str, *, may_call: bool = False) -> tuple[str, list[s
 def steps_of(
     source: str, kernels: Sequence[str], symbols: Sequence[str] = (), *, may_call: bool = False
 ) -> dict[str, Any] | None:
-    """What a wrapper does, as data fit for JSON; None if it does something else. It `may_call`
-    libraries between its kernels if it says the strides of what they give.
+    """The steps of a wrapper as data that fits JSON; None if a statement of it is no known step.
 
-    `arguments` and `results` are names; `steps` are `["allocate", name, size, stride, dtype]`,
-    `["view", name, base, size, stride, offset]`, `["kernel", number, arguments, dead]`, whose last
-    are the names that nothing needs any more, or `["call", op, args, kwargs, made, strides, dead]`,
-    whose arguments are as `_Steps.given` has them. Sizes are integers, or expressions in the
-    `symbols`; a kernel's argument that is one is a list of just that.
+    The result has `arguments` and `results`, which are names, and `steps`, each one of:
+    - `["allocate", name, size, stride, dtype]`
+    - `["view", name, base, size, stride, offset]`
+    - `["kernel", number, arguments, dead]`: `dead` are names that no later step needs
+    - `["call", op, args, kwargs, made, strides, dead]`: a library call, only if it `may_call`
+      libraries; the arguments have the form that `_Steps.given` returns
+
+    A size is an integer, or a text: an expression in the `symbols`. An argument of a kernel is a
+    name, or a list of one size.
     """
     (call,) = (
         node
@@ -319,19 +346,26 @@ def steps_of(
 
 
 MOST_ARGUMENTS = 1024
-"""How many of a kernel's `program.cpp` can pass."""
+"""The most arguments that `program.cpp` can pass to a kernel."""
 
 
 class _Steps:
-    """The steps of a wrapper, statement by statement; ValueError for one that is no such step."""
+    """Reads the steps of a wrapper, statement by statement.
+
+    `take` raises ValueError or KeyError for a statement that is no known step. The wrapper then
+    runs as Python.
+    """
 
     def __init__(self, kernels: Sequence[str], symbols: Sequence[str], *, may_call: bool) -> None:
         self._may_call = may_call
         self._kernels = {name: i for i, name in enumerate(kernels)}
         self._symbols = frozenset(symbols)
-        self._same: dict[str, str] = {}  # names of buffers that have another one
-        self._calls: dict[str, list[Any]] = {}  # by the name of what they give
-        self._temporary: list[Any] = []  # views for the library call that comes
+        # `buf1 = buf0`: later name -> the name by which the steps know the buffer
+        self._same: dict[str, str] = {}
+        # the name of a result -> the step of the library call that returns it
+        self._calls: dict[str, list[Any]] = {}
+        # views that stand among the arguments of the next library call
+        self._temporary: list[Any] = []
         self.arguments: list[str] = []
         self.steps: list[Any] = []
         self.results: list[str] = []
@@ -340,10 +374,12 @@ class _Steps:
         match statement:
             case ast.Assign([ast.Tuple(names)], ast.Name("args")):
                 self.arguments = [self._name(one) for one in names]
+            # the wrapper reads the symbols' values from its inputs; `Steps.for_sizes` is given them
             case ast.Assign([_], ast.Call(ast.Attribute(ast.Name(), "size"), [])):
-                pass  # what the symbols are is known
+                pass
             case ast.Assign([ast.Name(name)], ast.Subscript()) if name in self._symbols:
                 pass
+            # `buf2 = buf1[0]`: one result of a library call that returns several
             case ast.Assign(
                 [ast.Name(name)], ast.Subscript(ast.Name(several), ast.Constant(int(i)))
             ):
@@ -374,6 +410,8 @@ class _Steps:
             case ast.Delete(targets):
                 self._drop([self._name(one) for one in targets])
             case ast.Return(ast.Tuple(values)):
+                # Later steps rely on the strides that Inductor assumed. A result for which the
+                # wrapper asserts none might have others.
                 for step in self._calls.values():
                     if any(n and s is None for n, s in zip(*step[_MADE:-1], strict=True)):
                         raise ValueError("a library call whose results' strides aren't said")
@@ -388,7 +426,7 @@ class _Steps:
         given: Sequence[ast.expr],
         named: Sequence[ast.keyword],
     ) -> None:
-        """A library call that gives `name`, or writes what it is given."""
+        """Add a library call that returns `name`, or writes its `out` argument if that is None."""
         if not self._may_call:
             raise ValueError("a library call")
         kwargs = {one.arg: self.given(one.value) for one in named if one.arg is not None}
@@ -399,6 +437,7 @@ class _Steps:
         n_made = len(returns)
         made = [name] if n_made == 1 else [None] * n_made
         args = [self.given(one) for one in given]
+        # views made for this call alone come before it, and die with it
         dead = [step[1] for step in self._temporary]
         self.steps += self._temporary
         self._temporary = []
@@ -408,14 +447,20 @@ class _Steps:
             self._calls[name] = step
 
     def _lay_out(self, name: str, stride: ast.expr) -> None:
-        """Note the strides that a library call is taken to give its result."""
+        """Record the strides that Inductor assumes of a library call's result.
+
+        The program copies the result if the library returns others.
+        """
         if name in self._calls:
             _, _, _, _, made, strides, _ = self._calls[name]
             strides[made.index(name)] = self._sizes(stride)
 
     def given(self, value: ast.expr) -> Any:
-        """An argument of a library call: a number, text or None, a list of arguments, `{"tensor":
-        name}`, or `{"torch": name}` for a constant of torch's such as a dtype."""
+        """An argument of a library call, as data that fits JSON.
+
+        It is a number, text or None, a list of arguments, `{"tensor": name}`, or `{"torch": name}`
+        for a constant of torch such as a dtype.
+        """
         match value:
             case ast.Name():
                 return {"tensor": self._name(value)}
@@ -428,11 +473,13 @@ class _Steps:
                 return [self.given(one) for one in items]
             case ast.Attribute(ast.Name("torch"), name):
                 return {"torch": name}
+            # `float('inf')`, which is no literal
             case ast.Call(ast.Name("float"), [ast.Constant(str(text))]):
                 return float(text)
         return ast.literal_eval(value)
 
     def _make(self, name: str, value: ast.expr) -> None:
+        """Add the step that gives `name` its buffer: new memory, or a view."""
         match value:
             case ast.Call(ast.Name("empty_strided_cpu"), [size, stride, ast.Attribute(_, dtype)]):
                 self.steps.append(["allocate", name, self._sizes(size), self._sizes(stride), dtype])
@@ -470,18 +517,22 @@ class _Steps:
         return f"result {i}"
 
     def _drop(self, names: list[str]) -> None:
-        kept = set(self._same.values())  # `buf1 = buf0; del buf0`
+        """Let the last step free the buffers of `names`; a step without such a list frees none."""
+        # `buf1 = buf0; del buf0`: the buffer lives on under its other name
+        kept = set(self._same.values())
         if self.steps and self.steps[-1][0] in ("kernel", "call"):
             self.steps[-1][-1] += [name for name in names if name not in kept]
 
 
 _MADE = 4
-"""Where a step that is a library call has the names of what it gives."""
+"""The position, in the step of a library call, of the names of its results."""
 
 
 def _op_called(text: str, *, is_out: bool) -> str:
-    """The op that a wrapper calls as `extern_kernels.mm`, `torch.ops.aten.sort.default`, or without
-    `torch.ops`."""
+    """The name of the op that a wrapper calls by `text`.
+
+    That is `extern_kernels.mm`, or `torch.ops.aten.sort.default` with or without `torch.ops.`.
+    """
     owner, _, name = text.removeprefix("torch.ops.").partition(".")
     if owner == "aten":
         return f"aten.{name}"
@@ -491,7 +542,7 @@ def _op_called(text: str, *, is_out: bool) -> str:
 
 
 def _is_kernel(statement: ast.stmt) -> bool:
-    """`name = async_compile.cpp_pybinding(...)`"""
+    """Whether it is `name = async_compile.cpp_pybinding(...)`, which compiles a kernel."""
     return (
         isinstance(statement, ast.Assign)
         and isinstance(statement.value, ast.Call)
@@ -500,6 +551,7 @@ def _is_kernel(statement: ast.stmt) -> bool:
 
 
 def _is_for_inductor_alone(statement: ast.stmt) -> bool:
+    """Whether it compiles or benchmarks, and has no part in a call of the wrapper."""
     match statement:
         case ast.FunctionDef(name="get_args" | "benchmark_compiled_module") | ast.If():
             return True
@@ -514,8 +566,11 @@ _DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 
 
 def load_kernels(kernels: Sequence[str], path: str, name: str) -> list[Library]:
-    """The kernels of these names in the library at `path`; `name` must be new in this process."""
-    # the library reads from the environment where to find torch's accessor of tensor data
+    """The kernels of these names in the library at `path`, as functions of Python.
+
+    `name` must be new in this process, as an extension module is known by its name.
+    """
+    # when loaded, the library reads the address of torch's accessor of tensor data from here
     pointer = private("torch._C", "_dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
     os.environ[_DATA_POINTER] = str(pointer)
     found: list[Library] = []
@@ -530,7 +585,10 @@ def load_kernels(kernels: Sequence[str], path: str, name: str) -> list[Library]:
 
 
 def addresses_of(kernels: Sequence[str], path: str, _: str) -> list[int]:
-    """Where the kernels of these names lie, in the library at `path`, which stays loaded."""
+    """The addresses of the kernels of these names, in the library at `path`.
+
+    The library stays loaded: ctypes never unloads one.
+    """
     library = ctypes.CDLL(path)
     found = [ctypes.cast(getattr(library, kernel), ctypes.c_void_p).value for kernel in kernels]
     return [address for address in found if address is not None]

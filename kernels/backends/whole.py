@@ -1,7 +1,7 @@
-"""Plans compiled whole: Inductor's kernels for all that can be fused, library calls between them.
+"""The backend for plans that are compiled whole: fused kernels with library calls between them.
 
-In: a segment that holds library calls too. Out: an artifact whose program has both. No user chooses
-this backend: `dispatch.plan.second_tier` does, for plans that have run for long.
+In: a segment that holds library calls too. Out: an artifact whose program runs both. Users can't
+choose this backend: `dispatch.plan.second_tier` uses it for plans that have run for long.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ TAKEN = fusible.FUSIBLE | fusible.LIBRARY
 
 
 class WholeBackend:
-    """Inductor with library calls. A kernel of its can be kept on disk, and is for one set of
-    sizes."""
+    """Inductor with library calls. Its kernels can be kept on disk, and are for fixed sizes."""
 
     name = "inductor whole"
 
@@ -45,16 +44,19 @@ class WholeBackend:
         return self._inductor.fingerprint()
 
     def build(self, segment: Segment) -> bytes:
-        unit = Unit()  # a plan has many kernels, and most of their compiler's time goes to headers
+        # a plan has many kernels, and most of the C++ compiler's time goes to headers
+        unit = Unit()
         try:
             with unit:
                 made, outputs = compiled(segment, calls_libraries=True)
-        except Exception as error:  # Inductor may fail at a plan whose parts have kernels
+        except Exception as error:
+            # no failure: the plan's segments have kernels of their own, which go on running
             raise Declined(f"it can't be compiled whole: {error!r}") from error
         libraries = (unit.compile(),) if made.kernels else ()
         return packed(replace(made, libraries=libraries), outputs)
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
+        # the artifact has no wrapper in Python that could call the libraries
         if not program.are_there():
             raise Declined("the C++ that runs programs isn't there")
         return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))

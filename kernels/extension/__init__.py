@@ -1,5 +1,6 @@
-"""C++ that is compiled with the package or in the background: pool, programs, recorder.
+"""The package's C++, compiled at installation or in the background: pool, programs, recorder.
 
-`cpp` names the sources, `extension` loads one from disk or compiles it, in a process of its own by
-`build_apart`. `program` runs lists of instructions, `pool` keeps memory.
+`cpp` names the sources. `extension` loads one from disk, or has `build_apart` compile it in a
+process of its own. `program` runs lists of instructions, `pool` keeps freed memory. The recorder's
+sources are in `dispatch/native`; `dispatch.run.hits` loads it.
 """

@@ -1,9 +1,9 @@
 """`python build_apart.py DIRECTORY KEY COMMAND...`: compile a library, keep it on disk under KEY.
 
-A process of its own, which goes on when its parent ends: what takes ten seconds to compile would
-else be begun anew by every program that ends before. It imports the standard library alone, as
-torch takes seconds. Of several processes that want the same library one compiles it, the others
-wait.
+`extension` starts this as a process of its own, which goes on when its parent ends. A library takes
+ten seconds to compile, so without that a program that runs shorter would never have one. If several
+processes want the same library, one compiles it and the others wait. This file imports the standard
+library alone, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from types import ModuleType
 
 
 def main(directory: str, key: str, *command: str) -> None:
-    # what interrupts the program doesn't interrupt this. In a session of its own Linux would give
-    # it as much as the program, nice or not (sched(7), "The autogroup feature")
+    # A process group of its own, so that Ctrl-C in the program doesn't interrupt this. Not a
+    # session of its own: Linux gives each session an equal share of the CPU, whatever the niceness
+    # of its processes (sched(7), "The autogroup feature").
     os.setpgrp()
     disk = _by_path("disk").Disk(Path(directory))
     with disk.alone_with([key]):
@@ -29,11 +30,12 @@ def main(directory: str, key: str, *command: str) -> None:
 
 
 class CompileError(RuntimeError):
-    """What the compiler said."""
+    """The compiler failed; the message is what it said."""
 
 
 def compiled(command: Sequence[str]) -> bytes:
-    """The library that `command` makes, which is told where with `-o`; or CompileError."""
+    """The library that the compiler `command` makes, to which `-o` and a path are added. Raises
+    CompileError if it fails."""
     with tempfile.TemporaryDirectory(prefix="lazy_tensor_") as folder:
         target = Path(folder) / "extension.so"
         answer = subprocess.run(
@@ -45,7 +47,7 @@ def compiled(command: Sequence[str]) -> bytes:
 
 
 def _by_path(name: str) -> ModuleType:
-    """A module of `kernels`, without the package, which imports torch."""
+    """The module `name` of `kernels`, loaded from its file: to import the package imports torch."""
     path = Path(__file__).parents[1] / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -1,8 +1,8 @@
-"""The C++ of this package: what compiles a file, and where one lies that was compiled before.
+"""The C++ of this package: its sources, the commands that compile them, and their cache keys.
 
-`python cpp.py` compiles all of it into `kernels/built`, as installing the package does where torch
-and a compiler are. It imports torch and the standard library alone: at that time the
-package can't be imported.
+`python cpp.py` compiles all sources into `kernels/built`; `setup.py` runs it if torch and a
+compiler are installed. So this file imports torch and the standard library alone: the package
+can't be imported yet. `extension` uses `Source` to find what was compiled, or to compile it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ BUILT = Path(__file__).parents[1] / "built"
 
 
 class Source:
-    """A file, the headers that lie beside it, and the libraries of torch that it is linked to."""
+    """A C++ file, the headers in its folder, and the libraries of torch that it is linked to."""
 
     def __init__(self, path: Path, libraries: Sequence[str]) -> None:
         self.path = path
         self.libraries = libraries
 
     def key(self) -> str:
-        """A name for what it is compiled to, which no other text, torch, Python or compiler has."""
+        """A name for the compiled library. It differs if the text of the file or of a header, the
+        flags, torch, Python or the compiler does."""
         return self._key_but_for_the_compiler() + _digest(compiler_identity())[:16]
 
     def _key_but_for_the_compiler(self) -> str:
@@ -40,7 +41,10 @@ class Source:
         return _digest(*texts, *FLAGS, *built_for())[:48]
 
     def command(self) -> list[str]:
-        """What compiles it, but for where to. RuntimeError if nothing here does."""
+        """The command that compiles it, without the output's path.
+
+        Raises RuntimeError if there is no compiler, or the system isn't Linux.
+        """
         root = Path(torch.__file__).parent
         include = root / "include"
         includes = (include, include / "torch" / "csrc" / "api" / "include",
@@ -52,9 +56,11 @@ class Source:
         ]  # fmt: skip
 
     def built(self) -> bytes | None:
-        """What was compiled with the package, if that was for this torch and this Python.
+        """The library that was compiled when the package was installed; None if there is none for
+        this source, torch and Python.
 
-        It was compiled by the compiler that is here. Where none is here, any may have been used.
+        If a compiler is here, it must be the one that was used: another may have come since.
+        Without one any will do, as nothing better can be made.
         """
         name = f"{self.key()}.so"
         if not compiler_identity():
@@ -76,9 +82,11 @@ def _digest(*parts: str) -> str:
 
 
 def built_for() -> tuple[str, ...]:
-    """The torch and the Python that compiled code fits, and no others: torch's commit, as nightly
-    and local builds share a version; Python's binary interface, which its suffix for extension
-    modules names."""
+    """The torch and the Python that compiled code is for: it runs with no others.
+
+    torch's commit counts, because nightly and local builds may share a version. The suffix of
+    extension modules names Python's binary interface.
+    """
     return (
         torch.__version__,
         str(torch.version.git_version),
@@ -91,8 +99,8 @@ def built_for() -> tuple[str, ...]:
 def compiler_identity() -> str:
     """The compiler's file, its size and when it was changed; "" without a compiler.
 
-    ccache tells compilers apart so too. To ask for a version line takes a process: 16 ms at every
-    start.
+    ccache tells compilers apart in the same way. Asking the compiler for its version would start a
+    process, which takes 16 ms at every start of a program.
     """
     path = found_compiler()
     if path is None:
@@ -103,7 +111,7 @@ def compiler_identity() -> str:
 
 
 def found_compiler() -> str | None:
-    """The compiler that the environment variable CXX names, or the one installed."""
+    """The path of the compiler that the environment variable CXX names, or of an installed one."""
     names = filter(None, (os.environ.get("CXX"), "g++", "clang++"))
     return next(filter(None, map(shutil.which, names)), None)
 
@@ -118,7 +126,11 @@ def _compiler() -> str:
 
 
 def build(directory: Path) -> None:
-    """Compile what lies in `directory` for no other torch or Python yet, and nothing else stays."""
+    """Compile all sources into `directory`, at once. What is there already for this torch, Python
+    and compiler is kept; other libraries there are deleted.
+
+    Raises CalledProcessError if a compiler fails, when all have ended.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     wanted = {directory / f"{source.key()}.so": source for source in (HITS, PROGRAM, POOL)}
     for path in set(directory.glob("*.so")) - set(wanted):
@@ -126,12 +138,13 @@ def build(directory: Path) -> None:
     running = []
     for path, source in wanted.items():
         if not path.exists():
+            # under another name until it is complete: a program may look for it meanwhile
             made = path.with_suffix(f".{os.getpid()}")
             running.append((path, made, subprocess.Popen([*source.command(), "-o", str(made)])))
     for path, made, process in running:
         if process.wait() == 0:
             made.replace(path)
-    for _, _, process in running:  # when all have ended
+    for _, _, process in running:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
 

@@ -1,7 +1,9 @@
-"""C++ of this package, compiled at first use in seconds and kept on disk as kernels are.
+"""Loads a C++ file of this package: from disk, or compiled at first use, which takes seconds.
 
-In: a source file. Out: the compiled file goes to who wants it, or `status` says why there is none.
-Whoever asks goes on without; a process that ends before leaves the file to the next.
+In: a source file and a function that uses the compiled library. Out: a call of that function; or
+`status` says why there is no library. The program goes on without it meanwhile. The library is kept
+on disk as kernels are, also if the program ends first. `pool`, `program` and `dispatch.run.hits`
+have one `Extension` each.
 """
 
 from __future__ import annotations
@@ -21,18 +23,20 @@ from lazy_tensor.kernels.extension.build_apart import compiled
 from lazy_tensor.kernels.extension.cpp import Source
 
 BEHIND = 10
-"""Niceness of what compiles beside a program that doesn't wait for it. A step on all cores waits
-for the slowest of them: beside two busy processes a program on two cores does 0.4 to 0.5 of its
-steps where they have 3, 0.85 where they have 10, and 0.95 where they have 19, which leaves them a
-hundredth of a core."""
+"""Niceness of a compiler that runs beside a program that doesn't wait for it.
+
+A step on all cores waits for the slowest of them. A program on two cores, beside two busy
+processes, does 0.4 to 0.5 of its steps if their niceness is 3, 0.85 if it is 10, and 0.95 if it is
+19. But 19 leaves the compiler a hundredth of a core."""
 
 
 class Extension:
-    """A source file, the headers that lie beside it, and what they are compiled to.
+    """A C++ file with the headers in its folder, and the library that it is compiled to.
 
-    `use(library)` is called once, with the bytes of a shared library: in whatever thread has them,
-    or by `start_if_compiled` if it `waits` for that. `status` is "not asked for", "compiling",
-    "compiled", "in use", or why there is none.
+    `use(library)` is called once, with the bytes of the library, in the thread that has obtained
+    them. If the extension `waits`, `start_if_compiled` calls it instead, when that suits the
+    program. `status` is "not asked for", "compiling", "compiled", "in use", or a sentence that says
+    why there is no library.
     """
 
     def __init__(
@@ -57,11 +61,12 @@ class Extension:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is there, to be used by `start_if_compiled`."""
+        """Whether the library is there, and waits for `start_if_compiled`."""
         return self._waiting is not None
 
     def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
-        """Load or compile it: in a thread, or at once if `wait`. The first call counts."""
+        """Load or compile it: in a thread, or at once if `wait`. Only the first call does anything;
+        a later one with `wait` waits for a thread that compiles."""
         if self.is_asked_for and not (wait and self.status == "compiling"):
             return
         if wait:
@@ -72,8 +77,8 @@ class Extension:
             threading.Thread(target=self._obtain, args=(disk,), daemon=True, name=name).start()
 
     def ask_disk(self, disk: Disk | None) -> None:
-        """Take it from disk if it was compiled before, with the package or by a program; the first
-        call counts."""
+        """Load it if it was compiled before, with the package or by a program. Only the first call
+        looks."""
         if self.is_asked_for or self._disk_was_asked:
             return
         self._disk_was_asked = True
@@ -85,22 +90,23 @@ class Extension:
                 self._have(library)
 
     def ask(self, disk: Disk | None, *, may_compile: bool, wait: bool) -> None:
-        """Take it from disk or, if that `may_compile`, compile it: in a thread, or at once if
-        `wait`."""
+        """Load it from disk; if it isn't there and `may_compile`, compile it: in a thread, or at
+        once if `wait`."""
         self.ask_disk(disk)
         if may_compile:
             self.ask_for(disk, wait=wait)
 
     def start_if_compiled(self) -> None:
-        """Use what waits to be used."""
+        """Use the library if it waits for that."""
         if self._waiting is None:
             return
-        with self._lock:  # another thread may come, too
+        with self._lock:  # of two threads that come at once, one gets the library
             library, self._waiting = self._waiting, None
         if library is not None:
             self._use_if_it_loads(library)
 
     def _obtain(self, disk: Disk | None, *, is_waited_for: bool = False) -> None:
+        # A second thread, which asks with `wait`, waits here and finds what the first one made.
         with self._lock:
             if self.status in ("compiled", "in use"):
                 return
@@ -126,7 +132,10 @@ class Extension:
             self.status = "in use"
 
     def _binary(self, disk: Disk | None, prefix: list[str]) -> bytes:
-        """The source compiled: before, or now, by a command that begins with `prefix`."""
+        """The compiled library: from before, or compiled now by a command that `prefix` begins.
+
+        Raises CompileError, or RuntimeError if there is no compiler.
+        """
         built = self.source.built()
         if built is not None:
             return built
@@ -137,12 +146,13 @@ class Extension:
         if library is None:
             _build_apart(disk, key, command)
             library = disk.get(key)
-        # what can't be kept is compiled for this process alone; what can't be compiled says why
+        # None if it couldn't be kept on disk, or not compiled. Then compile it here: for this
+        # process alone, or for the compiler's message.
         return library if library is not None else compiled(command)
 
 
 def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
-    """Have a process that may outlive this one put the library on disk; wait for it."""
+    """Have `build_apart` put the library on disk, in a process that may outlive this one; wait."""
     script = Path(__file__).with_name("build_apart.py")
     subprocess.run(
         [sys.executable, "-I", "-S", str(script), str(disk.directory), key, *command],
@@ -154,13 +164,14 @@ def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
 
 
 def _behind() -> list[str]:
-    """Runs the command that follows behind the program, as compile workers do."""
+    """What begins a command that is to run with niceness `BEHIND`, as compile workers do."""
     nice = shutil.which("nice")
     return [nice, "-n", str(BEHIND)] if nice else []
 
 
 def module_at(name: str, path: str, _: str) -> Any:
-    """The extension module of Python's that lies at a path."""
+    """Python's extension module `name`, loaded from a path. The third argument is not used:
+    `library.loaded` passes a name."""
     spec = importlib.util.spec_from_loader(name, ExtensionFileLoader(name, path))
     assert spec is not None, "a loader was given"
     assert spec.loader is not None, "a loader was given"

@@ -1,10 +1,13 @@
-// Memory that plans use again: a CPU allocator of torch's that keeps what a thread inside
-// `enter`/`leave` allocates when it is freed, instead of returning it to the system. The C library
-// returns large blocks at once, and then every step pays for touching fresh pages.
+// Memory that plans use again: an allocator that takes the place of torch's for the CPU. What a
+// thread allocates between `enter` and `leave` is kept when it is freed, for the next allocation.
+// The C library would return large blocks to the system, and every step would pay for touching
+// fresh pages.
 //
-// Only blocks of `MIN_BYTES` or more are kept: smaller ones the C library keeps itself (see
-// `keep_freed_heap` in pool.py), and fits better. What is kept and what is in use together never
-// exceed the most that was in use lately.
+// Only blocks of MIN_BYTES or more are kept. Smaller ones the C library keeps itself (see
+// `keep_freed_heap` in pool.py), and with less waste. What is kept and what is in use together
+// never exceed the most that was in use lately.
+//
+// pool.py loads this as a plain library and calls the functions at the end, which are C.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -25,7 +28,7 @@ namespace {
 constexpr size_t MIN_BYTES = 4 << 20;
 constexpr size_t PAGE = 4 << 10;
 constexpr size_t HUGE_PAGE = 2 << 20;
-constexpr size_t LINE = 64;
+constexpr size_t LINE = 64;  // of a cache; torch wants tensors aligned to as much
 // From here on blocks are made of huge pages: rounding up to them costs 1/8 at most.
 constexpr size_t HUGE_FROM_BYTES = 16 << 20;
 // A kept block serves requests down to 7/8 of its size.
@@ -33,6 +36,7 @@ constexpr size_t SLACK = 8;
 // After each run the bound falls by this share, unless the run needed as much again.
 constexpr size_t DECAY = 64;
 
+// How often this thread has entered, and not left.
 thread_local int depth = 0;
 
 size_t rounded(size_t n) {
@@ -40,6 +44,8 @@ size_t rounded(size_t n) {
   return (n + unit - 1) / unit * unit;
 }
 
+// Fresh pages; null if there are none. Huge ones start at a multiple of their size, without which
+// the system can't make them: so more is mapped, and both ends are returned.
 void* map_pages(size_t size, bool are_huge) {
   const size_t extra = are_huge ? HUGE_PAGE : 0;
   void* start = mmap(
@@ -59,24 +65,29 @@ void* map_pages(size_t size, bool are_huge) {
   return reinterpret_cast<void*>(aligned);
 }
 
-// A block of `size` bytes that starts on line `color` of its first page. Were all to start alike,
-// equal places of all tensors that a kernel reads and writes would compete for one set of a cache.
+// A block of `size` bytes that starts on line `color` of its first page, for which a page more is
+// mapped. If all blocks started alike, equal places of all tensors that a kernel reads and writes
+// would compete for one set of a cache.
 void* map_block(size_t size, size_t color) {
   void* start = map_pages(size + PAGE, size >= HUGE_FROM_BYTES);
   return start ? static_cast<char*>(start) + color * LINE % PAGE : nullptr;
 }
 
+// Where the pages of a block start.
 void* pages_of(void* block) {
   return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block) / PAGE * PAGE);
 }
 
+// The blocks, kept and in use. Any thread may free a block, so each function locks.
 class Pool {
  public:
+  // A block of at least `n` bytes; null if there is no memory.
   void* take(size_t n) {
     const size_t size = rounded(n);
     std::lock_guard<std::mutex> guard(mutex_);
     void* block = take_kept(size);
     if (!block) {
+      // make room: with the new block there must not be more than the bound
       drop_until(size < bound() ? bound() - size : 0);
       block = map_block(size, n_mapped_);
       if (!block) {
@@ -96,7 +107,7 @@ class Pool {
     return block;
   }
 
-  // False if the block is not one of this pool's.
+  // Keep a block that is freed; false if it is not one of this pool's.
   bool give_back(void* block) {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = sizes_.find(block);
@@ -111,6 +122,7 @@ class Pool {
     return true;
   }
 
+  // A plan has run: the bound becomes the most that it used, or falls by a little if that was less.
   void end_run() {
     std::lock_guard<std::mutex> guard(mutex_);
     most_lately_ = std::max(most_lately_ - most_lately_ / DECAY, most_now_);
@@ -120,14 +132,16 @@ class Pool {
     drop_until(bound());
   }
 
+  // Return all that is kept to the system.
   void clear() {
     std::lock_guard<std::mutex> guard(mutex_);
     drop_until(0);
     most_lately_ = most_now_ = in_use_;
   }
 
-  // If no run has ended since the last call: lets the system take the pages of kept blocks when it
-  // runs short of memory.
+  // If no run has ended since the last call, let the system take the pages of kept blocks when it
+  // runs short of memory. The blocks stay kept: one whose pages are gone gets new ones when it is
+  // touched.
   void offer_if_quiet() {
     std::lock_guard<std::mutex> guard(mutex_);
     if (n_runs_ == n_runs_seen_ && !offered_) {
@@ -139,6 +153,7 @@ class Pool {
     n_runs_seen_ = n_runs_;
   }
 
+  // What `functools.CacheInfo` has: hits, misses, the largest size and the present one, in bytes.
   void counts(uint64_t* out) {
     std::lock_guard<std::mutex> guard(mutex_);
     out[0] = n_reused_;
@@ -158,14 +173,17 @@ class Pool {
  private:
   using Order = std::list<void*>;
 
+  // The most bytes that were in use lately: no more may be kept and in use together.
   size_t bound() const { return std::max(most_lately_, most_now_); }
 
+  // The smallest kept block of at least `size` bytes, unless it is too large; null if there is
+  // none.
   void* take_kept(size_t size) {
     auto found = kept_.lower_bound(size);
     if (found == kept_.end() || found->first - size > found->first / SLACK) {
       return nullptr;
     }
-    // of equal ones the last that was freed: it may be in a cache still
+    // of blocks of one size the one that was freed last: it may be in a cache still
     found = std::prev(kept_.upper_bound(found->first));
     void* block = *found->second;
     kept_bytes_ -= found->first;
@@ -174,7 +192,8 @@ class Pool {
     return block;
   }
 
-  // Returns the blocks longest unused to the system until all blocks together have `limit` bytes.
+  // Return kept blocks to the system, the longest unused first, until all blocks together, those in
+  // use included, have at most `limit` bytes.
   void drop_until(size_t limit) {
     while (!order_.empty() && in_use_ + kept_bytes_ > limit) {
       void* block = order_.front();
@@ -189,27 +208,32 @@ class Pool {
   }
 
   std::mutex mutex_;
-  std::unordered_map<void*, size_t> sizes_;  // of all blocks
-  Order order_;                              // kept blocks, longest unused first
-  std::multimap<size_t, Order::iterator> kept_;
+  std::unordered_map<void*, size_t> sizes_;      // of all blocks
+  Order order_;                                  // kept blocks, longest unused first
+  std::multimap<size_t, Order::iterator> kept_;  // the same by size; equal ones as they were freed
+  // Bytes in use and kept; the most in use in the run under way, and lately.
   size_t in_use_ = 0, kept_bytes_ = 0, most_now_ = 0, most_lately_ = 0;
   uint64_t n_mapped_ = 0, n_reused_ = 0, n_runs_ = 0, n_runs_seen_ = 0;
   bool offered_ = false;
 };
 
-// Never destroyed: tensors may be freed while the process ends.
+// The pool, which is never destroyed: tensors may be freed while the process ends.
 Pool& pool() {
   static Pool* the_pool = new Pool();
   return *the_pool;
 }
 
+// torch's own allocator, for all else.
 c10::Allocator* plain = nullptr;
 
+// Frees a block that `allocate` took from the pool.
 void free_pooled(void* block) {
   c10::profiledCPUMemoryReporter().Delete(block);
   pool().give_back(block);
 }
 
+// Frees what either allocator gave: for callers of torch that know the pointer alone
+// (`raw_deleter`).
 void free_any(void* block) {
   if (!pool().give_back(block)) {
     plain->raw_deallocate(block);
@@ -244,12 +268,14 @@ extern "C" {
 void lazy_tensor_pool_install() {
   plain = c10::GetCPUAllocator();
   c10::SetCPUAllocator(new Allocator(), /*priority=*/1);
+  // a child must not find the mutex locked by a thread that it lacks
   pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
 }
 
 void lazy_tensor_pool_enter() {
   if (++depth == 1 && !pool().has_run()) {
-    malloc_trim(0);  // what earlier runs freed would be held twice
+    // the C library may hold what earlier runs freed, which the pool is about to map again
+    malloc_trim(0);
   }
 }
 

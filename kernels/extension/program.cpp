@@ -1,8 +1,9 @@
-// A plan, a segment op by op, or a segment's kernel, as a list of instructions. `program.py` says
-// what each holds.
+// The extension module `lazy_tensor_program`: programs, which are lists of instructions on numbered
+// slots. A plan is one; so is what a plan runs for a segment, op by op or as a kernel. `program.py`
+// describes the instructions and the class.
 //
-// An instruction is over before Python looks for signals, and before the next one begins. So after
-// an exception it is known what has run, and `failure` has the values that there were.
+// An instruction is over before Python looks for signals, and before the next one begins. So it is
+// known after an exception which instructions have run. `failure` has that, and the values by then.
 
 #include <Python.h>
 
@@ -27,7 +28,7 @@ using c10::IValue;
 using Stack = std::vector<IValue>;
 using Slots = std::vector<int64_t>;
 
-// Thrown where Python's error is set.
+// Throw where Python's error is set already.
 [[noreturn]] void raise() { throw python_error(); }
 
 PyObject* sure(PyObject* object) {
@@ -45,14 +46,16 @@ PyTypeObject* number_type = nullptr;
 
 int64_t index_of(py::handle ref) { return ref.attr("index").cast<int64_t>(); }
 
-// An argument of an op.
+// An argument of an op. A CONSTANT is converted once, when the program is made. OTHER holds numbers
+// that are known at run time only, and is converted at every run.
 struct Argument {
   enum { CONSTANT, TENSOR, TENSORS, MAYBE_TENSORS, OTHER } kind = CONSTANT;
   IValue constant;
-  Slots slots;        // of tensors; -1 for none
-  py::object object;  // that holds numbers which change
+  Slots slots;        // of tensors; -1 where there is none
+  py::object object;  // of OTHER
 };
 
+// Whether an argument names slots, itself or in a tuple.
 bool names_values(py::handle object) {
   if (Py_TYPE(object.ptr()) == ref_type) return true;
   if (!PyTuple_Check(object.ptr())) return false;
@@ -62,6 +65,7 @@ bool names_values(py::handle object) {
   return false;
 }
 
+// Whether it names run-time numbers.
 bool names_numbers(py::handle object) {
   if (Py_TYPE(object.ptr()) == number_type) return true;
   if (!PyTuple_Check(object.ptr())) return false;
@@ -71,8 +75,10 @@ bool names_numbers(py::handle object) {
   return false;
 }
 
+// As torch's binding for Python converts an argument, to the type that the schema has there.
 IValue converted(const c10::FunctionSchema& schema, size_t place, py::handle object) {
-  const torch::jit::ToIValueAllowNumbersAsTensors as_python_does(true);  // `mul_(x, 0.5)`
+  // a number may stand where a tensor is wanted: `mul_(x, 0.5)`
+  const torch::jit::ToIValueAllowNumbersAsTensors as_python_does(true);
   return torch::jit::argumentToIValue(schema, place, object);
 }
 
@@ -99,27 +105,29 @@ Argument argument_of(const c10::FunctionSchema& schema, size_t place, py::handle
   return made;
 }
 
+// The kinds of instructions; what a kernel gets as an argument.
 enum class Kind { OP, SEGMENT, ALLOCATE, VIEW, KERNEL, CHECK };
 enum class Takes { TENSOR, NUMBER, SIZE };
 
+// One instruction. Below those that all kinds have are the fields of each kind.
 struct Instruction {
   Kind kind = Kind::OP;
-  Slots made;  // -1: nobody wants it
-  Slots dead;  // nobody reads them from here on
-  bool lets_go = false;  // of the GIL
+  Slots made;  // that it sets; -1 for a result that nobody wants
+  Slots dead;  // that no later instruction reads
+  bool lets_go = false;  // it releases the GIL: it takes long
   // OP
   std::optional<c10::OperatorHandle> op;
   std::vector<Argument> arguments;
   bool gives_list = false;
-  std::vector<std::optional<Slots>> strides;  // that results must have
+  std::vector<std::optional<Slots>> strides;  // that results must have, where given
   // SEGMENT; VIEW and CHECK of `inputs[0]`
   Slots inputs;
   Slots numbers;
-  py::object fusion;  // of a segment
+  py::object fusion;  // the `Fusion` of a segment
   // ALLOCATE and VIEW
   Slots size, stride;
   int64_t offset = 0;
-  bool is_absolute = false;  // the offset, not beside that of the other
+  bool is_absolute = false;  // the offset counts from the start of the storage, not of the base
   at::ScalarType dtype = at::kFloat;
   // KERNEL
   void* kernel = nullptr;
@@ -128,33 +136,36 @@ struct Instruction {
 
 struct Program;
 
-// The program that raised last in this thread: at which instruction, and what it had by then.
+// The program whose run in this thread raised last.
 struct Failure {
   const Program* program = nullptr;
-  size_t at = 0;
-  std::vector<at::Tensor> values;
-  int64_t inner = -1;  // the instruction of a segment's own program
+  size_t at = 0;                   // the first instruction that is not over
+  std::vector<at::Tensor> values;  // by slot
+  int64_t inner = -1;              // in a segment that ran op by op, which of its calls raised
 };
 thread_local Failure failure;
 
 constexpr size_t MOST_ARGUMENTS = 1024;  // as in torch_inductor.py
+// Arguments up to which a kernel is called with just as many: for each number there is a caller.
 constexpr size_t MOST_EXACT = 64;
 
 template <size_t>
 using Pointer = void*;
 
+// Call a function with as many pointers as there are numbers I.
 template <size_t... I>
 void call_with(void* kernel, void* const* arguments, std::index_sequence<I...>) {
   reinterpret_cast<void (*)(Pointer<I>...)>(kernel)(arguments[I]...);
 }
 
-// With more than it takes: on x86-64 and AArch64 callers clean up, and a function doesn't look at
-// arguments that it hasn't.
+// Call a function with N pointers, which may be more than it takes. On x86-64 and AArch64 that does
+// no harm: the caller removes arguments from the stack, and the function looks at its own alone.
 template <size_t N>
 void call_with_up_to(void* kernel, void* const* arguments) {
   call_with(kernel, arguments, std::make_index_sequence<N>());
 }
 
+// Call a function with `n` pointers, by the caller for that number.
 template <size_t... N>
 void call_with_any(void* kernel, size_t n, void* const* arguments, std::index_sequence<N...>) {
   using Caller = void (*)(void*, void* const*);
@@ -165,7 +176,8 @@ void call_with_any(void* kernel, size_t n, void* const* arguments, std::index_se
   callers.at(n)(kernel, arguments);
 }
 
-// Call a function of C's that takes `n` pointers, or integers as wide; there are `MOST_ARGUMENTS`.
+// Call a C function that takes `n` pointers, or integers as wide. `arguments` has room for
+// MOST_ARGUMENTS: more than `n` may be passed on.
 void call_kernel(void* kernel, size_t n, void* const* arguments) {
   if (n <= MOST_EXACT) {
     call_with_any(kernel, n, arguments, std::make_index_sequence<MOST_EXACT + 1>());
@@ -176,14 +188,14 @@ void call_kernel(void* kernel, size_t n, void* const* arguments) {
   }
 }
 
-// The values of a program that runs.
+// A run of a program: the values by slot, and how each kind of instruction runs on them.
 struct Run {
   std::vector<at::Tensor> values;
-  py::handle numbers;  // a list
+  py::handle numbers;  // a list, which the caller keeps
   Stack stack;
 
   void call(const Instruction& at) {
-    stack.clear();  // the last call may have raised
+    stack.clear();  // a call that raised may have left something
     for (size_t i = 0; i < at.arguments.size(); ++i) push(at, i);
     {
       std::optional<py::gil_scoped_release> released;
@@ -199,10 +211,10 @@ struct Run {
         if (at.made[i] >= 0) keep(at, i, std::move(stack[i]).toTensor());
       }
     }
-    stack.clear();  // nothing lives on there
+    stack.clear();  // else it would keep tensors alive after their last use
   }
 
-  // By its program, or by a function of Python's.
+  // Run a segment by its fusion's `program`, or by its `run` in Python.
   void run_segment(const Instruction& at);
 
   void allocate(const Instruction& at) {
@@ -211,6 +223,7 @@ struct Run {
 
   void view(const Instruction& at) {
     const at::Tensor& base = values[at.inputs[0]];
+    // without an op: to dispatch one takes longer than all of this
     at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
         c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
     made.unsafeGetTensorImpl()->set_sizes_and_strides(
@@ -219,6 +232,7 @@ struct Run {
   }
 
   void run_kernel(const Instruction& at) {
+    // a kernel gets a number by its address
     union Number {
       double real;
       int64_t integer;
@@ -287,6 +301,7 @@ struct Run {
     }
   }
 
+  // An argument with the numbers of this run in it, tuples as lists.
   py::object with_numbers(py::handle object) const {
     if (Py_TYPE(object.ptr()) == number_type) return number(index_of(object));
     if (!PyTuple_Check(object.ptr())) return py::reinterpret_borrow<py::object>(object);
@@ -297,6 +312,7 @@ struct Run {
     return items;
   }
 
+  // Set the slot of the `i`-th result. A result of other strides than are asked for is copied.
   void keep(const Instruction& at, size_t i, at::Tensor made) {
     if (i < at.strides.size() && at.strides[i].has_value() && !has_strides(made, *at.strides[i])) {
       at::Tensor laid_out = at::empty_strided(made.sizes(), *at.strides[i], made.options());
@@ -306,7 +322,7 @@ struct Run {
     values[at.made[i]] = std::move(made);
   }
 
-  // Where a dim has more than one element.
+  // Whether a tensor has these strides, in dims of more than one element: others don't matter.
   static bool has_strides(const at::Tensor& tensor, const Slots& strides) {
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       if (tensor.size(dim) > 1 && tensor.stride(dim) != strides[dim]) return false;
@@ -319,9 +335,10 @@ struct Program {
   size_t n_slots = 0;
   Slots leaves, live;
   std::vector<Instruction> instructions;
-  bool is_inner = false;  // looks for no signals
-  mutable int64_t runs_left = 0;  // until Python measures it again; 0: it doesn't
+  bool is_inner = false;  // it runs within an instruction of another, which no signal interrupts
+  mutable int64_t runs_left = 0;  // before Python measures its fusion again; 0: it never does
 
+  // Whether it is a segment op by op, as `compile_aten` makes it, by its first instruction.
   bool is_op_by_op() const {
     return instructions.empty() || instructions[0].kind == Kind::OP;
   }
@@ -358,11 +375,12 @@ bool ran(const Instruction& at, Run& run) {
   END_HANDLE_TH_ERRORS_RET(false)
 }
 
+// Free the values that the instruction was the last to read.
 void free_dead(const Instruction& at, Run& run) {
   for (const int64_t slot : at.dead) run.values[slot].reset();
 }
 
-// Run one within an instruction of another; false if it raised.
+// Run a program within the instruction `at` of another; false if it raised.
 bool ran_inner(const Program& program, const Instruction& at, Run& outer) {
   Run run;
   run.values.resize(program.n_slots);
@@ -374,6 +392,7 @@ bool ran_inner(const Program& program, const Instruction& at, Run& outer) {
   run.numbers = numbers;
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     if (!ran(program.instructions[i], run)) {
+      // which call raised, for the note on the error
       if (program.is_op_by_op()) failure = {&program, i, {}, -1};
       return false;
     }
@@ -386,6 +405,7 @@ bool ran_inner(const Program& program, const Instruction& at, Run& outer) {
 }
 
 void Run::run_segment(const Instruction& at) {
+  // asked each time, and held: a kernel may have come, and may come while this one runs
   const py::object native = at.fusion.attr("program");
   if (Py_TYPE(native.ptr()) == &program_type) {
     const Program& program = *reinterpret_cast<ProgramObject*>(native.ptr())->program;
@@ -394,8 +414,10 @@ void Run::run_segment(const Instruction& at) {
     } else if (ran_inner(program, at, *this)) {
       return;
     } else if (program.is_op_by_op() || at.fusion.attr("writes").cast<bool>()) {
-      raise();  // Python makes of a kernel's failure what eager raises, where nothing was written
+      raise();
     } else {
+      // The error of a kernel is not eager's: `fusion.run` runs the segment again, op by op at
+      // last. Not if the kernel may have written already.
       PyErr_Clear();
     }
   }
@@ -413,15 +435,18 @@ void Run::run_segment(const Instruction& at) {
     TORCH_CHECK(THPVariable_Check(item), "a kernel gives tensors");
     values[at.made[i]] = THPVariable_Unpack(item);
   }
-  if (failure.program != nullptr) failure = {};  // a kernel's, in whose place others ran
+  // of a kernel that failed within `fusion.run`, in whose place the ops have run
+  if (failure.program != nullptr) failure = {};
 }
 
-// What a program's steps run within, and what looks at their results; either may be none.
+// What each instruction runs within, and what looks at its results; either may be None. See
+// `Program.run_observed` in program.py.
 struct Observer {
   py::object around, check;
 };
 
-// The same within what observes it, whose own error is set even where the instruction has run.
+// Run one instruction under an observer; false if the instruction or `check` raised. If the
+// observer raised when the instruction was over, this is true, but Python's error is set.
 bool ran_observed(const Instruction& at, size_t number, Run& run, const Observer& observer) {
   py::object range;
   if (!observer.around.is_none()) {
@@ -442,7 +467,7 @@ bool ran_observed(const Instruction& at, size_t number, Run& run, const Observer
       PyErr_Restore(type, value, trace);
       return false;
     }
-    if (!left) return true;  // an interrupt as the range ended: the instruction is over
+    if (!left) return true;  // an interrupt came as the range ended: the instruction is over
   }
   if (!has_run) return false;
   if (observer.check.is_none() || at.kind != Kind::OP || at.made.empty()) return true;
@@ -463,14 +488,16 @@ bool ran_observed(const Instruction& at, size_t number, Run& run, const Observer
   END_HANDLE_TH_ERRORS_RET(false)
 }
 
+// Note in `failure` that the instruction `at` is the first that is not over.
 void note_failure(const Program* program, size_t at, Run&& run) {
-  // a segment that runs op by op has noted its own
+  // a segment that runs op by op has noted which of its calls raised
   const bool was_inner = failure.program != nullptr && failure.program->is_inner;
   const int64_t inner = was_inner ? static_cast<int64_t>(failure.at) : -1;
   failure = {program, at, std::move(run.values), inner};
 }
 
-// The results as a tuple; null if an instruction raised, or a signal's handler between two.
+// Run a program: its results as a tuple; null if an instruction raised, or a signal's handler did
+// so between two.
 PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers,
                      const Observer* observer) {
   HANDLE_TH_ERRORS
@@ -487,13 +514,15 @@ PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers
     run.values[program.leaves[i]] =
         THPVariable_Unpack(PyList_GET_ITEM(leaves, static_cast<Py_ssize_t>(i)));
   }
-  if (!program.is_inner) {  // so that a leaf goes with its last use
+  // the caller's list must not keep a leaf alive after its last use
+  if (!program.is_inner) {
     if (PyList_SetSlice(leaves, 0, PyList_GET_SIZE(leaves), nullptr) != 0) return nullptr;
   }
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& at = program.instructions[i];
     const bool has_run = observer == nullptr ? ran(at, run) : ran_observed(at, i, run, *observer);
     if (has_run) free_dead(at, run);
+    // an observer may have set an error though the instruction is over
     if (!has_run || PyErr_Occurred() != nullptr ||
         (!program.is_inner && PyErr_CheckSignals() != 0)) {
       note_failure(&program, has_run ? i + 1 : i, std::move(run));
@@ -510,7 +539,8 @@ PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers
 
 const Program& of(PyObject* self) { return *reinterpret_cast<ProgramObject*>(self)->program; }
 
-// run(leaves, numbers, given): append the tuple of results to `given`.
+// run(leaves, numbers, given): append the tuple of results to `given`. They are not returned: an
+// interrupt that comes as this call ends would lose them.
 PyObject* py_run(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   if (n != 3 || !PyList_Check(args[2])) {
     PyErr_SetString(PyExc_TypeError, "run(leaves, numbers, given)");
@@ -522,7 +552,7 @@ PyObject* py_run(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// run_observed(leaves, numbers, given, around, check)
+// run_observed(leaves, numbers, given, around, check): the same under an observer.
 PyObject* py_run_observed(PyObject* self, PyObject* args) {
   PyObject *leaves, *numbers, *given, *around, *check;
   if (!PyArg_ParseTuple(args, "OOO!OO", &leaves, &numbers, &PyList_Type, &given, &around, &check))
@@ -535,7 +565,7 @@ PyObject* py_run_observed(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// A call `program(tensors, numbers)`, as of a kernel.
+// program(tensors, numbers): the results, as a kernel gives them.
 PyObject* py_call(PyObject* self, PyObject* args, PyObject*) {
   PyObject *tensors, *numbers;
   if (!PyArg_ParseTuple(args, "OO", &tensors, &numbers)) return nullptr;
@@ -545,7 +575,7 @@ PyObject* py_call(PyObject* self, PyObject* args, PyObject*) {
   return results_of(of(self), inputs.ptr(), listed.ptr(), nullptr);
 }
 
-// step(i, values, numbers): run one instruction on `values`, a dict by slot.
+// step(i, values, numbers): run instruction `i` on `values`, a dict by slot, and add what it makes.
 PyObject* py_step(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   Py_ssize_t i;
@@ -570,9 +600,9 @@ PyObject* py_step(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// take_failure(): the instruction at which this thread's last run of the program ended by an
-// exception, the values that there were by slot, and the instruction of a segment's own program
-// that raised, or -1; None if it did not. They are forgotten.
+// take_failure(): what `failure` has of this program, which is then forgotten: the first
+// instruction that is not over, the values by slot, and which call of a segment raised, or -1. None
+// if this thread's last run was another program's, or did not raise.
 PyObject* py_take_failure(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
   if (failure.program != &of(self)) Py_RETURN_NONE;
@@ -585,6 +615,7 @@ PyObject* py_take_failure(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+// Slots from a sequence; -1 for None.
 Slots slots_of(py::handle items) {
   Slots slots;
   for (py::handle item : py::reinterpret_borrow<py::sequence>(items)) {
@@ -593,6 +624,8 @@ Slots slots_of(py::handle items) {
   return slots;
 }
 
+// From ("call", name, overload, args, kwargs, made, dead, lets_go, strides), as `program.call`
+// makes it.
 Instruction op_of(const py::tuple& given) {
   Instruction made;
   made.op = c10::Dispatcher::singleton().findSchemaOrThrow(given[1].cast<std::string>().c_str(),
@@ -627,7 +660,8 @@ Instruction op_of(const py::tuple& given) {
   return made;
 }
 
-// As the functions of `program.py` have them.
+// An instruction from a tuple that a function of program.py has made: its first item is the
+// function's name, the others are in the order in which that returns them.
 Instruction instruction_of(const py::tuple& given) {
   const auto name = given[0].cast<std::string>();
   if (name == "call") return op_of(given);
@@ -703,7 +737,8 @@ void delete_program(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// measure_after(n): have a segment's fusion asked to `measure_again` at its run number `n`.
+// measure_after(n): call `measure_again` of the segment's fusion at the n-th run from now on; never
+// for 0.
 PyObject* py_measure_after(PyObject* self, PyObject* n) {
   of(self).runs_left = PyLong_AsLongLong(n);
   if (PyErr_Occurred()) return nullptr;
@@ -720,7 +755,7 @@ PyMethodDef program_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// install(ref_type, number_type)
+// install(ref_type, number_type): name the classes `Ref` and `ScalarRef`.
 PyObject* py_install(PyObject*, PyObject* args) {
   PyObject *ref, *number;
   if (!PyArg_ParseTuple(args, "OO", &ref, &number)) return nullptr;

@@ -1,7 +1,9 @@
-"""Programs: aten ops and kernels, one after the other, run by C++.
+"""Programs: aten ops and kernels, one after the other, run by C++ (`program.cpp`).
 
-In: instructions, as `call` and its like make them. Out: a `Program`, which takes tensors and
-numbers and gives tensors. Plans are such programs, and so are the kernels of their segments.
+In: instructions, made by `call`, `segment`, `allocate`, `view`, `kernel` and `check`. Out: a
+`Program`, which takes tensors and numbers and gives tensors. Plans are such programs, and so are
+the kernels of their segments. Values are in numbered slots; `dead` slots of an instruction are
+those that no later one reads. C++ reads the tuples by position: `instruction_of` there must agree.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ from lazy_tensor.kernels.segment import Ref, ScalarRef, Segment, TensorSpec, n_b
 Slots = Sequence[int | None]
 Instruction = tuple[Any, ...]
 Argument = tuple[Literal["tensor", "number", "size"], int]
-"""Of a kernel: a slot, the place of a run-time number, or a size itself."""
+"""An argument of a kernel: the slot of a tensor, the place of a run-time number, or a size."""
 
 LETS_GO_FROM_BYTES = 16 << 10
-"""Bytes that an op reads and makes from which other threads of Python may run meanwhile: it takes
-some microseconds then, and letting them run takes 0.1."""
+"""The GIL is released for ops that read and make at least so many bytes. Such an op takes some
+microseconds; releasing and acquiring the GIL takes 0.1."""
 
 
 class Program(Protocol):
     """Instructions that read and set numbered slots; `program(tensors, numbers)` gives the results.
 
-    Where an instruction raises, or a signal's handler between two, `take_failure` has what there is
-    by then.
+    If an instruction raises, or a signal's handler does between two, `take_failure` has the values
+    that there are by then.
     """
 
     def __call__(
@@ -46,8 +48,11 @@ class Program(Protocol):
         numbers: list[complex],
         given: list[Sequence[torch.Tensor]],
     ) -> None:
-        """Empty `leaves`, so that each is freed at its last use, and append the results to `given`,
-        where an interrupt that comes behind the last instruction leaves them."""
+        """Run the program and append its results to `given`.
+
+        `leaves` is emptied, so that each leaf is freed at its last use. Results that were returned
+        would be lost if an interrupt came behind the last instruction.
+        """
 
     def run_observed(
         self,
@@ -57,28 +62,32 @@ class Program(Protocol):
         around: Any,
         check: Any,
     ) -> None:
-        """The same, instruction `i` within `around(i)`, and what an op gave replaced by
-        `check(i, tensors)`; None for either."""
+        """The same with each instruction `i` run within the context `around(i)`. What an op gave is
+        replaced by `check(i, tensors)`. Either may be None."""
 
     def measure_after(self, n: int) -> None:
-        """Have `measure_again` of the fusion that it is the `program` of called at run `n`."""
+        """Call `measure_again` of the fusion whose `program` this is at the n-th run from now on;
+        never for 0."""
 
     def step(self, i: int, values: dict[int, torch.Tensor], numbers: list[complex]) -> None:
-        """Run one instruction on `values`, by slot, and add what it gives."""
+        """Run instruction `i` on `values`, a dict by slot, and add what it gives."""
 
     def take_failure(self) -> tuple[int, dict[int, torch.Tensor], int] | None:
-        """The instruction that its last run in this thread has not got past, the values there were
-        by slot, and the call of a segment that raised, or -1; None if it has ended, or not begun.
+        """What is known of this thread's last run, if that was of this program and raised; else
+        None. It is forgotten then.
+
+        The number of the first instruction that is not over, the values by slot, and the number of
+        the call that raised in a segment that ran op by op, or -1.
         """
 
 
 def is_long(touched: Iterable[TensorSpec | None]) -> bool:
-    """Whether what reads and makes these tensors is worth letting other threads run meanwhile."""
+    """Whether what reads and makes these tensors takes so long that the GIL is released for it."""
     return sum(n_bytes(spec) for spec in touched if spec is not None) >= LETS_GO_FROM_BYTES
 
 
 def touches_much(segment: Segment) -> bool:
-    """The same of a segment."""
+    """Whether a segment takes so long."""
     outputs = (spec for call in segment.calls for spec in call.outputs)
     return is_long((*segment.inputs, *outputs))
 
@@ -94,13 +103,13 @@ def call(
     *,
     lets_go: bool = False,
 ) -> Instruction:
-    """A call of `op`, whose arguments nest by tuples and name slots by `Ref`, numbers by
-    `ScalarRef`.
+    """A call of `op`. Its arguments nest by tuples; `Ref` names a slot, `ScalarRef` a number.
 
-    It sets the slots `made`, None where nobody wants a result, whose strides become `strides` where
-    they are given; `dead` are read by no later one. `touched` are the tensors that it reads and
-    makes: of many bytes, or where it `lets_go`, other threads of Python may run meanwhile.
+    It sets the slots `made`, None where nobody wants a result. A result gets its `strides` if some
+    are given. The GIL is released if the op `lets_go`, or if the tensors that it reads and makes,
+    `touched`, have many bytes.
     """
+    # a collective waits for other ranks: this rank's other threads must not wait with it
     lets_go = lets_go or op.namespace == "_c10d_functional" or is_long(touched)
     schema = op._schema
     names = schema.name, schema.overload_name
@@ -111,14 +120,14 @@ def segment(
     fusion: Any, inputs: Sequence[int], numbers: Sequence[int], made: Slots, dead: Sequence[int]
 ) -> Instruction:
     """A call of `fusion.run`, a `Kernel`, on slots and numbers; or of `fusion.program`, if that is
-    a program. If it raises and is no op-by-op one, `run` is called, unless the segment `writes`."""
+    a program. If a kernel's program raises, `run` is called, unless the segment `writes`."""
     return "segment", fusion, inputs, numbers, made, dead
 
 
 def allocate(
     made: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> Instruction:
-    """New memory on the CPU."""
+    """A new tensor on the CPU, not initialized."""
     return "allocate", made, size, stride, dtype
 
 
@@ -132,21 +141,21 @@ def view(
     *,
     is_absolute: bool = False,
 ) -> Instruction:
-    """Another tensor on the memory of `base`, `offset` elements behind where that begins, or where
-    its storage does if that `is_absolute`."""
+    """Another tensor on the memory of `base`. It begins `offset` elements behind the start of
+    `base`, or of the storage if the offset `is_absolute`."""
     return "view", made, base, size, stride, offset, dead, is_absolute
 
 
 def kernel(
     address: int, arguments: Sequence[Argument], dead: Sequence[int], *, lets_go: bool
 ) -> Instruction:
-    """A call of a C function that takes so many pointers: to tensors' memory, to a number as a
-    double or an int64; a size is passed as it is."""
+    """A call of the C function at `address`. Each argument is a pointer, to a tensor's memory or to
+    a number (a double or an int64), or a size itself."""
     return "kernel", address, list(arguments), dead, lets_go
 
 
 def check(slot: int) -> Instruction:
-    """IndexError if the slot holds True."""
+    """Raises IndexError if the slot holds True: a kernel has found an index out of range."""
     return "check", slot
 
 
@@ -158,8 +167,11 @@ def program_of(
     *,
     is_inner: bool = False,
 ) -> Program:
-    """A program that takes tensors for the slots `leaves` and gives those in `live`. One that
-    `is_inner` runs within an instruction of another, which no signal divides."""
+    """A program that takes tensors for the slots `leaves` and gives those in `live`.
+
+    One that `is_inner` runs within an instruction of another program, and so without a look for
+    signals.
+    """
     assert _class is not None, "it was asked for"
     made: Program = _class(n_slots, leaves, live, instructions, is_inner)
     return made
@@ -179,18 +191,18 @@ EXTENSION = Extension(cpp.PROGRAM.path, cpp.PROGRAM.libraries, _use)
 
 
 def is_program(kernel: Any) -> TypeGuard[Program]:
-    """Whether C++ can run it within another."""
+    """Whether a kernel is a program, which C++ can run within another."""
     return _class is not None and type(kernel) is _class
 
 
 def are_there() -> bool:
-    """Whether programs can be made."""
+    """Whether programs can be made: the C++ is loaded."""
     return _class is not None
 
 
 def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
-    """Load the C++ that runs programs from disk, or compile it if that `may_compile`: in the
-    background, or at once if `wait`. Returns whether programs can be made now."""
+    """Load the C++ that runs programs from disk. If it isn't there and `may_compile`, compile it,
+    in the background or, if `wait`, at once. Returns whether programs can be made now."""
     if _class is None:
         EXTENSION.ask(disk, may_compile=may_compile, wait=wait)
     return _class is not None

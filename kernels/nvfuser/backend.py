@@ -1,6 +1,8 @@
-"""The nvFuser backend: definitions as artifacts, fusions as kernels.
+"""The nvFuser backend. Its artifacts are definitions as JSON, its kernels run nvFuser fusions.
 
-In: segments on CUDA. Out: artifacts, which are definitions that any process can load, and kernels.
+In: segments on CUDA. Out: artifacts, which any process can load, and kernels. nvFuser compiles when
+a kernel first runs on new sizes. Called by `service.compile`, and by `dispatch.plan.partition` for
+`refuses` and `paths`.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_PATHS, MAX_RANK, l
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, extent, n_bytes
 
 Run = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
-"""Runs a definition: takes tensors, then numbers, returns the outputs that aren't written."""
+"""Runs a definition: takes tensors, then numbers; returns all outputs but those written in place
+to inputs."""
 
 SCANS = frozenset(("cumsum", "cumprod"))
 WITHOUT = frozenset(["diagonal", "unfold"])
-"""What Inductor fuses and nvFuser has no op for."""
+"""Ops that Inductor fuses, but that nvFuser has no op for."""
 TAKEN = (fusible.FUSIBLE | SCANS) - WITHOUT
 
 COMPOSED = frozenset(
@@ -39,7 +42,7 @@ COMPOSED = frozenset(
     for name in fusible.POINTWISE
     if name.endswith("_backward") or name.startswith(("gelu", "log_", "logadd", "mish", "softplus"))
 )
-"""Pointwise ops whose rules use an operand several times."""
+"""Pointwise ops whose rules use an operand several times, for the count of paths."""
 SLICES = frozenset(("slice", "slice_backward", "slice_scatter"))
 
 
@@ -47,6 +50,7 @@ class NvfuserBackend:
     """Fuses pointwise ops, reductions, norms, scans and moves of data on CUDA."""
 
     name = "nvfuser"
+    # a tenth of the limit, as `paths` is a rough count
     max_paths = MAX_PATHS // 10
 
     def unavailable(self, device_type: str) -> str | None:
@@ -65,6 +69,7 @@ class NvfuserBackend:
                 return f"{call.op}: nvFuser has no {spec.dtype}"
             if spec is not None and len(spec.size) > MAX_RANK:
                 return f"{call.op}: a tensor of more than {MAX_RANK} dimensions"
+        # nvFuser would run a gather as a kernel of ATen's, in the middle of its own
         if fusible.base_name(call.op) == "gather" and not _picks_one(call):
             return f"{call.op}: nvFuser leaves it to ATen"
         if fusible.base_name(call.op) in SLICES and _argument(call, "step", 1) != 1:
@@ -72,13 +77,13 @@ class NvfuserBackend:
         return None
 
     def paths(self, call: Call) -> int:
-        """As many as its rule takes, by a rough count: translating counts them exactly."""
+        """The number of paths in the call's rule, roughly; `Definition.add` counts exactly."""
         name = fusible.base_name(call.op)
         is_plain = name in fusible.VIEWS or (name in fusible.POINTWISE and name not in COMPOSED)
         return 1 if is_plain else 4
 
     def declines(self, segment: Segment) -> str | None:
-        """Small segments stay with aten: a call of nvFuser takes the host longer than their ops."""
+        """Declines small segments: the host takes longer to call nvFuser than to call their ops."""
         if segment.device.type != "cuda":
             return None
         kernel_s, aten_s = _estimates_s(segment)
@@ -96,12 +101,16 @@ class NvfuserBackend:
         return _fingerprint()
 
     def build(self, segment: Segment) -> bytes:
-        """The definition of `segment`. Where nvFuser is, it has taken the definition, so that one
-        which would end the process ends a worker."""
+        """The definition of `segment` as JSON.
+
+        Where nvFuser is installed, it also compiles the definition once. A definition that crashes
+        nvFuser then ends a worker, and not the program.
+        """
         artifact = definition_of(segment)
         if library.problem() is None:
             _fused(segment, artifact).prepare(segment)
-            torch.cuda.empty_cache()  # this is a worker, which has no use for the memory
+            # a worker keeps no tensors; the program needs the device's memory
+            torch.cuda.empty_cache()
         return artifact
 
     def load(self, segment: Segment, artifact: bytes) -> FusedKernel:
@@ -113,19 +122,24 @@ class NvfuserBackend:
 
 
 CALL_S, ATEN_CALL_S = 12e-6, 6e-6
-"""Host time of a call of nvFuser whose kernel is known (10 to 13 us on an H100 machine, where tanh
-and a sum took eager 17), and of an aten op in a plan."""
+"""Host time of a call of nvFuser whose kernel is compiled, and of an aten op in a plan. The first
+is 10 to 13 us on a machine with an H100, where eager takes 17 us for tanh and a sum."""
 BYTES_PER_S = 2e12
 """Memory bandwidth of a large GPU, for a rough comparison only."""
 
 
 def _estimates_s(segment: Segment) -> tuple[float, float]:
-    """Times of one kernel and of op-by-op execution: the longer of the host's and the memory's."""
+    """Estimated seconds of one kernel, and of op-by-op execution.
+
+    Each is the larger of the host's time for the calls, and the device's time for the memory.
+    """
+    # op by op, each call reads its inputs from memory and writes its outputs; views are free
     aten_s = 0.0
     for call, inputs in zip(segment.calls, segment.inputs_of_calls, strict=True):
         if fusible.base_name(call.op) not in fusible.VIEWS:
             outputs = [spec for spec in call.outputs if spec is not None]
             aten_s += max(ATEN_CALL_S, sum(map(n_bytes, (*inputs, *outputs))) / BYTES_PER_S)
+    # fused, only the segment's own inputs and outputs go through memory
     values = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
     outputs = [spec for number in segment.outputs if (spec := values[number]) is not None]
     written = [segment.inputs[number] for number in segment.written]
@@ -134,16 +148,17 @@ def _estimates_s(segment: Segment) -> tuple[float, float]:
 
 
 MOST_PREPARED_BYTES = 1 << 28
-"""Inputs for which a kernel is compiled before they are there."""
+"""The most device memory that `FusedKernel.prepare` may take for its example inputs."""
 
 
 class FusedKernel:
-    """A fusion as a kernel."""
+    """An nvFuser fusion as a kernel. It is a `Prepared`: it compiles for each new set of sizes."""
 
     def __init__(self, segment: Segment, artifact: bytes, fused: Runnable) -> None:
         self._fused = fused
         self._run = kernel_of(artifact, segment.scalars, fused.run)
-        self._lock = threading.Lock()  # nvFuser's maps of compiled kernels have none
+        # nvFuser's maps of compiled kernels are not safe under threads
+        self._lock = threading.Lock()
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
@@ -156,7 +171,10 @@ class FusedKernel:
             self._lock.release()
 
     def prepare(self, segment: Segment) -> None:
-        """Compile for the sizes of `segment`, by a run on zeros, if they are no burden."""
+        """Compile for the sizes of `segment`, by a run on zeros, if there is memory for them.
+
+        Else the first run compiles.
+        """
         device = segment.device
         if device.type != "cuda" or not torch.cuda.is_available():
             return
@@ -171,20 +189,20 @@ class FusedKernel:
             with self._lock:
                 self._fused.prepare([*zeros, *numbers])
         except torch.OutOfMemoryError:
-            return  # this once: it compiles when it is first run
+            return  # other work has taken the memory meanwhile
 
 
 class Runnable(Protocol):
-    """A definition that can be run."""
+    """A definition that can be run; `library.Fused`, or an interpreter in tests."""
 
     run: Run
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Be quick with inputs like these from now on."""
+        """Compile for inputs of these sizes and dtypes."""
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
-    """A tensor laid out as `spec` says, repeated elements and gaps included."""
+    """A tensor of zeros with exactly the strides of `spec`, gaps and repeated elements included."""
     n_elements = extent(spec.size, spec.stride)
     flat = torch.zeros(n_elements, dtype=spec.dtype, device=spec.device)
     return flat.as_strided(spec.size, spec.stride)
@@ -196,7 +214,7 @@ def _fused(segment: Segment, artifact: bytes) -> FusedKernel:
 
 
 def _picks_one(call: Call) -> bool:
-    """Whether a `gather` takes one element of each row, which is a sum over the row."""
+    """Whether a `gather` takes one element of each row: its rule computes that as a sum."""
     found = call.outputs[0]
     return found is not None and (not found.size or found.size[_argument(call, "dim")] == 1)
 
@@ -206,9 +224,10 @@ def _argument(call: Call, wanted: str, default: Any = None) -> Any:
 
 
 def definition_of(segment: Segment) -> bytes:
-    """A JSON text: the definition's lines, and how its results make up the segment's outputs.
+    """The artifact: JSON of the definition's lines, and how results make up the outputs.
 
-    Unsupported if nvFuser has no way to compute it, TooManyPaths if it might never be done.
+    Raises Unsupported if nvFuser can't compute the segment, and TooManyPaths if it might not finish
+    compiling.
     """
     # imported late: tracing costs half a second to import
     from lazy_tensor.kernels.backends import lower
@@ -217,6 +236,7 @@ def definition_of(segment: Segment) -> bytes:
     from lazy_tensor.kernels.nvfuser.translate import translated
 
     with default_dtype(segment.default_dtype):
+        # an op with a rule stays whole, any other is decomposed
         table = decompositions(lambda op: rule_of(op) is not None)
         lowered = lower.lower(segment, table, checks_index=True)
         definition = translated(lowered, segment)
@@ -234,10 +254,12 @@ def definition_of(segment: Segment) -> bytes:
 
 
 def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
-    """`run`, which executes the artifact's definition, as a kernel: views are made of results.
+    """A kernel around `run`, which executes the artifact's definition.
 
-    Whether an index was out of range is told by the device, as in eager execution on CUDA: the
-    kernel itself reads no foreign memory.
+    It passes scalars as numbers, copies results to written inputs where the fusion can't write
+    them, and makes views of results. An index out of range is reported by an assertion on the
+    device, as in eager execution on CUDA. The kernel itself has clamped it, so it reads no foreign
+    memory.
     """
     header = json.loads(artifact)
     outputs = Outputs(
@@ -248,6 +270,7 @@ def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
     from lazy_tensor.kernels.nvfuser.torch_private import assert_in_range
 
     names: dict[str, Any] = {"run": run, "assert_in_range": assert_in_range}
+    # `lower` declares run-time scalars of type bool as int64
     numbers = "".join(
         f"int(scalars[{i}]), " if kind is bool else f"scalars[{i}], "
         for i, kind in enumerate(scalars)
@@ -266,7 +289,8 @@ SOURCES = (
     "../backends/index_checks", "../backends/lower", "../generic", "../scalar_rules", "backend",
     "definition", "library", "pointwise", "reductions", "shapes", "translate",
 )  # fmt: skip
-"""The modules that decide what an artifact is."""
+"""The modules whose code decides what an artifact holds. Any change of a file here makes all
+artifacts on disk stale."""
 
 
 @cache

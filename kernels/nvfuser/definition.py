@@ -1,7 +1,8 @@
 """A definition: the calls that build an nvFuser fusion, as data.
 
-In: lines, one at a time, from `translate` and its rules. Out: bytes that can be kept on disk;
-`library` makes the calls. Needs no nvFuser, so that a formula can be checked where there is none.
+In: lines, one at a time, from `translate` and its rules. Out: lists that JSON can hold, and the
+lines again. `library` makes the calls. This module needs no nvFuser, so that tests can interpret
+definitions on a machine without it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ KINDS = {
     torch.int32: "Int32",
     torch.bool: "Bool",
 }
-"""nvFuser's names of the dtypes that definitions use: it has no 8- and 16-bit integers."""
+"""nvFuser's names of the dtypes that definitions use, which it calls kinds here. It has no 8- and
+16-bit integers."""
 MAX_RANK = 8
-"""Dimensions that lightning-thunder, its largest user, gives nvFuser at most."""
+"""The most dimensions of a tensor. lightning-thunder, nvFuser's largest user, uses no more."""
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 
 
@@ -40,13 +42,13 @@ class V:
 class Line:
     """One call. `op` is the name of an nvFuser op, or one of these:
 
-    - "input": a tensor; `args` are shape, contiguity, stride order, whether it lies on the CPU
+    - "input": a tensor; `args` are shape, contiguity, stride order, and whether it is on the CPU
     - "scalar": a number given at each run
-    - "constant": `args` are its value
-    - "size": `args` are a tensor and a dimension
-    - "output": `args` are a value and the input whose memory it is written to, or None
+    - "constant": a number fixed in the definition; `args` is its value
+    - "size": a size of an input at run time; `args` are a tensor and a dimension
+    - "output": `args` are a value, and the input whose memory it is written to, or None
 
-    `kinds` are the results' dtypes, by nvFuser's names, "" where the op decides by itself.
+    `kinds` are the results' dtypes by nvFuser's names, or "" where nvFuser decides.
     """
 
     op: str
@@ -56,8 +58,8 @@ class Line:
 
 
 MAX_PATHS = 10**5
-"""Paths from inputs to a value, over all its operands, beyond which nvFuser may never finish: its
-lowering walks each of them (measured: 2^22 do not end)."""
+"""The most paths from inputs to one value. nvFuser's lowering walks each of them, so with many more
+it may never finish. Measured: it does not finish with 2^22."""
 
 
 class TooManyPaths(Declined):
@@ -66,24 +68,30 @@ class TooManyPaths(Declined):
 
 @dataclass
 class Definition:
-    """Lines in order; of value `i` its dtype, the line that makes it, the paths that lead to it."""
+    """The lines of a definition in order.
+
+    The next three lists are indexed by the number of a value. `makers` has the line that makes it,
+    `kinds` its dtype, and `paths` the number of paths from inputs to it.
+    """
 
     lines: list[Line] = field(default_factory=list)
     makers: list[Line] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     paths: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """Inputs that are to be written from results afterwards, both by number."""
+    """Pairs (input, result) by number: the kernel copies the result to the input after the run."""
+    # lines by their text, so that an equal call is not made twice
     _known: dict[str, list[V]] = field(default_factory=dict, repr=False)
 
     def add(
         self, op: str, *args: Any, kind: str = "", n: int = 1, fresh: bool = False, **options: Any
     ) -> Any:
-        """The value (for `n` other than 1: the values) of one more call, or of an equal one before
-        unless it is to be `fresh`.
+        """Add a call, and return its value, or a tuple of `n` values if `n` isn't 1.
 
-        TooManyPaths if its operands are reached by too many.
+        If an equal call was added before, its value is returned, unless `fresh` asks for a new one.
+        Raises TooManyPaths if more than `MAX_PATHS` lead to the value.
         """
+        # sorted, so that the order in which options are given makes no difference
         given = tuple(sorted(options.items()))
         line = Line(op, args, given, (kind,) * n)
         key = repr(line)
@@ -102,7 +110,7 @@ class Definition:
         return known[0] if n == 1 else tuple(known)
 
     def ancestors(self, value: V) -> set[int]:
-        """The values that `value` is made of, itself included."""
+        """The numbers of all values that `value` depends on, and its own."""
         found, left = set(), [value.index]
         while left:
             i = left.pop()
@@ -112,11 +120,11 @@ class Definition:
         return found
 
     def output(self, value: V, alias: V | None = None) -> None:
-        """Return `value`, or write it to the memory of the input `alias`."""
+        """Make `value` an output, or have it written to the memory of the input `alias`."""
         self.lines.append(Line("output", (value, alias), (), ()))
 
     def dumped(self) -> list[Any]:
-        """The lines as what JSON can hold."""
+        """The lines as lists and dicts that JSON can hold."""
         return [
             [line.op, _plain(line.args), _plain(dict(line.options)), line.kinds]
             for line in self.lines
@@ -124,7 +132,7 @@ class Definition:
 
 
 def operands(args: Sequence[Any]) -> list[int]:
-    """The numbers of the values among `args`, those in lists included."""
+    """The numbers of the values among `args`, also of those inside lists."""
     found: list[int] = []
     for arg in args:
         if isinstance(arg, V):
@@ -135,7 +143,7 @@ def operands(args: Sequence[Any]) -> list[int]:
 
 
 def loaded(lines: Sequence[Any]) -> list[Line]:
-    """The lines that `Definition.dumped` made."""
+    """The lines from the output of `Definition.dumped`."""
     return [
         Line(
             op, tuple(map(_rich, args)), tuple((k, _rich(v)) for k, v in options.items()), tuple(k)

@@ -1,6 +1,8 @@
-"""The one place that names nvFuser: making a fusion of a definition's lines, and running it.
+"""The adapter to nvFuser, and the only module that uses its names.
 
-Checked with nvfuser_direct 0.2.36. Importing this module doesn't import nvFuser.
+In: the lines of a definition. Out: `Fused`, an nvFuser fusion that can be run. It also tells
+whether nvFuser can be used here, and if not, what to install. Checked with nvfuser_direct 0.2.36.
+Importing this module doesn't import nvFuser.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ def problem() -> str | None:
 
 
 def _compile_in_the_calling_thread() -> None:
-    """Keep nvFuser from its pool of threads, which it reads from the environment when imported.
+    """Keep nvFuser from compiling in its own thread pool, by an option in the environment.
 
-    Of two threads that wait for `c10::ThreadPool` to finish, one is told: where two compile a
-    fusion of several kernels at a time, the other would wait for ever. Threads that compile are
-    ours to have.
+    When a `c10::ThreadPool` finishes its work, it wakes only one of the threads that wait for it.
+    So if two threads compile a fusion of several kernels at the same time, one of them would wait
+    forever. nvFuser reads the option when it is imported.
     """
     disabled = os.environ.get("NVFUSER_DISABLE", "")
     if "parallel_compile" not in disabled:
@@ -58,13 +60,13 @@ def _compile_in_the_calling_thread() -> None:
 
 
 def installed() -> str:
-    """The wheel that nvFuser came from and its version, which a definition depends on."""
+    """nvFuser's wheel and its version. They are part of an artifact's fingerprint."""
     wheels = {f"{d.name} {d.version}" for d in distributions() if (d.name or "")[:7] == "nvfuser"}
     return ", ".join(sorted(wheels)) or MODULE
 
 
 def _advice() -> str:
-    """The command that installs a pair which works, or why there is none."""
+    """The command that installs a torch and an nvFuser that fit, or why none do here."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "there are wheels for Linux on x86_64 only"
     if sys.version_info[:2] != (3, 12):
@@ -76,18 +78,21 @@ def _advice() -> str:
 
 
 def _wheel() -> str:
-    """nvFuser's wheel for the CUDA of the installed torch."""
+    """The name of nvFuser's wheel for the CUDA version of the installed torch."""
     cuda = (torch.version.cuda or "12.8").split(".")[0]
     return "nvfuser-cu130-torch210" if cuda == "13" else "nvfuser-cu128-torch210"
 
 
 TOOLKIT = Path("/usr/local/cuda/include")
-"""Where nvFuser's compiler looks for CUDA's headers, whatever `CUDA_HOME` says."""
+"""The folder in which nvFuser's compiler looks for CUDA's headers. It ignores `CUDA_HOME`."""
 
 
 @functools.cache
 def scan_problem() -> str | None:
-    """Why nvFuser can't compile a scan here: unlike all else it needs headers of its CUDA."""
+    """Why nvFuser can't compile a scan here; None if it can.
+
+    Scans are the only ops that need CUDA's headers, and the headers must be of the same version.
+    """
     needed = torch.version.cuda or ""
     if not any((TOOLKIT / at / "cub/block/block_scan.cuh").exists() for at in ("cccl", ".")):
         return f"no CUB in {TOOLKIT}: install the toolkit of CUDA {needed}"
@@ -101,12 +106,14 @@ def scan_problem() -> str | None:
 class Fused:
     """An nvFuser fusion. `run(inputs)` takes tensors, then numbers, and returns its outputs.
 
-    Declined if nvFuser refuses a line.
+    `kinds` are the dtypes that nvFuser gives to the values. Raises Declined if nvFuser refuses a
+    line.
     """
 
     def __init__(self, lines: Sequence[Line], device: torch.device | None = None) -> None:
         nvfuser = importlib.import_module(MODULE)
         fusion = nvfuser.Fusion()
+        # while the guard exists, all calls of nvFuser's ops add to this fusion
         guard = nvfuser.FusionGuard(fusion)
         try:
             self.kinds = _built(nvfuser, fusion, lines)
@@ -117,11 +124,12 @@ class Fused:
         executor: Any = nvfuser.FusionExecutorCache(fusion)
         self.run: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = executor.execute
         if device is not None and all(line.op != "input" for line in lines):
-            # no tensor says where: otherwise it were device 0
+            # without an input tensor nvFuser would run on device 0
             self.run = functools.partial(executor.execute, device=device.index or 0)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Compile for inputs like these; other threads run meanwhile, if that can be had."""
+        """Compile for inputs like these. Other threads of Python run meanwhile, if `compiling` can
+        arrange that."""
         with compiling():
             self.run(inputs)
 
@@ -131,9 +139,10 @@ GIL_SOURCE = Path(__file__).with_name("gil.cpp")
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Within it, what this thread calls of nvFuser leaves the interpreter to others.
+    """A context in which nvFuser releases the interpreter's lock while it runs in this thread.
 
-    Where `gil.cpp` can't be compiled, or nvFuser is built otherwise, they wait as ever.
+    nvFuser's bindings hold the lock while they compile, which takes seconds; `gil.cpp` changes
+    that. If it can't be compiled, or doesn't fit this nvFuser, other threads wait.
     """
     GIL.ask_for(None, wait=True)
     if _gil is None:
@@ -146,13 +155,14 @@ def compiling() -> Iterator[None]:
         _gil.lazy_tensor_gil_want(0)
 
 
+# the library compiled from `gil.cpp`, once it is in use
 _gil: Any = None
 
 
 def _use_gil(compiled: bytes) -> None:
     global _gil
     module = importlib.import_module(MODULE)
-    # by PyDLL, which calls without giving up the lock: `gil.cpp` does that itself
+    # PyDLL calls functions without releasing the lock: `gil.cpp` does that itself
     library = loaded(compiled, lambda path, _: ctypes.PyDLL(path))
     library.lazy_tensor_gil_count.restype = ctypes.c_uint64
     if not library.lazy_tensor_gil_install(module._C_DIRECT.__file__.encode()):
@@ -164,12 +174,12 @@ GIL = Extension(GIL_SOURCE, (), _use_gil)
 
 
 def n_released() -> int:
-    """How often the interpreter was left to other threads."""
+    """How often nvFuser ran with the interpreter's lock released; for tests."""
     return 0 if _gil is None else int(_gil.lazy_tensor_gil_count())
 
 
 def _resolved(argument: Any, values: list[Any]) -> Any:
-    """`argument` with the values that it names."""
+    """`argument` with nvFuser's own value in place of each `V`."""
     if isinstance(argument, V):
         return values[argument.index]
     if isinstance(argument, (list, tuple)):
@@ -178,7 +188,7 @@ def _resolved(argument: Any, values: list[Any]) -> Any:
 
 
 def _built(nvfuser: Any, fusion: Any, lines: Sequence[Line]) -> list[str]:
-    """Make the calls of `lines` inside the active guard; the dtypes of the values they gave."""
+    """Make the calls of `lines` inside the active guard; return the dtypes of their values."""
     values: list[Any] = []
     kind_of = nvfuser.DataType
 
@@ -214,7 +224,7 @@ def _built(nvfuser: Any, fusion: Any, lines: Sequence[Line]) -> list[str]:
 
 
 def _first_lines(error: RuntimeError) -> str:
-    """What nvFuser says, without the C++ frames behind it."""
+    """The message of an error of nvFuser, without the C++ stack that follows it."""
     said = str(error).partition("Exception raised from")[0]
     return " ".join(line.strip() for line in said.splitlines() if line.strip())
 

@@ -1,7 +1,7 @@
 """Rules of ops that work element by element.
 
-Operands are converted to the dtype that torch computes in before each op, so that nvFuser's own
-promotion never decides; Python numbers take that dtype too.
+Before each op, all operands and Python numbers are converted to the dtype in which torch computes.
+So nvFuser's own type promotion never applies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Emitter:
         return self._translator.op(name, *given, kind=self.kind if kind is None else kind)
 
     def number(self, number: float) -> V:
-        """A constant of the kind: nvFuser would take a plain number for a Double or an Int."""
+        """A constant of this kind. nvFuser would make a plain number a Double or an Int."""
         return self._translator.op("constant", number, kind=self.kind)
 
 
@@ -59,9 +59,10 @@ def elementwise(
     bools_as_ints: bool = True,
     needs_float: bool = False,
 ) -> Value:
-    """The value of an op: `operands` are values and numbers, None where one is left out.
+    """The value of a pointwise op that `compute` defines.
 
-    `bools_as_ints` computes booleans as integers; `needs_float` integers as floats.
+    `operands` are values and numbers, or None for an optional argument that is not given. With
+    `bools_as_ints` booleans are computed as integers, with `needs_float` integers as floats.
     """
     weighed = [_weighed(o) for o in operands if o is not None]
     dtype, _ = elementwise_dtypes(*weighed, type_promotion_kind=promotion)
@@ -71,6 +72,7 @@ def elementwise(
     if needs_float and kind not in ("Float", "Double"):
         kind = "Float"
     at = compute(Emitter(t, kind), *(_operand(t, o, kind) for o in operands))
+    # a comparison makes a Bool, whatever kind it computes in
     made = t.definition.kinds[at.index]
     result = wide_kind(meta.dtype)
     is_number = all(o.is_number for o in operands if isinstance(o, Value))
@@ -79,13 +81,14 @@ def elementwise(
 
 
 def _weighed(operand: Any) -> Any:
-    """What decides the dtype of a result."""
+    """The form in which an operand takes part in torch's type promotion."""
     if isinstance(operand, Value):
         return operand.meta
     return 1 if isinstance(operand, torch.SymInt) else operand
 
 
 def _operand(t: Translator, operand: Any, kind: str) -> Any:
+    """An operand as a value or number of `kind`."""
     if operand is None:
         return None
     if isinstance(operand, torch.SymInt):
@@ -112,7 +115,7 @@ def _floats_only(name: str) -> Compute:
     return lambda o, x: o(name, x) if o.is_float else x
 
 
-# Functions of one operand
+# Functions of one operand. `_COMPUTE` maps an op to its formula and its options for `elementwise`.
 
 _FLOAT_UNARY = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh
     cosh tanh asinh acosh atanh erf erfc erfinv lgamma sigmoid reciprocal"""
@@ -152,7 +155,7 @@ def _not(o: Emitter, x: V) -> V:
     return o("logical_not", _truth(o, x), kind="Bool")
 
 
-# Functions of two
+# Functions of two operands
 
 _def("mul maximum minimum remainder fmod", _binary)
 _def("atan2", _binary, promotion=PROMOTION.INT_TO_FLOAT)
@@ -176,7 +179,7 @@ _def(
 
 
 def _quiet(name: str) -> Compute:
-    """`maximum` or `minimum`, of a NaN and a number the number."""
+    """`maximum` or `minimum`, which of a NaN and a number gives the number."""
 
     def compute(o: Emitter, a: V, b: V) -> V:
         both = o(name, a, b)
@@ -192,6 +195,7 @@ _def("fmax", lambda n: _quiet("maximum"))
 _def("fmin", lambda n: _quiet("minimum"))
 
 
+# a function, as a loop's body would bind the last `compute` to all rules
 def _register(name: str, compute: Compute, how: dict[str, Any]) -> None:
     def apply(t: Translator, meta: torch.Tensor, *operands: Any) -> Value:
         return elementwise(t, meta, compute, list(operands), **how)
@@ -208,6 +212,7 @@ def _is_one(number: Any) -> bool:
 
 
 def _added(t: Translator, meta: torch.Tensor, a: Any, b: Any, alpha: Any, name: str) -> Value:
+    """`a + alpha * b` or `a - alpha * b`, without the product where alpha is 1."""
     scaled = None if _is_one(alpha) else alpha
 
     def compute(o: Emitter, x: V, y: V, factor: Any = None) -> V:
@@ -251,11 +256,14 @@ def _truncated(o: Emitter, a: V, b: V) -> V:
 
 
 def _floored(o: Emitter, a: V, b: V) -> V:
+    """`floor(a / b)` as torch computes it."""
     if not o.is_float:
         quotient, rest = o("div", a, b), o("remainder", a, b)
-        cut = o("fmod", a, b)  # differs from `rest` where the quotient was cut towards zero
+        # `div` rounds towards zero. The two remainders differ where that isn't the floor.
+        cut = o("fmod", a, b)
         return o("where", o("eq", rest, cut, kind="Bool"), quotient, o("sub", quotient, 1))
-    # as torch: exact where a / b rounds up to an integer, and a / b where b is zero
+    # The steps of torch's `div_floor_floating`. They are right where a / b would round up to an
+    # integer, and give a / b where b is zero.
     rest = o("fmod", a, b)
     whole = o("div", o("sub", a, rest), b)
     differs = o("ne", o("lt", rest, 0.0, kind="Bool"), o("lt", b, 0.0, kind="Bool"), kind="Bool")
@@ -278,6 +286,7 @@ def _where(t: Translator, meta: torch.Tensor, condition: Value, a: Any, b: Any) 
         return o("where", test, x, y)
 
     value = elementwise(t, meta, compute, [a, b], bools_as_ints=False)
+    # `elementwise` knows nothing of the condition, which is no operand of the promotion
     is_number = value.is_number and condition.is_number
     return Value(value.at, value.kind, meta, is_number)
 
@@ -307,6 +316,7 @@ def _threshold(t: Translator, meta: torch.Tensor, x: Value, threshold: Any, valu
 
 @rule("round.decimals")
 def _round_decimals(t: Translator, meta: torch.Tensor, x: Value, *, decimals: int) -> Value:
+    # as in torch, negative decimals divide by a power of ten instead of multiplying by its inverse
     scale = 10.0 ** abs(decimals)
     there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
 
@@ -335,7 +345,7 @@ def _same(t: Translator, meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Va
 @rule("hypot", "prims.hypot")
 def _hypot(t: Translator, meta: torch.Tensor, a: Value, b: Value) -> Value:
     def compute(o: Emitter, x: V, y: V) -> V:
-        # scaled, so that squares neither overflow nor vanish
+        # divided by the larger one, so that squares neither overflow nor underflow
         x, y = o("abs", x), o("abs", y)
         most, least = o("maximum", x, y), o("minimum", x, y)
         is_plain = o(
@@ -344,12 +354,14 @@ def _hypot(t: Translator, meta: torch.Tensor, a: Value, b: Value) -> Value:
             o("isfinite", most, kind="Bool"),
             kind="Bool",
         )
+        # not divided by 0 or infinity: `length` below is not used there
         ratio = o("div", least, o("where", is_plain, most, 1.0))
         length = o("mul", most, o("sqrt", o("add", o("mul", ratio, ratio), 1.0)))
         infinite = o(
             "logical_or", o("isinf", x, kind="Bool"), o("isinf", y, kind="Bool"), kind="Bool"
         )
         length = o("where", is_plain, length, most)
+        # infinite if either operand is, even if the other one is NaN
         return o("where", infinite, math.inf, length)
 
     return elementwise(t, meta, compute, [a, b])

@@ -1,4 +1,8 @@
-"""Rules of ops that reduce dimensions, and of scans."""
+"""Rules of ops that reduce dimensions, of scans, and of norms.
+
+Reductions compute in the wide kind of their dtype (see `translate.wide_kind`). Norms are written
+out as a variance, a mean and pointwise ops.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +27,21 @@ Dims = int | Sequence[int] | None
 
 
 def _dims(x: Value, dim: Dims) -> list[int]:
-    """The dimensions to reduce, counted from the first; all if none are named."""
+    """The dimensions to reduce, as sorted non-negative numbers; all of them if none are given."""
     n = x.meta.ndim
     named = [dim] if isinstance(dim, int) else list(dim or range(n))
     return sorted({d % n for d in named}) if n else []
 
 
 def _reduced(t: Translator, name: str, x: V, dims: list[int], keepdim: bool, kind: str) -> V:
+    # a 0-dim tensor has nothing to reduce
     if not dims:
-        return x  # a 0-dim tensor
+        return x
     return t.op(name, x, kind=kind, dims=dims, keepdim=keepdim)
 
 
-# A rule that several aten ops share takes nvFuser's op first: `partial` fills it in for each
+# A function that serves several aten ops takes nvFuser's op as its first argument. `partial` makes
+# the rule of each aten op.
 
 
 def _accumulated(
@@ -48,6 +54,7 @@ def _accumulated(
     **_: Any,
 ) -> Value:
     kind = wide_kind(meta.dtype)
+    # integers and booleans are summed in int64, as in torch
     sums = kind if kind in ("Float", "Double") else "Int"
     total = Value(_reduced(t, name, t.held_as(x, sums), _dims(x, dim), keepdim, sums), sums, meta)
     return Value(t.held_as(total, kind), kind, meta)
@@ -76,6 +83,7 @@ def _extreme(
     name: str, t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
 ) -> Value:
     kind = wide_kind(x.meta.dtype)
+    # booleans are reduced as 0 and 1
     if kind == "Bool":
         numbers = _reduced(t, name, t.held_as(x, "Int"), _dims(x, dim), keepdim, "Int")
         return Value(t.held_as(Value(numbers, "Int", meta), "Bool"), "Bool", meta)
@@ -87,7 +95,10 @@ rule("amin", "min.default")(partial(_extreme, "min"))
 
 
 def _place(name: str, t: Translator, x: Value, dim: int, keepdim: bool) -> V:
-    """The first index at which the extreme of `dim` stands; a NaN counts as the extreme."""
+    """The first index of the extreme along `dim`, as in `argmax`; a NaN counts as the extreme.
+
+    It is the least index among the elements that equal the extreme, so it takes two reductions.
+    """
     n = t.size(x.meta.shape[dim])
     kind = wide_kind(x.meta.dtype)
     at = t.held_as(x, "Int") if kind == "Bool" else t.wide(x)
@@ -135,6 +146,7 @@ def _arg(
         return _zeros(t, meta)
     if dim is not None:
         return Value(_place(name, t, x, dim % x.meta.ndim, keepdim), "Int", meta)
+    # without `dim` torch returns an index into the flat tensor
     flat = Value(t.reshaped(x, [x.meta.numel()]), x.kind, x.meta.new_empty([x.meta.numel()]))
     place = _place(name, t, flat, 0, False)
     if keepdim:
@@ -149,7 +161,8 @@ rule("argmin")(partial(_arg, "min"))
 def _counted(
     name: str, t: Translator, meta: torch.Tensor, x: Value, dim: Dims = None, keepdim: bool = False
 ) -> Value:
-    """Whether the number of true elements isn't 0 ("ne"), or that of false ones is ("eq")."""
+    """`any` by "ne": whether the number of true elements isn't 0. `all` by "eq": whether the number
+    of false ones is 0."""
     truth = t.held_as(x, "Bool")
     if name == "eq":
         truth = t.op("logical_not", truth, kind="Bool")
@@ -165,7 +178,7 @@ rule("all")(partial(_counted, "eq"))
 def _scanned(name: str, t: Translator, meta: torch.Tensor, x: Value, dim: int, **_: Any) -> Value:
     kind = wide_kind(meta.dtype)
     at = t.held_as(x, kind)
-    # nvFuser refuses to scan a dimension of one element
+    # nvFuser raises for a scan of a dimension of one element, which changes nothing
     if x.meta.ndim and not is_one(x.meta.shape[dim]):
         at = t.op(name, at, dim % x.meta.ndim, kind=kind)
     return Value(at, kind, meta)
@@ -178,7 +191,7 @@ rule("cumprod")(partial(_scanned, "cumprod"))
 def _spread(
     name: str, t: Translator, x: Value, dim: Dims, correction: float | None, keepdim: bool, n: int
 ) -> Any:
-    """The `n` results of "var" or "var_mean"."""
+    """The `n` values of nvFuser's op `name`, which is "var" or "var_mean"."""
     dims = _dims(x, dim)
     if not dims:
         raise Unsupported("the variance of a 0-dim tensor")
@@ -250,6 +263,7 @@ def _group_norm(
     n_groups: int,
     eps: float,
 ) -> tuple[Value, ...]:
+    # all elements of a group in one dimension, which is then normalized
     grouped = [n, n_groups, (n_channels // n_groups) * n_elements]
     flat = Value(t.reshaped(x, grouped), x.kind, x.meta.new_empty(grouped))
     o, normal, (mean, rstd) = _normalized(t, meta, flat, [2], eps)
@@ -266,7 +280,10 @@ def _group_norm(
 def _normalized(
     t: Translator, meta: Any, x: Value, dims: list[int], eps: float
 ) -> tuple[Emitter, V, list[Value]]:
-    """`x` less its mean over its deviation; mean and 1 / deviation, their dimensions kept."""
+    """`(x - mean) * rstd` over `dims`, then mean and rstd, with `dims` kept as sizes of 1.
+
+    rstd is `1 / sqrt(var + eps)`. The emitter that comes first computes in the same kind.
+    """
     o = Emitter(t, wide_kind(x.meta.dtype))
     at = t.wide(x)
     var, mean = _spread("var_mean", t, x, dims, 0, True, 2)

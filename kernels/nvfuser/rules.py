@@ -1,4 +1,4 @@
-"""All rules together: the modules register theirs when they are imported."""
+"""Imports all modules with rules, which register them in `translate.RULES` on import."""
 
 from __future__ import annotations
 

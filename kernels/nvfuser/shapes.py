@@ -1,4 +1,8 @@
-"""Rules of ops that move elements: views, joins, paddings, lookups, and tensors out of nothing."""
+"""Rules of ops that move elements: views, joins, paddings, look-ups by index, and factories.
+
+Aten's views are ordinary ops here. A definition has no aliases: `lower` says which outputs of the
+kernel share memory.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +100,7 @@ def _slice(
 
 
 def _bound(given: Any, default: Any, n: Any) -> Any:
-    """Where a slice begins or ends, counted from 0, in a dimension of `n` elements."""
+    """A slice's start or end as a position from 0 to `n`, the number of elements."""
     place = default if given is None else given
     if isinstance(place, torch.SymInt):
         return place
@@ -107,8 +111,8 @@ def _bound(given: Any, default: Any, n: Any) -> Any:
 def _cut(t: Translator, x: Value, dim: int, first: Any, length: Any) -> V:
     """`length` elements of `dim` from `first` on.
 
-    A single one is selected: of a slice of one element nvFuser's kernels read the first, wherever
-    the slice begins, if they begin with the slice.
+    A single element is selected instead of sliced. A kernel of nvFuser that begins with a slice of
+    one element reads element 0, wherever the slice begins.
     """
     shape = x.meta.shape
     if not isinstance(length, torch.SymInt) and length == 1 and shape[dim] != 1:
@@ -133,6 +137,7 @@ def _slice_backward(
 ) -> Value:
     if step != 1:
         raise Unsupported("a slice with a step")
+    # the gradient of a slice is the slice's gradient, padded with zeros
     dim %= meta.ndim
     first = _bound(start, 0, meta.shape[dim])
     rest = meta.shape[dim] - first - gradient.meta.shape[dim]
@@ -157,6 +162,7 @@ def _slice_scatter(
     n = meta.shape[dim]
     if isinstance(n, torch.SymInt):
         raise Unsupported("slice_scatter into a symbolic size")
+    # what lies before the slice, the source, and what lies behind the slice
     first, last = _bound(start, 0, n), _bound(end, n, n)
     parts = [source]
     if first:
@@ -203,7 +209,7 @@ def _as_strided(
 
 @rule("cat")
 def _cat(t: Translator, meta: torch.Tensor, tensors: list[Value], dim: int = 0) -> Value:
-    # an empty one-dimensional tensor goes with any others
+    # torch lets an empty tensor of one dimension be joined with any others, and ignores it
     parts = [x for x in tensors if x.meta.ndim == meta.ndim]
     kind = _shared_kind(parts, meta)
     held = [t.held_as(x, kind) for x in parts]
@@ -212,7 +218,7 @@ def _cat(t: Translator, meta: torch.Tensor, tensors: list[Value], dim: int = 0) 
 
 
 def _shared_kind(parts: Sequence[Value], meta: torch.Tensor) -> str:
-    """What all parts are held in, if that is one kind that fits the result; else a wide one."""
+    """The kind for tensors that are joined: the result's own if all parts have it, else wide."""
     narrow = kind_of(meta.dtype)
     return narrow if all(x.kind == narrow for x in parts) else wide_kind(meta.dtype)
 
@@ -221,9 +227,11 @@ def _shared_kind(parts: Sequence[Value], meta: torch.Tensor) -> str:
 def _pad(t: Translator, meta: torch.Tensor, x: Value, pad: Sequence[int], value: Any = 0) -> Value:
     if isinstance(value, Value):
         raise Unsupported("padding with a number that changes")
+    # `pad` has two widths for each dimension, from the last on; negative ones cut
     for n, before in zip(reversed(meta.shape), pad[::2], strict=False):
         if not isinstance(before, torch.SymInt) and before < 0 and n == 1:
-            raise Unsupported("padding that leaves one element")  # see `_cut`
+            # read wrongly for the same reason as in `_cut`
+            raise Unsupported("padding that leaves one element")
     number = Emitter(t, x.kind).number(number_of(x.kind)(value))
     return Value(t.op("pad", x.at, t.sizes(pad), number, kind=x.kind), x.kind, meta)
 
@@ -240,7 +248,7 @@ def _flip(t: Translator, meta: torch.Tensor, x: Value, dims: Sequence[int]) -> V
     return Value(at, x.kind, meta)
 
 
-# Lookups: indices are in range, `lower` sees to that
+# Look-ups by index. Indices are in range, as `lower` has clamped them.
 
 
 @rule("index_select")
@@ -260,7 +268,8 @@ def _gather(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value,
     dim %= x.meta.ndim
     rows = [*x.meta.shape[:dim], 1, *x.meta.shape[dim + 1 :]]
     if same_sizes(rows, index.meta.shape) and x.kind != "Bool":
-        # one of each row: nvFuser leaves a gather to ATen, while this goes with what made the row
+        # One element of each row is the sum over the row with all others set to 0. nvFuser fuses a
+        # sum with the ops that compute the row, but leaves a gather to a kernel of ATen.
         kind = wide_kind(x.meta.dtype)
         picked = t.op(
             "where", _hits(t, x, dim, index), t.wide(x), Emitter(t, kind).number(0), kind=kind
@@ -274,6 +283,7 @@ def _gather(t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value,
 def _scatter_value(
     t: Translator, meta: torch.Tensor, x: Value, dim: int, index: Value, value: Any
 ) -> Value:
+    # one place in each row, as in the backward of a loss: a comparison of indices
     dim %= meta.ndim
     shape = list(meta.shape)
     shape[dim] = 1
@@ -284,7 +294,7 @@ def _scatter_value(
 
 
 def _hits(t: Translator, x: Value, dim: int, index: Value) -> V:
-    """Whether each element of `x` is the one of its row along `dim` that `index` names."""
+    """For each element of `x`, whether its position along `dim` is the one in `index`."""
     places = t.along(t.op("iota", t.size(x.meta.shape[dim]), kind="Int", dtype="Int"), x, dim)
     return t.op("eq", places, t.held_as(index, "Int"), kind="Bool")
 
@@ -298,7 +308,7 @@ def _embedding(t: Translator, meta: torch.Tensor, weight: Value, indices: Value,
     return Value(t.reshaped(found, meta.shape), weight.kind, meta)
 
 
-# Out of nothing
+# Factories. `empty` and its like give zeros, as their content may be anything.
 
 
 @rule("new_full")
@@ -346,7 +356,9 @@ def _copy(t: Translator, meta: torch.Tensor, _: Value, source: Value, *__: Any) 
 
 
 def _range(t: Translator, meta: torch.Tensor, start: Any, step: Any) -> Value:
+    """A range of as many elements as `meta` has."""
     n, kind = t.size(meta.shape[0]), wide_kind(meta.dtype)
+    # start and step may be symbolic sizes, which are int64
     if kind == "Int32":
         whole = t.op("iota", n, t.size(start), t.size(step), kind="Int", dtype="Int")
         return Value(t.op("cast", whole, kind=kind, dtype=kind), kind, meta)

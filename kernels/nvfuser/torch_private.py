@@ -1,4 +1,4 @@
-"""torch's private names that kernels need, but for Inductor's. Checked with torch 2.10 and 2.13."""
+"""The private names of torch that nvFuser's kernels need. Checked with torch 2.10 and 2.13."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 
 def decompositions(is_kept: Callable[[Any], bool]) -> dict[Any, Callable[..., Any]]:
-    """torch's functions that compute ops out of simpler ones, but for the ops that `is_kept`."""
+    """torch's table of decompositions, without the ops for which `is_kept` is true."""
     return {
         op: function
         for op, function in decomposition_table.items()
@@ -20,5 +20,5 @@ def decompositions(is_kept: Callable[[Any], bool]) -> dict[Any, Callable[..., An
 
 
 def assert_in_range(is_good: torch.Tensor) -> None:
-    """Have the device raise, when it gets there, if an index was out of range: nothing waits."""
+    """Have the device raise if an index was out of range. The host doesn't wait for it."""
     torch._assert_async(is_good, "index out of range in a compiled segment")

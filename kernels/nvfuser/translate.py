@@ -1,8 +1,8 @@
-"""From a lowered segment to a definition.
+"""Translates a lowered segment to an nvFuser definition, op by op, by a table of rules.
 
-In: the graph that `backends.lower` made, in the aten ops that `RULES` know. Out: a definition.
-Half and bfloat16 are computed as float, as eager kernels do, and rounded where they are stored or
-where the program casts, not after each op.
+In: the graph that `backends.lower` made, in the aten ops that `RULES` has. Out: a definition.
+Half and bfloat16 are computed as float, as in eager kernels. They are rounded only where they are
+stored or where the program casts, and not after each op. Called by `nvfuser.backend`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from lazy_tensor.kernels.nvfuser.definition import KINDS, MAX_RANK, Definition, 
 from lazy_tensor.kernels.segment import Segment, TensorSpec
 
 WIDE = {"Half": "Float", "BFloat16": "Float"}
-"""What a dtype is computed in, where that is another."""
+"""The kind in which a dtype is computed, where it is a wider one."""
 
 
 class Unsupported(Declined):
-    """nvFuser has no way to do this; the message says what."""
+    """nvFuser can't compute something; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph, or a number that is 0-dim there: `meta` is the fake tensor.
+    """A value of the graph as it stands in the definition.
 
-    `kind` is what it is held in, which for half and bfloat16 may be wider than its dtype.
+    `at` is its number there and `kind` its dtype, which for half and bfloat16 may be wider than in
+    the graph. `meta` is the fake tensor of the graph. If `is_number`, nvFuser has a number where
+    the graph has a 0-dim tensor.
     """
 
     at: V
@@ -45,15 +47,18 @@ class Value:
 
 R = TypeVar("R", bound=Callable[..., Any])
 Rule = Callable[..., Any]
-"""`rule(translator, meta, *args, **kwargs)`: the value of a node, or a tuple of values, whose fake
-result is `meta`. Arguments are as in the op's schema: tensors are values."""
+"""`rule(translator, meta, *args, **kwargs)` adds the lines for a node and returns its value.
+
+`meta` is the node's fake result; for several results it is a tuple, and so is what the rule
+returns. The arguments are those of the op's schema, with a `Value` for each tensor.
+"""
 
 RULES: dict[str, Rule] = {}
-"""By the op's name, `"aten.add"`, or with its overload, `"aten.div.Tensor_mode"`."""
+"""Rules by the op's name, `"aten.add"`, or by its overload, `"aten.div.Tensor_mode"`."""
 
 
 def rule(*names: str) -> Callable[[R], R]:
-    """Make a function the rule of aten ops (or others, with their namespace)."""
+    """Register a function as the rule of aten ops, or of prims with their namespace."""
 
     def register(function: R) -> R:
         for name in names:
@@ -64,15 +69,15 @@ def rule(*names: str) -> Callable[[R], R]:
 
 
 def rule_of(op: Any) -> Rule | None:
-    """The rule of an overload."""
+    """The rule of an overload; that of the overload itself goes before that of the op."""
     name = str(op)
     return RULES.get(name) or RULES.get(name.rpartition(".")[0])
 
 
 def translated(lowered: Lowered, segment: Segment) -> Definition:
-    """The definition of a lowered segment: its inputs, then its scalars, then its results.
+    """The definition of a lowered segment, which takes its inputs and then its scalars.
 
-    Unsupported or TooManyPaths if it has none.
+    Raises Unsupported or TooManyPaths if nvFuser can't compute it.
     """
     promised = [*zip(lowered.sizes, lowered.strides, strict=True)]
     translator = Translator(segment, promised, has_check=lowered.outputs.has_check)
@@ -81,7 +86,7 @@ def translated(lowered: Lowered, segment: Segment) -> Definition:
 
 
 class Translator:
-    """Walks a graph once; rules call its methods."""
+    """Walks a graph once and builds its definition. Rules call the public methods."""
 
     def __init__(
         self, segment: Segment, promised: list[tuple[Sizes, Sizes]], *, has_check: bool
@@ -89,11 +94,16 @@ class Translator:
         self.definition = Definition()
         self._has_check = has_check
         self._segment = segment
+        # (size, strides) of each result, as eager execution gives them
         self._promised = promised
+        # the value of each node translated so far
         self._env: dict[fx.Node, Any] = {}
+        # a symbol's name -> an input and the dimension of it that has this size
         self._sizes: dict[str, tuple[V, int]] = {}
         self._inputs: list[Value] = []
+        # values that are outputs already; two outputs may not share memory
         self._handed_out: set[int] = set()
+        # (input, new value) in order; written after all results are computed
         self._writes: list[tuple[Value, V]] = []
 
     def run(self, module: fx.GraphModule) -> None:
@@ -108,31 +118,34 @@ class Translator:
                 self._write(node)
             elif _is_tensors(node.meta.get("val")):
                 self._env[node] = self._called(node)
-            # else: a size, which is made out of the inputs' where it is wanted
+            # else it computes a size, which `size` takes from the inputs where it is needed
 
-    # Rules' part
+    # Methods for rules
 
     def op(self, name: str, *args: Any, kind: str, **options: Any) -> V:
-        """The result of one more line; values among `args` as they are held."""
+        """Add a line and return its value, of dtype `kind`. `args` are not converted."""
         made: V = self.definition.add(name, *args, kind=kind, **options)
         return made
 
     def held_as(self, value: Value, kind: str) -> V:
-        """`value` converted, as torch converts."""
+        """`value` converted to `kind` as torch does it."""
         if value.kind == kind:
             return value.at
+        # any number but zero is true
         if kind == "Bool":
             zero = self.op("constant", number_of(value.kind)(0), kind=value.kind)
             return self.op("ne", value.at, zero, kind="Bool")
         return self.op("cast", value.at, kind=kind, dtype=kind)
 
     def wide(self, value: Value) -> V:
-        """`value` in what its dtype is computed in."""
+        """`value` in the kind in which its dtype is computed."""
         return self.held_as(value, wide_kind(value.meta.dtype))
 
     def size(self, n: Any) -> Any:
-        """A size as an argument of a call: a number, or a value where it is symbolic."""
+        """A size as an argument of a call: a number, or a value if it is symbolic."""
         if isinstance(n, torch.SymInt):
+            # Evaluating the expression adds a line for each symbol and each operation in it. A name
+            # that no input has, or an operator that `_Size` lacks, raises.
             try:
                 found = eval(text_of_size(n), {"__builtins__": {}}, _Symbols(self, self._sizes))
             except (NameError, TypeError):
@@ -144,35 +157,37 @@ class Translator:
         return [self.size(n) for n in shape]
 
     def tensor(self, value: Value, shape: Sequence[Any] = ()) -> V:
-        """A number as a tensor of `shape`; a tensor as it is."""
+        """`value` itself, or a tensor of `shape` filled with it if it is a number."""
         if not value.is_number:
             return value.at
         return self.op("full", self.sizes(shape), value.at, kind=value.kind, dtype=value.kind)
 
     def product(self, shape: Sequence[Any]) -> Any:
-        """The number of elements of a shape: a number, or a value."""
+        """The number of elements of a shape: a number, or a value if a size is symbolic."""
         n: Any = 1
         for size in shape:
             n = n * size
         return self.size(n)
 
     def reshaped(self, value: Value, shape: Sequence[Any]) -> V:
-        """`value` with its elements, in order, in another shape."""
+        """`value` with its elements in the same order in another shape."""
         before, after = list(value.meta.shape), list(shape)
         at = self.tensor(value)
         if same_sizes(before, after):
             return at
+        # only dimensions of one element come or go, which needs no reshape
         if same_sizes(_moving(before), _moving(after)):
             return self._with_ones(at, value.kind, before, after)
         return self.op("reshape", at, self.sizes(after), kind=value.kind)
 
     def expanded(self, value: Value, shape: Sequence[Any]) -> V:
-        """`value` repeated along dimensions of one element, and along new first ones."""
+        """`value` expanded to `shape`, as `Tensor.expand` does it."""
         if value.is_number:
             return self.tensor(value, shape)
         before = list(value.meta.shape)
         if same_sizes(before, shape):
             return value.at
+        # the operand's dimensions are the last ones of the result; nvFuser's `expand` adds none
         places = list(range(len(shape) - len(before), len(shape)))
         sizes = self.sizes(shape)
         if not places or places[0]:
@@ -180,13 +195,13 @@ class Translator:
         return self.op("expand", value.at, sizes, kind=value.kind)
 
     def along(self, vector: V, like: Value, dim: int) -> V:
-        """A vector as a tensor of the rank of `like`, its elements along `dim`."""
+        """A vector as a tensor of the rank of `like`, with its elements along `dim`."""
         is_new = [d != dim for d in range(like.meta.ndim)]
         kind = self.definition.kinds[vector.index]
         return self.op("broadcast", vector, is_new, kind=kind) if any(is_new) else vector
 
     def _with_ones(self, at: V, kind: str, before: list[Any], after: list[Any]) -> V:
-        """Dimensions of one element gone, then put where `after` has them."""
+        """`at` without its dimensions of one element, then with new ones where `after` has them."""
         ones = [d for d, n in enumerate(before) if is_one(n)]
         is_new = [is_one(n) for n in after]
         if ones:
@@ -196,10 +211,13 @@ class Translator:
     # The graph's ends
 
     def _placeholder(self, meta: torch.Tensor) -> Value:
+        """Declare an input, or a run-time scalar: those come after all inputs."""
         if len(self._inputs) == len(self._segment.inputs):
             kind = KINDS[meta.dtype]
             return Value(self.op("scalar", kind=kind, fresh=True), kind, meta, is_number=True)
         spec = self._segment.inputs[len(self._inputs)]
+        # -1 is a size that is known at run time only. A size of one is always given, since nvFuser
+        # treats such a dimension as a broadcast.
         shape = [n if n == 1 or not isinstance(n, torch.SymInt) else -1 for n in meta.shape]
         contiguity, order = descriptor(spec)
         is_cpu = spec.device.type == "cpu" != self._segment.device.type
@@ -213,6 +231,7 @@ class Translator:
         return value
 
     def _constant(self, tensor: torch.Tensor) -> Value:
+        """A tensor that tracing has stored in the graph's module."""
         if tensor.numel() != 1:
             raise Unsupported("a constant tensor of several elements")
         kind = kind_of(tensor.dtype)
@@ -220,6 +239,7 @@ class Translator:
         return Value(at, kind, tensor, is_number=tensor.ndim == 0)
 
     def _called(self, node: fx.Node) -> Any:
+        """Translate a node by the rule of its op."""
         meta = node.meta["val"]
         args = [self._argument(a) for a in node.args]
         if node.target is operator.getitem:
@@ -235,12 +255,14 @@ class Translator:
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
+            # a node without a value computes a size
             return self._env[argument] if argument in self._env else argument.meta["val"]
         if isinstance(argument, (list, tuple)):
             return [self._argument(a) for a in argument]
         return argument
 
     def _write(self, node: fx.Node) -> None:
+        """Note a `copy_` to an input, the only write that lowering leaves in a graph."""
         target, source = (self._argument(a) for a in node.args[:2])
         if not any(target is given for given in self._inputs):
             raise Unsupported("a write to what is not an input")
@@ -249,10 +271,11 @@ class Translator:
         self._env[node] = target
 
     def _outputs(self, results: Sequence[Any]) -> None:
+        """Declare the results, each with its promised strides, and the writes to inputs."""
         for i, (result, promised) in enumerate(zip(results, self._promised, strict=True)):
             value = self._argument(result)
             if self._has_check and i == len(results) - 1:
-                # what the device asserts: that all is well
+                # the graph says whether an index is bad, while the device asserts that it is good
                 is_good = self.op("logical_not", self.held_as(value, "Bool"), kind="Bool")
                 value = Value(is_good, "Bool", value.meta)
             self._check_device(value.meta)
@@ -262,6 +285,7 @@ class Translator:
                 at = self.op("stride_order", at, order, kind=kind_of(value.meta.dtype), fresh=True)
             self.definition.output(at)
         n_results = len(results)
+        # written by the kernel itself where that is safe, else copied from a result afterwards
         for target, at in self._writes:
             if self._may_write_within(target.at, at):
                 self.definition.output(at, target.at)
@@ -272,15 +296,15 @@ class Translator:
             n_results += 1
 
     def _check_device(self, meta: torch.Tensor) -> None:
-        """0-dim tensors on the CPU go in, but all that comes out is on the GPU."""
+        """Raise Unsupported for a result on the CPU: only inputs may be 0-dim CPU tensors."""
         if meta.device.type != self._segment.device.type:
             raise Unsupported(f"a result on {meta.device.type}")
 
     def _own(self, value: Value, dtype: torch.dtype) -> V:
-        """`value` rounded to `dtype`, in dense memory that nothing else is in.
+        """`value` rounded to `dtype`, as an output with dense memory of its own.
 
-        nvFuser returns views of one tensor for what differs from it by moves only, and repeated
-        elements as an expanded tensor.
+        For a value that only moves another tensor's elements, nvFuser would return a view of that
+        tensor. For repeated elements it would return an expanded tensor, with strides of 0.
         """
         kind = kind_of(dtype)
         at = self.held_as(value, kind)
@@ -294,7 +318,11 @@ class Translator:
         return at
 
     def _computed(self, at: V, kind: str, shape: Sequence[Any] | None) -> V:
-        """The same values out of an op; with a dense operand of `shape`, no element is repeated."""
+        """The same values computed by an op, so that they get memory of their own.
+
+        The op is a product with 1, or `and` with true. If `shape` is given, the second operand is a
+        dense tensor of that shape, so that the result is dense too.
+        """
         wide = WIDE.get(kind, kind)
         held = at if wide == kind else self.op("cast", at, kind=wide, dtype=wide)
         one = self.op("constant", number_of(wide)(1), kind=wide)
@@ -305,17 +333,18 @@ class Translator:
         return made if wide == kind else self.op("cast", made, kind=kind, dtype=kind)
 
     def _is_expanded(self, at: V) -> bool:
-        """Whether an expanded tensor is among what `at` was made of."""
+        """Whether `at` is an expanded tensor or depends on one."""
         return any(
             line.op in ("expand", "broadcast_in_dim") or _has_repeats(line)
             for line in map(self.definition.makers.__getitem__, self.definition.ancestors(at))
         )
 
     def _may_write_within(self, target: V, at: V) -> bool:
-        """Whether the kernel can write `at` to the memory of the input `target`.
+        """Whether the kernel can safely write `at` to the memory of the input `target`.
 
-        It can if all that reads the input is elementwise and goes into `at`: each element is read
-        before it is written then, by the same thread. nvFuser itself looks at broadcasts only.
+        It can if every op that reads the input is elementwise, and contributes to `at`. Then each
+        element is read before it is written, by the same thread. nvFuser checks only broadcasts, so
+        the check is made here.
         """
         ancestors = self.definition.ancestors(at)
         return all(
@@ -329,15 +358,16 @@ MOVES = frozenset({
     "broadcast", "broadcast_in_dim", "expand", "permute", "reshape", "select", "set", "slice",
     "squeeze", "stride_order",
 })  # fmt: skip
-"""nvFuser's ops whose result may be a view of the operand."""
+"""nvFuser's ops that only move elements: their result may be a view of the operand."""
 NOT_ELEMENTWISE = frozenset({
     "cat", "cumprod", "cumsum", "full", "gather", "index_select", "iota", "max", "min", "pad",
     "prod", "sum", "var", "var_mean",
 })  # fmt: skip
+"""nvFuser's ops in which an element of the result depends on other elements of an operand."""
 
 
 class _Symbols(dict[str, Any]):
-    """The symbols' names in an expression of sizes, each read from a tensor when it is wanted."""
+    """The names in an expression of sizes. A look-up adds a line that reads an input's size."""
 
     def __init__(self, translator: Translator, places: dict[str, tuple[V, int]]) -> None:
         super().__init__(places)
@@ -349,7 +379,7 @@ class _Symbols(dict[str, Any]):
 
 
 class _Size:
-    """A size that is a value, in the arithmetic that an expression of sizes does."""
+    """A size that is a value. Its operators add the lines of an expression of sizes."""
 
     def __init__(self, translator: Translator, at: Any) -> None:
         self._translator = translator
@@ -383,6 +413,7 @@ class _Size:
     def __rmul__(self, other: Any) -> _Size:
         return self._with("mul", other, self)
 
+    # sympy prints a square as a power
     def __pow__(self, exponent: int) -> _Size:
         result = self
         for _ in range(exponent - 1):
@@ -391,16 +422,17 @@ class _Size:
 
 
 def _has_repeats(line: Line) -> bool:
-    """Whether it is an input that is expanded."""
+    """Whether it is an input with repeated elements."""
     if line.op != "input":
         return False
+    # `descriptor` gives None for dimensions of one element and for expanded ones
     shape: list[int] = line.args[0]
     contiguity: list[bool | None] = line.args[1]
     return shape.count(1) < contiguity.count(None)
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """nvFuser's name of a dtype; Unsupported if it has none."""
+    """nvFuser's name of a dtype; raises Unsupported if it has none."""
     kind = KINDS.get(dtype)
     if kind is None:
         raise Unsupported(f"nvFuser has no {dtype}")
@@ -408,7 +440,7 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def wide_kind(dtype: torch.dtype) -> str:
-    """What eager kernels compute `dtype` in."""
+    """The kind in which eager kernels compute `dtype`."""
     kind = kind_of(dtype)
     return WIDE.get(kind, kind)
 
@@ -427,7 +459,10 @@ def _moving(shape: Sequence[Any]) -> list[Any]:
 
 
 def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two shapes are the same without assuming anything of symbols."""
+    """Whether two shapes are written the same.
+
+    Comparing the sizes themselves would add a condition on the symbols to the kernel.
+    """
     return [str(n) for n in one] == [str(n) for n in other]
 
 
@@ -436,9 +471,11 @@ def _is_tensors(meta: Any) -> bool:
 
 
 def descriptor(spec: TensorSpec) -> tuple[list[bool | None], list[int]]:
-    """Contiguity, outermost dimension in memory first, and the stride order: 0 is innermost.
+    """The contiguity and the stride order by which nvFuser describes a tensor's layout.
 
-    As nvFuser's `compute_tensor_descriptor`.
+    Contiguity is listed from the outermost dimension in memory; it is None for a dimension of one
+    element or of stride 0. The stride order is 0 for the innermost dimension. It does the same as
+    nvFuser's `compute_tensor_descriptor`.
     """
     n_dims = len(spec.size)
     is_moving = [spec.size[d] != 1 and spec.stride[d] != 0 for d in range(n_dims)]
@@ -455,7 +492,7 @@ def descriptor(spec: TensorSpec) -> tuple[list[bool | None], list[int]]:
 
 
 def stride_order(size: Sizes, stride: Sizes) -> list[int]:
-    """For each dimension its place in memory, 0 innermost; Unsupported if there are gaps."""
+    """For each dimension its place in memory, 0 is innermost; Unsupported if there are gaps."""
     order = order_of(TensorSpec(size, stride, torch.float32, torch.device("cpu")))
     if order is None:
         raise Unsupported("a result with gaps in memory")
@@ -463,7 +500,7 @@ def stride_order(size: Sizes, stride: Sizes) -> list[int]:
 
 
 def _ranks(order: Sequence[int]) -> list[int]:
-    """For each dimension its place in `order`, which begins with the outermost, from the end."""
+    """For each dimension its position in `order`, counted from the end."""
     ranks = [0] * len(order)
     for rank, dim in enumerate(reversed(order)):
         ranks[dim] = rank

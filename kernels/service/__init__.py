@@ -1,6 +1,8 @@
-"""The compile service: what is built, when, by whom, and whether it is used.
+"""The compile service: builds kernels in the background, and decides whether they are used.
 
-Read `compile` first, then `fusion`: a segment, and what runs it now. `jobs` and `workers` (each a
-`worker`) build, `families` lets sizes share a kernel. `trial` and `verify` compare a kernel with
-ops one by one; `progress`, `repro` and `fork` are for what is shown, kept, or forked.
+Read `compile` first, then `fusion`: a segment and the callable that runs it now. `jobs` is the
+queue of builds, `workers` the parent's side of the processes that run `worker`. `families` lets
+segments of different sizes share a kernel. `trial` times a kernel against op-by-op execution, and
+`verify` compares their results. `progress` draws a bar, `repro` writes a script that shows a wrong
+result, and `fork` resets state in forked children.
 """

@@ -1,7 +1,11 @@
-"""The compile service: from a segment to a fusion, and from a fusion to a kernel, now or later.
+"""The compile service: makes a fusion of each segment, and obtains its kernel, now or later.
 
-In: segments, a backend, and how long one may wait. Out: fusions that can be run at once. Called by
-`dispatch.plan`. All state that compiling needs is held by one `Compiler`.
+In: segments, a backend, and the mode ("background", "blocking", "off"). Out: fusions, which can be
+run at once: op by op until their kernel is there. `dispatch.run.plan_cache` and
+`dispatch.plan.second_tier` call it. One `Compiler` holds all state for one `cache_dir`.
+
+A kernel comes from disk, or a backend builds it, in a worker process if it can. If a backend fails
+or declines, the next one is tried. `Fusion` then decides whether the kernel is used.
 """
 
 from __future__ import annotations
@@ -56,17 +60,18 @@ from lazy_tensor.kernels.service.workers import (
 
 Mode = Literal["background", "blocking", "off"]
 T = TypeVar("T")
+# segment, backend, `verify_every`, number of threads
 _Key = tuple[Segment, Backend, int, int]
 
 _aten = AtenBackend()
 
 DROPPED = b"dropped: "
-"""Stands, with the reason, on disk in place of a kernel that disagreed with op-by-op execution, or
-whose build ended the worker."""
+"""Begins a file that lies in place of an artifact, so that no process builds the kernel again: its
+results were wrong, or its build crashed a worker. The reason follows."""
 
 
 class Build(NamedTuple):
-    """A kernel built: when it began, by `time.perf_counter`, how long it took, what it was."""
+    """One build for the report: when it began (`time.perf_counter`), its duration, and its name."""
 
     began_s: float
     seconds: float
@@ -74,15 +79,18 @@ class Build(NamedTuple):
 
 
 MAX_WAIT_AT_THE_END_S = 10.0
+"""Seconds that the end of the process waits for each of the two queues of jobs."""
 MOST_BUILDS = 256
+"""The number of last builds that are kept for the report."""
 
 
 class Compiler:
-    """Turns segments into fusions, at most `maxsize` of them, and obtains their kernels.
+    """Makes fusions of segments, at most `maxsize` of them, and obtains their kernels.
 
-    `cache_dir` keeps kernels beyond the process; None keeps them in memory only. `n_workers` is the
-    number of kernels built at a time: by default one core is left to the program. In "background"
-    kernels that a segment has run often enough for are asked for once `may_build()` is true.
+    Kernels are kept in `cache_dir`, or in memory only if it is None. `n_workers` is the number of
+    worker processes; the default leaves one core to the program. In "background" mode a kernel is
+    built once its segment has run `threshold` times and `may_build()` returns true. That is so when
+    the program has run for a while: a short program ends before a build would pay.
     """
 
     def __init__(
@@ -96,16 +104,21 @@ class Compiler:
         may_build: Callable[[], bool] | None = None,
     ) -> None:
         self.counters = counters or Counters()
-        self.builds: deque[Build] = deque(maxlen=MOST_BUILDS)  # the last ones
+        # the last builds, read by `report`
+        self.builds: deque[Build] = deque(maxlen=MOST_BUILDS)
         self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
         self.disk = Disk(cache_dir, max_disk_bytes) if cache_dir is not None else None
         self._may_build = may_build
+        # guards making a fusion, and the step from status "aten" to "queued"
         self._creating = threading.Lock()
         self._families = Families(maxsize)
+        # all fusions that plans still use, also those evicted from `cache`
         self._fusions: WeakSet[Fusion] = WeakSet()
         self._workers = Workers(n_workers, self._build_dir)
-        # one, as each holds a context on the device
+        # only one, as each worker holds a context on the device, and its memory
         self._device_workers = Workers(1, self._build_dir)
+        # Loading takes milliseconds and building seconds, so loads must not wait behind builds.
+        # A build thread only waits for its worker, so there are as many threads as workers.
         self._to_load = Jobs(self._load, n_threads=1)
         self._to_build = Jobs(self._obtain, self._workers.size, self._together)
         self._is_forked = False
@@ -126,12 +139,14 @@ class Compiler:
     ) -> Fusion:
         """The fusion of `segment` under `backend`; equal segments share it while it is cached.
 
-        "off" runs op by op. "blocking" returns when the kernel is there (or has failed), or at
-        once if not `waits`: `finish` then waits for several, which are built side by side.
-        "background" returns at once: the fusion runs op by op until its kernel is there, asked for
-        when the fusion has been run `threshold` times, or at first sight if it lies on disk.
-        `measure` makes a kernel that arrives prove itself faster than op-by-op replay: by default
-        on CPU in "background".
+        - "off": the fusion runs op by op.
+        - "blocking": returns when the kernel is there or has failed. Without `waits` it only
+          queues the build, and `finish` waits for several, which are built side by side.
+        - "background": returns at once. The fusion runs op by op until its kernel is there. The
+          kernel is loaded at first sight if it is on disk, else built after `threshold` runs.
+
+        With `measure` a kernel is used only if it measures faster than op-by-op replay. By default
+        that is so on the CPU in "background" mode.
         """
         if mode == "off" or self._is_forked or backend.name == "aten":
             return self._find(segment, _aten, 0)[0]
@@ -143,7 +158,10 @@ class Compiler:
             fusion.measure = is_timed if measure is None else measure
             fusion.threshold = threshold
             self._join_family(fusion)
+        # From here on the status decides. It is "aten" if nothing was asked for yet. The fusion may
+        # also be known from another mode, or have its family's kernel already.
         if mode == "blocking" and fusion.status in ("aten", "queued", "compiling"):
+            # a build looks on disk first, so no load beside it is needed
             self._to_load.take_back(fusion)
             if waits:
                 self._to_build.run_now(fusion)
@@ -151,8 +169,10 @@ class Compiler:
                 fusion.status = "queued"
                 self._to_build.add(fusion)
         elif fusion.status != "aten":
-            pass  # on its way, or there
+            pass  # its kernel is being made, or the fusion has its final state
         elif is_new and self._artifact_key(fusion) is not None:
+            # Runs are only counted while the disk is looked at. If nothing is there, `_take_kernel`
+            # calls `count_runs` again, with `_request`.
             fusion.count_runs()
             self._to_load.add(fusion)
         elif is_new:
@@ -160,7 +180,7 @@ class Compiler:
         return fusion
 
     def finish(self, fusions: Sequence[Fusion]) -> None:
-        """Wait until the kernels of these fusions are there, or have failed."""
+        """Wait until the kernels of these fusions are there, or have failed, and show a bar."""
         waiting = [one for one in dict.fromkeys(fusions) if one.status in ("queued", "compiling")]
         with shown(len(waiting)) as advance:
             for fusion in waiting:
@@ -168,8 +188,11 @@ class Compiler:
                 advance()
 
     def keep_memory(self, mode: Mode, *, may_compile: bool) -> None:
-        """Have plans reuse memory: now if what does it was compiled before or in "blocking", else,
-        if it `may_compile`, as soon as that is compiled."""
+        """Have plans reuse memory, once the C++ that does it is there.
+
+        It is loaded if it was compiled before. Else it is compiled, if `may_compile` or in
+        "blocking" mode, which waits for it.
+        """
         if mode == "off" or self._is_forked:
             return
         POOL.ask_disk(self.disk)
@@ -177,17 +200,17 @@ class Compiler:
             POOL.ask_for(self.disk, wait=mode == "blocking")
 
     def statuses(self) -> Counter[str]:
-        """How many segments with a kernel, or on their way to one, are in which status."""
+        """The number of fusions in each status, without those for which no kernel was asked."""
         found: Counter[str] = Counter(fusion.status for fusion in list(self._fusions))
         del found["aten"]
         return found
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to load or build; False if that took more than `timeout_s`."""
+        """Wait until nothing is left to load or build; False if either takes over `timeout_s`."""
         return self._to_load.wait(timeout_s) and self._to_build.wait(timeout_s)
 
     def close(self) -> None:
-        """Drop what is queued and end the workers. Fusions go on running what they run."""
+        """Drop all queued work and end the workers. Fusions keep running what they run now."""
         self._is_closed = True
         self._to_load.close()
         self._to_build.close()
@@ -195,14 +218,19 @@ class Compiler:
         self._device_workers.close()
 
     def end(self) -> None:
-        """The same at the end of the process; what is being loaded or tried is waited for."""
+        """Close at the end of the process, and wait for the job threads."""
         self.close()
         for jobs in (self._to_load, self._to_build):
             jobs.join(MAX_WAIT_AT_THE_END_S)
 
     def after_fork_in_child(self) -> None:
-        """Run op by op in the child: OpenMP's threads and the workers are its parent's."""
+        """Run everything op by op in a forked child.
+
+        The child has no threads of OpenMP, in which kernels run, and the workers belong to its
+        parent.
+        """
         self._is_forked = True
+        # another thread of the parent may have held the lock at the fork
         self._creating = threading.Lock()
         self._to_load.forget()
         self._to_build.forget()
@@ -213,7 +241,7 @@ class Compiler:
 
     def _find(self, segment: Segment, backend: Backend, verify_every: int) -> tuple[Fusion, bool]:
         """The fusion in the cache, or a new one; and whether it is new."""
-        # kernels are compiled for a number of threads
+        # the number of threads, as Inductor compiles it into a kernel
         key = (segment, backend, verify_every, torch.get_num_threads())
         with self._creating:
             fusion = self.cache.get(key)
@@ -228,14 +256,20 @@ class Compiler:
     def _drop(
         self, fusion: Fusion, reason: str, inputs: tuple[Sequence[torch.Tensor], Sequence[float]]
     ) -> str:
-        """See that no process uses the fusion's kernel again; say what shows why."""
+        """Keep all processes from using the fusion's kernel again, and write a script to show why.
+
+        Called when a kernel's results were wrong on `inputs`. Returns text for the warning, which
+        names the script.
+        """
         if self.disk is None or self.disk.is_off:
             return ""
+        # in place of the artifact, so that no process loads or builds it again
         key = self._artifact_key(fusion)
         if key is not None:
             self.disk.put(key, DROPPED + reason.encode(), _about(fusion))
         first = None
         if fusion.member is not None:
+            # other sizes must not use the generic kernel either: each gets a kernel of its own
             family = fusion.member.family
             first, family.kernel, family.is_apart = family.first, None, True
         folder, backend = self.disk.directory / "disagreements", fusion.backend.name
@@ -247,16 +281,21 @@ class Compiler:
             fusion.run_op_by_op("evicted from the kernel cache before it was compiled")
 
     def _request(self, fusion: Fusion) -> None:
+        """Queue the fusion's build; called at each run once it has run `threshold` times."""
+        # A threshold of 1 or less asks for a build at once, whatever the program's age.
         if fusion.threshold > 1 and self._may_build is not None and not self._may_build():
-            return  # it asks again at its next run
+            return  # the next run asks again
         with self._creating:
             if fusion.status != "aten":
-                return  # another thread ran the fusion at the same time
+                return  # another thread has queued it in the meantime
             fusion.status = "queued"
         self._to_build.add(fusion)
 
     def _join_family(self, fusion: Fusion) -> None:
-        """Find out whether its family's kernel is for the fusion; take it if it is there."""
+        """Add a new fusion to the family of its structure, and adopt the family's kernel if built.
+
+        Called in the thread that flushes, so it does nothing slow.
+        """
         backend, segment = fusion.backend, fusion.segment
         reason = backend.declines(segment) if isinstance(backend, Thrifty) else None
         if reason is not None:
@@ -267,14 +306,17 @@ class Compiler:
             if fusion.member is None:
                 return
             family = fusion.member.family
-            fusion.n_runs = family.n_members - 1  # each of the others ran
+            # The other members have run, so the runs count for the structure as a whole. Else a
+            # program whose sizes change at each step would never reach the threshold.
+            fusion.n_runs = family.n_members - 1
+            # a Prepared kernel must first compile for these sizes, in the background
             if family.kernel is not None and not isinstance(family.kernel, Prepared):
                 fusion.adopt(self._generic_kernel(fusion, fusion.member), "of other sizes")
         except Declined as reason:
             fusion.give_up(str(reason))
 
     def _load(self, fusion: Fusion) -> None:
-        """Take the kernel from disk; if there is none, wait for the fusion to be used enough."""
+        """Take the kernel from disk. If there is none, count runs up to the threshold."""
         self._take_kernel(fusion, builds=False)
 
     def _obtain(self, fusion: Fusion) -> None:
@@ -285,7 +327,11 @@ class Compiler:
 
     @contextmanager
     def _together(self, fusions: Sequence[Fusion]) -> Iterator[None]:
-        """While no other process builds what these fusions need, have it built at once."""
+        """A context in which no other process builds the kernels of these fusions.
+
+        On entry, several fusions are built by one call of the compiler. The fusions then find their
+        artifact in `ahead`, or on disk if another process built it while this one waited.
+        """
         keys = [key for fusion in fusions if (key := self._artifact_key(fusion)) is not None]
         deadline = perf_counter() + BUILD_LIMIT_S
 
@@ -298,11 +344,15 @@ class Compiler:
             yield
 
     def _build_ahead(self, fusions: Sequence[Fusion]) -> None:
-        """Build at once what these fusions need; what fails is built alone, which tells why."""
+        """Build the artifacts of these fusions together, into `fusion.ahead`.
+
+        A segment that fails here is built alone later, which gives the reason.
+        """
         backend = fusions[0].backend
         if not (isinstance(backend, BuildsTogether) and is_known_to_workers(backend)):
             return
         alike = [fusion for fusion in fusions if self._is_to_build(fusion, backend)]
+        # members of one family share a source, which is built once
         sources = {fusion.source.digest: fusion.source for fusion in alike}
         if len(sources) < 2:
             return
@@ -330,14 +380,18 @@ class Compiler:
         )
 
     def _account(self, start: float, what: str) -> float:
-        """Note a build that began at `start` and ends now; the seconds that it took."""
+        """Record a build that began at `start` and ends now; return its seconds."""
         seconds = perf_counter() - start
         self.counters.add("compile_s", seconds)
         self.builds.append(Build(start, seconds, what))
         return seconds
 
     def _take_kernel(self, fusion: Fusion, *, builds: bool) -> None:
-        """Take the kernel of the first backend that has one; it is built only if `builds`."""
+        """Adopt the kernel of the first backend that has one; it is built only if `builds`.
+
+        All ways in which a build can end are handled here: a kernel, Declined, a failure, or the
+        service being closed.
+        """
         try:
             kernel, origin = self._kernel_on_disk(fusion), "from disk"
             if kernel is None and builds:
@@ -346,6 +400,7 @@ class Compiler:
                 kernel.prepare(fusion.segment)
         except Exception as error:
             is_declined = isinstance(error, Declined)
+            # `close` ends the workers in the middle of a build, which is no fault of the segment
             if self._is_closed and not is_declined:
                 fusion.run_op_by_op("the compile service was closed")
             elif self._passes_on(fusion, _told(error)):
@@ -355,14 +410,17 @@ class Compiler:
             else:
                 fusion.fail(_told(error))
         else:
+            # nothing on disk, and not yet worth a build
             if kernel is None:
                 fusion.count_runs(self._request)
             else:
                 fusion.adopt(kernel, origin)
 
     def _passes_on(self, fusion: Fusion, reason: str) -> bool:
-        """Have the next backend that takes all of the fusion's calls try, with a kernel for its
-        own sizes; False if there is none."""
+        """Give the fusion to the next backend that accepts all of its calls; False if none does.
+
+        The next backend makes a kernel for the segment's own sizes: the fusion leaves its family.
+        """
         segment = fusion.segment
         inputs = segment.inputs_of_calls
         for backend in after(fusion.backend, segment.device.type):
@@ -381,6 +439,7 @@ class Compiler:
         return key_of(fusion.source.digest, backend.name, backend.fingerprint())
 
     def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
+        """The fusion's kernel from disk; None if there is none, Declined if it was dropped."""
         key = self._artifact_key(fusion)
         if key is None or self.disk is None:
             return None
@@ -396,11 +455,13 @@ class Compiler:
         except Declined:
             raise
         except Exception:
-            return None  # `load` says that it is unusable: it is built anew and replaced
+            # the artifact is unusable: a build replaces it
+            return None
         self.counters.add("loaded")
         return kernel
 
     def _loaded(self, fusion: Fusion, artifact: bytes) -> Kernel:
+        """The kernel from an artifact. A family loads its artifact once, for all its members."""
         backend, member = cast(PortableBackend, fusion.backend), fusion.member
         if member is None:
             return backend.load(fusion.segment, artifact)
@@ -411,21 +472,24 @@ class Compiler:
         return self._generic_kernel(fusion, member)
 
     def _generic_kernel(self, fusion: Fusion, member: Member) -> Kernel:
-        """The kernel of the fusion's family; Declined if it isn't right for its sizes."""
+        """The kernel of the fusion's family; Declined if it is wrong for the fusion's sizes."""
         family = member.family
         assert family.kernel is not None
         assert family.artifact is not None
         if not cast(GenericBackend, fusion.backend).fits(family.artifact, member.values):
             raise Declined("the kernel for its structure is not right for these sizes")
+        # a kernel that C++ runs becomes a program for these sizes; others take any sizes themselves
         if isinstance(family.kernel, Steps):
             is_long = touches_much(fusion.segment)
             return family.kernel.for_sizes(member.values, is_long=is_long)
         return family.kernel
 
     def _built(self, fusion: Fusion) -> Kernel:
+        """Build the fusion's kernel, or use its family's. If that fails, build one of its own."""
         member = fusion.member
         if member is None:
             return self._built_from(fusion)
+        # one member of a family builds, the others wait here and then use its kernel
         with member.family.building:
             if member.family.kernel is not None:
                 return self._generic_kernel(fusion, member)
@@ -434,12 +498,15 @@ class Compiler:
             except Declined:
                 raise
             except Exception:
-                # no kernel serves all sizes: each has its own
+                # The backend can't compile this structure with symbolic sizes. From now on each
+                # segment of it gets a kernel of its own.
                 member.family.is_apart = True
                 fusion.member = None
+        # outside the lock, as this build is for one segment only
         return self._built_from(fusion)
 
     def _built_from(self, fusion: Fusion) -> Kernel:
+        """Build a kernel from `fusion.source`, and account for it."""
         backend, source = fusion.backend, fusion.source
         start = perf_counter()
         try:
@@ -454,7 +521,7 @@ class Compiler:
         return kernel
 
     def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:
-        """Built in a worker if that knows the backend, and kept on disk."""
+        """The artifact of the fusion's source, built in a worker if it can be, and put on disk."""
         key, source = self._artifact_key(fusion), fusion.source
         try:
             if fusion.ahead is not None and fusion.ahead[0] == source.digest:
@@ -466,7 +533,7 @@ class Compiler:
             else:
                 artifact = _apart(backend.build, source)
         except WorkerDied as death:
-            # no process shall try again
+            # a crash or a build without end: no process shall try it again
             if key is not None and self.disk is not None and not self._is_closed:
                 self.disk.put(key, DROPPED + str(death).encode(), _about(fusion))
             raise
@@ -475,15 +542,16 @@ class Compiler:
         return artifact
 
     def _build_dir(self) -> str | None:
-        """Where workers keep what all builds share; None leaves that to the backend.
+        """The folder for files that all builds share, for workers; None lets the backend choose.
 
-        Compilers load what they find there: it is this user's alone.
+        Compilers load and run code from it, so nobody but this user may be able to write it. If the
+        cache folder is not safe, it is a temporary folder.
         """
         if self.disk is None:
             return None
         folder = self.disk.work_folder("build")
         found = str(folder) if folder is not None else own_folder()
-        # Inductor gives paths to the C++ compiler without quotes
+        # Inductor passes paths to the C++ compiler without quotes, so a space would split them
         return None if any(map(str.isspace, found)) else found
 
 
@@ -492,7 +560,7 @@ def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBacken
 
 
 def _about(fusion: Fusion) -> str:
-    """What `cache list` says of its kernel: the backend and the ops, the most frequent first."""
+    """The description of the kernel for `cache list`: the backend and the ops."""
     ops = counted(call.op.overloadpacket.__name__ for call in fusion.segment.calls)
     return f"{fusion.backend.name}: {ops}"
 
@@ -501,15 +569,15 @@ _turns = threading.Lock()
 
 
 def _apart(function: Callable[[Segment], T], segment: Segment) -> T:
-    """`function(segment)` in a thread of its own, where none of the caller's modes are active.
+    """`function(segment)` in a new thread, where no dispatch mode of the caller is active.
 
-    One at a time: torch's tracing patches what all threads share.
+    Only one such call runs at a time, since torch's tracing patches state that threads share.
     """
     with _turns, ThreadPoolExecutor(1) as thread:
         return thread.submit(function, segment).result()
 
 
 def _told(error: Exception) -> str:
-    """What a fusion says of `error`: its type too, unless the message is made to stand alone."""
+    """The text for an error: its message, after its type if the error is not one of ours."""
     is_ours = isinstance(error, (BuildError, Declined))
     return str(error) if is_ours else f"{type(error).__name__}: {error}"

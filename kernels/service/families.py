@@ -1,7 +1,8 @@
-"""Families: segments that differ in sizes only, and the two kernels that serve them all.
+"""Families: segments that differ only in sizes, served by two kernels.
 
-In: a segment. Out: what is to be compiled for it: itself if it is the first of its structure, else
-the structure's generic segment.
+The first segment of a structure gets a kernel of its own. All others share one kernel with symbolic
+sizes, the generic kernel. In: a segment. Out: a `Member`, or None if the segment itself is to be
+compiled. Called by `service.compile` for each new fusion.
 """
 
 from __future__ import annotations
@@ -19,24 +20,29 @@ from lazy_tensor.kernels.segment import Segment
 
 @dataclass
 class Family:
-    """Segments of one structure. `kernel` and `artifact` are the generic one's, once it is built.
+    """The segments of one structure, as far as they share state.
 
-    `is_apart`: nothing serves them all, each has a kernel of its own.
+    `first` is the first segment seen, and `structure` its structure. `generic` is made when a
+    segment of other sizes comes; `kernel` and `artifact` are its kernel, once that is built.
     """
 
     first: Segment
     structure: Structure
     generic: Generic | None = None
+    # no generic kernel serves this structure: each segment gets a kernel of its own
     is_apart: bool = False
+    # segments seen; `service.compile` counts them as runs of the structure
     n_members: int = 1
     artifact: bytes | None = None
     kernel: Kernel | None = None
+    # Held while the generic kernel is built or loaded, so that only one member does it. A build
+    # loads its artifact too, so the lock is reentrant.
     building: threading.RLock = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A segment that its family's generic kernel is for: `values` are the symbols' for it."""
+    """A segment that uses its family's generic kernel, with these values of the symbols."""
 
     family: Family
     values: tuple[int, ...]
@@ -50,15 +56,17 @@ class Families:
         self._lock = threading.Lock()
 
     def member(self, segment: Segment, backend: Backend) -> Member | None:
-        """The place of `segment`, which was not seen before; None if it has a kernel of its own.
+        """Add a new segment to its family; None if it gets a kernel of its own.
 
-        Declined if its family has two kernels already, and neither is for its sizes.
+        Declined if its sizes fit neither of the family's two kernels. A third one is not built, so
+        that the number of builds doesn't grow with the number of sizes.
         """
         if not (isinstance(backend, GenericBackend) and backend.can_build(segment)):
             return None
         structure = structure_of(segment)
         if structure is None:
             return None
+        # kernels are compiled for a number of threads
         key = (structure.text, backend, torch.get_num_threads())
         with self._lock:
             family = self._known.get(key)
@@ -66,6 +74,7 @@ class Families:
                 self._known.put(key, Family(segment, structure))
                 return None
             family.n_members += 1
+            # the second segment shows which sizes change, so only now there is a generic one
             if family.generic is None and not family.is_apart:
                 family.generic = generic_of(family.structure, structure, segment)
                 family.is_apart = family.generic is None

@@ -1,4 +1,8 @@
-"""What a forked child must not inherit: locks that threads held, threads, pipes to workers."""
+"""Resets objects in forked children.
+
+A child inherits locks that other threads held, pipes to workers that belong to its parent, and none
+of its parent's threads. `Compiler` registers itself here.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from weakref import WeakSet
 
 class Forkable(Protocol):
     def after_fork_in_child(self) -> None:
-        """Make this object usable in the child; its locks may be held by threads that are gone."""
+        """Make this object usable in the child. Threads that hold its locks don't exist there."""
 
 
+# weak, as `os.register_at_fork` can't be undone and would keep every object alive
 _known: WeakSet[Forkable] = WeakSet()
 
 
 def in_child(forkable: Forkable) -> None:
-    """Call `forkable.after_fork_in_child()` in every child forked from now on, while it lives."""
+    """Call `forkable.after_fork_in_child()` in each child forked while the object is alive."""
     _known.add(forkable)
 
 

@@ -1,8 +1,8 @@
-"""A fusion: one distinct segment, and the best callable there is for it at this moment.
+"""A fusion: one distinct segment, and the callable that runs it now.
 
 In: a segment, a backend, and later the kernel that `service.compile` obtained. Out: `run`, which
-plans call at every flush. It decides what runs: op-by-op replay, the kernel, or both in turn to
-compare.
+plans call at every flush. It is op-by-op replay, the kernel, or both in turn to measure or compare
+them. Replay means that aten runs the segment's calls one by one, as eager execution does.
 """
 
 from __future__ import annotations
@@ -32,27 +32,32 @@ Scalars = Sequence[float]
 OnDisagreement = Callable[["Fusion", str, tuple[Tensors, Scalars]], str]
 
 RECHECK_EVERY = 10_000
-"""Runs after which the kernel and op-by-op replay are timed against each other again."""
+"""Runs after which kernel and replay are timed again, since the slower one may be faster by now."""
 
 
 class Fusion:
-    """One distinct segment: what runs it now, and why.
+    """One distinct segment, the callable that runs it now, and the reason for that.
 
-    `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call. `status`
-    is 'aten' (op by op, nothing asked for), 'queued', 'compiling', 'measuring' (kernel and replay
-    run in turn), 'ready' (the kernel runs), 'slower' (it lost against replay), 'declined' (no
-    kernel is for it) or 'failed'; `reason` says more, first of all which backends couldn't make its
-    kernel before `backend` was asked. `on_disagreement` is told of a kernel whose results differ
-    from replay's, and says what to add to the warning. `ahead` is an artifact that was built before
-    it was asked for, behind the digest of its source. `spent_s` is what runs op by op took.
-    `n_adopted` counts kernels that came. `program` is what C++ runs in place of `run`, where that
-    does nothing else; `writes`: the segment writes its inputs.
+    `run(tensors, scalars)` is replaced as the fusion changes, so look it up at every call.
 
-    A function that runs the segment puts its outputs into a variable `results` at once, and uses
-    the name for nothing else. `failure` looks whether an interrupt came before or after that.
+    `status` is one of:
+    - 'aten': runs op by op, and no kernel was asked for
+    - 'queued', 'compiling': runs op by op until its kernel comes
+    - 'measuring': kernel and replay run in turn
+    - 'ready': the kernel runs
+    - 'slower': the kernel lost against replay, which runs
+    - 'declined': no backend has a kernel for it; replay runs
+    - 'failed': the build failed, or the kernel was wrong; replay runs
+
+    `reason` says more. It begins with the backends that failed or declined before `backend`.
+
+    A function that runs the segment assigns its outputs to a local variable `results` at once, and
+    uses that name for nothing else. After Ctrl-C `dispatch.run.failure` looks at the frames: if
+    `results` is set, the segment has run, and must not be run again.
     """
 
     n_adopted: ClassVar[int] = 0
+    """Kernels that all fusions got so far. After new ones `tiering.policy` times blocks again."""
 
     def __init__(
         self,
@@ -66,18 +71,28 @@ class Fusion:
         self.backend = backend
         self.status: Status = "aten"
         self.reason = ""
+        # runs op by op, counted until `threshold`, at which a kernel is asked for
         self.n_runs = 0
+        # seconds of runs op by op; `Jobs` builds first where most time goes
         self.spent_s = 0.0
+        # set if the kernel is its family's generic one
         self.member: Member | None = None
+        # digest of the source and the artifact that was built together with others'
         self.ahead: tuple[str, bytes] | None = None
+        # text for `reason`: the backends that had no kernel, each with its own reason
         self._passed = ""
         self.threshold = 0
+        # whether a kernel must measure faster than replay to be used
         self.measure = False
         self._counters = counters
         self._verify_every = verify_every
+        # called with a wrong kernel's reason and inputs; returns text for the warning
         self._on_disagreement = on_disagreement
+        # what C++ runs in place of `run`, if `run` would only call it; None if Python must run
         self.program: Program | None = None
+        # C++ calls it when `program` has run as often as `measure_after` said
         self.measure_again: Callable[[], None] = lambda: None
+        # read by C++: after a kernel raised, a segment that writes its inputs is not run again
         self.writes = bool(segment.written)
         self.run = self._first_run
 
@@ -87,10 +102,15 @@ class Fusion:
 
     @run.setter
     def run(self, run: Kernel) -> None:
+        # C++ prefers `program`: a stale one would hide the new `run`
         self._run, self.program = run, None
 
     def _runs(self, kernel: Kernel, *, measure_after: int = 0) -> None:
-        """Let C++ call `kernel` in place of `run`, if it can."""
+        """Let C++ call `kernel` in place of `run`, if it is a program.
+
+        C++ calls `measure_again` at run `measure_after`; 0 means never. Call this after `run` is
+        set, which resets `program`.
+        """
         if is_program(kernel):
             kernel.measure_after(measure_after)
             self.program = kernel
@@ -102,17 +122,18 @@ class Fusion:
 
     @property
     def source(self) -> Segment:
-        """What is compiled for the fusion: its segment, or a generic one that serves others too."""
+        """The segment to compile: its own, or its family's generic one."""
         generic = None if self.member is None else self.member.family.generic
         return self.segment if generic is None else generic
 
     def run_op_by_op(self, reason: str = "") -> None:
-        """Settle on replay for good."""
+        """Run op by op from now on, without asking for a kernel."""
         self.status, self.reason = "aten", self._passed + reason
         self.run = self._first_run
 
     def count_runs(self, at_threshold: Callable[[Fusion], None] | None = None) -> None:
-        """Run op by op and count; call `at_threshold(self)` when that makes `threshold` runs."""
+        """Run op by op and count the runs; from run `threshold` on call `at_threshold(self)` at
+        each run, until the status is no longer 'aten'."""
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
             self.n_runs += 1
@@ -125,11 +146,12 @@ class Fusion:
 
         aten = self.aten
         self.run = run
+        # runs counted before this call may suffice: those while the disk was looked at
         if at_threshold is not None and self.n_runs >= self.threshold:
             at_threshold(self)
 
     def adopt(self, kernel: Kernel, origin: str) -> None:
-        """Run `kernel` from now on, or find out first whether it is faster, if `measure` is set."""
+        """Run `kernel` from now on, or measure first whether it is faster, if `measure` is set."""
         COMPILES.info("%s has a kernel of %s, %s", self, self.backend.name, origin)
         self.reason = self._passed + origin
         Fusion.n_adopted += 1
@@ -145,24 +167,27 @@ class Fusion:
             self._runs(kernel)
 
     def pass_on(self, backend: Backend, reason: str) -> None:
-        """Have another backend make the kernel, as the present one can't."""
+        """Let another backend make the kernel, because the present one can't."""
         self._passed += f"{self.backend.name}: {reason}; {backend.name}: "
         self.backend, self.member = backend, None
 
     def give_up(self, reason: str) -> None:
-        """Run op by op for good, which is no failure."""
+        """Run op by op from now on, because no backend has a kernel: no failure, no warning."""
         self.run_op_by_op(reason)
         self.status = "declined"
 
     def fail(self, reason: str) -> None:
-        """Run op by op for good; the next run warns, in the thread of whoever runs it."""
+        """Run op by op from now on, because the build failed.
+
+        The next run warns, in the program's own thread.
+        """
         self.status, self.reason = "failed", self._passed + reason
         COMPILES.info("%s has no kernel: %s", self, self.reason)
         self._counters.add("failed")
         self.run = self._warn_and_run
 
     def _first_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
-        # generates the replay function only for a fusion that does run op by op
+        # makes the replay program only now, as a fusion whose kernel comes first never needs it
         self._run_by_aten()
         results = self.run(tensors, scalars)
         return results  # noqa: RET504
@@ -172,6 +197,8 @@ class Fusion:
         self._runs(self.aten)
 
     def _measure(self, kernel: Kernel) -> None:
+        """Run `kernel` and replay in turn, then keep the faster one until the next recheck."""
+
         def decide(kernel_s: float, aten_s: float) -> None:
             faster = kernel_s < aten_s
             self.status = "ready" if faster else "slower"
@@ -179,6 +206,7 @@ class Fusion:
             self.reason = self._passed + times
             COMPILES.info("%s: %s", self, times)
             self._counters.add("adopted" if faster else "slower")
+            # Python counts to the recheck in `run`. Where C++ runs `program` instead, it counts.
             self.run = self._until_recheck(guarded if faster else self.aten, kernel)
             self._runs(kernel if faster else self.aten, measure_after=RECHECK_EVERY)
 
@@ -188,6 +216,7 @@ class Fusion:
         self.run = Trial(guarded, self.aten, decide)
 
     def _until_recheck(self, best: Kernel, kernel: Kernel) -> Kernel:
+        """`best`, which measures `kernel` against replay again after `RECHECK_EVERY` runs."""
         left = RECHECK_EVERY
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
@@ -201,10 +230,14 @@ class Fusion:
         return run
 
     def _guarded(self, kernel: Kernel) -> Kernel:
-        """`kernel`, with the error that eager execution raises in place of its own.
+        """`kernel`, followed by replay where it raises.
 
-        Not one that writes its inputs: it may have done so already, and replay would write twice.
+        Replay raises eager's exception in place of the kernel's own. If replay doesn't raise, the
+        kernel is dropped. A kernel that writes its inputs is not followed by replay: it may have
+        written already, and replay would write a second time.
         """
+        # A Prepared kernel needs the wrapper for its Busy, raised before it writes anything. A
+        # Verified one may have a Prepared one inside.
         if self.segment.written and not isinstance(kernel, (Prepared, Verified)):
             return kernel
 
@@ -216,21 +249,24 @@ class Fusion:
                 failure = None
             except Exception as error:
                 if self.segment.written:
-                    raise  # the kernel may have written already: replay would write twice
+                    raise
                 failure = error
             results = self.aten(tensors, scalars)
             if failure is not None:
-                # it may be short of memory this once: no reason to keep others from the kernel
+                # not `_disagreed`, which keeps other processes from the kernel too: the error may
+                # have a passing cause, such as too little memory
                 self._dropped(f"it raised {failure!r}, op-by-op execution does not")
             return results
 
         return run
 
     def _disagreed(self, reason: str, tensors: Tensors, scalars: Scalars) -> None:
+        """Drop a kernel whose results were wrong on these inputs, in all processes."""
         told = self._on_disagreement
         self._dropped(reason, "" if told is None else told(self, reason, (tensors, scalars)))
 
     def _dropped(self, reason: str, advice: str = "") -> None:
+        """Drop the kernel in this process, with a warning."""
         self.status, self.reason = "failed", self._passed + reason
         self._counters.add("disagreed")
         self._run_by_aten()

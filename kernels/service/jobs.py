@@ -1,4 +1,8 @@
-"""Fusions waiting to be worked on by daemon threads, those first in which most time goes."""
+"""A queue of fusions for daemon threads to work on, those first on which most time is spent.
+
+`service.compile` has two: one that loads kernels from disk, and one that has them built. A thread
+of the program may also do a waiting fusion's work itself, in "blocking" mode.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,20 @@ from contextlib import AbstractContextManager, nullcontext
 from lazy_tensor.kernels.service.fusion import Fusion
 
 MOST_TOGETHER = 8
-"""Fusions that a thread takes at once: the first of their kernels comes when the last one does."""
+"""The most fusions that a thread takes at once. They are built together, so the first of their
+kernels comes no sooner than the last one: a larger number would delay it."""
 
 GATHERS_S = 0.05
-"""How long a thread that had nothing to do waits for more: those of one flush come at once."""
+"""Seconds that an idle thread waits for more fusions before it takes some, so that those of one
+flush are built together."""
 
 
 class Jobs:
-    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads; if it is given,
-    within `together(fusions)` for those that a thread takes at once.
+    """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads.
 
-    Neither may raise: they leave their verdict in the fusion.
+    With `together` a thread takes several fusions at once. It enters `together(fusions)` and calls
+    `work` for each of them inside. Neither function should raise: they record what went wrong in
+    the fusion.
     """
 
     def __init__(
@@ -37,20 +44,24 @@ class Jobs:
         self.forget()
 
     def forget(self) -> None:
-        """Start afresh, as in a forked child, where the threads and the locks' owners are gone."""
+        """Set all state to that of a new queue, as in a forked child, which has no threads."""
+        # guards all that follows, and is notified at each change
         self._changed = threading.Condition()
         self._waiting: list[Fusion] = []
+        # taken by a thread and not yet released; a fusion is never in both lists
         self._active: list[Fusion] = []
         self._threads: list[threading.Thread] = []
+        # threads in `_serve` that wait for a fusion
         self._n_idle = 0
         self._is_closed = False
 
     def add(self, fusion: Fusion) -> bool:
-        """Have `fusion` worked on by a thread; False if that is under way already."""
+        """Queue `fusion` for a thread; False if it is queued or worked on already, or on close."""
         with self._changed:
             if self._is_closed or fusion in self._waiting or fusion in self._active:
                 return False
             self._waiting.append(fusion)
+            # a new thread only if those that are idle can't take all that waits
             if self._n_idle < len(self._waiting) and len(self._threads) < self._n_threads:
                 thread = threading.Thread(target=self._serve, daemon=True, name="lazy_tensor-jobs")
                 self._threads.append(thread)
@@ -59,7 +70,7 @@ class Jobs:
             return True
 
     def take_back(self, fusion: Fusion) -> bool:
-        """Withdraw `fusion` if nobody has started on it; True if so."""
+        """Remove `fusion` from the queue; False if it isn't there or a thread has taken it."""
         with self._changed:
             if fusion not in self._waiting:
                 return False
@@ -68,11 +79,11 @@ class Jobs:
             return True
 
     def run_now(self, fusion: Fusion) -> None:
-        """Work on `fusion` in this thread, or wait for the thread that has started already."""
+        """Work on `fusion` in this thread, or wait for the thread that has taken it already."""
         self._see_to(fusion, if_waiting=False)
 
     def finish(self, fusion: Fusion) -> None:
-        """The same for a fusion that was added, if there is anything left to do."""
+        """Like `run_now`, but does nothing if `fusion` is neither waiting nor worked on."""
         self._see_to(fusion, if_waiting=True)
 
     def _see_to(self, fusion: Fusion, *, if_waiting: bool) -> None:
@@ -81,6 +92,7 @@ class Jobs:
                 self._changed.wait_for(lambda: fusion not in self._active)
                 return
             if fusion in self._waiting:
+                # with a share of the others, which are built in the same go
                 fusions = self._take(fusion)
             elif if_waiting:
                 return
@@ -90,30 +102,36 @@ class Jobs:
         self._finish(fusions)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until there is nothing to do; False if that took more than `timeout_s`."""
+        """Wait until nothing waits or is worked on; False if that takes over `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._active), timeout_s)
 
     def close(self) -> None:
-        """Drop what waits and let the threads end. What is being worked on is not waited for."""
+        """Drop all waiting fusions and let the threads end, without waiting for them."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """After `close`, wait for what is being worked on, so long at most: a thread in C++ that
-        wants the interpreter back when it has gone ends the process with an abort."""
+        """After `close`, wait for the threads to end, `timeout_s` at most.
+
+        A thread that returns from C++ after the interpreter has been shut down would abort the
+        process.
+        """
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _serve(self) -> None:
+        """What each thread runs until `close`."""
         is_busy = False
         while True:
             with self._changed:
                 self._n_idle += 1
+                # A thread that has just finished takes on what waits at once. One that was idle, or
+                # is new, waits a moment for the rest of the flush.
                 if not (is_busy and self._waiting):
                     self._changed.wait_for(lambda: self._waiting or self._is_closed)
                     if self._together is not None:
@@ -126,8 +144,12 @@ class Jobs:
             is_busy = True
 
     def _take(self, first: Fusion | None = None) -> list[Fusion]:
-        """Begin on those that wait in which most time has gone, or on `first` and these: on this
-        thread's share."""
+        """Move this thread's share of the waiting fusions to the active ones and return them.
+
+        They are those on which most time is spent; `first` comes before them if given. Call it
+        with the lock held.
+        """
+        # an equal part for each thread, so that one doesn't build all while the others are idle
         share = math.ceil(len(self._waiting) / self._n_threads)
         n = 1 if self._together is None else min(share, MOST_TOGETHER)
         taken = heapq.nlargest(n, self._waiting, key=lambda f: (f is first, f.spent_s))
@@ -137,16 +159,19 @@ class Jobs:
         return taken
 
     def _finish(self, fusions: Sequence[Fusion]) -> None:
+        """Work on active fusions, and release each one, whatever is raised."""
         left = list(fusions)
         try:
             with nullcontext() if self._together is None else self._together(fusions):
                 while left:
                     self._work(left[0])
                     self._release(left.pop(0))
-        except Exception as error:  # not foreseen: nobody may wait for ever
+        except Exception as error:
+            # unforeseen, such as no memory for a process; others may wait for these fusions
             for fusion in left:
                 fusion.fail(f"{type(error).__name__}: {error}")
         finally:
+            # Ctrl-C in a thread of the program: its fusions must not stay "compiling" for ever
             for fusion in left:
                 if fusion.status in ("queued", "compiling"):
                     fusion.run_op_by_op("its build was interrupted")

@@ -1,4 +1,4 @@
-"""A bar on the terminal while kernels are waited for (`compile="blocking"`)."""
+"""A progress bar on the terminal while a flush waits for kernels (`compile="blocking"`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 FEWEST = 4
-"""Kernels waited for at once from which a bar is shown."""
+"""The least number of kernels for which a bar is shown."""
 
 
 @contextmanager
 def shown(n_kernels: int) -> Iterator[Callable[[], None]]:
-    """A function to call after each kernel. The bar needs rich, and a terminal on stderr."""
+    """A context with a function to call after each kernel.
+
+    The bar needs the package rich, and a terminal on stderr; else nothing is shown.
+    """
     if n_kernels < FEWEST or not sys.stderr.isatty():
         yield _nothing
         return
@@ -28,4 +31,4 @@ def shown(n_kernels: int) -> Iterator[Callable[[], None]]:
 
 
 def _nothing() -> None:
-    """Nobody looks."""
+    """Advances no bar."""

@@ -1,7 +1,7 @@
-"""Scripts that show where a kernel and op-by-op execution differ, without the program they ran in.
+"""Writes a script that shows that a kernel is wrong, without the program in which that was found.
 
-In: a segment, the backend's name, the inputs on which they differed. Out: `<digest>.py`, and beside
-it `<digest>.pt` with the inputs.
+In: a segment, the backend's name, and the inputs on which kernel and op-by-op execution differ.
+Out: `<digest>.py`, and beside it `<digest>.pt` with the inputs. Called by `service.compile`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def write_script(
     inputs: tuple[Sequence[torch.Tensor], Sequence[float]],
     reason: str,
 ) -> Path | None:
-    """The script, which replaces one for the same segment; None if it can't be written.
+    """Write the script, over one for the same segment; return its path, or None on failure.
 
-    `first` is the other segment that a kernel for all sizes was made from, None for a kernel of the
-    segment's own.
+    A generic kernel was made from two segments: `first` is the other one. None means that the
+    kernel is the segment's own.
     """
     own = "segment"
     if first is not None:
@@ -64,6 +64,7 @@ def write_script(
     script = _SCRIPT.format(
         backend=backend,
         torch=torch.__version__,
+        # it stands inside a docstring of the script
         reason=reason.replace("\\", "/").replace('"', "'"),
         segment=_code(segment),
         source=own,
@@ -80,7 +81,7 @@ def write_script(
 
 
 def _code(value: Any) -> str:
-    """Python that makes `value`, in the script's names."""
+    """Python source of an expression for `value`, in the names that the script imports."""
     match value:
         case Segment():
             calls = "".join(f"\n        {_code(call)}," for call in value.calls)
@@ -100,6 +101,7 @@ def _code(value: Any) -> str:
             )
         case Ref() | ScalarRef():
             return f"{type(value).__name__}({value.index})"
+        # with a comma behind each item, so that a tuple of one stays a tuple
         case tuple():
             return f"({''.join(f'{_code(item)}, ' for item in value)})"
     return repr(value)

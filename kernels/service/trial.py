@@ -1,4 +1,7 @@
-"""Which of two callables is faster, found out on calls that have to be made anyway."""
+"""Measures which of two callables is faster, on the program's own calls.
+
+`service.fusion` uses it to compare a kernel with op-by-op execution on the user's own data.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ N_ROUNDS = 5
 
 
 class Trial:
-    """Runs `kernel` and `aten` in turn, one a call, then calls `decide(kernel_s, aten_s)`.
+    """Runs `kernel` and `aten` in turn, one at each call, then calls `decide(kernel_s, aten_s)`.
 
-    The times are medians of `N_ROUNDS` calls each, the first call of each left out.
+    The times are medians of `N_ROUNDS` calls each, after a first call of each as a warm-up.
     """
 
     def __init__(

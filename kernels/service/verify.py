@@ -1,4 +1,8 @@
-"""Runs a kernel beside op-by-op execution now and then, and compares what both leave behind."""
+"""Compares a kernel's outputs and written inputs with those of op-by-op execution.
+
+`service.fusion` wraps a kernel in `Verified` if `configure(verify_every=...)` is set. The scripts
+of `service.repro` and `dispatch.plan.second_tier` use the comparison alone.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,22 @@ from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.segment import Segment
 
-# fused kernels round intermediate values less often and sum in another order than eager
+# relative tolerances: fused kernels round intermediate values less often, and sum in another order
 _RELATIVE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _MAX_DIFFERING_SHARE = 1e-3
-"""Of integers and booleans: a comparison of floats may fall to the other side."""
+"""The share of integers and booleans that may differ: they may come from comparisons of floats,
+which rounding can turn over."""
 
 Tensors = Sequence[torch.Tensor]
 Disagreed = Callable[[str, Tensors, Sequence[float]], None]
-"""Called with the reason and the inputs as they were."""
+"""Called with the reason and the inputs as they were before the run, and the scalars."""
 
 
 class Verified:
-    """`kernel`, of whose runs the first and then one in `every` is repeated by `aten` and compared.
+    """A kernel whose first run, and then one run in `every`, is compared with op-by-op execution.
 
-    If they differ, the caller gets what `aten` computed, written inputs included, after
-    `disagreed` has been called.
+    If they differ, `disagreed` is called, and the caller gets the outputs and written inputs of
+    `aten`.
     """
 
     def __init__(
@@ -52,12 +57,14 @@ class Verified:
         self._left = self._every
         self._counters.add("verified")
         segment = self._segment
+        # two copies of the written inputs: one stays as it is for the report, `aten` writes one
         given, mine = _apart(tensors, segment), _apart(tensors, segment)
         results = self._kernel(tensors, scalars)
         expected = self._aten(mine, scalars)
         reason = _disagreement(segment, given, (tensors, results), (mine, expected))
         if reason is None:
             return results
+        # before `disagreed`, which may raise its warning: the program must have the right values
         for i in segment.written:
             tensors[i].copy_(mine[i])
         self._disagreed(reason, given, scalars)
@@ -67,14 +74,14 @@ class Verified:
 def difference_of(
     kernel: Kernel, aten: Kernel, segment: Segment, tensors: Tensors, scalars: Sequence[float]
 ) -> str | None:
-    """How what `kernel` does differs from what `aten` does, if it does. Inputs stay as they are."""
+    """How `kernel` and `aten` differ on these inputs, which are not written; None if they agree."""
     one, other = _apart(tensors, segment), _apart(tensors, segment)
     sides = (one, kernel(one, scalars)), (other, aten(other, scalars))
     return _disagreement(segment, tensors, *sides)
 
 
 def _apart(tensors: Tensors, segment: Segment) -> list[torch.Tensor]:
-    """The inputs, copies in place of those that the segment writes."""
+    """The inputs, with a copy in place of each that the segment writes."""
     written = segment.written
     return [copy_of(tensor) if i in written else tensor for i, tensor in enumerate(tensors)]
 
@@ -85,7 +92,7 @@ def _disagreement(
     actual: tuple[Tensors, Tensors],
     expected: tuple[Tensors, Tensors],
 ) -> str | None:
-    """How two pairs of inputs and outputs after a run on `given` differ."""
+    """How two pairs of (inputs, outputs) differ, both after a run on `given`."""
     one, other = (
         [*outputs, *(inputs[i] for i in segment.written)] for inputs, outputs in (actual, expected)
     )
@@ -93,6 +100,7 @@ def _disagreement(
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, for which a kernel was compiled."""
     copy = torch.empty_strided(
         tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
@@ -100,9 +108,10 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def difference(actual: Tensors, expected: Tensors, magnitude: float = 0.0) -> str | None:
-    """The first way in which `actual` is not `expected`, up to the rounding fusion brings; or None.
+    """The first difference between `actual` and `expected` that rounding can't explain, or None.
 
-    `magnitude` is that of the largest operand: where results cancel, its rounding is what is left.
+    `magnitude` is the largest absolute value of the operands. Where large operands cancel, their
+    rounding errors are all that is left of the result.
     """
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         reason = _metadata_difference(a, e) or _value_difference(a, e, magnitude)
@@ -112,10 +121,10 @@ def difference(actual: Tensors, expected: Tensors, magnitude: float = 0.0) -> st
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """The largest finite absolute value; 0 for what isn't floating point."""
+    """The largest finite absolute value; 0 for a dtype that isn't floating point."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0.0
-    # 0 in place of what isn't finite, as a selection would copy twice as much
+    # replaced by 0 and not selected: selecting the finite elements would copy twice as much
     return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
@@ -123,7 +132,7 @@ def _metadata_difference(actual: torch.Tensor, expected: torch.Tensor) -> str | 
     for what in ("dtype", "device", "shape"):
         if getattr(actual, what) != getattr(expected, what):
             return f"{what} {getattr(actual, what)} instead of {getattr(expected, what)}"
-    # strides of dimensions of one element address nothing
+    # the stride of a dimension of one element addresses nothing, and may differ
     moving = [dim for dim in range(expected.ndim) if expected.size(dim) > 1]
     if expected.numel() and any(actual.stride(d) != expected.stride(d) for d in moving):
         return f"stride {actual.stride()} instead of {expected.stride()}"
@@ -138,6 +147,7 @@ def _value_difference(actual: torch.Tensor, expected: torch.Tensor, magnitude: f
         if n_differing > max(1, int(_MAX_DIFFERING_SHARE * expected.numel())):
             return f"{n_differing} of {expected.numel()} elements differ"
         return None
+    # 8-bit floats have the default
     relative = _RELATIVE.get(expected.dtype, 0.5)
     scale = largest(expected)
     absolute = max(relative * scale, 16 * torch.finfo(expected.dtype).eps * magnitude)

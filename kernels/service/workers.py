@@ -1,7 +1,8 @@
-"""The parent's side of the worker processes: starting them, asking them to build, ending them.
+"""The parent's side of the worker processes: starts them, sends requests, and ends them.
 
 In: a backend of this package and a segment. Out: the artifact. Called by `service.compile`.
-Messages are pickles behind an 8-byte length, over the pipes of our own children.
+A message is an 8-byte length and a pickle. Unpickling is safe here, since the pipes lead only to
+processes that this process has started.
 """
 
 from __future__ import annotations
@@ -29,30 +30,38 @@ _PACKAGE = "lazy_tensor.kernels"
 
 
 class BuildError(RuntimeError):
-    """A worker could not build a segment; says why."""
+    """A worker could not build a segment; the message says why."""
 
 
 class WorkerDied(BuildError):
-    """A build crashed its worker, or took so long that the worker was ended."""
+    """A build crashed its worker, or exceeded `BUILD_LIMIT_S`.
+
+    No process tries such a build again. A worker that someone else killed is a plain BuildError.
+    """
 
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-"""What ends a worker by its own doing: others can kill it, or the machine be short of memory."""
+"""Signals that mean that the worker crashed. Others, such as SIGKILL, come from outside: from a
+user, or from a system that is short of memory."""
 
 BUILD_LIMIT_S = 600.0
-"""Seconds after which a build is given up and its worker ended."""
+"""Seconds after which a build is given up and its worker is killed."""
 
 
 def is_known_to_workers(backend: Backend) -> bool:
-    """Whether a worker can make this backend: one of this package, not one registered by others."""
+    """Whether a worker can create this backend, by its module and class.
+
+    That is so for the backends of this package. A class of the user's program may not be importable
+    in a worker.
+    """
     return type(backend).__module__.startswith(_PACKAGE + ".")
 
 
 class _Pickler(pickle.Pickler):
-    """Names torch's constants as attributes of torch.
+    """Pickles torch's constants, such as dtypes, as attributes of torch.
 
-    They pickle as globals without a module, so pickle would name whichever loaded module it first
-    finds torch in, one of the user's perhaps, which a worker can't import.
+    By default they pickle as globals without a module. Then pickle searches all loaded modules for
+    the name, and may find a module of the user's, which a worker can't import.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -69,6 +78,7 @@ def send(pipe: IO[bytes], message: Any) -> None:
     buffer = io.BytesIO()
     _Pickler(buffer).dump(message)
     content = buffer.getvalue()
+    # the parent's pipes have no buffer (see `_Worker`), so one `write` may take a part only
     left = memoryview(len(content).to_bytes(8, "little") + content)
     while left:
         left = left[pipe.write(left) :]
@@ -76,7 +86,7 @@ def send(pipe: IO[bytes], message: Any) -> None:
 
 
 def receive(pipe: IO[bytes]) -> Any:
-    """The next message; EOFError if the other side is gone."""
+    """The next message; EOFError if the other side has closed the pipe."""
     n_bytes = int.from_bytes(_read(pipe, 8), "little")
     return pickle.loads(_read(pipe, n_bytes))
 
@@ -92,14 +102,18 @@ def _read(pipe: IO[bytes], n_bytes: int) -> bytes:
 
 
 HEAD_START_S = 10.0
-"""Seconds of a processor for which a worker is as nice as the program. To import torch's compiler
-and build a first kernel takes 5 to 8: beside a program of two threads on two cores 8 s, where steps
-take five to ten times as long, instead of 12 to 19, where they take twice as long. Not beside
-ranks of a program, each of which waits for the slowest: two ranks on two cores do 0.9 of torch's
-steps in the first 20 s under DDP, 0.65 with the head start, and as many either way by
-`fully_shard`."""
+"""Seconds of processor time for which a new worker has the program's own priority.
 
-# The whole package comes from where this process has it: on the path there may be another version.
+To import torch's compiler and build a first kernel takes 5 to 8 s. Beside a program of two threads
+on two cores the first kernel comes after 8 s, while steps take five to ten times as long. Without a
+head start it comes after 12 to 19 s, while steps take twice as long.
+
+Programs of several ranks get no head start, because each rank waits for the slowest. In the first
+20 s two ranks on two cores do 0.9 of torch's steps under DDP, and 0.65 with a head start. Under
+`fully_shard` it makes no difference."""
+
+# A worker's program, given to `python -c`. It loads the package from the file that this process
+# loaded it from, because another version may come first on the path.
 _BEGIN = f"""
 import importlib.util, os, sys
 niceness, head_start_s = int(sys.argv.pop(1)), float(sys.argv.pop(1))
@@ -113,15 +127,17 @@ main(niceness, head_start_s, *sys.argv[1:])
 
 
 def _path() -> list[str]:
-    """Where modules are looked for, as here, but last where the program lies: a file of the user's
-    must not shadow a module that the program itself never imports. Nor may one of the working
-    directory."""
+    """The worker's `sys.path`: this process's own, with the program's folder moved to the end.
+
+    A file beside the program must not shadow a module that torch's compiler imports and the program
+    never does. The empty entry, which means the working directory, is left out for the same reason.
+    """
     program = os.path.dirname(getattr(sys.modules["__main__"], "__file__", None) or "")
     return sorted((path for path in sys.path if path), key=lambda path: path == program)
 
 
 def _has_ranks() -> bool:
-    """Whether the program is several processes that wait for each other."""
+    """Whether the program is one rank of several, which wait for each other."""
     distributed = torch.distributed
     return (
         distributed.is_available()
@@ -131,7 +147,7 @@ def _has_ranks() -> bool:
 
 
 class _Worker:
-    """One child process, which does one thing at a time."""
+    """One child process, which answers one request at a time."""
 
     def __init__(self, build_dir: str | None, niceness: int, head_start_s: float) -> None:
         init_file = sys.modules[_TOP_PACKAGE].__file__
@@ -142,21 +158,27 @@ class _Worker:
             arguments.append(build_dir)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BEGIN, *arguments],
-            bufsize=0,  # a buffer's lock would stay locked in a child that is forked during a read
+            # a buffered pipe has a lock, which stays locked in a child that is forked during a read
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
 
     def ask(self, backend: Backend, method: str, argument: Any) -> Any:
-        """What `method` of the backend gives there."""
+        """The result of the backend's `method(argument)` in the worker.
+
+        Declined or BuildError if it raises there; WorkerDied or BuildError if the worker ends.
+        """
         kind = type(backend)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         n_threads = torch.get_num_threads()
         request = (kind.__module__, kind.__qualname__, method, argument, n_threads)
+        # tells a worker that was killed for its time from one that ended otherwise
         is_late = threading.Event()
 
+        # killing it closes the pipe, so that `receive` below raises
         def end() -> None:
             is_late.set()
             self._process.kill()
@@ -168,6 +190,7 @@ class _Worker:
             send(self._process.stdin, request)
             ending, answer = receive(self._process.stdout)
         except (OSError, EOFError):
+            # a negative code is the number of the signal that ended the process
             code = self._process.wait()
             if is_late.is_set():
                 raise WorkerDied(f"it took the compile worker over {BUILD_LIMIT_S:.0f} s") from None
@@ -196,7 +219,8 @@ class _Worker:
                 pipe.close()
 
     def disown(self) -> None:
-        """Leave the process to its parent: to this forked child it is none of its business."""
+        """Let go of the process in a forked child: it belongs to the parent."""
+        # as if it had ended: `Popen` would otherwise wait for it or warn when it is deleted
         self._process.returncode = 0
         self.let_go()
 
@@ -204,9 +228,9 @@ class _Worker:
 class Workers:
     """Up to `size` worker processes, started when first needed, ended with this process.
 
-    `build_dir` says where backends keep their working files, None if they may choose. It is asked
-    when a process is started, which has `niceness` after `head_start_s`
-    of a processor.
+    `build_dir()` is the folder for the compilers' own files, or None if they may choose. It is
+    called when a worker is started. `niceness` and `head_start_s` are for workers that are started
+    from then on; see `HEAD_START_S`.
     """
 
     def __init__(
@@ -219,20 +243,21 @@ class Workers:
         atexit.register(self.close)
 
     def _reset(self) -> None:
+        # bounds the workers: who holds a slot has one for itself
         self._slots = threading.BoundedSemaphore(self.size)
+        # guards the lists below
         self._lock = threading.Lock()
         self._all: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._is_closed = False
 
     def build(self, backend: Backend, segment: Segment) -> bytes:
-        """What `backend.build(segment)` returns in a worker; BuildError if that fails, Declined if
-        that is no failure."""
+        """The result of `backend.build(segment)` in a worker; raises BuildError or Declined."""
         artifact: bytes = self._ask(backend, "build", segment)
         return artifact
 
     def build_all(self, backend: BuildsTogether, segments: Sequence[Segment]) -> list[bytes | None]:
-        """What `backend.build_all(segments)` returns in a worker; BuildError if that fails."""
+        """The result of `backend.build_all(segments)` in a worker; raises BuildError."""
         artifacts: list[bytes | None] = self._ask(backend, "build_all", segments)
         return artifacts
 
@@ -253,7 +278,7 @@ class Workers:
             try:
                 head_start_s = 0.0 if _has_ranks() else self.head_start_s
                 worker = _Worker(self._build_dir(), self.niceness, head_start_s)
-            except OSError as error:  # no memory, or no process, is left for one
+            except OSError as error:  # too little memory, or too many processes
                 raise BuildError(
                     f"a process to build kernels in can't be started: {error}"
                 ) from None
@@ -269,7 +294,7 @@ class Workers:
                 self._all.remove(worker)
 
     def close(self) -> None:
-        """End the workers, in the middle of a build too."""
+        """End the workers, also in the middle of a build, which then raises a BuildError."""
         atexit.unregister(self.close)
         with self._lock:
             self._is_closed = True
@@ -278,7 +303,7 @@ class Workers:
             self._idle.clear()
 
     def forget(self) -> None:
-        """Leave the workers to the parent process, as in a forked child."""
+        """Let go of all workers, in a forked child: they belong to the parent process."""
         for worker in self._all:
             worker.disown()
         self._reset()

@@ -1,8 +1,9 @@
-"""A captured call: its plan, what must be as it was, and where its results go.
+"""A captured call: its plan, what must not have changed, and where its results go.
 
-In: the take of a call that did what a call before it did. Out: `CapturedCall`, which finds the
-leaves of the next call, if everything is as it was, and runs the plan on them. Called by `replay`.
-This file finds out what to do and does what is rare; `dispatch/native/captured.h` does the rest.
+In: the take of a call that did the same as an earlier call. Out: a `CapturedCall`. For a further
+call it checks that nothing has changed, finds the leaves, and runs the plan on them. Made and
+called by `replay`. This file decides once what each replay has to do, and handles the rare cases.
+`dispatch/native/captured.h` does the work of each replay.
 """
 
 from __future__ import annotations
@@ -47,37 +48,38 @@ from lazy_tensor.tensor import LazyTensor
 
 Tensors = list[torch.Tensor]
 Found = tuple[list[torch.Tensor], list[complex], Tensors]
-"""What a run needs: the leaves of the plan, those to be drawn left out; its numbers; the tensors at
-open places."""
+"""What a run needs: the leaves of the plan, with None where a draw goes; its numbers; and the
+tensors at open places."""
 
 MOST_TAUGHT = 8
-"""Calls of a module that are recorded for its backward to be learnt: of a program that runs none
-there are no more."""
+"""Forward calls that are recorded, though they could be replayed, for backward to be learnt from
+their graphs. The bound is for programs that never run backward."""
 
 
 TIER_AFTER_S = 2.0
-"""Seconds that a plan runs before it is compiled whole. A captured call has little besides its
-plan, so that gains more than of a plan in the mode."""
+"""Seconds that a plan runs before it is compiled whole: fewer than `plan.TIER_FROM_S`, since a
+captured call spends most of its time in its plan, and so gains more."""
 
 
 class Changed(Exception):
-    """What is not as it was when the call was captured."""
+    """Says what has changed since the call was captured, so that it has to be recorded."""
 
 
+# what C++ raises, and the markers and types that it compares with
 hits.use_replay(Changed, MISSING, OPEN, frozenset(ATOMS))
 
 
 class CapturedCall:
     """The plan of a call, where its leaves come from, and where its results go.
 
-    Made when the call's ops have run; `before` is the outline of one before it that did the same,
-    `tensors` are those among its arguments, `name` is what the flush log calls its runs. With
-    `cuda_graphs` the plan becomes one if it can; with `gives_plain` the results are plain tensors.
-    RuntimeError if its ops can't be planned.
+    Made when the call's ops have run. `before` is the outline of an earlier call that did the same.
+    `tensors` are those among the arguments. `name` stands for the runs in the flush log. With
+    `cuda_graphs` the plan is captured in a CUDA graph if possible. With `gives_plain` it returns
+    plain tensors. RuntimeError if its ops can't be planned.
 
-    A place whose tensor the call replaces, or that is a gradient, is *open*: whatever tensor of the
-    same metadata lies there is read, and takes the new value. Elsewhere the objects must be the
-    ones they were.
+    A place is *open* if the call replaces its tensor, or if it is a gradient. A replay takes
+    whatever tensor lies there, as long as its metadata are the same, and gives it the new value. At
+    all other places the very objects must lie that lay there when the call was captured.
     """
 
     def __init__(
@@ -93,11 +95,12 @@ class CapturedCall:
         self.outline = outline = take.outline
         self.name = name
         self.n_runs = 0
-        self.next_check = 0  # of them, before the next call is recorded and compared
+        self.next_check = 0  # the number of runs at which `Replay` records a call and compares
         self.companion: Any = None
-        """Of a module's forward: the `Replay` of its backward."""
-        self.n_to_teach = MOST_TAUGHT  # calls that are recorded for it
-        self.shared: list[int] | None = None  # of what it sees, what backward may need
+        """The `Replay` of backward, if this is a module's forward."""
+        self.n_to_teach = MOST_TAUGHT  # calls still to be recorded for the companion to learn
+        # numbers of the tensors that may not be written before backward: see `replay_module`
+        self.shared: list[int] | None = None
         scalars = list(outline.scalars)
         self._recount = Recount(
             (outline.formulas, before.formulas),
@@ -116,11 +119,15 @@ class CapturedCall:
             self.cuda_graph = CudaGraph(plan, outline.state, numbers_change=self._recount.is_needed)
         self._reads = take.reads
         self._holdings = take.after.holdings
+        # the number of an argument, by the name of its holding
         self._argument_of = {name: i for i, name in take.after.arguments.items()}
+        # what each result of a run is: first the plan's, in their order, then the draws
         self._slots = (*outline.live, *(-1 - i for i in range(len(take.draws))))
+        # C++ numbers these places so: first renewed ones, then those that were empty
         self._left = sorted(outline.left, key=lambda one: one.was_empty)
         self._n_renewed = sum(not one.was_empty for one in self._left)
         native = hits.loaded
+        # "shared" are results on the memory of leaves, which plain tensors have as well
         fields = {
             "plan": plan,
             "scalars": scalars,
@@ -141,9 +148,9 @@ class CapturedCall:
         self._native: Any = native.CapturedCall(fields)
 
     def find(self, tensors: Tensors) -> Found:
-        """What to run the plan on for a call with these tensors.
+        """What to run the plan on, for a call with these tensors among its arguments.
 
-        Raises Changed if the call might do something else than it did.
+        Raises Changed if the call might do something else than the captured one.
         """
         try:
             found: Found = self._native.find(tensors)
@@ -152,10 +159,10 @@ class CapturedCall:
         return found
 
     def run(self, found: Found, tensors: Tensors) -> Any:
-        """What the call would have returned, its effects done.
+        """Run the plan and its effects; return what the call would have returned.
 
-        An exception says, in a note, which recorded line it came from; what doesn't depend on it is
-        done all the same.
+        An exception says, in a note, which recorded line it came from. Effects that don't depend on
+        it are done all the same.
         """
         self.n_runs += 1
         return self._native.run(found, tensors, profiling.is_looked_at())
@@ -163,7 +170,11 @@ class CapturedCall:
     # Where results go
 
     def _targets(self) -> dict[str, Any]:
-        """Where the plan's results are put: in the place of others, or where nothing lay."""
+        """Where the plan's results go: "renewed" places hold a tensor, "filled" ones None.
+
+        For each: (number of the result, layout of a sharded tensor, a template for the tensor, the
+        tensor whose gradient is filled, whether a new tensor requires a gradient).
+        """
         renewed: list[tuple[Any, ...]] = []
         filled: list[tuple[Any, ...]] = []
         for one in self._left:
@@ -176,28 +187,35 @@ class CapturedCall:
             if not one.was_empty:
                 requires_grad = tensor.requires_grad and tensor.is_leaf
             elif holding.is_of_tensor and one.holding not in self._argument_of:
-                holder = holding.holder  # whose gradient it is
+                holder = holding.holder  # C++ sets its gradient; other places go through `_put`
             target = (self._slots.index(one.slot), layout, like, holder, requires_grad)
             (filled if one.was_empty else renewed).append(target)
         return {"renewed": renewed, "filled": filled, "put": self._put}
 
     def _put(self, i: int, tensor: torch.Tensor, tensors: Tensors) -> None:
-        """Put a tensor in the `i`-th place that the call leaves one in."""
+        """Put a new tensor at the `i`-th place in `_left`."""
         place = self._left[i]
         holding, argument = self._holdings[place.holding], self._argument_of.get(place.holding)
         assert holding.write is not None, "a take leaves nothing where nothing can be put"
         holder = holding.holder if argument is None else tensors[argument]
         holding.write(holder, holding.keys[place.key], tensor)
 
-    # What must be as it was
+    # What must not have changed
 
     def _what_must_stay(self, take: Take, tensors: Tensors) -> dict[str, Any]:
-        """Note what each holding must hold when a call begins."""
+        """What to check before each replay, for C++.
+
+        "pinned" are arguments that the call finds elsewhere too: the same objects must come again.
+        "autograd_fields" are those that the other arguments must have. "watched" are tensors that
+        must keep their metadata. "open" says how to find the tensors at open places.
+        """
         objects = [self._holdings[one.holding].values[one.key] for one in self._left]
         left_objects = {id(tensor) for tensor in objects}
         made = {
             id(tensor) for one, tensor in zip(self._left, objects, strict=True) if one.was_empty
         }
+        # the holdings show the end of the call: put in what a call finds when it begins. `Watch`
+        # copies these values, so this comes before it is made.
         for one in self._left:
             self._holdings[one.holding].expect(one.key, None if one.was_empty else OPEN)
         self._numbers_at = [(self._holdings[name], key) for name, key in self._recount.places]
@@ -211,13 +229,13 @@ class CapturedCall:
         for name, holding in self._holdings.items():
             if name in self._argument_of:
                 autograd_fields.append((self._argument_of[name], holding.values))
-                holding.holder = None  # an argument need not live on
-            elif id(holding.holder) not in made:
+                holding.holder = None  # the next call has another argument: this one may die
+            elif id(holding.holder) not in made:  # else it isn't there when a call begins
                 fixed.append(holding)
         self._fixed = Watch(fixed)
         of_tensors = [holding.holder for holding in fixed if holding.is_of_tensor]
         watched = [tensor for tensor in of_tensors if id(tensor) not in left_objects]
-        # gradients that the call doesn't replace are open too
+        # renewed places come first, as in `_left`; then gradients that the call doesn't replace
         places = [_place(one) for one in self._left]
         open_places = places[: self._n_renewed]
         open_places += [
@@ -245,12 +263,13 @@ class CapturedCall:
         }
 
     def _check_fixed(self) -> None:
+        """Changed if a holding has changed: C++ asks where it found a difference or can't read."""
         change = self._fixed.change()
         if change is not None:
             raise Changed(f"{change} changed")
 
     def _numbers(self, leaves: Tensors) -> list[complex]:
-        """The numbers that the trace gets."""
+        """The numbers that the plan gets for these leaves, as the optimizers would compute them."""
         numbers = [holding.get(key) for holding, key in self._numbers_at]
         scalars = self._recount(leaves, numbers)
         if scalars is None:
@@ -258,6 +277,7 @@ class CapturedCall:
         return scalars
 
     def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> None:
+        """Compute the values that the call would read; Changed if one differs."""
         for read in self._reads:
             number = torch.Tensor.item(read.aside(leaves, scalars))
             if not is_same(number, read.number):
@@ -266,16 +286,20 @@ class CapturedCall:
     # Where leaves come from
 
     def _sources(self, take: Take) -> dict[str, Any]:
+        """How C++ finds the leaves, draws random numbers, and notes which tensors were written."""
         sources = take.outline.sources
         at_open = {place: k for k, place in enumerate(self._open_places)}
         ways = [self._way_to_leaf(i, source, take, at_open) for i, source in enumerate(sources)]
         leaf_drawn = {source.name: i for i, source in enumerate(sources) if source.kind == "draw"}
+        # draws and constants are left out: the program has no tensor on their memory. A write to a
+        # view such as `.data` doesn't count for its tensor.
         written = [
             (ways[i], take.n_writes.get(i, 1))
             for i in take.written
             if sources[i].view is None and sources[i].kind in ("argument", "place", "object")
         ]
         read = {source.name for source in sources if source.kind == "place"}
+        # renewed tensors that the plan doesn't read give up their memory before it runs
         places = [_place(one) for one in self._left[: self._n_renewed]]
         return {
             "leaves": ways,
@@ -288,12 +312,14 @@ class CapturedCall:
     def _way_to_leaf(
         self, i: int, source: Source, take: Take, at_open: dict[tuple[str, int], int]
     ) -> Place:
+        """How a replay finds leaf `i`. `at_open` has the numbers of open places."""
         if source.kind == "draw":
-            return Place("object")
+            return Place("object")  # None, until C++ has drawn
         if source.kind == "object":
             return Place("object", source.name.tensor)
         if source.kind == "constant":
             constant = take.constants[i]
+            # what the plan writes must not show in the next run
             if i in take.written:
                 return Place("ask", lambda _: torch_private.copy_of(constant))
             return Place("object", constant)
@@ -311,7 +337,7 @@ class CapturedCall:
         return Place("object", take.places[source.name])
 
     def _get_of(self, source: Source, take: Take) -> Callable[[Tensors], torch.Tensor]:
-        """Finds what a leaf is a view of."""
+        """A function that finds the tensor that a leaf is a view, or a copy, of."""
         if source.kind == "argument":
             return lambda tensors: tensors[source.name]
         name, key = source.name
@@ -321,7 +347,7 @@ class CapturedCall:
         return lambda _: found
 
     def _way_to(self, name: str, key: int) -> Place:
-        """How to find what lies at a place."""
+        """How C++ finds what lies at a place."""
         holding = self._holdings[name]
         if holding.is_of_tensor and key == 0:
             argument = self._argument_of.get(name, -1)
@@ -329,7 +355,7 @@ class CapturedCall:
         return holding.way_to(key) or Place("ask", partial(self._look_up, (name, key)))
 
     def _look_up(self, place: tuple[str, int], tensors: Tensors) -> Any:
-        """What lies at a place, found by Python."""
+        """What lies at a place: where C++ can't look, it asks for this."""
         name, key = place
         holding, argument = self._holdings[name], self._argument_of.get(name)
         if argument is not None:
@@ -343,7 +369,9 @@ class CapturedCall:
     # What is returned
 
     def _results(self, take: Take, *, gives_plain: bool) -> dict[str, Any]:
+        """How C++ makes what the call returns."""
         outline = self.outline
+        # None: one leaf, True: a flat list, both made in C++; else pytree makes the structure
         structure: Any = partial(_unflattened, outline.structure)
         if outline.structure.is_leaf():
             structure = None
@@ -361,6 +389,7 @@ class CapturedCall:
             assert one.meta is not None, "what makes a tensor has its metadata"
             number = self._slots.index(one.name)
             if gives_plain and one.layout is None:
+                # a lazy tensor at a place has the same memory: note that a plain one has it, too
                 is_left = any(left.slot == one.name for left in self._left)
                 return "plain", number, None, _shared if is_left else None
             return "lazy", number, _lazy_like(one.meta, one.layout), _FINISH[one.grad]
@@ -386,10 +415,12 @@ class CapturedCall:
     def _run_otherwise(
         self, leaves: list[torch.Tensor], scalars: list[complex], given: Given
     ) -> None:
-        """Run a plan that takes much memory, that somebody looks at, or that is a CUDA graph."""
+        """Run the plan where C++ doesn't do so itself: if it is profiled or timed, needs the memory
+        pool, is unchecked (see `Plan`), or may be a CUDA graph."""
         ask_for_pool(self.plan)
         with POOL.using():
             run = profiling.run_of(self.plan)
+            # a CUDA graph has no steps to observe
             if self.cuda_graph is not None and run == self.plan.run:
                 run = self.cuda_graph
             run(leaves, scalars, given)
@@ -402,12 +433,14 @@ class CapturedCall:
         drawn: Tensors,
         tensors: Tensors,
     ) -> None:
-        """Keep what was computed, as after a flush; a value that is gone keeps `error`."""
+        """Put what was computed where it belongs, as after a flush. A lazy tensor whose value is
+        lost keeps `error`, and raises it when it is read."""
         leaves, scalars, lasting = found
         with torch_private.kernels_only(), POOL.using():
             computed = None if given else rescue(error, self.plan, scalars)
             if computed is None and leaves and not given and not profiling.is_looked_at():
-                self.plan.run(leaves, scalars, given)  # an interrupt came before it had begun
+                # an interrupt came before the plan began: run it, as after a flush
+                self.plan.run(leaves, scalars, given)
         if given:
             computed = dict(zip(self._slots, (*given[0], *drawn), strict=True))
         failure = without_frames(error)
@@ -418,7 +451,7 @@ class CapturedCall:
                 tensor._value.failure = failure
 
     def _account(self, began_s: float, seconds: float, raised: str) -> None:
-        """An entry in the flush log."""
+        """Add a run to the flush log."""
         state = self.outline.state
         record = FlushRecord(
             thread=local.thread.name,
@@ -441,7 +474,8 @@ def _place(left: Left) -> tuple[str, int]:
 def _lazy_like(
     meta: Any, layout: tensor_types.Layout | None, data: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A lazy tensor, sharded if it has a layout. Without data others are made like it."""
+    """A lazy tensor, sharded if it has a layout. Without data it is a template: C++ makes others
+    like it."""
     value = Value()
     value.data = data
     if layout is not None:
@@ -452,6 +486,7 @@ def _lazy_like(
 def _viewed(
     get: Callable[[Tensors], torch.Tensor], view: tuple[Any, ...], tensors: Tensors
 ) -> torch.Tensor:
+    """The view of a tensor's memory that a leaf is; see `Source.view`."""
     size, stride, moved = view
     base = concrete(get(tensors))
     assert base is not None, "what is pending was flushed"
@@ -462,17 +497,19 @@ def _viewed(
 def _copied(
     get: Callable[[Tensors], torch.Tensor], view: tuple[Any, ...] | None, tensors: Tensors
 ) -> torch.Tensor:
+    """A copy, as the trace takes one, of memory that others may write; see `Source.is_copy`."""
     tensor = concrete(get(tensors)) if view is None else _viewed(get, view, tensors)
     assert tensor is not None, "what is pending was flushed"
     return input_snapshots.copied(tensor)
 
 
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor on the memory of a leaf that the call returns."""
+    """A new tensor on the memory of a leaf, to be returned."""
     return _lazy_like(one.meta, one.layout, _shared(leaves[one.name].detach()))
 
 
 def _shared(data: torch.Tensor) -> torch.Tensor:
+    """The tensor, after noting that a plain tensor and a lazy one have its memory."""
     memory_sharing.share(data)
     return data
 
@@ -486,4 +523,5 @@ _FINISH: dict[str, Any] = {
     "leaf": torch.Tensor.requires_grad_,
     "spent": torch_private.differentiated,
 }
-"""What makes a tensor require a gradient, or look differentiated, as `Returned.grad` says."""
+"""What to call with a returned tensor, by `Returned.grad`: it then requires a gradient, or raises
+in backward as a tensor does whose graph was freed."""

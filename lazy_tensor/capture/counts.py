@@ -1,12 +1,12 @@
-"""Numbers that optimizers compute from step counts and rates, so that replays compute them anew.
+"""Numbers that optimizers compute from step counts and rates, computed anew at each replay.
 
-In: while a call is taken down, what torch's optimizers read of 0-dim tensors and of their groups,
-and Python's arithmetic on it. Out: `Formulas`, to be compared with another call's, and a `Recount`
-that applies them to the leaves of further calls. Called by `take` and `captured_call`.
+In: the step counts and rates that torch's optimizers read while a call is recorded, and Python's
+arithmetic on them. Out: `Formulas`, to compare with another call's, and a `Recount` that applies
+them in later calls. Called by `take` and `captured_call`.
 
-Optimizers read step counts by `.item()`: the value is computed aside, nothing is run for it. What
-Python makes of such a number is noted line by line, and found again by its value among the numbers
-that the trace got.
+An optimizer reads a step count by `.item()`. Its value is computed aside, so that nothing is
+flushed, and handed out as a `Count`: a float that notes each operation on it as a `Line`. A number
+that an op got is matched with the line that gave the same value, in both of two calls.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
 
 
 class Line(NamedTuple):
-    """How one value is made, from those of other lines.
+    """How one value is made from the values of other lines; `operands` are their numbers.
 
-    "leaf" and "scalar" are of the trace, by number; "place" is a number in an optimizer's group,
-    `what` its holding and the number of the key there (see `reach`); "constant" is a number or the
-    like, `what` its type and text; "op" is an op's result, its last operands passed by `names`;
-    "item" is a tensor's value, "number" what Python's operator of the name `what` gives, "branch"
-    its `outcome`; "read" is a number that was turned into something else, which no line follows.
+    "leaf", "scalar": the trace's, `what` is its number. "place": a number in an optimizer's group,
+    `what` is its holding and the number of the key there (see `reach`). "constant": `what` is its
+    type and text. "op": an op's result, its last operands passed by `names`. "item": a tensor's
+    value. "number": the result of Python's operator `what`. "branch": a comparison, with its
+    `outcome`. "read": a number that was turned into something that no line follows.
     """
 
     kind: str
@@ -48,25 +48,28 @@ class Line(NamedTuple):
 
 
 NUMBERS = frozenset({"place", "item", "number"})
-"""Kinds of lines that give numbers that an op may have got."""
+"""Kinds of lines whose values an op may have got as a number."""
 
 Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """How a call computed numbers; equal for calls that did so alike. `values` are what each line
-    gave then."""
+    """How a call computed numbers: equal for calls that did so in the same way. `values` are those
+    of the lines in this call."""
 
     code: tuple[Line, ...]
     values: tuple[Any, ...] = field(compare=False)
 
     def places(self) -> set[Place]:
-        """Where the numbers of optimizers' groups lie."""
+        """The places of optimizers' groups that were read."""
         return {line.what for line in self.code if line.kind == "place"}
 
     def explained(self, before: Formulas) -> dict[tuple[str, str], list[int]]:
-        """By what they gave in this call and in one before, as text: the lines of numbers."""
+        """Lines of numbers, by their values in this call and in an earlier one, as text.
+
+        A number of the trace that had the same two values is computed by one of these lines.
+        """
         found: dict[tuple[str, str], list[int]] = defaultdict(list)
         for i, line in enumerate(self.code):
             if line.kind in NUMBERS:
@@ -74,7 +77,7 @@ class Formulas:
         return found
 
     def read_another(self, before: Formulas) -> bool:
-        """Whether a number that was turned into something else was another one than before."""
+        """Whether a number differs that was turned into something that no line follows."""
         return any(
             line.kind == "read" and not is_same(mine, theirs)
             for line, mine, theirs in zip(self.code, self.values, before.values, strict=True)
@@ -82,34 +85,38 @@ class Formulas:
 
 
 class Counts:
-    """What a call that is taken down reads of 0-dim CPU tensors, and computes from it.
+    """Follows what a recorded call reads from 0-dim CPU tensors, and what it computes from that.
 
-    It knows their values although they are pending: it runs the ops on them aside. Made when the
-    tape is on.
+    The values of such tensors are known though they are pending: ops on them are run aside, on
+    copies. Made when the tape is on.
     """
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._tape = trace.tape
-        self._seen: State | None = trace.state
-        self._n_leaves = 0
-        self._line_of: dict[int, int] = {}  # by slot
+        self._seen: State | None = trace.state  # up to here steps were followed
+        self._n_leaves = 0  # of the steps followed
+        self._line_of: dict[int, int] = {}  # by slot; slots that are not followed are missing
         self._code: list[Line] = []
-        self._values: list[Any] = []
-        self._number_of: dict[Line, int] = {}
+        self._values: list[Any] = []  # of each line
+        self._number_of: dict[Line, int] = {}  # equal lines are one
 
     def formulas(self) -> Formulas:
+        """The lines so far."""
         return Formulas(tuple(self._code), tuple(self._values))
 
     @property
     def is_going_on(self) -> bool:
+        """Whether this thread still records the call: `Count`s may outlive it, or reach another."""
         return self._trace.tape is self._tape and local.trace is self._trace
 
     @contextmanager
     def lent_to_optimizers(self, picture: Picture) -> Iterator[None]:
-        """torch's own optimizers among what the call can reach find counts in their groups, while
-        they step. Not where code of the user's may look into groups: what it makes of a rate is
-        seen by nobody."""
+        """Put `Count`s in place of floats in the groups of torch's own optimizers while they step.
+
+        If the user's code may look into groups, none are put there: that code might use a rate in
+        C, for a tensor say, which no line follows.
+        """
         groups = {id(h.holder): name for name, h in picture.holdings.items()}
         lent: list[tuple[dict[str, Any], str, float, Count]] = []
 
@@ -125,6 +132,7 @@ class Counts:
 
         def take_back(*_: Any) -> None:
             for group, key, number, count in lent:
+                # a value that the step itself has set stays
                 if group.get(key) is count:
                     group[key] = number
             lent.clear()
@@ -142,7 +150,7 @@ class Counts:
             take_back()
 
     def read(self, tensor: torch.Tensor) -> Count | None:
-        """The tensor's value; None if the tensor is nothing that a count could be."""
+        """The tensor's value as a `Count`; None if it isn't followed, or is no float."""
         slot = slot_of(self._trace, tensor) if self.is_going_on else None
         if slot is None:
             return None
@@ -156,7 +164,7 @@ class Counts:
         return Count.of(self, value, self._noted(Line("item", None, (line,)), value))
 
     def computed(self, name: str, *arguments: Any) -> Any:
-        """What Python's operator gives, as a count if it is a number."""
+        """Apply Python's operator `name`, and note it. The result is a `Count` if it is a float."""
         result = getattr(operator, name)(*map(_plain, arguments))
         if not self.is_going_on or type(result) not in (float, bool):
             return result
@@ -172,11 +180,12 @@ class Counts:
         return Count.of(self, result, self._noted(Line("number", name, operands), result))
 
     def read_as_it_is(self, line: int) -> None:
-        """A count was read in a way that can't be followed: it must stay what it is."""
+        """Note that a count was read in a way that no line follows: it must stay the same."""
         if self.is_going_on:
             self._noted(Line("read", None, (line,)), self._values[line])
 
     def _noted(self, line: Line, value: Any) -> int:
+        """The number of a line, which is added if it is new."""
         number = self._number_of.get(line)
         if number is None:
             number = self._number_of[line] = len(self._code)
@@ -188,7 +197,7 @@ class Counts:
         return self._noted(Line("constant", (type(value), repr(value))), value)
 
     def _catch_up(self) -> None:
-        """Follow the calls recorded since."""
+        """Follow the steps that were recorded since the last time."""
         steps: list[Leaf | Node] = []
         state: State | None = self._trace.state
         while state is not self._seen:
@@ -204,13 +213,16 @@ class Counts:
                 continue
             data = self._trace.leaves[self._n_leaves]
             if step.shares is not None:
+                # another tensor on the memory of that leaf: writes to one would change both
                 self._line_of.pop(step.shares, None)
             elif _is_count(step.spec) and id(data) not in drawn:
+                # a copy: the leaf is written when the call's ops run, and its value belongs to now
                 line = Line("leaf", self._n_leaves)
                 self._line_of[step.slot] = self._noted(line, torch_private.copy_of(data))
             self._n_leaves += 1
 
     def _follow(self, node: Node) -> None:
+        """Run a recorded call aside if its inputs are followed; else stop following its outputs."""
         if self._line_of.keys().isdisjoint((*node.reads, *node.writes)):
             return
         for part in foreach.parts_of(node):
@@ -218,10 +230,14 @@ class Counts:
             if self._is_followed(part, given):
                 self._run(part, given)
                 continue
+            # what it writes is unknown from here on. A base is given up with its first view, as a
+            # write to the view would change it.
             for slot in part.writes if part.view_of is None else part.reads:
                 self._line_of.pop(slot, None)
 
     def _is_followed(self, node: Node, given: list[Any]) -> bool:
+        """Whether a call has one result, or writes its first argument alone, and all its inputs are
+        followed counts or constants."""
         if node.view_of is not None or node.facts.is_random or not node.is_single:
             return False
         if node.facts.writes not in ((), (0,)):
@@ -234,6 +250,7 @@ class Counts:
         )
 
     def _run(self, node: Node, given: list[Any]) -> None:
+        """Run a call on the values known, and note its result as a line."""
         operands: list[int] = []
         for argument in given:
             if isinstance(argument, Ref):
@@ -253,11 +270,12 @@ class Counts:
 
 
 def _is_count(spec: TensorSpec | None) -> bool:
+    """Whether a tensor may be a step count: of no dimensions, on the CPU."""
     return spec is not None and not spec.size and spec.device.type == "cpu"
 
 
 def _result_of(line: Line, given: list[Any]) -> Any:
-    """What a line gives, from what its operands gave."""
+    """The value of a line, from the values of its operands."""
     if line.kind == "read":
         return given[0]
     if line.kind == "item":
@@ -266,6 +284,7 @@ def _result_of(line: Line, given: list[Any]) -> Any:
         return getattr(operator, line.what)(*given)
     op: OpOverload = line.what
     n_args = len(given) - len(line.names)
+    # the first operand's value belongs to another line, which the write must not change
     if op._schema.is_mutable:
         given[0] = torch_private.copy_of(given[0])
     with torch_private.kernels_only():
@@ -273,14 +292,15 @@ def _result_of(line: Line, given: list[Any]) -> Any:
 
 
 def _plain(number: Any) -> Any:
+    """The plain float of a `Count`, without a note that it was read."""
     return float.__float__(number) if type(number) is Count else number
 
 
 class Count(float):
-    """A float that knows how it was computed.
+    """A float that knows the line that it was computed by.
 
-    C code that takes floats reads its value, and so does any other number's arithmetic; what comes
-    of that is a plain number.
+    C code that takes floats reads its value unnoticed, and so does the arithmetic of other classes.
+    What they make of it is a plain number.
     """
 
     __slots__ = ("counts", "line")
@@ -302,6 +322,8 @@ class Count(float):
 
 
 def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
+    """A method of `Count` that applies an operator and notes it."""
+
     def method(self: Count, *other: Any) -> Any:
         if not all(type(number) in (int, float, bool, Count) for number in other):
             return NotImplemented
@@ -311,6 +333,8 @@ def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
 
 
 def _reading(name: str) -> Callable[..., Any]:
+    """A method of `Count` that does as `float` does, and notes that the value was read."""
+
     def method(self: Count, *args: Any) -> Any:
         self.counts.read_as_it_is(self.line)
         return getattr(float, name)(self, *args)
@@ -318,6 +342,8 @@ def _reading(name: str) -> Callable[..., Any]:
     return method
 
 
+# These are followed, so that replays may compute them with other values. All methods in the last
+# list give what no line follows, so that replays need the same value.
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Count, f"__{_name}__", _operator(_name))
     setattr(Count, f"__r{_name}__", _operator(_name, is_swapped=True))
@@ -331,12 +357,12 @@ for _name in ("__float__", "__int__", "__round__", "__trunc__", "__floor__", "__
 
 
 class Recount:
-    """Computes the numbers of a trace from its leaves, as two calls before did.
+    """Computes a trace's numbers from its leaves and from optimizers' groups, as two calls did.
 
-    `formulas` and `scalars` are theirs, the later call's first; `constants` are tensors that the
-    call makes. Counts that were equal then are computed once, and must stay equal; numbers that
-    were the same in both calls must stay the same. RuntimeError if nobody knows what a number that
-    changes is computed from, or where it went.
+    `formulas` and `scalars` are those of the two calls, the later one first. `constants` are the
+    small tensors that the call makes. Counts that were equal are computed once, and must stay
+    equal. Numbers that were the same in both calls must stay the same. RuntimeError if a number
+    changes and it is unknown from what it is computed, or whether a constant was made from it.
     """
 
     def __init__(
@@ -346,23 +372,26 @@ class Recount:
         constants: Iterable[torch.Tensor],
     ) -> None:
         now, before = formulas
-        self._values: list[Any] = []  # of distinct lines; None for what is computed
-        self._alike: dict[int, list[int]] = {}  # by line: the leaves of one value
-        self._computed: dict[int, Line] = {}
-        self._fixed: dict[int, Any] = {}
-        self._moving: list[int] = []
+        # lines that must have equal values share a number below, the place of their value here
+        self._values: list[Any] = []  # None for what each call computes
+        self._alike: dict[int, list[int]] = {}  # by place: the leaves that had one value
+        self._computed: dict[int, Line] = {}  # by place, in the order to compute them in
+        self._fixed: dict[int, Any] = {}  # by place: computed values that must stay
+        self._moving: list[int] = []  # the places of numbers in groups that changed
         self._scalars = list(scalars[0])
         self.places: list[Place] = []
-        """Where numbers lie that may change."""
+        """Where the numbers in groups lie that changed between the two calls."""
         explained = now.explained(before)
+        # for each number of the trace that changed: the lines that gave the same two values
         explaining = {
             i: explained[repr(one), repr(other)]
             for i, (one, other) in enumerate(zip(*scalars, strict=True))
             if not is_same(one, other)
         }
         distinct: dict[Any, int] = {}
-        places: list[int] = []  # by line of the formulas
+        places: list[int] = []  # of each line of the formulas
         for i, (line, value) in enumerate(zip(now.code, now.values, strict=True)):
+            # an op on a count reads a number of the trace that an earlier line computes
             if line.kind == "scalar" and line.what in explaining:
                 first = explaining[line.what][0]
                 if first >= i:
@@ -370,6 +399,7 @@ class Recount:
                 places.append(places[first])
                 continue
             line = line._replace(operands=tuple([places[k] for k in line.operands]))
+            # with operands as places, lines that compute the same from equal counts are equal
             key: Any = line
             if line.kind == "leaf":
                 key = (value.dtype, repr(torch_private.values_of(value)))
@@ -388,9 +418,12 @@ class Recount:
                 self._computed[place] = line
                 if line.kind != "op" and is_same(value, before.values[i]):
                     self._fixed[place] = value
+        # several lines may have given a number. Which one computes it is unknown as long as they
+        # agree, so they have to.
         self._changing = {i: places[lines[0]] for i, lines in explaining.items()}
         alike = {frozenset([places[line] for line in lines]) for lines in explaining.values()}
         self._agreeing = [sorted(one) for one in alike if len(one) > 1]
+        # a tensor made from a number that changes would keep the value of the captured call
         changing = [
             value
             for line, value, then in zip(now.code, now.values, before.values, strict=True)
@@ -401,14 +434,14 @@ class Recount:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a call's numbers may be others than those of the call before."""
+        """Whether numbers may differ from call to call."""
         return bool(self._alike or self._moving)
 
     def __call__(
         self, leaves: list[torch.Tensor], numbers: Iterable[float]
     ) -> list[complex] | None:
-        """The scalars for these leaves, and for what lies in `places`; None if the call may do
-        something else with them."""
+        """The trace's numbers for these leaves and for the `numbers` at `places`; None if the call
+        might do something else with them."""
         values = self._values.copy()
         for place, number in zip(self._moving, numbers, strict=True):
             values[place] = number
@@ -420,7 +453,7 @@ class Recount:
             for place, line in self._computed.items():
                 values[place] = _result_of(line, [values[k] for k in line.operands])
         except ArithmeticError:
-            return None  # which Python will raise again
+            return None  # the call is recorded: the function's Python raises it where eager does
         if not all(is_same(values[place], value) for place, value in self._fixed.items()):
             return None
         for first, *others in self._agreeing:
@@ -433,7 +466,7 @@ class Recount:
 
 
 def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
-    """Whether a tensor has an element that is one of the numbers, rounded to its dtype."""
+    """Whether a tensor has one of the numbers, rounded to its dtype, as an element."""
     if not constant.is_floating_point():
         return False
     with torch_private.kernels_only():
@@ -442,5 +475,6 @@ def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
 
 
 def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
-    """Whether those of these numbers, 0-dim tensors of one dtype on the CPU, have one value."""
+    """Whether the tensors with these numbers have one value. They are 0-dim, of one dtype, on the
+    CPU."""
     return bool(hits.loaded.are_equal(tensors, which))

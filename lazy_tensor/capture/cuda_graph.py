@@ -1,8 +1,8 @@
-"""A captured call's plan as a CUDA graph: all kernels launched at once, the host not between them.
+"""Runs a captured call's plan as a CUDA graph: one launch for all kernels.
 
-In: a plan, its trace's state, and the leaves of each run. Out: what the plan gives. Leaves whose
-memory stays where it is are read and written there; others are copied into buffers of the graph's;
-results are copied out of its memory, which the next run overwrites. Called by `captured_call`.
+In: a plan, its trace's state, and the leaves of each run. Out: the plan's results. Called by
+`captured_call`. Leaves that keep their address are read and written in place. Other leaves are
+copied into buffers of the graph. Results are copied out, as the next run overwrites them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from lazy_tensor.dispatch.wording import op_name
 
 Tensors = Sequence[torch.Tensor]
 Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], object], Tensors]]
-"""Runs a function once so that it can be run again; how to, and the results, in the same memory
-each time. Nothing has been computed when it returns."""
+"""Captures a function's kernels. It returns a function that runs them, and the results, which lie
+in the same memory after each run. Nothing has been computed when it returns."""
 
 RUNS_BEFORE = 3
-"""Runs of a plan before it is captured: libraries set themselves up in the first ones."""
+"""Runs of a plan before it is captured: libraries initialize in the first ones."""
 MOST_CAPTURES = 4
-"""How often a graph is made anew, because memory that it writes has moved or a kernel was adopted,
-before that is given up."""
+"""Graphs made of one plan before it is given up. A new one is needed when a leaf that had kept its
+address moves, or when a kernel changes its status."""
 UNSETTLED = frozenset({"queued", "compiling", "measuring"})
-"""Statuses of fusions that will change."""
+"""Statuses of fusions that will change soon: a graph captured now would be dropped."""
 
 
 def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], Tensors]:
+    """Capture a function's kernels in a `torch.cuda.CUDAGraph`: a `Capture`."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = run()
@@ -40,10 +41,11 @@ def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], T
 
 
 class CudaGraph:
-    """Runs a plan as a CUDA graph once that can be; `refusal` says why it can't, "" if it can: not
-    where the numbers that it gets change from run to run.
+    """Runs a plan as a CUDA graph as soon as possible, and until then as it is.
 
-    `device_type` and `capture` are for devices that have such graphs too.
+    `refusal` says why it can't become a graph, "" if it can. A graph keeps the numbers that it was
+    captured with, so with `numbers_change` there is none. Tests pass
+    another `device_type` and `capture`, to capture on the CPU.
     """
 
     def __init__(
@@ -62,13 +64,13 @@ class CudaGraph:
         self.refusal = _refusal(steps, device_type)
         if numbers_change and not self.refusal:
             self.refusal = "numbers that it gets change"
-        self._before: list[int] = []  # where the leaves lay in the run before
+        self._before: list[int] = []  # the leaves' addresses in the last run
         self._n_runs = self._n_captures = 0
         self._statuses: list[str] = []
         self._forget()
 
     def told(self) -> str:
-        """What became of it, for `explain()`."""
+        """Whether there is a graph, for `explain()`."""
         if self.refusal:
             return f"no CUDA graph because {self.refusal}"
         return "as a CUDA graph" if self._replay is not None else "no CUDA graph yet"
@@ -76,11 +78,12 @@ class CudaGraph:
     def _forget(self) -> None:
         self._replay: Callable[[], object] | None = None
         self._inputs: list[torch.Tensor] = []
-        self._addresses: list[int | None] = []  # None: the leaf is copied
+        # where the graph finds each leaf; None: in a buffer in `_inputs`, to which it is copied
+        self._addresses: list[int | None] = []
         self._results: Tensors = ()
 
     def __call__(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
-        """Append the plan's results for these leaves; the scalars are the same each time."""
+        """Append the plan's results for these leaves. The scalars are the same at each run."""
         is_ready = not self.refusal and self._is_ready(leaves)
         if is_ready and (self._replay is not None or self._make(leaves, scalars)):
             given.append(self._run(leaves))
@@ -88,7 +91,7 @@ class CudaGraph:
             self._plan.run(leaves, scalars, given)
 
     def _is_ready(self, leaves: list[torch.Tensor]) -> bool:
-        """Whether the graph fits, or one can be made; a graph that fits no more is dropped."""
+        """Whether the graph fits these leaves, or one can be made. Drops one that doesn't fit."""
         statuses: list[str] = [fusion.status for fusion in self._plan.fusions]
         if self._replay is not None:
             fits = statuses == self._statuses and all(
@@ -105,6 +108,8 @@ class CudaGraph:
         if self._n_captures == MOST_CAPTURES:
             self.refusal = "the memory that it writes moves"
             return False
+        # a leaf that moved since the last run will be copied into a buffer at each run. If the plan
+        # writes it, that is no way: the write must reach the leaf itself.
         stays = [now == then for now, then in zip(self._before, before, strict=True)]
         if any(i in self._written and not stay for i, stay in enumerate(stays)):
             return False
@@ -116,6 +121,7 @@ class CudaGraph:
 
     def _make(self, leaves: list[torch.Tensor], scalars: list[complex]) -> bool:
         """Capture the plan; False, with the refusal, if that fails."""
+        # copies of two leaves on one storage would not share memory, and a copy has no gaps
         shared = _shared(leaves)
         self._inputs = []
         for i, (leaf, address) in enumerate(zip(leaves, self._addresses, strict=True)):
@@ -131,7 +137,7 @@ class CudaGraph:
                 self._inputs.append(buffer)
         try:
             made = self._capture(lambda: self._planned(scalars))
-        except Exception as error:  # what can't be captured runs as it did before
+        except Exception as error:  # without a graph the plan runs as before
             self._forget()
             self.refusal = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             return False
@@ -146,7 +152,10 @@ class CudaGraph:
 
     def _run(self, leaves: list[torch.Tensor]) -> Tensors:
         assert self._replay is not None, "it was captured"
-        memory: dict[int, tuple[torch.UntypedStorage, int]] = {}  # in which a result is handed out
+        # by storage in the graph: the storage to return results in, and what to add to offsets. A
+        # result on a buffer is returned on the leaf's memory. Others are cloned, once for each
+        # storage, so that results which share memory still do.
+        memory: dict[int, tuple[torch.UntypedStorage, int]] = {}
         for mine, leaf, address in zip(self._inputs, leaves, self._addresses, strict=True):
             if address is None:
                 mine.copy_(leaf)
@@ -166,7 +175,7 @@ class CudaGraph:
 
 
 def _refusal(steps: list[Node | Leaf], device_type: str) -> str:
-    """Why a trace can't be captured; "" if nothing is known to stand in the way."""
+    """Why a trace can't be captured, as far as its steps show; "" if they show nothing."""
     for step in steps:
         specs = step.specs if isinstance(step, Node) else (step.spec,)
         others = {spec.device.type for spec in specs if spec is not None} - {device_type}
@@ -191,6 +200,6 @@ def _written_leaves(plan: Plan, steps: list[Node | Leaf]) -> set[int]:
 
 
 def _shared(leaves: Tensors) -> set[int]:
-    """The memory that several leaves lie in."""
+    """The storages, by `storage_id`, that several leaves have."""
     counts = Counter(map(storage_id, leaves))
     return {where for where, count in counts.items() if count > 1}

@@ -1,7 +1,9 @@
-"""What a function can see besides its arguments: the Python objects that its code leads to.
+"""Finds what a function can see besides its arguments: the Python objects that its code leads to.
 
-In: a function. Out: every place that it may read, by a path such as `model.blocks[0].weight`, with
-what lies there now: `replay` has to know where tensors come from, and whether anything changed.
+In: a function. Out: a `Picture`, with each place that the function may read, by a path such as
+`model.blocks[0].weight`, and what lies there now. `take` compares the pictures before and after a
+call, to find where tensors came from and where they went. `captured_call` has a `Watch` on the
+places, to see before a replay whether anything has changed.
 """
 
 from __future__ import annotations
@@ -37,15 +39,19 @@ ATOMS: tuple[type, ...] = (
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice,
     enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
-"""Types whose instances never change, and are the same if they are equal."""
+"""Types whose instances never change, and can't be told apart if they are equal (`is_same` has the
+exceptions)."""
 
 MOST_HELD = 200_000
-"""Values that a picture may hold; looking at so many takes a few milliseconds a call."""
+"""Values that a picture may hold: each call looks at them all, which takes a few milliseconds."""
 
 MOST_ARRAY_BYTES = 4096
+"""Size of a NumPy array up to which its contents are compared at each call."""
 
 
 class Marker(enum.Enum):
+    """What a holding may have at a place instead of an object."""
+
     MISSING = "no such attribute"
     OPEN = "any tensor"
     NUMBER = "any float"
@@ -54,18 +60,20 @@ class Marker(enum.Enum):
 MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
 
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "functorch", "lazy_tensor", "builtins"}
-"""Python's own packages, torch's and ours, of which most objects aren't looked into either."""
+"""Python's own packages, torch and others, and ours. Their code isn't followed, and most of their
+objects aren't entered either."""
 INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-"""Where packages are installed. Their code isn't followed: it leads to thousands of objects, and
-what it computes depends on what their objects hold, such as a model's configuration, not on their
-globals."""
+"""Where packages are installed. Their code isn't followed, as it leads to thousands of objects.
+Their globals count as constant. What their objects hold, such as a model's configuration, is
+watched."""
 
 
 class Unreachable(Exception):
-    """What keeps a function's state from being watched."""
+    """Says what the function can see that can't be watched."""
 
 
 def is_atom(value: Any) -> bool:
+    """Whether `value` is of a type in `ATOMS`."""
     return isinstance(value, ATOMS)
 
 
@@ -77,7 +85,10 @@ def _is_number(value: Any) -> bool:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two values can't be told apart: the same object, or equal ones that can't change."""
+    """Whether two values can't be told apart: the same object, or equal ones that can't change.
+
+    `a` may be OPEN or NUMBER, which any tensor, or any float, is the same as.
+    """
     if a is b:
         return True
     if a is OPEN:
@@ -96,12 +107,12 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a tensor lies when a call begins: `kind` says what the others mean.
+    """How C++ finds a tensor when a call begins: `kind` says what the other fields mean.
 
-    "object" `holder` itself, "argument" `number`, "open" the tensor at open place `number`, the
-    "item" `key` of a dict, the "element" `number` of a list, what a "cell" holds, the "gradient" of
-    a tensor, `holder` or argument `number`; or "ask" `holder`, which gets the tensors among the
-    arguments.
+    "object": `holder` itself. "argument": the argument `number`. "open": the tensor at open place
+    `number`. "item": dict `holder` under `key`. "element": list `holder` at `number`. "cell": what
+    the cell `holder` contains. "gradient": that of `holder`, or of argument `number` if that is not
+    negative. "ask": what `holder` returns, called with the tensors among the arguments.
     """
 
     kind: str
@@ -111,10 +122,11 @@ class Place(NamedTuple):
 
 
 class Holding:
-    """One object that holds others: under which keys, and what lay there when it was looked at.
+    """One object that holds others: its keys, and the values there when they were read.
 
-    Of an object's attributes only those `among` some names may count (None: all), and those
-    `always`; it had `size`.
+    `read` reads the values, and `write` sets one, if that is possible. Of an object's attributes
+    only those count whose names are `among` the names in the code, or in `always`. If `among` is
+    None, all count. `size` is how many attributes it had, -1 if they don't matter.
     """
 
     __slots__ = ("always", "among", "holder", "keys", "label", "read", "size", "values", "write")
@@ -140,7 +152,7 @@ class Holding:
         self.values = values
 
     def label_of(self, i: int) -> str:
-        """Where its `i`-th value lies, as one would write it."""
+        """Where its `i`-th value lies, as a program would write it."""
         if self.read is _cell or self.read in _OF_ITSELF:
             return self.label
         key = self.keys[i]
@@ -149,13 +161,15 @@ class Holding:
         return f"{self.label}.{key}" if self.label else str(key)
 
     def spoken(self, i: int | None = None) -> str:
-        """The label, or that of its `i`-th value, without the dicts that modules keep theirs in."""
+        """The label, or that of its `i`-th value, for messages: `model.weight` in place of
+        `model._parameters['weight']`."""
         label = self.label if i is None else self.label_of(i)
         short: str = re.sub(r"\._(?:modules|parameters|buffers)\['(.*?)'\]", r".\1", label)
         return f"`{short}`"
 
     def change(self) -> str | None:
-        """The place whose value isn't what it was, if there is one."""
+        """The first place whose value has changed; None if there is none."""
+        # a new attribute is a change only if the code mentions its name
         if self.size >= 0 and len(self.holder) != self.size:
             among, always = self.among, self.always
             counted = {k for k in self.holder if among is None or k in among or k in always}
@@ -168,6 +182,7 @@ class Holding:
         for i, (one, other) in enumerate(zip(self.values, now, strict=True)):
             if one is not other and not is_same(one, other):
                 return self.spoken(i)
+        # keep the objects that lie there now, if they are equal: C++ compares by identity
         self.values = tuple(
             one if type(one) is Marker else other
             for one, other in zip(self.values, now, strict=True)
@@ -175,7 +190,7 @@ class Holding:
         return None
 
     def get(self, i: int) -> Any:
-        """What lies at its `i`-th place now; KeyError or the like if nothing does."""
+        """What lies at its `i`-th place now. KeyError or the like if nothing does."""
         key = self.keys[i]
         if self.read is _cell:
             return self.holder.cell_contents
@@ -196,7 +211,7 @@ class Holding:
         return None
 
     def expect(self, i: int, value: Any) -> None:
-        """Let `value` be what must lie at its `i`-th place: OPEN, say."""
+        """Expect `value` at its `i`-th place from now on: a marker, say."""
         self.values = (*self.values[:i], value, *self.values[i + 1 :])
 
     @property
@@ -208,7 +223,8 @@ class Holding:
 _DICTS = (dict, collections.defaultdict, collections.OrderedDict)
 
 
-# How each kind of holder is read, given the keys that it had; None if it has others now.
+# A function for each kind of holder. It reads the values under the keys that the holder had, and
+# gives None if it has other keys now.
 def _items(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
     now = _keys(holder)
     if len(now) != len(keys) or not all(map(_is, now, keys)):
@@ -217,7 +233,7 @@ def _items(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _keys(holder: Any) -> tuple[Any, ...]:
-    """A dict's keys, whatever its class says of them."""
+    """A dict's keys, whatever its class overrides; an `OrderedDict` keeps its order to itself."""
     is_ordered = isinstance(holder, collections.OrderedDict)
     return tuple(collections.OrderedDict.__iter__(holder) if is_ordered else dict.__iter__(holder))
 
@@ -231,7 +247,9 @@ def _attributes(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _globals(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _attributes(holder, keys)  # those the code names are all watched, whatever else there is
+    # not `_attributes` itself, which has `Holding` watch the dict's size, too: all globals that the
+    # code mentions are among the keys
+    return _attributes(holder, keys)
 
 
 def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -239,10 +257,11 @@ def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def autograd_fields_of(tensor: Any) -> tuple[Any, ...]:
-    """`AUTOGRAD_FIELDS` of a tensor; torch warns who asks others than leaves for a gradient.
+    """The values of `AUTOGRAD_FIELDS` of a tensor.
 
-    Unreachable if autograd refuses to tell: one of several views whose base was written.
+    Unreachable if autograd raises, as for one of several views whose base was written.
     """
+    # only leaves are asked for a gradient: torch warns about others
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     try:
         is_leaf = tensor.is_leaf
@@ -296,30 +315,31 @@ def _random(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _iterator(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    """How far an iterator of Python's own is."""
+    """How far an iterator of Python's own has come."""
     return (repr(holder),) if type(holder) is itertools.count else (operator.length_hint(holder),)
 
 
 _OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
-"""Those whose values tell about the holder: they lie nowhere."""
+"""Readers whose values describe the holder itself, and are no places that a tensor may lie at."""
 _NATIVE: dict[Any, int] = {
     _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _autograd_fields: 4,
     _function: 5,
 }  # fmt: skip
-_ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an ordered dict; `_set` of an empty one
-"""The kinds of holders that the C++ in `dispatch/native/watch.h` reads."""
+_ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an `OrderedDict`; `_set` of an empty set
+"""The kinds of holders that C++ reads: `Holder` in `dispatch/native/watch.h`."""
 
 
 class Watch:
-    """Holdings that must stay as they are. `for_native` are those that C++ reads; `has_others` says
-    that there are more."""
+    """Holdings that must not change. `for_native` are those that C++ can compare; `has_others` says
+    whether there are others."""
 
     def __init__(self, holdings: Iterable[Holding]) -> None:
-        self._holdings: list[Holding] = []  # those that C++ can read first
+        self._holdings: list[Holding] = []  # first those in `for_native`, in their order
         others: list[Holding] = []
         for holding in holdings:
             if isinstance(holding.holder, (tuple, frozenset)):
-                continue
+                continue  # it can't change; what it holds has holdings of its own
+            # C++ reads builtin types only: a subclass may have its own ways to hold things
             is_native = _is_empty_set(holding) or (
                 holding.read in _NATIVE
                 and (
@@ -336,14 +356,15 @@ class Watch:
         self._holdings += others
 
     def change(self) -> str | None:
-        """The place that changed, if one did."""
+        """The first place that changed; None if nothing did."""
         n_read = 0
         while True:
             i: int = hits.loaded.first_change(self.for_native, n_read)
             if i < 0:
                 n_read = len(self.for_native)
                 break
-            change = self._holdings[i].change()  # an equal number in a new object is none
+            # C++ compares by identity: an equal number in a new object is no change
+            change = self._holdings[i].change()
             if change is not None:
                 return change
             self.for_native[i] = _for_native(self._holdings[i])
@@ -356,11 +377,12 @@ class Watch:
 
 
 def _is_empty_set(holding: Holding) -> bool:
-    """As each module has one."""
+    """Whether it holds an empty set, as each module has one (for buffers that aren't saved)."""
     return holding.read is _set and type(holding.holder) is set and holding.values == (0,)
 
 
 def _for_native(holding: Holding) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
+    """(kind, holder, keys, values, size), as `first_change` in C++ compares them."""
     is_ordered = holding.read is _items and type(holding.holder) is collections.OrderedDict
     if is_ordered:
         kind = _ORDERED
@@ -378,15 +400,17 @@ def _put_cell(holder: Any, _: Any, value: Any) -> None:
 
 
 AUTOGRAD_FIELDS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
-"""What a call may read of a tensor besides its value and its metadata."""
+"""What a call may read of a tensor besides its value and its metadata. The gradient is first:
+`captured_call` counts on that."""
 
 
 class _Part:
-    """Attributes of an object of which those count that the code mentions, and those `always`.
+    """An object's attributes, of which only those count that the code mentions.
 
-    `attributes` gives their names now. All count if the part `is_whole`, which it becomes with
-    `takes_all_if_dynamic` where code computes names. Without any that counts the object is held
-    all the same, so that one more is noticed, if it `is_held_empty`.
+    They are entered again as names are found, so a part is kept until the picture is complete.
+    `attributes` gives the names of all. Those in `always` count anyway. If the part `is_whole`, all
+    count; with `takes_all_if_dynamic` it becomes whole once code computes names. If none counts,
+    there is a holding only if the part `is_held_empty`: it notices an attribute that comes later.
     """
 
     __slots__ = ("always", "attributes", "holder", "holding", "is_held_empty", "is_whole", "label",
@@ -412,14 +436,17 @@ class _Part:
 
 
 class Picture:
-    """All that `roots`, pairs of a name and an object, and the tensors `given` lead to, as it is.
+    """All objects that a function can see, and what they hold at this moment.
 
-    `holdings` are the objects found, by a name; `instances` those with attributes; `generators`
-    random generators. `arguments` names the holding of each tensor `given` that nothing else leads
-    to. Objects of the user's classes are entered only by names that occur in the code (an attribute
-    that no function mentions is none of its business), modules, optimizers and containers as a
-    whole. Without `follows_code` functions and classes are constants, and all objects are entered
-    as a whole. Unreachable, with the place, for what can't be watched: an iterator, a huge array.
+    They are what `roots`, pairs of a label and an object, and the tensors `given` lead to.
+    `holdings` are the objects that hold others, by a name. `instances` are those that have
+    attributes. `generators` are random generators. `arguments` has the name of the holding of each
+    tensor in `given` that `roots` don't lead to.
+
+    Of an object of the user's classes only attributes whose names occur in the code are followed,
+    as no function can see the others. Modules, optimizers and containers are followed as a whole.
+    Without `follows_code`, functions and classes are constant, and all objects are followed as a
+    whole. Unreachable, with the place, for what can't be watched: an iterator, a huge array.
     """
 
     def __init__(
@@ -434,17 +461,18 @@ class Picture:
         self.generators: list[torch.Generator] = []
         self.arguments: dict[int, str] = {}
         self.instances: list[Any] = []
-        self._names = set(_ALWAYS)  # that the code mentions, as far as it was looked at
-        self._found: set[str] = set()  # those that are new
+        self._names = set(_ALWAYS)  # that code mentions, and all parts were searched for
+        self._found: set[str] = set()  # that code mentions, for the next round of `_explore`
         self._parts: list[_Part] = []
-        self._n_alike: collections.Counter[str] = collections.Counter()
-        self._seen: dict[int, Any] = {}
-        self._classes: dict[tuple[int, bool], type] = {}
-        self._is_dynamic = False
-        self._of_users: set[str] = set()  # names that code of the user's mentions
-        self._n_held = 0
+        self._n_alike: collections.Counter[str] = collections.Counter()  # holdings by label
+        self._seen: dict[int, Any] = {}  # visited objects by `id`, kept alive for their ids
+        self._classes: dict[tuple[int, bool], type] = {}  # visited, without or with an instance
+        self._is_dynamic = False  # whether code computes names of attributes
+        self._of_users: set[str] = set()  # names that the user's own code mentions
+        self._n_held = 0  # values in holdings: see `MOST_HELD`
         self._queue: deque[tuple[str, Any]] = deque(roots)
         self._explore()
+        # after the roots, so that an argument that they lead to is known by that place
         names_of: dict[int, str] = {}
         for i, tensor in enumerate(given):
             if not self.has(tensor):
@@ -453,6 +481,7 @@ class Picture:
                 self._explore()
             if id(tensor) in names_of:
                 self.arguments[i] = names_of[id(tensor)]
+        # one set for all: there can be thousands of names, and of holdings
         names = frozenset(self._names)
         for part in self._parts:
             if part.holding is not None and not part.is_whole:
@@ -460,7 +489,7 @@ class Picture:
         self._parts.clear()
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Let go of all objects."""
         self.holdings.clear()
         self._seen.clear()
 
@@ -469,11 +498,11 @@ class Picture:
         return id(value) in self._seen
 
     def may_mention(self, *names: str) -> bool:
-        """Whether code of the user's may use one of these names."""
+        """Whether the user's own code may use an attribute of one of these names."""
         return self._is_dynamic or not self._of_users.isdisjoint(names)
 
     def numbers(self, without: Collection[tuple[str, int]]) -> int:
-        """A digest of all numbers found, but for those `without`, by holding and place in it."""
+        """A digest of all numbers found, less those at the places in `without`."""
         return hash(tuple([
             (name, i, repr(value))
             for name, holding in self.holdings.items()
@@ -482,7 +511,7 @@ class Picture:
         ]))  # fmt: skip
 
     def tensors(self) -> dict[tuple[str, int], torch.Tensor]:
-        """The tensors found, by the holding and the number of their place in it."""
+        """The tensors found, by their places: a holding, and the number of the key in it."""
         return {
             (name, i): value
             for name, holding in self.holdings.items()
@@ -491,8 +520,11 @@ class Picture:
         }
 
     def _explore(self) -> None:
-        """Visit what is queued, and what names that are found on the way lead to, until no more
-        are."""
+        """Visit what is queued, and what it leads to.
+
+        Code that is met on the way mentions new names, by which objects that were visited before
+        lead further. So this goes on in rounds until a round finds no new name.
+        """
         while True:
             was_dynamic = self._is_dynamic
             while self._queue:
@@ -517,7 +549,8 @@ class Picture:
         write: Callable[[Any, Any, Any], None] | None = None,
     ) -> Holding:
         holding = Holding(label, holder, tuple(keys), read, write)
-        n_alike = self._n_alike[label]  # a function and its closure, an object and its slots
+        # a function and its closure, or an object and its slots, have one label
+        n_alike = self._n_alike[label]
         self._n_alike[label] += 1
         self.holdings[f"{label}'{n_alike}" if n_alike else label] = holding
         if read is _autograd_fields:
@@ -531,7 +564,7 @@ class Picture:
         return holding
 
     def _follow(self, holding: Holding, places: Iterable[int]) -> None:
-        """Queue what lies at these places of a holding."""
+        """Queue the values at these places of a holding."""
         places = list(places)
         self._count(holding.label, len(places))
         for i in places:
@@ -540,16 +573,18 @@ class Picture:
                 self._queue.append((holding.label_of(i), value))
 
     def _count(self, label: str, n_values: int) -> None:
+        """Count values, up to `MOST_HELD`; Unreachable beyond."""
         self._n_held += n_values
         if self._n_held > MOST_HELD:
             raise Unreachable(f"{label} and what else it can see hold over {MOST_HELD} values")
 
     def _hold_part(self, part: _Part) -> None:
-        """Hold those of an object's attributes that the code mentions, now and later."""
+        """Hold the attributes in a part that the code mentions, and those of names found later."""
         self._parts.append(part)
         self._widen(part)
 
     def _widen(self, part: _Part) -> None:
+        """Hold the attributes of a part that count by now and aren't held yet."""
         if part.takes_all_if_dynamic and self._is_dynamic:
             part.is_whole = True
         keys = tuple(
@@ -569,6 +604,11 @@ class Picture:
             self._follow(holding, (i for i, key in enumerate(keys) if key not in known))
 
     def _visit(self, label: str, value: Any) -> None:
+        """Hold an object, and queue what it leads to, as its kind demands.
+
+        The order of the cases matters: a subclass of a container is a container before it is an
+        object of the user's class. What no case takes is constant.
+        """
         if is_atom(value) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
@@ -577,6 +617,7 @@ class Picture:
             self._hold(label, value, AUTOGRAD_FIELDS, _autograd_fields, setattr)
             state = vars(value)
             if state:
+                # `_globals`: how many attributes there are says nothing, as lazy tensors have some
                 part = _Part(label, state, lambda: _without_lazy(state), _globals, _put_item)
                 part.is_held_empty, part.is_whole = False, not self.follows_code
                 self._hold_part(part)
@@ -618,7 +659,8 @@ class Picture:
             self._queue.extend((label, f) for f in (value.fget, value.fset) if f is not None)
         elif isinstance(value, type):
             self._visit_classes(value, has_instance=False)
-            if not _is_constant(value):  # the code may make an instance
+            # the code may call the class, to make an instance
+            if not _is_constant(value):
                 made_by = [vars(value).get(name) for name in _MAKERS]
                 self._queue.extend((label, f) for f in made_by if f is not None)
         elif isinstance(value, types.ModuleType):
@@ -646,10 +688,12 @@ class Picture:
             self._visit_attributes(label, value)
 
     def _visit_if_users(self, label: str, value: Any) -> None:
+        """Visit a container's attributes if a class of the user's gives it any."""
         if not _is_of_library(type(value)):
             self._visit_attributes(label, value)
 
     def _visit_attributes(self, label: str, value: Any) -> None:
+        """Hold an object's slots and attributes, and visit its classes."""
         kind = type(value)
         self.instances.append(value)
         if self.follows_code:
@@ -670,7 +714,7 @@ class Picture:
             self._hold_part(part)
 
     def _visit_classes(self, kind: type, *, has_instance: bool) -> None:
-        """Visit a class and its bases; Python itself may call special methods of an instance."""
+        """Visit a class and its bases. If it `has_instance`, Python may call special methods."""
         for cls in kind.__mro__[:-1]:
             visit = (id(cls), has_instance)
             if visit not in self._classes and _package(cls) not in ("builtins", "abc", "typing"):
@@ -678,8 +722,9 @@ class Picture:
                 self._visit_class(cls, has_instance)
 
     def _visit_class(self, cls: type, has_instance: bool) -> None:
-        """Note the names in a class's methods; follow those that the code mentions."""
+        """Follow the members of a class that the code mentions, and its special methods."""
         if _is_constant(cls):
+            # its code isn't followed, but the names in it may be of an instance's attributes
             for member in vars(cls).values():
                 function = getattr(member, "__func__", member)
                 if isinstance(function, types.FunctionType):
@@ -699,9 +744,10 @@ class Picture:
         self._hold_part(part)
 
     def _follow_members(self, cls: type, names: Collection[str]) -> None:
-        """Visit the functions of a user's class that have these names, and what else has them."""
+        """Queue the members of a user's class that have these names."""
         if _is_constant(cls):
             return
+        # what makes instances is followed where a class may be called: see `_visit`
         for name, member in vars(cls).items():
             if name in names:
                 function = getattr(member, "__func__", member)
@@ -711,6 +757,10 @@ class Picture:
                     self._queue.append((f"{cls.__name__}.{name}", function))
 
     def _visit_function(self, label: str, function: types.FunctionType) -> None:
+        """Hold a function's closure, its code and defaults, and the globals that it mentions.
+
+        Of a function of torch, or of an installed package, only the closure and attributes count.
+        """
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._hold(name, cell, ("",), _cell, _put_cell)
@@ -725,6 +775,7 @@ class Picture:
         self._is_dynamic |= mentions.computes_names
         self._of_users |= mentions.names
         self._found.update(mentions.names)
+        # names of builtins are left out, unless a global hides one
         known = function.__globals__
         if mentions.globals:
             holder = [
@@ -734,10 +785,11 @@ class Picture:
 
 
 _OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
-"""Attributes of lazy tensors that say nothing that isn't looked at otherwise."""
+"""Attributes of lazy tensors themselves: what they say is compared as metadata."""
 
 
 def _without_lazy(attributes: Iterable[str]) -> list[str]:
+    """The attributes that the program has given a tensor."""
     return [name for name in attributes if name not in _OF_LAZY]
 
 
@@ -745,21 +797,22 @@ _CODE = (
     types.FunctionType, types.MethodType, type, types.ModuleType, property, staticmethod,
     classmethod,
 )  # fmt: skip
-"""What is constant where code isn't followed."""
+"""Classes of what is constant if code isn't followed."""
 _FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
 _ALWAYS = frozenset({"forward", "backward", "setup_context"})
-"""Methods that torch calls, whatever the code mentions."""
+"""Methods that torch calls, though no code mentions them."""
 _MAKERS = ("__new__", "__init__", "__post_init__")
+"""Methods that run only when an instance is made."""
 
 
 def _mangled(cls: type, name: str) -> str:
-    """The attribute that a name in a class's body stands for."""
+    """The attribute that a name in a class's body stands for: `__s` in class C is `_C__s`."""
     is_private = name.startswith("__") and not name.endswith("__")
     return f"_{cls.__name__.lstrip('_')}{name}" if is_private else name
 
 
 def _dict_of(value: Any) -> Any:
-    """The dict behind a module or a class, whose `vars()` is a view of it."""
+    """The dict behind a module or a class. A class's `vars()` is a proxy, which C++ can't read."""
     state = vars(value)
     if isinstance(state, types.MappingProxyType):
         state = next((d for d in gc.get_referents(state) if type(d) is dict), state)
@@ -784,13 +837,13 @@ def _is_random_of_numpy(kind: type) -> bool:
 
 
 _OPAQUE = (io.IOBase, logging.Logger, logging.Handler)
-"""What programs write to, whose state changes nothing that they compute."""
+"""Classes of what programs write to: its state changes nothing that they compute."""
 _NAMESPACES = (
     types.SimpleNamespace, argparse.Namespace, threading.local, threading.Event,
     collections.UserDict, collections.UserList, collections.ChainMap,
 )  # fmt: skip
 
-_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that a class statement made
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made at run time, by a class statement say
 
 
 def _package(value: Any) -> str:
@@ -800,7 +853,7 @@ def _package(value: Any) -> str:
     else:
         name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
     if name and name.startswith("lazy_tensor.examples"):
-        return str(name)  # its models are programs like any other
+        return str(name)  # our examples count as programs, not as our library
     if name in (None, "builtins"):  # what `exec` makes may have no module either
         is_users = isinstance(value, types.FunctionType) or getattr(value, "__flags__", 0) & _HEAP
         return "" if is_users else "builtins"

@@ -1,8 +1,8 @@
-"""`replay`: a function whose calls repeat themselves runs as its plan, without its Python.
+"""`replay`: repeated calls of a function run as a plan, without the function's Python.
 
-In: a function and its calls. Out: what recording them would give. Calls are recorded until one does
-what another did before it (`take`); from then on its plan runs (`captured_call`) while all that the
-function can see is as it was (`reach`).
+In: a function and its calls. Out: the results that recording each call would give. Calls are
+recorded (`take`) until one does the same as an earlier one. From then on the plan of that call runs
+(`captured_call`), as long as nothing that the function can see has changed (`reach`).
 """
 
 from __future__ import annotations
@@ -53,22 +53,32 @@ R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
 
 MOST_SIGNATURES, SIGNATURES_BEFORE_WARNING = 64, 16
+"""Signatures that a replay remembers, and how many may come, with no call replayed, before it warns
+that the arguments keep changing."""
 MOST_CAPTURED = 4
-"""Plans for one signature: a gradient that is there or not, say, makes two."""
+"""Captured calls kept for one signature. There are several because state outside the arguments
+decides too: a call that finds a gradient and a call that finds None have different plans."""
 TAKES_BEFORE_WARNING = 3
+"""Takes of one signature in a row that captured nothing, before the user is warned."""
 CHANGES_BEFORE_WARNING = 16
-"""Calls that are recorded as something that they see changes, if none was replayed."""
+"""Calls recorded because something that the function sees keeps changing, with none replayed,
+before the user is warned."""
 MOST_CALLS_BETWEEN_TAKES = 1000
+"""Bound on the calls that are recorded without a take after takes have failed."""
 UNCHECKED = 16
-"""Replays before the first check, at least: it takes the time of several."""
-_random = random.Random()  # not the program's
+"""Replays before the first check, at least. A check records the call, which takes as long as
+several replays."""
+# a generator of its own: checks must not change what the program draws
+_random = random.Random()
 
 
 class Arguments:
-    """A call's arguments read once: `key`, equal for calls that may do the same; what is inside.
+    """The arguments of one call, read once.
 
-    `tensors` count by metadata (see `described`), numbers and the like by value, `objects`, with
-    their names, by identity.
+    `key` is equal for calls that may run the same plan. It holds the metadata of tensors (see
+    `described`), the values of numbers and strings, and the ids of other objects. `tensors` are all
+    tensors, in the order found. `objects` are pairs of a label and an object that the call can look
+    into: the roots of a `Picture`.
     """
 
     __slots__ = ("_inside", "key", "objects", "tensors")
@@ -76,14 +86,15 @@ class Arguments:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tensors: list[torch.Tensor] = []
         self.objects: list[tuple[str, Any]] = []
-        self._inside: set[int] = set()
+        self._inside: set[int] = set()  # ids of containers being read: one may contain itself
         parts: list[Any] = []
         native = hits.loaded
         native.read_arguments(args, kwargs, parts, self.tensors, self._read_other)
         self.key = (tuple(parts), described(self.tensors))
 
     def are_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether they still hold the same objects; tensors may have other values."""
+        """Whether the arguments still hold the same objects; tensors may have other values."""
+        # equal keys mean equally many tensors, so `map` leaves none out
         now = Arguments(args, kwargs)
         mine, theirs = self.tensors, now.tensors
         return self.key[0] == now.key[0] and all(map(operator.is_, mine, theirs))
@@ -92,16 +103,19 @@ class Arguments:
         hits.loaded.read_argument(label, value, parts, self.tensors, self._read_other)
 
     def _read_other(self, label: str, value: Any, parts: list[Any]) -> None:
-        """Read what isn't of Python's or torch's own classes."""
+        """Read a value that C++ passes back: of a subclass, a dataclass or any other class, or a
+        tensor with attributes."""
         parts.append(type(value))
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
             self._read_attributes(label, value, parts)
             return
-        self.objects.append((label, type(value)))  # for its methods
+        # the class is a root too: the function may call its methods, which can see more
+        self.objects.append((label, type(value)))
         if isinstance(value, (list, tuple)):
             self._read_items(label, value, enumerate(value), parts)
         elif isinstance(value, Mapping):
+            # keys with their types, because 1, 1.0 and True are equal
             parts.append(tuple([(type(name), name) for name in value]))
             self._read_items(label, value, value.items(), parts)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -113,6 +127,7 @@ class Arguments:
     def _read_items(
         self, label: str, value: Any, items: Iterable[tuple[Any, Any]], parts: list[Any]
     ) -> None:
+        """Read a container's items, then its attributes."""
         if id(value) in self._inside:
             parts.append("again")
             return
@@ -131,7 +146,7 @@ class Arguments:
 
 class _Here(threading.local):
     is_recording = False
-    """Whether a call of some replay is recorded."""
+    """Whether this thread records a call for some replay."""
 
 
 _here = _Here()
@@ -139,7 +154,7 @@ _here = _Here()
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """What is called inside is a part of a call that is recorded: its Python runs."""
+    """Replays that are called inside run their Python: they are part of a recorded call."""
     was_recording, _here.is_recording = _here.is_recording, True
     try:
         yield
@@ -148,7 +163,8 @@ def recording() -> Iterator[None]:
 
 
 def _watched(*, saves: bool) -> str | None:
-    """As `torch_private.is_watched`."""
+    """As `torch_private.is_watched`, with a quick answer from C++ where nothing watches."""
+    # C++ doesn't look for forward-mode differentiation
     is_unwatched = hits.loaded is not None and hits.loaded.is_unwatched(saves)
     if is_unwatched and not torch_private.is_forward_differentiated():
         return None
@@ -156,18 +172,19 @@ def _watched(*, saves: bool) -> str | None:
 
 
 class _Signature:
-    """What is known of calls with arguments of one kind."""
+    """What is known of calls whose arguments have equal keys."""
 
     def __init__(self, objects: list[tuple[str, Any]]) -> None:
-        self.objects = objects  # their ids stand in the key
-        self.captured: list[CapturedCall] = []
-        self.outlines: deque[Outline] = deque(maxlen=MOST_CAPTURED)
-        self.n_calls = 0
-        self.n_failed = 0
-        self.wait = 0
+        # kept alive: the key has their ids, which Python would give to new objects
+        self.objects = objects
+        self.captured: list[CapturedCall] = []  # tried in this order, the latest first
+        self.outlines: deque[Outline] = deque(maxlen=MOST_CAPTURED)  # of the latest takes
+        self.n_calls = 0  # recorded without a take; the first `warmup` are
+        self.n_failed = 0  # takes in a row that captured nothing
+        self.wait = 0  # calls to record without a take before the next take
 
     def postpone(self) -> None:
-        """Take down fewer calls the more often that was in vain."""
+        """Wait longer after each failed take: 0, 2, 6, 14 … calls."""
         self.n_failed += 1
         self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
 
@@ -185,10 +202,10 @@ class ReplayOptions(Options, total=False):
 
 
 class Replay(Generic[P, R]):
-    """A function as `replay` gives it.
+    """A function whose repeated calls run as plans: what `replay` returns.
 
-    `n_replayed` and `n_recorded` count its calls, `n_signatures` the kinds of arguments that came;
-    `obstacle` says why the last call that was recorded was, "" if none stands in the way.
+    `n_replayed` and `n_recorded` count its calls, `n_signatures` the signatures that came.
+    `obstacle` says why the latest recorded call was not replayed, "" if nothing stands in the way.
     """
 
     def __init__(
@@ -214,6 +231,7 @@ class Replay(Generic[P, R]):
             if value < 0:
                 raise ValueError(f"replay(): {name}={value!r} must be at least 0")
         check_names(options, "replay()", OWN_OPTIONS)
+        # only to raise for a wrong value here, and not at the first call
         settings.updated(settings.current(), options, "replay()")
         for one in state if isinstance(state, (list, tuple)) else (state,):
             if one is not None and is_atom(one):
@@ -227,32 +245,39 @@ class Replay(Generic[P, R]):
         self._warmup = warmup
         self._check_every = check_every
         self._cuda_graphs = cuda_graphs
-        self._is_part = is_part  # of a module's: see `replay_module`
-        self.must_record: Callable[[CapturedCall], bool] = lambda _: False  # what might be replayed
-        self.checks_next = False  # call: it is recorded and compared
-        self._cuda_graph: CudaGraph | None = None  # of the call that was captured last
+        self._is_part = is_part  # whether it runs a module's forward or backward
+        # asked before a replay: True has the call recorded, for `replay_module`'s backward to learn
+        self.must_record: Callable[[CapturedCall], bool] = lambda _: False
+        self.checks_next = False  # whether the next call is recorded and compared, not replayed
+        self._cuda_graph: CudaGraph | None = None  # of the call captured last, for `summary()`
         self._options = options
         self._lock = threading.RLock()
+        # of this thread: `is_inside`, and of its last call `ran`, `has_replayed` and `known`
         self._here = threading.local()
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
-        self._latest: tuple[Any, _Signature | None] = (None, None)  # of these, that was replayed
-        self._told: set[str] = set()
+        # key and signature of the last replayed call: a steady loop needs no look in the cache
+        self._latest: tuple[Any, _Signature | None] = (None, None)
+        self._told: set[str] = set()  # kinds of obstacles that the user was warned of
         self.n_signatures = 0
-        self.period = STATS.period  # of the counters, in which it was called last
-        self._keys: dict[str, Any] = {}  # of the arguments, one by one, while all calls are unlike
+        self.period = STATS.period  # at the last call: reports leave out replays of earlier periods
+        # key of each argument of the last call, for a warning while no signature repeats
+        self._keys: dict[str, Any] = {}
         self.obstacle = ""
         self.n_replayed = self.n_recorded = 0
         self._replayed_s, self._fastest_recorded_s = 0.0, math.inf
+        # without the function's `__dict__`, whose names could hide attributes of this object
         functools.update_wrapper(self, function, updated=())
         REPLAYS.add(self)
 
     @property
     def __replayed__(self) -> Callable[P, R]:
+        """The function itself: a `Picture` looks through replays by this name."""
         return self._function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if _here.is_recording or getattr(self._here, "is_inside", False):
-            return self._function(*args, **kwargs)  # a part of another replay's call
+            # part of a call that is recorded, or a recursive call
+            return self._function(*args, **kwargs)
         self._here.is_inside = True
         try:
             result: R = self._call(args, kwargs)
@@ -261,8 +286,8 @@ class Replay(Generic[P, R]):
             self._here.is_inside = False
 
     def is_seen_by_others(self) -> bool:
-        """Whether a call must run its Python, as it is a part of another replay's, or something
-        else than our mode sees what it does."""
+        """Whether a call must run its Python: another replay records it, or something besides our
+        mode sees its ops."""
         if _here.is_recording or torch_private.is_traced():
             return True
         watched = _watched(saves=not self._is_part)
@@ -271,7 +296,8 @@ class Replay(Generic[P, R]):
         return watched is not None
 
     def ran(self) -> CapturedCall | None:
-        """What this thread's last call was, or might have been, replayed by."""
+        """The captured call of this thread's last call: it was replayed, or it was recorded though
+        it could have been."""
         found: CapturedCall | None = getattr(self._here, "ran", None)
         return found
 
@@ -280,27 +306,27 @@ class Replay(Generic[P, R]):
         return bool(getattr(self._here, "has_replayed", False))
 
     def is_captured(self) -> bool:
-        """Whether there is a plan for calls with arguments such as this thread's last call had."""
+        """Whether calls with the signature of this thread's last call can be replayed."""
         known: _Signature | None = getattr(self._here, "known", None)
         return known is not None and bool(known.captured)
 
     def captured(self) -> list[CapturedCall]:
-        """The calls that can be replayed, with all kinds of arguments."""
+        """The calls that can be replayed, of all signatures."""
         return [one for known in self._signatures.values() for one in known.captured]
 
     def may_improve(self) -> bool:
-        """Whether a call has no plan yet, or a plan in whose place a better one may come."""
+        """Whether nothing can be replayed yet, or a faster plan may still replace one."""
         captured = self.captured()
         return not captured or any(one.plan.tier is not None for one in captured)
 
     def forget(self) -> None:
-        """Drop all that is known of calls."""
+        """Drop all signatures, with the calls captured for them."""
         with self._lock:
             self._signatures.clear()
             self._latest = (None, None)
 
     def recorded(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """A call that is recorded, and says nothing about others."""
+        """Record a call and learn nothing from it."""
         result: R = self._recorded(args, kwargs)
         return result
 
@@ -308,12 +334,14 @@ class Replay(Generic[P, R]):
         start = perf_counter()
         self.period = STATS.period
         self._here.ran, self._here.has_replayed = None, False
+        # a take begins with an empty trace, and a plan reads tensors that have their data
         flush_here("replay", quiet=True)
         if not self._is_part and self.is_seen_by_others():
             return self._function(*args, **kwargs)
         if not self.may_plan():
             return self._recorded(args, kwargs)
         arguments = Arguments(args, kwargs)
+        # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
         environment = hits.loaded.call_environment(), torch_private.is_parametrization_cached()
         key = (arguments.key, environment, settings.current())
         known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
@@ -321,16 +349,18 @@ class Replay(Generic[P, R]):
             known = _Signature(arguments.objects)
             self._signatures.put(key, known)
             self.n_signatures += 1
+            # one call earlier than the warning, which compares two calls
             if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
                 self._compare_arguments(args, kwargs)
         verified, changed, self._here.known = None, "", known
+        # held until the plan has run: another thread's replay could change what `find` has checked
         with self._lock:
             for captured in known.captured:
                 try:
                     found = captured.find(arguments.tensors)
                 except Changed as reason:
                     self.obstacle = changed = str(reason)
-                    continue
+                    continue  # another captured call of this signature may fit
                 if self.must_record(captured):
                     self.obstacle = ""
                     result = self._recorded(args, kwargs)
@@ -338,6 +368,9 @@ class Replay(Generic[P, R]):
                     return result
                 is_due = self._check_every and captured.n_runs >= captured.next_check
                 if is_due or self.checks_next:
+                    # a check runs the function's Python, so it comes after the lock is released:
+                    # that Python may wait for a thread that calls this replay. The captured call
+                    # leaves the list meanwhile, and comes back if the check finds no difference.
                     known.captured.remove(captured)
                     verified = captured
                     break
@@ -359,7 +392,7 @@ class Replay(Generic[P, R]):
         return result
 
     def _compare_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Say which arguments are others than at the call before, of calls that are all unlike."""
+        """Warn which arguments differ from the last call's, where no signature repeats."""
         named = {f"`argument {i}`": value for i, value in enumerate(args, 1)}
         named |= {f"`{name}`": value for name, value in kwargs.items()}
         keys = {name: Arguments((value,), {}).key for name, value in named.items()}
@@ -384,7 +417,7 @@ class Replay(Generic[P, R]):
         return result
 
     def may_plan(self) -> bool:
-        """Whether plans can be made; if not, their C++ is asked for."""
+        """Whether plans can be made and run; if not, ask for the C++ that runs them."""
         if program.are_there() and hits.loaded is not None:
             return True
         with lazy_mode(**self._options):
@@ -398,12 +431,14 @@ class Replay(Generic[P, R]):
     def _taken(
         self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Take | str]:
+        """Record a call with a tape on: its result, and its take or the obstacle to one."""
         if self._state is None:
             root = getattr(self._function, "__name__", ""), self._function
         else:
             root = "state", self._state
         roots = [root, *arguments.objects]
         start = perf_counter()
+        # `listening_mode`, as `lazy_mode` may bypass the block, which leaves nothing in the trace
         with recording(), listening_mode(**self._options):
             taken = take(
                 self._function, args, kwargs, arguments.tensors, roots,
@@ -415,7 +450,7 @@ class Replay(Generic[P, R]):
 
     def _captured(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
         name = f"replay({self._name})"
-        with lazy_mode(**self._options):  # the plan is made as the options want it
+        with lazy_mode(**self._options):  # a plan depends on the options in force
             captured = CapturedCall(
                 taken, before, arguments.tensors, name,
                 cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
@@ -427,8 +462,8 @@ class Replay(Generic[P, R]):
     def _learn(
         self, known: _Signature, taken: Take | str, arguments: Arguments, changed: str = ""
     ) -> None:
-        """Settle on the call, if it did what one before it did; else say what differs. `changed`:
-        why those that were settled on before didn't serve."""
+        """Capture the call if it did the same as an earlier take; else note what differs. `changed`
+        says why the calls captured before could not be replayed, "" if there were none."""
         obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
         if isinstance(taken, Take):
             for outline in known.outlines:
@@ -446,6 +481,7 @@ class Replay(Generic[P, R]):
                 del known.captured[MOST_CAPTURED:]
                 known.n_failed = 0
                 self.obstacle = ""
+                # each captured call is outdated before it can run: only recorded calls would show
                 if changed and not self.n_replayed and self.n_recorded >= CHANGES_BEFORE_WARNING:
                     self._meet(changed, tells=True)
                 return
@@ -460,13 +496,14 @@ class Replay(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record a call that would be replayed; RuntimeError if it does something else."""
+        """Record a call that could be replayed; RuntimeError if it did something else."""
         result, taken = self._taken(arguments, args, kwargs)
         if isinstance(taken, str):
-            self._meet(taken)  # it says nothing about the calls before
+            self._meet(taken)  # without a take there is nothing to compare
             return result
         found = taken.outline.difference(captured.outline)
         if found is not None:
+            # replays of such calls were wrong: the next capture needs two new takes that agree
             known.outlines.clear()
             raise RuntimeError(
                 f"replay({self._name}): recorded again after {captured.n_runs} replays, the call "
@@ -481,8 +518,11 @@ class Replay(Generic[P, R]):
         return result
 
     def _next_check(self, n_runs: int) -> int:
-        """The number of replays, so many being done, after which a call is recorded and compared:
-        at random, so that no rhythm of the program hides from checks."""
+        """How many replays must be done before the next check, after `n_runs` of them.
+
+        It is random, so that checks don't always meet the same phase of a program's rhythm.
+        """
+        # checks get rarer: the gap is between half of and all of the replays done so far
         most = min(max(n_runs, 2 * UNCHECKED), self._check_every)
         least = min(UNCHECKED, most) if n_runs == 0 else (most + 1) // 2
         return n_runs + _random.randint(least, most)
@@ -500,16 +540,17 @@ class Replay(Generic[P, R]):
         local.trace.policy.add_replay(seconds)
 
     def _meet(self, obstacle: str, *, tells: bool = False) -> None:
-        """Note why a call was recorded; tell the user, once."""
+        """Note why a call was recorded; if it `tells`, warn the user, once for each kind."""
         self.obstacle = obstacle = re.sub(r"\bargument (\d+)", self._parameter, obstacle)
-        kind = re.sub(r"[\d.]+", "#", obstacle)  # numbers in it may change
+        # obstacles that differ in their numbers alone, such as a value read, are of one kind
+        kind = re.sub(r"[\d.]+", "#", obstacle)
         if tells and kind not in self._told:
             self._told.add(kind)
             warn_user(f"replay({self._name}) goes on recording: {obstacle}{_remedy(obstacle)}")
 
     def _parameter(self, found: re.Match[str]) -> str:
-        """What the function calls its argument of that number."""
-        with suppress(TypeError, ValueError):  # C++ has no signature
+        """The name of the function's parameter with that number; the text itself if it has none."""
+        with suppress(TypeError, ValueError):  # functions in C may have no signature
             parameters = list(inspect.signature(self._function).parameters.values())
             parameter = parameters[int(found[1]) - 1 :][:1]
             if parameter and parameter[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
@@ -517,7 +558,7 @@ class Replay(Generic[P, R]):
         return found[0]
 
     def summary(self) -> str:
-        """A line on what became of the calls, for `explain()`."""
+        """A line for `explain()`: how many calls were replayed and recorded, and why."""
         words = [f"replay({self._name}): {self.n_replayed} calls replayed"]
         if self.n_replayed:
             mean = self._replayed_s / self.n_replayed
@@ -547,6 +588,7 @@ class Replay(Generic[P, R]):
 
     @property
     def _made_with(self) -> dict[str, Any]:
+        """The options for a copy or a pickle, which begins without captured calls."""
         return {
             "state": self._state,
             "warmup": self._warmup,
@@ -557,15 +599,19 @@ class Replay(Generic[P, R]):
 
 
 REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
+"""All replays that are alive, for `explain()`."""
 
 
 def _remedy(obstacle: str) -> str:
+    """Advice to append to an obstacle; "" if there is none."""
     for part, words in _REMEDIES.items():
         if part in obstacle:
             return f"; {words}"
     return ""
 
 
+# Advice, by a part of the obstacle's text. The first part that occurs in it counts, so a special
+# case stands before the general one.
 _REMEDIES = {
     ".grad`, which a replay would not": "call backward() inside the function, or return what is "
     "detached",
@@ -593,31 +639,32 @@ def replay(function: Callable[P, R], **options: Unpack[ReplayOptions]) -> Replay
 @overload
 def replay(**options: Unpack[ReplayOptions]) -> Callable[[Callable[P, R]], Replay[P, R]]: ...
 def replay(function: Any = None, **options: Any) -> Any:
-    """A steady loop's body, run as its plan once its calls repeat.
+    """Run a function whose calls repeat, such as a training step, as a plan without its Python.
 
     `step = replay(step)`, `@replay`, or `@replay(warmup=3)`. Calls are recorded (in `lazy_mode`)
-    until two do the same. From then on a call whose arguments have the same metadata runs the plan,
-    without the function's Python: tensors among the arguments by position; parameters, buffers,
-    optimizer state by identity, read anew each call. What it leaves behind (`p.grad`, caches) gets
-    the new values in the same objects; returned tensors are new ones; random ops draw fresh
-    numbers. Values that the function reads (`if mask.all()`) are computed first; if they differ,
-    the call is recorded, as after any other change that the function can see.
+    until two do the same. From then on a call whose arguments have the same metadata runs the plan.
+    Tensors among the arguments are taken by position. Parameters, buffers and optimizer state are
+    taken by identity, and read anew at each call. Tensors that the call leaves behind (`p.grad`,
+    caches) stay the same objects and get the new values. Returned tensors are new ones. Random ops
+    draw new numbers. Values that the function reads (`if mask.all()`) are computed before the plan
+    runs. If one differs, or anything else that the function can see has changed, the call is
+    recorded.
 
-    `state`, such as `[model, optimizer]`, says what a call depends on besides its arguments: all
-    that these objects hold is looked at, and all other Python is constant, the tensors among it by
-    identity. Without it everything is looked at that the function's code leads to.
+    `state`, such as `[model, optimizer]`, names what a call depends on besides its arguments. All
+    that these objects hold is watched. All other Python is taken as constant, tensors by identity.
+    Without `state`, everything is watched that the function's code leads to.
 
-    `replay(model)` gives the same module, whose calls are replayed: forward, and the backward of
-    what it gave, join the program's autograd as one node. The loss, the optimizer and all else stay
-    outside and run as they did. Copies of the module, and its pickle, are not replayed.
+    `replay(model)` returns the same module. Its forward, and the backward of its outputs, are
+    replayed, and join the program's autograd as one node. The loss, the optimizer and all else stay
+    outside and run as before. Copies and pickles of the module are not replayed.
 
-    `warmup` calls are recorded before the first is compared. Now and then, at random, and after
-    `check_every` replays at the latest, a call is recorded and compared; RuntimeError if it did
-    something else (0: never). With `cuda_graphs` a
-    plan whose tensors are all on the GPU, and that doesn't communicate, is captured in a CUDA
-    graph; arguments are copied into it, results out of it. Other options are `lazy_mode`'s. What
-    the function prints, or counts in Python, happens in recorded calls only: a call that changes
-    what it can see in Python is not replayed, and a warning says why, once.
+    `warmup` calls are recorded before a call is compared with another. At random, and after
+    `check_every` replays at the latest, a call is recorded and compared: RuntimeError if it did
+    something else (0: never). `cuda_graphs` captures a plan in a CUDA graph if all its tensors are
+    on the GPU and it doesn't communicate; arguments are copied into the graph, results out of it.
+    Other options are those of `lazy_mode`. What the function prints, or counts in Python, happens
+    in recorded calls only. A call that changes Python objects that it can see is never replayed,
+    and one warning says why.
     """
     if function is None:
         return functools.partial(replay, **options)

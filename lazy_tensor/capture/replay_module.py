@@ -1,13 +1,13 @@
-"""`replay(model)`: a module whose calls run plans, forward and backward, with the loss outside.
+"""`replay(model)`: a module whose forward and backward run as plans, while the loss stays outside.
 
-In: a module. Out: the same module, whose calls give what they gave, joined to autograd by one node.
-`Replay`s do the work. One runs forward and gives, besides the outputs, the tensors that autograd
-saved for backward. Each plan of forward has a companion that runs backward, on these and the
-outputs' gradients.
+In: a module. Out: the same module. Its outputs are joined to the program's autograd by one node.
+The work is done by `Replay`s. One runs forward, and returns the tensors that autograd saved for
+backward besides the outputs. Each captured call of forward has a companion: a `Replay` that runs
+backward, on the saved tensors and the gradients of the outputs.
 
 A replayed forward makes no graph. So forward is recorded until its companion has learnt backward
-from the graphs of these calls, and whenever the two are checked. A recorded call whose graph can't
-be stood for by one node gives its outputs with that graph.
+from the graphs of such calls, and again whenever both are checked. If one node can't stand for a
+recorded call's graph (it has a `flaw`), the outputs are returned with that graph.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ from lazy_tensor.kernels.service.verify import difference
 from lazy_tensor.tensor import LazyTensor, computed
 
 RECORDED_BEFORE_EAGER, MOST_LEARNT = 8, 4
-"""Recorded calls without a replay, for each signature or plan up to so many, after which a module
-runs as in eager: recording it would cost more than it gains."""
+"""Calls in a row that are recorded, with none replayed, before a module runs as in eager: recording
+alone only costs. The bound is multiplied by the number of signatures, or plans, that are being
+learnt, up to `MOST_LEARNT`."""
 EAGER_CALLS = 1000
-"""Calls as in eager before it is tried again."""
+"""Calls that then run as in eager, before recording is tried again."""
 TAUGHT_AFTER = 3
-"""Recorded calls of forward from which its companion learns a backward that it didn't know."""
+"""Calls of forward that are recorded after a backward came that its companion doesn't know."""
 
 Tensors = list[torch.Tensor]
 Gradients = list[torch.Tensor | None]
 
 
 def replay_module(module: nn.Module, options: dict[str, Any]) -> nn.Module:
-    """Have the module's calls replayed, from now on."""
+    """Have the module's calls replayed from now on; return the module."""
     torch_private.call_by(module, ReplayedModule(module, options))
     return module
 
 
 @dataclass(slots=True)
 class Graph:
-    """What a recorded forward leaves for a recorded backward: outputs with their graph, and where
-    the gradients leave it. `flaw` says why one node can't stand for it, "" if one can."""
+    """What a recorded forward leaves for a recorded backward: the outputs with their graph, and the
+    edges at which gradients leave the graph. `flaw` says why one node can't stand for the graph, ""
+    if one can."""
 
     outputs: Tensors
     edges: list[Any]
@@ -61,36 +63,40 @@ class Graph:
 
 
 class _NeedsGraph(Exception):
-    """Backward is to be recorded, and its forward was replayed."""
+    """Backward has to be recorded, but its forward was replayed and left no graph."""
 
 
+# What passes between this file's functions beside a `Replay`, which passes on only what a plan can
+# give: tensors and constants.
 class _Here(threading.local):
-    made: Graph | None = None  # by the forward that was recorded last
-    used: Graph | None = None  # by the backward that runs
-    saved: Sequence[torch.Tensor] = ()  # what it finds instead of what its forward saved
+    made: Graph | None = None  # the graph of the forward that was recorded last
+    used: Graph | None = None  # the graph that the running backward differentiates
+    saved: Sequence[torch.Tensor] = ()  # the tensors that this graph's nodes find as saved ones
 
 
 _here = _Here()
 
 
 class _Named:
-    """A function that `replay` names as it names the module, and that has no state to look at."""
+    """A function with the module's name, for messages. It has no state for `replay` to watch: the
+    module comes as an argument."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
 
 
 N_HEADER = 6
-"""Numbers before the tensors in what `_Forward` gives."""
+"""Numbers before the tensors in the list that `_Forward` returns."""
 
 
 class _Forward(_Named):
-    """Calls a module, and keeps its graph in `_here.made`.
+    """Calls a module, and leaves its graph in `_here.made`.
 
-    Gives a list: how many outputs there are, which of them have a graph (a bit each), the number of
-    their form, how many tensors backward needs, which of the differentiated arguments the graph
-    reaches (a bit each), and how many parameters; then the outputs, these tensors, the parameters,
-    and the module's other parameters and buffers.
+    Returns a list. First, `N_HEADER` numbers: how many outputs there are; a bit for each output
+    that has a graph; the number of the outputs' form; how many tensors were saved for backward; a
+    bit for each differentiated argument that the graph reaches; how many parameters it reaches.
+    Then the outputs, the saved tensors, these parameters, and the module's other parameters and
+    buffers.
     """
 
     def __call__(
@@ -99,11 +105,12 @@ class _Forward(_Named):
         if not torch.is_grad_enabled():
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
             return [len(outputs), 0, _number_of(form), 0, 0, 0, *outputs]
-        first = torch_private.next_sequence_number()
+        first = torch_private.next_sequence_number()  # nodes with less were made before the call
         inputs = _differentiated(args, kwargs)
         edges = [torch.autograd.graph.get_gradient_edge(one) for one in inputs]
         versions = [one._version for one in inputs]
-        # whether this call is recorded or bypassed must not show in the graph
+        # autograd keeps a view's op for lazy tensors, but for plain ones only if it is told to: the
+        # graph must be the same, whether this call is recorded or bypassed
         with _saving() as saved, torch_private.views_by_their_ops():
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
         bits, with_graph = 0, []
@@ -111,7 +118,9 @@ class _Forward(_Named):
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 bits |= 1 << i
                 with_graph.append(output)
-                outputs[i] = output.detach()
+                outputs[i] = output.detach()  # a plan returns no tensor with a graph
+        # with a flaw, one node in place of the graph would give wrong gradients, or hooks would run
+        # twice
         reached, parameters, flaw = _reached(with_graph, edges, first)
         if versions != [one._version for one in inputs]:
             flaw = "it writes an argument whose gradient is wanted"
@@ -121,10 +130,12 @@ class _Forward(_Named):
         if any(one._backward_hooks or (one.retains_grad and not one.is_leaf) for one in wanted):
             flaw = "a parameter or an argument has a hook for its gradient, which would run twice"
         if flaw:
-            stop_tape(flaw)
+            stop_tape(flaw)  # so that the call can't be captured
         edges = [edge for i, edge in enumerate(edges) if reached >> i & 1]
         edges += [torch.autograd.graph.get_gradient_edge(one) for one in parameters]
         _here.made = Graph(with_graph, edges, flaw)
+        # all parameters and buffers are returned, so that a caller of a replay can save those whose
+        # memory backward needs: see `_whose_memory_is_saved`
         known = {id(one) for one in parameters}
         others = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in known]
         header = [len(outputs), bits, _number_of(form), len(saved), reached, len(parameters)]
@@ -137,6 +148,7 @@ def _differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensors:
 
 
 def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensors:
+    """The tensors among the arguments."""
     found = [one for one in args if isinstance(one, torch.Tensor)]
     if kwargs or len(found) < len(args):
         found = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
@@ -144,13 +156,14 @@ def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensors:
 
 
 def _shares(output: torch.Tensor, inputs: Tensors) -> bool:
+    """Whether an output is one of the inputs, or autograd knows both as views of one tensor."""
     base = output._base if output._is_view() else output
     return any(base is (one._base if one._is_view() else one) for one in inputs)
 
 
 def _reached(outputs: Tensors, edges: list[Any], first: int) -> tuple[int, Tensors, str]:
-    """Where the outputs' graph ends: at which of these edges (a bit each), and at which leaves; and
-    what in it is older than the number `first`."""
+    """Where the outputs' graph ends: a bit for each of `edges` that it reaches, and the leaves; and
+    the flaw if a node in it is older than the number `first`, else ""."""
     ends = {(edge.node, edge.output_nr): i for i, edge in enumerate(edges)}
     reached, leaves, flaw = 0, {}, ""
     waiting = [(output.grad_fn, output.output_nr) for output in outputs]
@@ -176,8 +189,11 @@ def _reached(outputs: Tensors, edges: list[Any], first: int) -> tuple[int, Tenso
 
 @contextmanager
 def _saving() -> Iterator[Tensors]:
-    """Have autograd save numbers in place of tensors, which go into the list. What runs the graph
-    without `_Backward` finds them there."""
+    """Have autograd save numbers instead of tensors; yields the list of these tensors.
+
+    Nodes of the graph look a number up in `_here.saved`, which `_Backward` sets. Without it, as
+    when the outputs are returned with this graph, they look in the list.
+    """
     saved: Tensors = []
     number_of: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -193,8 +209,11 @@ def _saving() -> Iterator[Tensors]:
 
 
 class _Backward(_Named):
-    """Gives the gradients that are wanted of the graph in `_here.used`, from what was saved and the
-    outputs' gradients; None for an output that has none."""
+    """Differentiates the graph in `_here.used`, from saved tensors and the outputs' gradients (None
+    for an output without one). Returns the gradients at the graph's edges.
+
+    The saved tensors are arguments, so that a captured backward takes those of any forward.
+    """
 
     def __call__(self, saved: Tensors, gradients: Gradients) -> Gradients:
         graph = _here.used
@@ -216,17 +235,21 @@ class _Backward(_Named):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How leaves make up what a module gives: containers by `spec`; and of each object among its
-    leaves (a cache of keys and values, say) its number, its class, the names of its attributes, and
-    the form of their values, which are further leaves."""
+    """How to put together what a module returns from a list of leaves.
+
+    `spec` has the containers. `objects` are leaves that hold tensors themselves, such as a cache of
+    keys and values. For each: its number, its class, the names of its attributes, and the form of
+    their values, which come as further leaves behind those of the containers.
+    """
 
     spec: Any
     objects: tuple[tuple[int, type[Any], tuple[str, ...], _Form], ...]
     n_leaves: int
-    """Those of the containers."""
+    """The leaves of the containers."""
 
 
 def _flattened(result: Any) -> tuple[list[Any], _Form]:
+    """The leaves of what a module returned, those in objects too, and their form."""
     leaves, spec = pytree.tree_flatten(result)
     n_leaves = len(leaves)
     objects: list[tuple[int, type[Any], tuple[str, ...], _Form]] = []
@@ -243,14 +266,15 @@ def _flattened(result: Any) -> tuple[list[Any], _Form]:
 
 
 def _is_taken_apart(one: Any) -> bool:
-    """Whether an object may be made anew from its attributes. Others are given back as they are, if
-    `replay` finds them where the module may look."""
+    """Whether a returned object may be made anew from its attributes. Others are returned as they
+    are, if `replay` finds them among what the module can see."""
     if is_atom(one) or isinstance(one, (torch.Tensor, type, nn.Module, dict, list, tuple, set)):
         return False
     return hasattr(one, "__dict__") and not callable(one) and "__dict__" not in vars(one)
 
 
 def _made_of(leaves: list[Any], form: _Form) -> Any:
+    """What a module returned, from its leaves: undoes `_flattened`."""
     if form.spec.is_leaf() and not form.objects:
         return leaves[0]
     found, left = leaves[: form.n_leaves], leaves[form.n_leaves :]
@@ -263,6 +287,7 @@ def _made_of(leaves: list[Any], form: _Form) -> Any:
 
 
 def _n_leaves(form: _Form) -> int:
+    """All leaves of a form, those in objects too."""
     return form.n_leaves + sum(_n_leaves(inner) for *_, inner in form.objects)
 
 
@@ -270,14 +295,14 @@ _forms: list[_Form] = []
 
 
 def _number_of(form: _Form) -> int:
-    """A number for a form: `replay` compares numbers."""
+    """A number for a form, which `replay` can return as a constant. Equal forms have one number."""
     if form not in _forms:
         _forms.append(form)
     return _forms.index(form)
 
 
 class ReplayedModule:
-    """What calls of a module that was given to `replay` go to."""
+    """What runs when a module is called that was given to `replay`."""
 
     is_replay = True  # for `unwrap`
 
@@ -286,19 +311,22 @@ class ReplayedModule:
         self._name = type(module).__name__
         self.forward = Replay(_Forward(self._name), is_part=True, **options)
         self.forward.must_record = self._teaches
-        self.backward = self.new_backward()  # of calls whose forward was recorded
-        self._module = weakref.ref(module)
-        self._n_eager = 0  # calls to come
-        self._n_in_vain = 0  # recorded calls since one was replayed
+        self.backward = self.new_backward()  # for calls of which no forward is captured
+        self._module = weakref.ref(module)  # the module has this object as an attribute
+        self._n_eager = 0  # calls still to run as in eager
+        self._n_in_vain = 0  # recorded calls since the last replay
 
     def new_backward(self) -> Replay[Any, Any]:
-        """What runs backward of one plan of forward, which has repeated already. It is checked when
-        that is."""
+        """A `Replay` that runs backward for one captured call of forward.
+
+        It needs no warmup, as that call has repeated, and no checks of its own: it is checked
+        whenever forward is.
+        """
         options = {**self._options, "warmup": 0, "check_every": 0}
         return Replay(_Backward(f"{self._name}, backward"), is_part=True, **options)
 
     def _teaches(self, captured: CapturedCall) -> bool:
-        """Whether a forward that might be replayed is recorded, for its companion to learn."""
+        """Whether to record a forward that could be replayed, for its companion to learn from."""
         if not torch.is_grad_enabled() or captured.n_to_teach == 0:
             return False
         captured.n_to_teach -= 1
@@ -310,6 +338,7 @@ class ReplayedModule:
         if self._runs_eagerly() or self.forward.is_seen_by_others():
             return torch_private.call_module(module, args, kwargs)
         _here.made = None
+        # for `_made_again`, should the forward have to run once more
         states = torch_private.generator_states() if torch.is_grad_enabled() else ()
         call = (module, args, kwargs)
         found = self.forward(*call)
@@ -318,7 +347,7 @@ class ReplayedModule:
         n_outputs, bits, form, n_saved, reached, n_parameters = found[:N_HEADER]
         at = N_HEADER + n_outputs
         outputs = list(map(_plain, found[N_HEADER:at]))
-        places = [i for i in range(n_outputs) if bits >> i & 1]
+        places = [i for i in range(n_outputs) if bits >> i & 1]  # of outputs with a graph
         if graph is not None and graph.flaw:
             given: Any = graph.outputs
         elif places:
@@ -329,6 +358,7 @@ class ReplayedModule:
             wanted += found[at : at + n_parameters]
             run = _Run(self, call, states, graph, self.forward.ran(), wanted)
             seen = [*_tensors_in(args, kwargs), *outputs, *found[at:]]
+            # kept by the node only for autograd to raise if one was written before backward
             saved_too = [seen[i] for i in self._whose_memory_is_saved(saved, seen)]
             given = hits.loaded.joined(
                 run.backward, saved + saved_too, len(saved), [outputs[i] for i in places], wanted
@@ -340,8 +370,11 @@ class ReplayedModule:
         return _made_of(outputs, _forms[form])
 
     def _whose_memory_is_saved(self, saved: Tensors, seen: Tensors) -> list[int]:
-        """The numbers of the tensors whose memory something has that was saved: a write to them is
-        an error of backward. Views that are saved don't count it."""
+        """The numbers of the tensors in `seen` that have the memory of a saved tensor.
+
+        A write to one of them before backward is an error, as in eager. A saved tensor may be a new
+        one on that memory, for which autograd doesn't count the write.
+        """
         captured = self.forward.ran()
         if captured is not None and captured.shared is not None:
             return captured.shared
@@ -359,8 +392,9 @@ class ReplayedModule:
         return found
 
     def _runs_eagerly(self) -> bool:
-        """Whether this call does: recording was in vain, or there can't be plans yet. Not while
-        hooks see what is saved: to checkpointing a forward and its repetition must look alike."""
+        """Whether this call runs as in eager, since recording led to no replay, or there can't be
+        plans yet."""
+        # checkpointing sees what is saved, and must see the same when it repeats the forward
         if torch_private.saves_by_hooks():
             return False
         if not self.forward.may_plan():
@@ -369,26 +403,29 @@ class ReplayedModule:
             self._n_eager -= 1
             return True
         if self._n_in_vain >= RECORDED_BEFORE_EAGER:
-            # with gradients to add to, and without any, there is a plan for each
+            # plans are learnt one by one: with gradients to add to, and without, are two
             n_learnt = max(self.forward.n_signatures, len(self.forward.captured()), 1)
             if self._n_in_vain >= RECORDED_BEFORE_EAGER * min(n_learnt, MOST_LEARNT):
                 self.go_eager()
         return self._n_eager > 0
 
     def may_run_kernels(self) -> bool:
-        """Whether results may differ from those of ops one by one, by rounding."""
+        """Whether results may differ by rounding from those of single ops."""
         return bool(self._options.get("compile", settings.current().compile) != "off")
 
     def go_eager(self) -> None:
-        """Run the next calls as in eager."""
+        """Run the next `EAGER_CALLS` as in eager, and forget what was learnt."""
         self._n_eager, self._n_in_vain = EAGER_CALLS, 0
         self.forward.forget()
 
 
 class _Run:
-    """One forward: by what call of which module, from which states of random generators; its graph
-    if it was recorded, and what it was, or might have been, replayed by; and the tensors whose
-    gradients are wanted."""
+    """One forward, with what its backward needs; the autograd node calls `backward`.
+
+    `call` is the module and its arguments, `states` those of random generators before it. `graph`
+    is there if the call was recorded, `captured` if it was replayed or could have been. `wanted`
+    are the tensors whose gradients are computed.
+    """
 
     __slots__ = ("_autocast", "_call", "_graph", "_module", "_captured", "_states", "_wanted")
 
@@ -410,21 +447,26 @@ class _Run:
         self._autocast = torch_private.autocast_state()
 
     def backward(self, saved: Tensors, given: Gradients) -> Gradients:
-        """The gradients wanted, by the tensors saved and those of the outputs."""
+        """The gradients wanted, from the saved tensors and the gradients of the outputs."""
+        # with `create_graph=True` the gradients need a graph themselves, which no plan makes
         with_graph = torch.is_grad_enabled()
         return self._differentiable(saved, given) if with_graph else self._gradients(saved, given)
 
     def _gradients(self, saved: Tensors, given: Gradients) -> Gradients:
+        """The gradients without a graph, by a plan where there is one."""
         captured = self._captured
         if captured is None:
             return list(map(_plain, self._by(self._module.backward.recorded, saved, given)))
         if captured.companion is None:
             captured.companion = self._module.new_backward()
         backward = captured.companion
+        # a recorded forward has a graph, so backward can be recorded and compared with its plan
         backward.checks_next = self._graph is not None
         try:
             found = self._by(backward, saved, given)
         except _NeedsGraph:
+            # outputs were used that were not used before, say: learn this backward from the next
+            # forwards, and run this forward again for its graph
             captured.n_to_teach = TAUGHT_AFTER
             self._graph = self._made_again(saved)
             found = self._by(backward, saved, given)
@@ -439,6 +481,7 @@ class _Run:
     def _by(
         self, backward: Callable[..., Gradients], saved: Tensors, given: Gradients
     ) -> Gradients:
+        """Call `backward` with this forward's graph for `_Backward` to use."""
         used_before, _here.used = _here.used, self._graph
         try:
             return backward(saved, given)
@@ -446,8 +489,11 @@ class _Run:
             _here.used = used_before
 
     def _made_again(self, saved: Tensors) -> Graph:
-        """The graph of a forward that was replayed, by another. RuntimeError unless that saves the
-        same values, up to rounding where that one may have run kernels."""
+        """The graph of a forward that was replayed, by running it again.
+
+        RuntimeError unless the same values are saved, up to rounding if the replay may have run
+        kernels.
+        """
         with self._as_then():
             found = _Forward("")(*self._call)
         graph, _here.made = _here.made, None
@@ -463,8 +509,10 @@ class _Run:
         return graph
 
     def _differentiable(self, saved: Tensors, given: Gradients) -> Gradients:
-        """The gradients with a graph of their own: by an eager forward and backward, which must
-        save what the replayed one did."""
+        """The gradients with a graph of their own, by a forward and a backward in eager.
+
+        RuntimeError if that forward would save other values than the replayed one.
+        """
         self._made_again(saved)
         with self._as_then():
             found, _ = _flattened(torch_private.call_module(*self._call))
@@ -478,8 +526,8 @@ class _Run:
 
     @contextmanager
     def _as_then(self) -> Iterator[None]:
-        """Call the module once more, as from the forward's generators and autocast; afterwards its
-        attributes and the generators are as they were before."""
+        """Inside, the module can be called again, with the generators and autocast of the forward.
+        Afterwards generators and the module's attributes are as before."""
         with ExitStack() as stack:
             stack.enter_context(torch_private.attributes_kept(self._call[0]))
             stack.enter_context(torch_private.generators_at(self._states))
@@ -490,7 +538,7 @@ class _Run:
 
 
 def _are_equal(some: Sequence[Any], others: Tensors, *, rounds: bool) -> bool:
-    """Whether values are the same; up to the rounding that fusion brings if one side `rounds`."""
+    """Whether values are the same: up to the rounding of kernels if `rounds`, else exactly."""
     if len(some) != len(others):
         return False
     for one, other in zip(map(_plain, some), others, strict=True):

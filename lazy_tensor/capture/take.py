@@ -1,7 +1,9 @@
-"""One call of a function, recorded on a tape: what it read, what it left behind, what it gave back.
+"""Records one call of a function, and notes what it read, left behind and returned.
 
-In: a function, its arguments, and the places it can reach. Out: its result, and a `Take` of the
-call, or the obstacle that keeps it from being repeated without Python. Called by `replay`.
+In: a function, its arguments, and the objects that it can look into. Out: its result, and a `Take`,
+or the obstacle that keeps the call from being replayed. Called by `replay`.
+
+A tape is on the trace during the call. A `Picture` before it and one after it show what changed.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ from lazy_tensor.tensor import LazyTensor
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a leaf of the trace came from: `kind` and what tells it from others of its kind.
+    """Where a leaf of the trace came from: `kind` says what `name` is.
 
-    "argument" i, "draw" i, "place" (holding, number of the key), "constant", a small tensor made
-    inside, by its values, or "object", `Same` as one that no state leads to. `view`, (size, stride,
-    offset from that tensor's), for another tensor on its memory, as `Tensor.data` gives. `is_copy`:
-    of memory that others may write, an array's, it is what lay there.
+    "argument" and "draw": its number. "place": its holding and the number of the key there.
+    "constant": the contents of a small tensor that the call made. "object": `Same` as a tensor that
+    `state` doesn't lead to. `view` is set if the leaf is another tensor on the memory of that one,
+    as `Tensor.data` gives: size, stride, and offset from that tensor's. `is_copy`: others, such as
+    an array, may write that memory, so the trace copied what lay there.
     """
 
     kind: str
@@ -49,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """A tensor that is equal to itself alone."""
+    """A tensor compared by identity, where `==` of tensors compares elements."""
 
     tensor: torch.Tensor
 
@@ -62,10 +65,11 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A place where the call put a new tensor: its holding, the key there, the slot in the trace
-    (draw i counts as slot -1 - i).
+    """A place where the call put a new tensor: its holding, the number of the key there, and the
+    tensor's slot in the trace (-1 - i for draw i).
 
-    `was_empty`: nothing lay there before. Else the tensor that lies there takes the new value.
+    `was_empty`: None lay there before. Else the tensor that lies there gets the new value, and
+    stays the same object.
     """
 
     holding: str
@@ -76,12 +80,13 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A leaf of what the call gave back: `kind` and its number, constant or object.
+    """How to make one leaf of what the call returned: `kind` says what `name` is.
 
-    "slot" and "leaf" make a tensor of `meta` on the value, a sharded one of `layout`, "data" one of
-    these values; "argument", "place" and "left" are the very object, "again" is what an earlier one
-    is, "constant" is no tensor. `grad` says whether the tensor requires one ("leaf") or has been
-    differentiated ("spent").
+    "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
+    memory of that leaf. "data": a new tensor of these values. "argument", "place", "left": the very
+    object there. "again": the object returned as that earlier leaf. "constant": `name` itself,
+    which is no tensor. `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that
+    requires a gradient, "spent" for one whose graph a backward pass has freed, else "".
     """
 
     kind: str
@@ -93,12 +98,12 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a call did, without the tensors it did it to: equal for calls that did the same."""
+    """What a call did, without the tensors it worked on: equal for calls that did the same."""
 
     state: State
     scalars: tuple[complex, ...]
     formulas: Formulas
-    numbers: int  # a digest of those that the call may have seen elsewhere
+    numbers: int  # digest of all numbers that the call can see, less those of `formulas`
     draws: tuple[Any, ...]
     reads: tuple[Any, ...]
     sources: tuple[Source, ...]
@@ -108,11 +113,13 @@ class Outline:
     structure: Any
 
     def difference(self, before: Outline) -> str | None:
-        """The first thing in which this call differed from one before."""
-        if self.state is not before.state:  # as it is in another thread's trie
+        """The first difference from an earlier call, in words; None if there is none."""
+        # another thread has another trie: there equal traces end in different states
+        if self.state is not before.state:
             found = _first_difference(before, self)
             if found is not None:
                 return found
+        # a value read at the same line is named with its line, which `_WORDS` can't do
         for now, then in zip(self.reads, before.reads, strict=False):
             if now != then and now[0] == then[0]:
                 return f"it reads {now[1]} at {now[0]} where the call before read {then[1]}"
@@ -121,7 +128,8 @@ class Outline:
                 return words
         if self.formulas.read_another(before.formulas):
             return "an optimizer's step count or rate is turned into a plain number, or into text"
-        # a number that changed elsewhere may be equal by chance to what an optimizer computed
+        # if other numbers changed too, an equal number of an optimizer explains nothing: it may be
+        # equal by chance, or follow the other number for a while
         is_known = self.numbers == before.numbers
         explained = self.formulas.explained(before.formulas) if is_known else {}
         for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
@@ -137,13 +145,13 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """One call: its outline, and what a repetition needs.
+    """A recorded call: its outline, and what a replay of it needs.
 
-    `after` is what the call could reach when it ended, `places` the tensors it found, and read or
-    returned, when it began, `constants` those among the leaves that it made from data.
-    `written` are the indices of the leaves it wrote, `n_writes` says how many writes to each
-    autograd counted: none of a batch norm's to its running mean. `metadata` is that of all leaves
-    not drawn.
+    `constants` are copies of the small tensors that the call made, by leaf. `written` are the
+    numbers of the leaves that it wrote. `n_writes` says how many writes autograd counted of each:
+    none of a batch norm's to its running mean. `metadata` describes all leaves that are not draws.
+    `after` shows what the call could see when it ended. `places` are the tensors that it found when
+    it began, and read or returned.
     """
 
     outline: Outline
@@ -157,6 +165,7 @@ class Take:
     places: dict[tuple[str, int], torch.Tensor]
 
 
+# What to say if a field of two outlines differs. Fields are compared in this order.
 _WORDS = {
     "formulas": "it computes other numbers from its step counts each call",
     "draws": "it draws other random numbers each call",
@@ -170,13 +179,13 @@ _WORDS = {
 
 
 def _flat(node: Node) -> list[Any]:
-    """The arguments of a call, those in lists too."""
+    """The arguments of a recorded call, with those inside lists."""
     leaves: list[Any] = pytree.tree_leaves((node.args, [value for _, value in node.kwargs]))
     return leaves
 
 
 def _first_difference(before: Outline, now: Outline) -> str | None:
-    """Where two traces part, as a user would look for it."""
+    """Where two traces diverge, with the user's line; None if their steps are equal."""
     old, new = before.state.steps(), now.state.steps()
     if old == new:
         return None
@@ -208,15 +217,15 @@ def _shown(argument: Any, outline: Outline) -> str:
 
 
 MOST_SHOWN = 100
-"""Characters of a change that are worth reading."""
+"""Characters of an obstacle that show a changed value; a longer text is left out."""
 
 MOST_CONSTANTS = 16
-"""Elements of a tensor made inside, `torch.tensor(0.5)`, that count as a number does: the call is
-not the same if they differ."""
+"""Elements of a tensor made inside, such as `torch.tensor(0.5)`, that is treated as a number: calls
+do the same only if its values are equal."""
 
 
 class Obstacle(Exception):
-    """Why a call can't be repeated without its Python."""
+    """Why a call can't be replayed."""
 
 
 def _found(
@@ -224,10 +233,11 @@ def _found(
     known: dict[int, Source],
     by_storage: dict[int, tuple[Source, torch.Tensor]],
 ) -> Source | None:
-    """The source that a leaf is, or is a view of."""
+    """The source of a leaf that is a known tensor, or lies on the memory of one."""
     found = known.get(id(leaf))
     if found is not None:
         return found
+    # a replay makes the view by `as_strided`, which keeps the dtype
     source, data = by_storage.get(torch_private.storage_id(leaf), (None, leaf))
     if source is None or data.dtype is not leaf.dtype:
         return None
@@ -236,21 +246,21 @@ def _found(
 
 
 def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The plain tensor that stands for a computed one in a trace."""
+    """The plain tensor by which a trace knows `tensor`; None while its value is pending."""
     return tensor._value.data if isinstance(tensor, LazyTensor) else tensor
 
 
 def described(tensors: list[torch.Tensor]) -> Any:
-    """What decides whether a call may treat such tensors alike; comparable, nothing else.
+    """Metadata that decides whether a call may treat such tensors alike, to be compared only.
 
-    Of each its class, size, strides, dtype, device, whether it requires a gradient, has a graph or
-    a storage offset, is a conjugate or negative view, the first place of the same object, and how
-    it is sharded.
+    For each tensor: its class, size, strides, dtype and device; whether it requires a gradient, has
+    a graph, has a storage offset, is a conjugate or negative view; the first place of the same
+    object; and how it is sharded.
     """
     try:
         return hits.loaded.argument_words(tensors, True)
     except RuntimeError:
-        return object()  # like nothing else: autograd refuses to tell of a view
+        return object()  # equal to nothing: autograd raises for a view whose base was written
 
 
 def take(
@@ -264,13 +274,14 @@ def take(
     follows_code: bool = True,
     may_have_graphs: bool = False,
 ) -> tuple[Any, Take | str]:
-    """Call the function with a tape on; its result, and the take of the call or the obstacle to it.
+    """Call the function with a tape on. Return its result, and the take or the obstacle to one.
 
-    `tensors` are those among the arguments, `objects` the named others that the call can look into,
-    as a `Picture` looks, which may have been told not to follow code; `is_unchanged` tells
-    afterwards whether the arguments hold what they held.
+    `tensors` are those among the arguments. `objects` are the others that the call can look into,
+    with their labels: the roots of the pictures, which follow code or not. `is_unchanged` tells
+    after the call whether the arguments hold the same objects.
     Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
+    # torch runs these hooks for every module and optimizer, but its code isn't followed
     roots = [*objects, *torch_private.hooks_of_all_modules()]
     try:
         have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
@@ -279,17 +290,21 @@ def take(
         before = Picture(roots, tensors, follows_code=follows_code)
     except (Obstacle, Unreachable) as reason:
         return function(*args, **kwargs), str(reason)
+    # ids, not tensors: a reference would make what the call throws away look like a result
     versions = {
         id(tensor): tensor._version
-        for tensor in (*before.tensors().values(), *tensors)  # nothing else may keep them alive
+        for tensor in (*before.tensors().values(), *tensors)
         if not tensor.is_inference()
     }
     trace = local.trace
     numbers = _random_states()
-    torch.clear_autocast_cache()  # what it keeps from call to call, replays make anew
+    # a cast of a weight that autocast kept from an earlier call would be a leaf from nowhere: each
+    # call casts anew
+    torch.clear_autocast_cache()
     tape = Tape(trace, before.generators)
     counts = Counts(trace)
     try:
+        # optimizers get step counts and rates as `Count`s, which note what is computed of them
         with torch_private.step_counts_read_by(counts.read), counts.lent_to_optimizers(before):
             result = function(*args, **kwargs)
     except BaseException:
@@ -299,7 +314,8 @@ def take(
     torch.clear_autocast_cache()
     if tape.obstacle is not None:
         return result, tape.obstacle
-    watch.before_flush(trace)  # what is out of date at its end need not outlive it
+    # drops what was derived from values that the call has written: else it would count as live
+    watch.before_flush(trace)
     try:
         if numbers != _random_states():
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
@@ -311,12 +327,12 @@ def take(
         ).take()
     except (Obstacle, Unreachable) as reason:
         return result, str(reason)
-    except Exception as error:  # the call is done; losing its result would be worse
+    except Exception as error:  # the call has run, and its result must not be lost
         return result, f"it can't be taken down: {error!r}; please report it"
 
 
 def _random_states() -> tuple[Any, ...]:
-    """The states of Python's and numpy's random numbers, which no tape sees drawn."""
+    """The states of Python's and numpy's random generators, which a tape doesn't see."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(),)
@@ -325,7 +341,7 @@ def _random_states() -> tuple[Any, ...]:
 
 
 class _Reading:
-    """Reads a take off a trace that holds one call."""
+    """Makes the take of a call from the trace that holds just this call."""
 
     def __init__(
         self,
@@ -343,18 +359,20 @@ class _Reading:
         self.formulas = formulas
         self.before = before
         self.after = after
-        self.tensors = tensors
-        self.versions = versions  # before the call, by `id`
+        self.tensors = tensors  # among the arguments
+        self.versions = versions  # autograd's counts of writes before the call, by `id` of a tensor
         self.result = result
+        # the number of each leaf, by its slot
         self.leaf_at = {
             step.slot: i
             for i, step in enumerate(s for s in trace.state.steps() if isinstance(s, Leaf))
         }
-        self.live = self._live()
-        self.claimed: set[int] = set()
+        self.live = self._live()  # slots of results that something besides the trace still holds
+        self.claimed: set[int] = set()  # those of them that replay knows the holder of
         tensors_given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         data = [concrete(tensor) for tensor in tensors_given]
-        self.n_given = Counter(  # tensors that the call gives, by their memory
+        # how many tensors the call returns on each memory, for `_made_inside`
+        self.n_given = Counter(
             torch_private.storage_id(one)
             for one in data
             if one is not None and one.layout is torch.strided and not one.is_nested
@@ -371,20 +389,23 @@ class _Reading:
         self._check_identities(left)
         leaves, structure = pytree.tree_flatten(self._whole(self.result))
         returned = self._all_returned(leaves, left, places)
+        # keep only the tensors that a replay must find by identity; `left` ones are looked up
         kept = {one.name for one in sources if one.kind == "place"}
         kept |= {one.name for one in returned if one.kind == "place"}
         kept -= {(one.holding, one.key) for one in left}
         places = {place: tensor for place, tensor in places.items() if place in kept}
-        self.before.forget()  # what it alone kept was thrown away by the call
+        # `before` keeps alive what the call has thrown away: let go of it, and look again
+        self.before.forget()
         self.live = self._live()
         if self._unclaimed():
-            gc.collect()  # a cycle of objects may hold what nobody can reach
+            gc.collect()  # it may be held by a cycle of objects that nobody can reach
             self.live = self._live()
         for slot in self._unclaimed():
             raise Obstacle(
                 f"{self._made_by(slot)} outlives it where replay can't see it: in a graph that "
                 "backward() hasn't freed, or with an object that keeps tensors to itself"
             )
+        # a replay computes what the call reads before it draws: it can't read a draw
         drawn = {id(data) for _, data in self.tape.draws}
         for read in self.tape.reads:
             if any(id(self.trace.leaves[i]) in drawn for i in read.aside.leaves):
@@ -421,8 +442,8 @@ class _Reading:
         )  # fmt: skip
 
     def _unclaimed(self) -> list[int]:
-        """What outlives the call and lies nowhere that replay looks. A view keeps what it is a view
-        of, which nobody else can see."""
+        """Slots of results that outlive the call and lie nowhere that replay looks. A view that is
+        claimed keeps its base alive, which nobody else can see."""
         roots = {self.trace.root_of(slot) for slot in self.claimed if slot >= 0}
         return [
             slot
@@ -431,7 +452,10 @@ class _Reading:
         ]
 
     def _check_identities(self, left: tuple[Left, ...]) -> None:
-        """Obstacle if tensors in places that replays leave open were one object, and aren't now."""
+        """Obstacle if two places held one tensor before the call and hold two now, or the reverse.
+
+        These are the places whose tensors a replay renews one by one, and gradients.
+        """
         places = [(one.holding, one.key) for one in left if not one.was_empty]
         places += [(name, 0) for name, h in self.after.holdings.items() if h.is_of_tensor]
         patterns: list[list[int]] = []
@@ -450,7 +474,8 @@ class _Reading:
                 raise Obstacle("tensors that were one object are two now, or the other way round")
 
     def _whole(self, result: Any) -> Any:
-        """The call's result; as one leaf if it is a container that the function keeps."""
+        """The call's result. A container that the function itself keeps becomes one leaf, so that
+        a replay returns that very container."""
         is_kept = isinstance(result, (list, dict)) and self.after.has(result)
         return _Kept(result) if is_kept else result
 
@@ -478,9 +503,10 @@ class _Reading:
         known: dict[int, Source] = {}
         by_storage: dict[int, tuple[Source, torch.Tensor]] = {}
         of_arguments: dict[int, tuple[Source, torch.Tensor]] = {}
-        shared: set[int] = set()  # by an argument and another tensor
+        shared: set[int] = set()  # storages of an argument that another tensor has too
         for i, (_, data) in enumerate(self.tape.draws):
             known[id(data)] = Source("draw", i)
+        # an argument that the picture finds elsewhere too is a place: replays pin it by identity
         named = [(Source("place", path), tensor) for path, tensor in places.items()]
         named += [
             (Source("argument", i), tensor)
@@ -499,7 +525,8 @@ class _Reading:
                 shared.add(storage)
             else:
                 of_arguments[storage] = source, found
-        # where an argument lies in memory that it shares may be another place the next time
+        # views of an argument are found by its storage. In a storage that another tensor shares,
+        # the next call's argument may lie elsewhere, so such a view can't be told.
         views_of = {k: base for k, base in (of_arguments | by_storage).items() if k not in shared}
         copied = self._copied()
         sources: list[Source] = []
@@ -519,7 +546,8 @@ class _Reading:
         return tuple(sources)
 
     def _copied(self) -> dict[int, torch.Tensor]:
-        """What was copied, as others may write its memory, by the `id` of the copy."""
+        """The tensors that were copied because others may write their memory, by `id` of the copy.
+        Obstacle if one was copied twice: it was written during the call."""
         copied: dict[int, torch.Tensor] = {}
         for copies in self.trace.copies.values():
             for i, copy in enumerate(copies):
@@ -530,6 +558,9 @@ class _Reading:
         return copied
 
     def _made_inside(self, leaf: torch.Tensor) -> Source:
+        """The source of a leaf that is no draw, no argument and at no place."""
+        # a constant if only the trace and the returned tensors have its memory: else somebody keeps
+        # it, and may give it other values before the next call
         n_given = self.n_given[torch_private.storage_id(leaf)]
         if _is_small(leaf) and torch_private.n_users(leaf) <= 1 + n_given:
             return Source("constant", _contents(leaf))
@@ -563,14 +594,14 @@ class _Reading:
         return slot.index if slot is not None and slot.index in self.live else None
 
     def _left(self) -> tuple[Left, ...]:
-        """The places that hold another tensor than before; Obstacle for any other change."""
+        """The places that hold another tensor than before the call; Obstacle for other changes."""
         before, after = self.before.holdings, self.after.holdings
         left: list[Left] = []
         for name, now in after.items():
             then = before.get(name)
             if then is None:
                 if isinstance(now.holder, torch.Tensor):
-                    continue  # of a tensor that the call left
+                    continue  # the tensor is new itself: its place is noted, or is an obstacle
                 raise Obstacle(f"it makes {now.spoken()}; the next call may find it")
             if len(now.values) != len(then.values) or now.keys != then.keys:
                 raise Obstacle(f"it adds to {now.spoken()}, or takes from it")
@@ -582,12 +613,15 @@ class _Reading:
         return tuple(left)
 
     def _change(self, name: str, holding: Holding, i: int, old: Any, new: Any) -> Left | None:
+        """What a replay does about the `i`-th place, where the call put `new` for `old`; None if it
+        need do nothing."""
         place = holding.spoken(i)
         if isinstance(new, torch.Tensor):
             slot = self._slot_of(new)
             was_empty = old is None
             if slot is None or not (was_empty or isinstance(old, torch.Tensor)):
                 raise Obstacle(f"it puts a tensor that it didn't compute at {place}")
+            # a replay makes no conjugate or negative views, and needs a way to write the place
             if is_marked(new) or (was_empty and (holding.write is None or new.requires_grad)):
                 raise Obstacle(f"it puts a tensor at {place}, which replay can't")
             if _graph_of(new) is not None and not _is_spent(new):
@@ -598,7 +632,7 @@ class _Reading:
         are_atoms = is_atom(old) and is_atom(new)
         are_held = path in self.before.holdings and path in self.after.holdings
         if are_held and not are_atoms and type(old) is type(new):
-            return None  # a container made anew, whose contents are compared for themselves
+            return None  # a new container: its contents have a holding, which is compared itself
         shown = f" from {old!r} to {new!r}" if are_atoms else ""
         if len(shown) > MOST_SHOWN:
             shown = ""
@@ -610,8 +644,8 @@ class _Reading:
         places: dict[tuple[str, int], torch.Tensor],
         replaced: set[tuple[str, int]],
     ) -> Returned:
-        """How to give `leaf` back; what the call has put another tensor in the place of is found
-        there no more."""
+        """How a replay gives `leaf` back. It is not looked up at places in `replaced`, where the
+        call has put another tensor."""
         if isinstance(leaf, _Kept):
             return Returned("constant", leaf.value)
         if type(leaf) is Count:
@@ -644,7 +678,9 @@ class _Reading:
             self.claimed.add(slot)
             return Returned("slot", slot, meta, grad, layout)
         if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
+            # another tensor object on a leaf, as `detach()` of a parameter gives
             return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad, layout)
+        # made from Python data: its values are in the outline, so they are equal at each replay
         if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
             return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
         raise Obstacle("it returns a tensor that it didn't compute")
@@ -655,7 +691,8 @@ class _Reading:
         sources: tuple[Source, ...],
         places: dict[tuple[str, int], torch.Tensor],
     ) -> dict[int, int]:
-        """How many writes to the tensors behind these leaves autograd counted, by the leaf."""
+        """How many writes autograd counted of the tensors behind these leaves, by leaf. Leaves that
+        are views of such a tensor are left out."""
         found: dict[int, int] = {}
         for i in written:
             source, tensor = sources[i], None
@@ -676,27 +713,27 @@ class _Reading:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    """Whether the tensor counts as a number does."""
+    """Whether a tensor made inside the call is treated as a number: see `MOST_CONSTANTS`."""
     is_plain = tensor.layout is torch.strided and not tensor.is_nested
     return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_CONSTANTS
 
 
 def _contents(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What tells a small tensor from others."""
+    """What two small tensors must have in common; values as text, in which nan equals nan."""
     values = torch_private.values_of(tensor)
     return (tensor.dtype, tensor.size(), tensor.stride(), repr(values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
-    """A container that is returned as it is."""
+    """A container that a replay returns as it is: pytree takes this wrapper for a leaf."""
 
     value: Any
 
 
 def _graph_of(tensor: torch.Tensor) -> Any:
-    """The node that made `tensor`. Obstacle if autograd refuses to tell: views of several may not
-    be written."""
+    """The autograd node that made `tensor`. Obstacle if autograd raises, as it does for a view
+    whose base was written."""
     try:
         return tensor.grad_fn
     except RuntimeError as error:
@@ -704,7 +741,8 @@ def _graph_of(tensor: torch.Tensor) -> Any:
 
 
 def _is_spent(tensor: torch.Tensor) -> bool:
-    """Whether a backward pass freed the graph behind `tensor`."""
+    """Whether a backward pass freed the graph behind `tensor`: no node of it keeps tensors, and one
+    that saves some has lost them."""
     seen: set[Any] = set()
     waiting = [_graph_of(tensor)]
     is_freed = False

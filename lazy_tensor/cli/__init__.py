@@ -1,1 +1,5 @@
-"""The command line, `python -m lazy_tensor`: a user of the package that nothing in it imports."""
+"""The command line, `python -m lazy_tensor`.
+
+`main` parses arguments and runs a subcommand, which has a module each. The command line uses the
+package as a program does; nothing else in the package imports it.
+"""

@@ -1,4 +1,8 @@
-"""`python -m lazy_tensor bench`: the benchmarks of a checkout, against the peers there are."""
+"""`python -m lazy_tensor bench`: runs the benchmarks of a checkout by pytest.
+
+In: names, as `record` for `benches/bench_record.py`. Out: pytest's exit status; the benchmarks
+write `benches/results`. Peers that aren't installed are left out.
+"""
 
 from __future__ import annotations
 

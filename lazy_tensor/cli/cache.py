@@ -1,4 +1,8 @@
-"""`python -m lazy_tensor cache list|clear|warm`: the kernels on disk."""
+"""`python -m lazy_tensor cache list|clear|warm`: shows, deletes or builds the kernels on disk.
+
+In: the folder that the option `cache_dir` names. An *artifact* is a file in it: a compiled kernel,
+or compiled C++ of the package.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,7 @@ def _folder() -> Path:
 
 
 def _list(_: argparse.Namespace) -> int:
+    # entries are ordered by when they were used
     found = sorted(disk.entries(_folder()), reverse=True)
     total = sum(entry.n_bytes for entry in found)
     print(f"{_folder()}: {len(found)} artifacts, {amount(total)}")
@@ -51,7 +56,7 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _ago(seconds: float) -> str:
-    """How long ago that was, in words: `3 hours ago`."""
+    """A time in the past in words, as `3 hours ago`."""
     for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
         n = int(seconds // length_s)
         if n:
@@ -69,6 +74,7 @@ def _clear(_: argparse.Namespace) -> int:
 
 def _warm(args: argparse.Namespace) -> int:
     before = len(list(disk.entries(_folder())))
+    # each kernel is waited for, and built at its first run: the program may run each only once
     lazy_tensor.configure(compile="blocking", compile_threshold=1)
     obtain_extensions()
     status = run_script(args, lazy_tensor.lazy_mode)

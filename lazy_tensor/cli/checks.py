@@ -1,4 +1,8 @@
-"""What `doctor` says of `torch_checks.assumptions`, and all that commands do where one fails."""
+"""The checks of `dispatch.torch_checks.assumptions`: shown by `doctor`, and the whole command line
+where one fails.
+
+In: the arguments. Out: lines of text. Imports nothing that needs private names of torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from lazy_tensor.dispatch.torch_checks import assumptions
 
 
 def checks() -> Iterator[tuple[str, str]]:
-    """What is relied on, and whether it holds; then what to do where something doesn't."""
+    """`("holds" or "failed", assumption)`; after one that failed, what was found and what to do."""
     for check in assumptions.checks():
         yield "failed" if check.problem else "holds", check.name
         if check.problem:
@@ -18,7 +22,8 @@ def checks() -> Iterator[tuple[str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line where recording is off: `doctor` lists the checks, all else says why."""
+    """The command line where recording is off: `doctor` lists the checks, other commands say why
+    they can't run."""
     (command, *_) = [*(sys.argv[1:] if argv is None else argv), ""]
     if command == "doctor":
         print("checks")

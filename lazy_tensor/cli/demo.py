@@ -1,4 +1,8 @@
-"""`python -m lazy_tensor demo`: three programs, run eagerly, lazily and with torch.compile."""
+"""`python -m lazy_tensor demo`: runs three programs eagerly, lazily and with torch.compile.
+
+In: scenes (programs) and sides (ways to run one). Out: a table while they run, and an image with
+the step times. The package `race` has the parts: each side runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from lazy_tensor.cli.race.screen import Screen
 
 Results = dict[str, dict[str, Turn]]
-"""What each side has done, by scene and side, in the order of the run."""
+"""What each side has done, by scene, then by side, in the order of the run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,15 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> float:
+    """The number that an option is given, for argparse."""
+    # not `<= 0`: nan is no number of seconds either
     if not float(text) > 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return float(text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, or 130 if Ctrl-C cut the run short: the table and the image then show what was done."""
+    """0, or 130 after Ctrl-C: the table and the image then show what was done until then."""
     if not EXAMPLES.is_dir():
         raise CommandError("its programs are part of a checkout, not of an installed package")
+    # the server of processes imports PyTorch while the screen is made
     prepare()
     screen = open_screen(args.out)
     results: Results = {
@@ -54,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if not all(results.values()):
         raise CommandError("--no-compile leaves no side to run: name others by --sides")
+    # Ctrl-C ends the run, but not the program: what is done is shown
     finished = True
     with screen.live(results):
         try:
@@ -67,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sides_of(scene: str, args: argparse.Namespace) -> list[str]:
+    """The sides that run a scene, as the arguments say; [] if --no-compile leaves none."""
     sides = args.sides or SCENES[scene].sides
     return [side for side in sides if not (args.no_compile and side == "torch.compile")]
 
@@ -74,6 +83,8 @@ def sides_of(scene: str, args: argparse.Namespace) -> list[str]:
 def run_side(
     scene: str, side: str, seconds: float | None, results: Results, screen: Screen
 ) -> None:
+    """Run a side's turn to its end. `results` and the screen follow it."""
+
     def show(turn: Turn) -> None:
         results[scene][side] = turn
         screen.update()
@@ -84,7 +95,8 @@ def run_side(
 
 
 def open_screen(out: Path) -> Screen:
-    """The terminal and the image file; CommandError without the `demo` extra or for a bad `out`."""
+    """The terminal and the image file. CommandError if the `demo` extra isn't installed, or if
+    `out` can't be written."""
     try:
         from lazy_tensor.cli.race.screen import Screen
     except ModuleNotFoundError as error:

@@ -1,4 +1,8 @@
-"""`python -m lazy_tensor doctor`: what is installed, built, able to run and set."""
+"""`python -m lazy_tensor doctor`: shows what is installed, built, available and set.
+
+Each part is a function that yields `(name, text)`. Where something is missing, the text says why
+and what to do.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ Line = tuple[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It takes none."""
+    """`doctor` has no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,6 +69,7 @@ def installed_version(name: str) -> str:
 
 
 def compiler_version(compiler: str) -> str:
+    """The first line of what the compiler says of itself, or what is missing without it."""
     path = shutil.which(compiler)
     if path is None:
         return f"{compiler} not found: no kernels for the CPU, and hits are recorded in Python"
@@ -82,14 +87,14 @@ def devices() -> Iterator[Line]:
 
 
 def backends() -> Iterator[Line]:
-    """Each backend on each kind of device there is, or why it can't run there."""
+    """Each backend on each kind of device of this machine: available, or why not."""
     for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         for name, reason in available_backends(device_type).items():
             yield f"{name} on {device_type}", "available" if reason is None else reason
 
 
 def parts_in_cpp() -> Iterator[Line]:
-    """Whether each C++ part is built: the recorder, the plans and the memory pool. If not, why."""
+    """Whether each C++ part is built (recorder, plans, memory pool); if not, why."""
     if settings.records_in_python():
         yield "recorder", "off, as LAZY_TENSOR_HITS=python says: ops are recorded in Python"
     else:
@@ -100,7 +105,9 @@ def parts_in_cpp() -> Iterator[Line]:
 
 
 def built(source: cpp.Source, without: str) -> str:
-    """Where the compiled file lies, or what has to be done to have one."""
+    """Where the compiled file is, or why there is none and what to do. `without` says how programs
+    run until then."""
+    # `setup.py` builds it into the package; else it is in `cache_dir`, beside the kernels
     if source.built() is not None:
         return "built, with the package"
     disk = compiler().disk
@@ -118,7 +125,7 @@ def built(source: cpp.Source, without: str) -> str:
 
 
 def problem_of_building(source: cpp.Source) -> str | None:
-    """Why the package's C++ can't be compiled here, and what to do; None if it can."""
+    """Why the package's C++ can't be compiled on this machine, and what to do; None if it can."""
     try:
         source.command()
     except RuntimeError as error:
@@ -130,7 +137,8 @@ def problem_of_building(source: cpp.Source) -> str | None:
 
 
 def settings_in_force() -> Iterator[Line]:
-    """Each option and where it comes from; in this process nobody has called `configure`."""
+    """Each option with its value and its source. In this process nobody has called `configure`, so
+    a value that isn't the default comes from the environment."""
     current, defaults = settings.current(), settings.Settings()
     for name in NAMES:
         value = getattr(current, name)
@@ -150,7 +158,7 @@ def caches() -> Iterator[Line]:
 
 
 def file_sizes(folder: Path) -> Iterator[int]:
-    """Bytes of each file below `folder`, those that other processes remove meanwhile left out."""
+    """Bytes of each file below `folder`, without files that other processes remove meanwhile."""
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():

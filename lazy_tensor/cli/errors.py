@@ -1,4 +1,4 @@
-"""How a command ends early: a line on stderr and an exit status, never a traceback."""
+"""Ends of a command before its time: a line on stderr and an exit status, never a traceback."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ NOBODY_READS = 141  # 128 + SIGPIPE, likewise
 
 
 class CommandError(Exception):
-    """The user asked for what can't be done here; the message says why and what to do."""
+    """The user's request can't be met; the message says why and what to do."""

@@ -1,7 +1,8 @@
-"""`python -m lazy_tensor explain SCRIPT`: run a program lazily, then report on its last flushes.
+"""`python -m lazy_tensor explain SCRIPT`: runs a program in `lazy_mode` and reports on its flushes.
 
-What stands after the script is the script's own, `--out` too: scripts have such options. If the
-script wrote no such file, a line on stderr says where the report's `--out` belongs.
+Arguments after the script belong to the script, `--out` too: many scripts have such an option. If
+the script then wrote no file of that name, `--out` was meant for the report, and a line on stderr
+says where it belongs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out is not None and args.out.suffix != ".html":
         raise CommandError(f"--out {args.out} must end in .html")
+    # the file of an `--out` that the script was given, and when it was written before the run
     theirs = None if args.out is not None else out_among(args.arguments)
     before = _written_s(theirs)
     try:
@@ -41,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     except (CommandError, BrokenPipeError):
         raise
     except Exception:
-        traceback.print_exc()  # the report is on what ran before
+        # the script failed: the report is on what ran before
+        traceback.print_exc()
         status = 1
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -50,8 +53,10 @@ def run(args: argparse.Namespace) -> int:
             print(where_it_belongs(theirs, args), file=sys.stderr)
     report = lazy_tensor.explain()
     if args.out is not None:
-        report.save(args.out)  # first: who reads what is printed may end
-    printed = rich_print() if sys.stdout.isatty() else print  # rich breaks lines of files at 80
+        # saved before it is printed: a closed pipe (`| head`) ends the printing with an error
+        report.save(args.out)
+    # only for a terminal: rich breaks the lines of a file at 80 columns
+    printed = rich_print() if sys.stdout.isatty() else print
     printed(report)
     if args.out is not None:
         print(f"wrote {args.out}")
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rich_print() -> Callable[[object], None]:
-    """rich's `print`, which colours, or Python's where rich isn't installed."""
+    """rich's `print`, which shows colours; Python's where rich isn't installed."""
     try:
         import rich
     except ModuleNotFoundError:
@@ -68,7 +73,7 @@ def rich_print() -> Callable[[object], None]:
 
 
 def out_among(arguments: list[str]) -> str | None:
-    """The file that an `--out` among the script's arguments names; None if there is none."""
+    """The file after an `--out` among the script's arguments; None if there is no `--out`."""
     for i, argument in enumerate(arguments):
         name, _, file = argument.partition("=")
         if name == "--out":
@@ -77,7 +82,7 @@ def out_among(arguments: list[str]) -> str | None:
 
 
 def where_it_belongs(file: str, args: argparse.Namespace) -> str:
-    """What to write for the report to go to `file`."""
+    """The line on stderr that says how to have the report in `file`."""
     rest = [word for word in args.arguments if word not in ("--out", f"--out={file}", file)]
     command = shlex.join(["--out", file, args.script, *rest])
     return (
@@ -87,6 +92,6 @@ def where_it_belongs(file: str, args: argparse.Namespace) -> str:
 
 
 def _written_s(file: str | None) -> float | None:
-    """When a file was written last; None if there is none."""
+    """The time at which a file was written last; None if there is no such file."""
     path = Path(file or "")
     return path.stat().st_mtime if path.is_file() else None

@@ -1,4 +1,7 @@
-"""Parses the command line and runs a subcommand. In: arguments. Out: the exit status."""
+"""Parses the command line and runs a subcommand. In: arguments. Out: the exit status.
+
+Each subcommand is a module with `add_arguments(parser)` and `run(args)`.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,25 @@ from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, NOBODY_READS, Comma
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 on success, 2 and a line on stderr for a request that can't be met, 130 after Ctrl-C, 141
-    if who reads stdout has ended (`| head`)."""
+    """Run the command. Returns 0 on success, 2 (and a line on stderr) for a request that can't be
+    met, 130 after Ctrl-C, and 141 if the reader of stdout has ended (`| head`)."""
     try:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()  # here, where a closed pipe can be seen to
+            # Python flushes at its exit, where an error can't be caught any more
+            sys.stdout.flush()
     except BrokenPipeError:
+        # the pipe may be one of the user's program, whose error it is
         if not _is_closed(sys.stdout):
-            raise  # a pipe of the user's program
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+            raise
+        # what is left in the buffer goes nowhere, so that the flush at exit can't fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
 
 
 def _is_closed(stream: TextIO) -> bool:
-    """Whether nobody reads the pipe that `stream` writes to."""
+    """Whether `stream` is a pipe whose reader has closed it."""
     poll = select.poll()
     poll.register(stream, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

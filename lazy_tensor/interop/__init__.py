@@ -1,5 +1,6 @@
-"""What reaches tensors without an op, and the patches for it.
+"""Functions that reach a tensor's memory, class or dispatch without an aten op, and their patches.
 
-`patch_table` lists each with its reason; `torch_ways` names them, `wrappers` has what stands there
-instead. `held` finds lazy tensors that functions hold; `leaving` sees to the end of a process.
+`torch_ways` names the functions, `wrappers` has the treatments that stand in their place, and
+`patch_table` joins the two and gives each a reason: read it first. `held` finds lazy tensors in
+closures and attributes. `leaving` waits for torch's threads at the end of a process.
 """

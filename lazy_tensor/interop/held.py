@@ -1,8 +1,8 @@
-"""Lazy tensors that a program holds besides its arguments: in closures, attributes, dicts.
+"""Lazy tensors that a function reaches besides its arguments: in closures, attributes and dicts.
 
-In: functions and objects that a compiler or tracer of torch's will read. Out: the same, with plain
-tensors in their places for a while; in attributes of modules for good, as `unwrap` does with their
-parameters and buffers.
+In: functions and objects that one of torch's compilers or tracers is about to read. Out: the same
+objects with plain tensors in place of lazy ones, until the tracer is done (`made_plain`), or for
+good in attributes of modules (`make_attributes_plain`). Called by `interop.wrappers`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ import torch
 from lazy_tensor.tensor import LazyTensor, plain_alias
 
 MOST_OBJECTS = 1000
-"""Looked at for a call: what compiled functions hold is looked at each time."""
+"""Most objects that are searched for a call. A compiled function is searched at each of its calls,
+so the search must stay short."""
 
 PASSED_OVER = frozenset({bool, int, float, str, type(None), set, list, tuple})
-"""Types of most attributes, containers among them, that are not looked into: each module has a
-dozen of them."""
+"""Types of attributes that are not searched. Each module has a dozen of them, which would use
+`MOST_OBJECTS` up. Lists are among them, so lazy tensors in lists are not found."""
 
 OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_modules"}
-"""What every module has: parameters and buffers, which are seen to elsewhere, and hooks."""
+"""Attributes that every module has, and that are not searched: hooks, and dicts of parameters and
+buffers, which `wrappers` converts."""
 
 Place = tuple[dict[Any, Any], Any] | tuple[CellType, None]
+"""Where a tensor is held: a dict and a key, or a cell of a closure."""
 
 
 @contextmanager
 def made_plain(roots: Iterable[Any]) -> Iterator[None]:
-    """Plain tensors, which autograd knows as aliases, stand for the lazy ones that `roots` hold."""
+    """Context manager: plain aliases stand in place of the lazy tensors that `roots` hold.
+
+    Autograd sees them as aliases. A lazy tensor that is held twice has one alias.
+    """
     found = list(_lazy_places(roots))
     plain_of: dict[int, torch.Tensor] = {}
     for place, tensor in found:
@@ -43,12 +49,13 @@ def made_plain(roots: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         for place, tensor in found:
-            if _at(place) is plain_of[id(tensor)]:  # else the program put something else there
+            # not if the program has put something else there
+            if _at(place) is plain_of[id(tensor)]:
                 _put(place, tensor)
 
 
 def make_attributes_plain(module: torch.nn.Module) -> None:
-    """Plain tensors, for good, for the lazy ones that are attributes of a module or its parts."""
+    """Make lazy tensors plain, for good, that are attributes of a module or of its parts."""
     for part in module.modules():
         attributes = vars(part)
         for name in [name for name in attributes if name not in OF_MODULES]:
@@ -57,6 +64,9 @@ def make_attributes_plain(module: torch.nn.Module) -> None:
 
 
 def _lazy_places(roots: Iterable[Any]) -> Iterator[tuple[Place, LazyTensor]]:
+    """Each place below `roots` that holds a lazy tensor, and the tensor."""
+    # A list of what is left, and no local function that calls itself: that would be a cycle, which
+    # holds tensors until the garbage collector runs.
     seen: set[int] = set()
     left = list(roots)
     while left and len(seen) < MOST_OBJECTS:
@@ -73,7 +83,8 @@ def _lazy_places(roots: Iterable[Any]) -> Iterator[tuple[Place, LazyTensor]]:
 
 
 def _places(held: Any) -> Iterator[Place]:
-    """Where an object holds others that can be put in and out."""
+    """The places of an object: cells of a function, items of a dict, attributes of an instance."""
+    # a method's function can't be replaced: it is shown in a dict of its own, to be searched
     if isinstance(held, MethodType):
         yield {"": held.__func__}, ""
         held = held.__self__
@@ -98,7 +109,8 @@ def _at(place: Place) -> Any:
     try:
         return holder.cell_contents
     except ValueError:
-        return None  # not bound yet
+        # a cell whose variable isn't bound yet
+        return None
 
 
 def _put(place: Place, tensor: torch.Tensor) -> None:

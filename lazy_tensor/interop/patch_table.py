@@ -1,8 +1,11 @@
-"""Every way to a tensor's memory, class or dispatch that is no recorded op, and what is done there.
+"""Every way to a tensor's memory, class or dispatch that is no recorded op, and its treatment.
 
-In: nothing. Out: `TABLE`, in which each way stands with its reason; `IN_MODE` and `WITH_LAZY`, the
-patches that a mode, and the first lazy tensor outside one, put in place. The treatments stand in
-`lazy_tensor.interop.wrappers`; LazyTensor's own methods in `lazy_tensor.tensor`.
+Pending writes are not in memory yet, and lazy tensors have none. A function that reads memory in
+C++, or hands it out, would see old values or nothing. So each is replaced by a wrapper of
+`interop.wrappers`. Out: `TABLE`, with the reason for each way, and two sets of patches made of it.
+`IN_MODE` is in place while a block records, `WITH_LAZY` from the first `wrap` on, too. The methods
+that `LazyTensor` overrides itself are in `lazy_tensor.tensor`. `tests/sweep` looks for ways that
+are missing here.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from lazy_tensor.interop.torch_ways import Place, of
 
 
 class Way(NamedTuple):
-    """Attributes that are treated alike.
+    """Functions and methods with the same treatment.
 
-    `reason` says what would go wrong; `treatment` gives what is to stand there, from an attribute's
-    name and what stands there. `without_mode`: it is in place as soon as there are lazy tensors
-    outside a mode.
+    `reason` says what would go wrong without it. `treatment(name, own)` returns what replaces the
+    attribute `name`, whose value is `own`. `without_mode`: lazy tensors need it outside a block as
+    well, so it belongs to `WITH_LAZY`.
     """
 
     places: tuple[Place, ...]
@@ -42,6 +45,7 @@ class Way(NamedTuple):
 
 
 TAKES_APART = "takes a program apart by means of its own: tensors, modes, proxies"
+"""The reason of torch's compilers and tracers, which expect plain tensors."""
 
 TABLE: tuple[Way, ...] = (
     Way(torch_ways.READS_MEMORY, "reads, or hands out, memory that a pending op writes",
@@ -127,16 +131,20 @@ WITH_LAZY = Patches(_patches(way for way in TABLE if way.without_mode))
 
 
 def _with_compiler(compiler: ModuleType) -> None:
-    """Have the ways of `torch.compile` in place, as soon as torch has imported it."""
+    """Add the ways of `torch.compile`, once torch has imported it: to import it here takes a
+    second."""
     runs = Way(torch_ways.compiled_modules(compiler), TAKES_APART, wrappers.on_plain_program)
     makes = Way(
         torch_ways.compiles(compiler),
         "compiled functions are made before a mode is entered, and read memory in it",
         wrappers.compiling,
     )
+    # The function that `torch.compile` makes must be wrapped when it is made, which may be long
+    # before the first block. So this patch is never taken back.
     WITH_LAZY.add(_patches([runs]))
     Patches(_patches([makes])).put()
 
 
 register_post_import_hook(_with_compiler, torch_ways.COMPILER)
+# `cache`: once in a process, and never taken back
 convert.before_wrapping.append(cache(WITH_LAZY.put))

@@ -1,8 +1,8 @@
-"""Names of torch's, private ones among them, by which memory, class or dispatch of tensors is
-reached without a recorded op.
+"""The functions of torch, private ones among them, that reach a tensor's memory, class or dispatch
+without a recorded op.
 
-Tested on torch 2.13; of the lists, what another torch lacks is left out. `patch_table` says what is
-done at each.
+Tested on torch 2.13; names that another torch lacks are left out of the lists. In: nothing. Out:
+lists of attributes, named for what their functions do. `patch_table` says how each list is treated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental import proxy_tensor
 
 Place = tuple[Any, str]
-"""An attribute: its owner, a module or a class, and its name."""
+"""An attribute: its owner, which is a module or a class, and its name."""
 
 
 def of(owner: Any, *names: str) -> tuple[Place, ...]:
-    """Attributes of one owner."""
+    """Attributes of one owner, whether it has them or not; see `_existing`."""
     return tuple((owner, name) for name in names)
 
 
@@ -29,11 +29,13 @@ def _existing(*places: Place) -> tuple[Place, ...]:
     return tuple((owner, name) for owner, name in places if hasattr(owner, name))
 
 
+# methods of plain tensors; `LazyTensor` overrides those that need it
 READS_MEMORY = _existing(*of(
     torch.Tensor, "numpy", "tolist", "data_ptr", "__array__", "untyped_storage", "_typed_storage",
     "storage", "share_memory_", "__repr__", "__deepcopy__", "__reduce_ex__", "apply_", "new",
     "const_data_ptr",
 ))  # fmt: skip
+# what reads, writes or copies a storage's memory
 STORAGE = _existing(*of(
     torch.UntypedStorage, "__copy__", "__deepcopy__", "__getitem__", "__iter__", "__reduce__",
     "__setitem__", "_byteswap", "_get_shared_fd", "_resize_with_addr_", "_set_from_file",
@@ -46,9 +48,10 @@ TYPED_STORAGE = _existing(*of(
     "tolist",
 ))  # fmt: skip
 READS_INTEGERS = _existing(*of(_VF, "lstm", "gru", "rnn_tanh", "rnn_relu"))
-"""Composite ops that read the integers in the second place, in C++, before any mode is asked."""
+"""Composite ops whose C++ reads the integers in the second place (the sizes of a packed sequence's
+batches) before any mode is asked."""
 PAD_PACKED = _existing(*of(_VF, "_pad_packed_sequence"))
-"""The same, and it writes the memory of what it makes."""
+"""The same; its C++ also writes the memory of its result, which a lazy tensor doesn't have."""
 READS_ARGUMENTS = _existing(
     *of(
         torch, "_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_initialize_state_",
@@ -68,7 +71,7 @@ MAKES_MEMORY = _existing(
     (torch.jit._script.RecursiveScriptModule, "save"),
     (torch.jit._script.RecursiveScriptModule, "save_to_buffer"), (torch, "from_file"),
 )  # fmt: skip
-"""What reads tensors from files, or writes them, or those of other ranks, in C++."""
+"""Functions whose C++ reads tensors from files or other ranks, or writes them there."""
 if torch.distributed.is_available():
     MAKES_MEMORY += _existing(
         (torch.distributed, "_broadcast_coalesced"),
@@ -81,19 +84,19 @@ TAKES_PROGRAMS = _existing(
     (torch.export.ExportedProgram, "run_decompositions"), (torch.library, "opcheck"),
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
 )  # fmt: skip
-"""What runs a program, and its tensors, through tracers of torch's own."""
+"""Functions that run a program through one of torch's tracers, or run what a tracer has made."""
 COMPILER = "torch._dynamo.eval_frame"
-"""The module behind `torch.compile`, which torch imports with the first function to compile, or the
-first optimizer: a second."""
+"""The module behind `torch.compile`. torch imports it with the first function to compile or the
+first optimizer, which takes a second."""
 
 
 def compiled_modules(compiler: Any) -> tuple[Place, ...]:
-    """What runs a compiled module, and its tensors."""
+    """The call of a compiled module. `compiler` is the module `COMPILER`."""
     return of(compiler.OptimizedModule, "__call__")
 
 
 def compiles(compiler: Any) -> tuple[Place, ...]:
-    """What makes a function that is traced and compiled when it is called."""
+    """The call that makes a compiled function, which is traced when it is called first."""
     return of(compiler._TorchDynamoContext, "__call__")
 
 
@@ -102,9 +105,9 @@ OWN_MODES = tuple(
     for mode in (FakeTensorMode, FunctionalTensorMode, proxy_tensor.ProxyTorchDispatchMode)
     for place in of(mode, "__enter__", "__exit__")
 )
-"""Where modes of torch's own begin and end."""
+"""Begin and end of torch's own modes. Ops below them are on tensors of torch's own."""
 
 
 def compiled_from(function: Any) -> Any:
-    """The user's function that a compiled one is made from; None for any other function."""
+    """The user's function of which torch.compile made this one; None for any other function."""
     return getattr(function, "_torchdynamo_orig_callable", None)

@@ -1,7 +1,10 @@
-"""What is done where memory, class or dispatch of tensors is reached without a recorded op.
+"""Treatments: wrappers for functions that reach a tensor's memory, class or dispatch without an op.
 
-Each treatment takes the name and the function that stands there, and gives the one to stand there
-instead. `lazy_tensor.interop.patch_table` says which is used where, and why.
+In: the name of a function and the function, `own`. Out: the wrapper that takes its place. The table
+in `interop.patch_table` says which treatment is used where, and why.
+
+From the second block on the patches stay in place (see `dispatch.patches`). So a wrapper may be
+called outside of any block, and must ask first whether there is anything to do.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from lazy_tensor.tensor import LazyTensor, computed, flush_here, plain_alias, sh
 
 
 class _Here(threading.local):
-    """The mode that this thread is in, and how many of torch's own it is in.
+    """What this thread has entered.
 
-    `blocks` are those of ours that have begun and haven't ended, in this order, but for those that
-    are bypassed.
+    `blocks` are weak references to the entries of its `lazy_mode` blocks that have not ended, in
+    the order of their begin, without those that are bypassed. `mode.py` changes them.
     """
 
-    mode: Any = None
-    n_own = 0
+    mode: Any = None  # the `RecordingMode` of the outermost block; None outside, and if bypassed
+    n_own = 0  # torch's own modes that are entered, one inside the other
 
     def __init__(self) -> None:
         self.blocks: list[weakref.ref[Any]] = []
@@ -50,12 +53,13 @@ here = _Here()
 
 
 def is_active() -> bool:
-    """Whether this thread is in `lazy_mode`."""
+    """Whether this thread is in a `lazy_mode` block that isn't bypassed."""
     return bool(here.blocks)
 
 
 def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
-    """Run what is pending, for `cause`; a call that is to be replayed is told `why` it can't be."""
+    """Run what is pending, for `cause`. A call that `replay` records learns `why` it can't be
+    replayed."""
     stop_tape(why)
     flush_here(cause, quiet=quiet)
 
@@ -63,17 +67,23 @@ def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
 def flushing(
     name: str, own: Any, *, whose: str = "", before: Callable[[Any], object] | None = None
 ) -> Any:
-    """A method of plain tensors, or storages, that reads memory: what is pending goes first, then
-    `before`."""
+    """A method of plain tensors, or of storages, that reads memory: run what is pending first.
+
+    `before` is called with the object in between. `whose` stands before the name in reports.
+    """
     cause = f"{whose}{method_name(name)}"
 
     @functools.wraps(own)
     def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # `LazyTensor` overrides these methods itself
         if isinstance(self, LazyTensor) or not is_active():
             return own(self, *args, **kwargs)
-        if local.trace.busy:  # from within recording, which reads storages and metadata only
+        # the recorder itself calls it: a flush here would run a half-recorded trace, and the mode
+        # would record what the method calls
+        if local.trace.busy:
             with no_modes():
                 return own(self, *args, **kwargs)
+        # a debugger must not flush the program's trace
         if name == "__repr__" and is_looked_at():
             found = peek_memory(local.trace, self)
             return f"<{type(self).__name__}, pending>" if found is None else shown(found)
@@ -87,18 +97,24 @@ def flushing(
 
 
 flushing_storage = functools.partial(flushing, whose="a storage's ")
-"""The same for storages; one may have been taken before a write was recorded, so all is run."""
+"""The same for storages. All that is pending runs: a storage may have been taken before a write to
+its memory was recorded."""
 
 
 def converting(name: str, own: Any) -> Any:
-    """A conversion to one of Python's numbers, or lists: an op, which the mode sees unless it is
-    put aside, as C++ does while it reads the items of a list, or asleep."""
+    """A conversion of a plain tensor to a Python number or a list.
+
+    It calls an op, which the mode sees and `record` makes a sync point. Two cases are left for this
+    wrapper: a thread that is asleep, where reads must be counted, and C++ that has put modes aside
+    while it reads the items of a list.
+    """
 
     asleep = sync_points.asleep
 
     @functools.wraps(own)
     def flush_first(self: torch.Tensor) -> Any:
-        # no function is called for a read that is none of ours: it would cost as much as the read
+        # Every read of every plain tensor comes here. So no function is called before it is known
+        # that the read is ours: it would cost as much as the read.
         if asleep and get_ident() in asleep:
             if not hits.native.pass_read(self):
                 sync_points.pass_read(local.trace)
@@ -111,12 +127,13 @@ def converting(name: str, own: Any) -> Any:
 
 
 def _flush_if_pending(tensors: list[torch.Tensor], cause: str) -> None:
+    """Run what is pending if it writes one of these; other reads must not cost a flush."""
     if not local.trace.busy and sees_pending(local.trace, tensors):
         _flush(cause, f"{cause} reads memory")
 
 
 def on_plain_tensors(name: str, own: Any) -> Any:
-    """A function that needs memory: called outside the mode, on computed values."""
+    """A function that reads or fills memory in C++: called outside the mode, on plain tensors."""
 
     def computed_all(arguments: Any) -> Any:
         _flush(name, f"{name}() runs inside", quiet=True)
@@ -126,7 +143,8 @@ def on_plain_tensors(name: str, own: Any) -> Any:
 
 
 def _outside(own: Any, prepared: Callable[[Any], Any] | None = None) -> Any:
-    """`own`, called outside the mode if this thread is in it, on its `prepared` arguments."""
+    """`own`, called outside the mode if this thread is in one. `prepared` changes `(args, kwargs)`
+    before."""
 
     @functools.wraps(own)
     def outside(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +159,8 @@ def _outside(own: Any, prepared: Callable[[Any], Any] | None = None) -> Any:
 
 
 def on_computed(name: str, own: Any) -> Any:
-    """A function whose C++ reads values: called on memory that is there, and current."""
+    """A function whose C++ reads values of its arguments: called on plain aliases, once they are
+    computed. It may return one of its arguments, which is then the lazy tensor again."""
 
     @functools.wraps(own)
     def on_memory(*args: Any, **kwargs: Any) -> Any:
@@ -162,6 +181,7 @@ def on_computed(name: str, own: Any) -> Any:
 
 
 def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments, and the items of those that are lists or tuples."""
     for argument in (*args, *kwargs.values()):
         if isinstance(argument, (list, tuple)):
             yield from argument
@@ -170,7 +190,7 @@ def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
 
 
 def to_dlpack(name: str, own: Any) -> Any:
-    """The function beside `Tensor.__dlpack__`."""
+    """`torch.to_dlpack`, which reads memory in C++: the method that does the same is called."""
 
     @functools.wraps(own)
     def by_method(tensor: torch.Tensor) -> Any:
@@ -180,10 +200,11 @@ def to_dlpack(name: str, own: Any) -> Any:
 
 
 def with_plain_integers(name: str, own: Any) -> Any:
-    """A function that is recorded as ever, but for integers whose memory C++ reads before any mode
-    is asked: indices, or the sizes of batches. They stand in the second place."""
+    """A function that is recorded, but for an integer tensor in the second place, whose memory C++
+    reads before any mode is asked: that one is given as a plain tensor."""
 
     def plain(argument: Any) -> Any:
+        # the second argument of an RNN may also be its initial state, whose gradient must flow
         if not isinstance(argument, LazyTensor) or argument.is_floating_point():
             return argument
         stop_tape(f"torch.{name} reads a tensor's values")
@@ -202,14 +223,18 @@ def with_plain_integers(name: str, own: Any) -> Any:
 
 
 def with_plain_memory(name: str, own: Any) -> Any:
-    """The same for one that writes the memory of new tensors, too: those are none of the mode's."""
+    """The same for a function whose C++ also writes its result's memory: called outside the mode,
+    which would make a result without memory."""
     return with_plain_integers(name, _outside(own))
 
 
 def on_plain_program(name: str, own: Any) -> Any:
-    """What traces, exports or compiles a program: called outside the mode, on plain tensors that
-    autograd knows, those that the program holds among them, and on modules whose parameters are
-    made plain."""
+    """A function that traces, exports or compiles a program: called outside the mode.
+
+    Its arguments, and the tensors that the program holds in closures and attributes, are plain
+    aliases meanwhile, through which gradients flow. Modules among the arguments become plain for
+    good.
+    """
 
     @functools.wraps(own)
     def without_mode(*args: Any, **kwargs: Any) -> Any:
@@ -218,8 +243,9 @@ def on_plain_program(name: str, own: Any) -> Any:
             if isinstance(leaf, torch.nn.Module):
                 _make_plain(leaf)
         is_lazy = any(isinstance(leaf, LazyTensor) for leaf in leaves)
+        # below one of torch's own modes it is a part of a program that is traced already
         if not (is_active() or is_lazy) or torch_private.is_own_mode_entered():
-            return own(*args, **kwargs)  # a part of what is taken apart already
+            return own(*args, **kwargs)
         what = "what torch.compile made" if name == "__call__" else f"{name}()"
         _flush(name, f"{what} runs, which takes its program apart,", quiet=True)
         if is_lazy:
@@ -231,8 +257,10 @@ def on_plain_program(name: str, own: Any) -> Any:
 
 
 def on_plain_script(name: str, own: Any) -> Any:
-    """`torch.jit.script`, which looks the names that a class uses up in the frame of its caller:
-    two of ours lie between."""
+    """`torch.jit.script`, which looks up the names that a class uses in its caller's frame.
+
+    Two frames of wrappers lie between the caller and the function.
+    """
     without_mode = on_plain_program(name, own)
 
     @functools.wraps(own)
@@ -243,14 +271,14 @@ def on_plain_script(name: str, own: Any) -> Any:
 
 
 def _make_plain(module: torch.nn.Module) -> None:
-    """For good; what its attributes hold is left to `made_plain`."""
+    """Make a module's parameters, buffers and attributes plain, for good."""
     if any(isinstance(t, LazyTensor) for t in (*module.parameters(), *module.buffers())):
         unwrap(module)
     make_attributes_plain(module)
 
 
 def compiling(name: str, own: Any) -> Any:
-    """What makes a compiled function: the function is called on plain tensors."""
+    """What makes a compiled function: the result is treated as by `on_plain_program`."""
 
     @functools.wraps(own)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -261,7 +289,7 @@ def compiling(name: str, own: Any) -> Any:
 
 
 def on_plain_module(name: str, own: Any) -> Any:
-    """The constructor of what reads a module's memory in C++: its parameters become plain."""
+    """A constructor whose object reads a module's memory in C++ (DDP): the module becomes plain."""
 
     @functools.wraps(own)
     def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -274,11 +302,12 @@ def on_plain_module(name: str, own: Any) -> Any:
 
 
 def releasing(name: str, own: Any) -> Any:
-    """What lets another thread or process go on: it sees all that was written so far."""
+    """A function that lets another thread or process go on, which must see all writes so far."""
 
     @functools.wraps(own)
     def flush_first(*args: Any, **kwargs: Any) -> Any:
-        # not before it is known that this thread is in the mode: a thread that begins has no trace
+        # `is_active()` first: a thread that just begins comes here as well, and has no trace yet,
+        # which `local.trace` would make
         if is_active() and _holds_a_whole_call(local.trace):
             _flush(name, f"{name}() lets another thread go on", quiet=True)
         return own(*args, **kwargs)
@@ -287,10 +316,12 @@ def releasing(name: str, own: Any) -> Any:
 
 
 def in_new_process(name: str, own: Any) -> Any:
-    """What runs in a process of its own: as in one that was not forked, outside the mode."""
+    """The main function of a new process: outside the mode, as in a process that isn't forked."""
 
     @functools.wraps(own)
     def run(*args: Any, **kwargs: Any) -> Any:
+        # A forked process has its parent's blocks, which it never leaves. Its own writes are run at
+        # its end, as nothing else would.
         sync_points.listen(local.trace)
         here.mode = None
         here.blocks.clear()
@@ -303,17 +334,18 @@ def in_new_process(name: str, own: Any) -> Any:
 
 
 def _holds_a_whole_call(trace: Trace) -> bool:
-    """Whether something is pending, and no call is on its way into the trace."""
+    """Whether something is pending, and no call is half recorded: that can't be flushed."""
     return trace.state is not trace.root and not trace.busy and trace.defers_close is None
 
 
 def around_own_mode(name: str, own: Any) -> Any:
-    """Where one of torch's own modes begins or ends: ours sleeps in between."""
+    """Begin or end of one of torch's own modes, between which nothing is recorded."""
     change = 1 if name == "__enter__" else -1
 
     @functools.wraps(own)
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = own(*args, **kwargs)
+        # 0 at least: a mode may end here that began before the patches were in place
         here.n_own = max(here.n_own + change, 0)
         local.trace.policy.pause(here.n_own > 0)
         if here.mode is not None:
@@ -324,8 +356,11 @@ def around_own_mode(name: str, own: Any) -> Any:
 
 
 def making_subclass(name: str, own: Any) -> Any:
-    """`Tensor._make_subclass` of a lazy tensor: a lazy parameter, or a plain object of the class
-    asked for, on its memory."""
+    """`Tensor._make_subclass` of a lazy tensor.
+
+    Of class `Tensor` or `Parameter` the result is lazy. Of any other class it is a plain object on
+    the lazy tensor's memory: an object can't be of two classes.
+    """
 
     @functools.wraps(own)
     def made(cls: type[Any], data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -342,14 +377,18 @@ def making_subclass(name: str, own: Any) -> Any:
 
 
 def making_tensor(name: str, own: Any) -> Any:
-    """`Tensor.__new__`, as derived classes inherit it: a plain object, on computed values."""
+    """`Tensor.__new__`, which derived classes inherit: called outside the mode, on computed values.
+
+    In the mode its result would be a lazy tensor, and not of the derived class.
+    """
 
     @functools.wraps(own)
     def new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         derives = cls is not torch.Tensor and any(isinstance(a, LazyTensor) for a in args)
         if local.trace.busy or not (derives or is_active()):
             return own(cls, *args, **kwargs)
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]  # among sizes, say
+        # C++ reads tensors among the arguments, such as 0-dim ones among sizes
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
         _flush_if_pending(tensors, "torch.Tensor")
         args = tuple(shared(a) if isinstance(a, LazyTensor) else a for a in args)
         with no_modes():
@@ -359,7 +398,7 @@ def making_tensor(name: str, own: Any) -> Any:
 
 
 def making_parameter(name: str, own: Any) -> Any:
-    """`nn.Parameter.__new__` of a derived class: a plain object of that class."""
+    """`nn.Parameter.__new__` of a derived class, on a lazy tensor: a plain object of that class."""
 
     @functools.wraps(own)
     def new(cls: type[Any], data: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -371,11 +410,12 @@ def making_parameter(name: str, own: Any) -> Any:
 
 
 def setting_data(name: str, own: Any) -> Any:
-    """`Tensor.data` that takes a lazy value for a plain tensor, which torch itself refuses."""
+    """`Tensor.data` of a plain tensor that accepts a lazy value, for which torch itself raises."""
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
         if not isinstance(self, LazyTensor):
-            if is_active():  # what is pending knows `self` by the size it had
+            # pending ops know `self` by its old size
+            if is_active():
                 _flush("Tensor.data", "Tensor.data is set")
             if isinstance(new, LazyTensor):
                 new = shared(new)

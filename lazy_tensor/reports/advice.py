@@ -1,7 +1,8 @@
-"""The changes to a program that would help most, each with the share of its time that it may save.
+"""Advice: the changes to a program that would help most, and the share of time that each may save.
 
-In: flushes looked at, blocks that were timed, what became of kernels. Out: at most three
-sentences. What can't be moved, or whose gain nobody can foretell, is not advised.
+In: flushes as `reports.flushes` gives them, blocks that were timed, what became of kernels. Out: at
+most three sentences. A change is advised only if the program can make it and its gain can be
+estimated from above. `benches/bench_advice.py` measures what following the advice gains.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ if TYPE_CHECKING:
     from lazy_tensor.dispatch.tiering.sites import Compared
 
 MOST = 3
+"""Most pieces of advice in a report."""
 WORTH_SAYING = 0.02
 """Smallest share of time that is worth a sentence."""
 AGAIN = 3
-"""Times that something is seen before it counts as what the program does at every step."""
+"""How often something must be seen to count as what the program does at every step."""
 GAINS_BY_REPLAY = 0.9
-"""The most of a block's time that its plan may take for `replay` to be worth its rules."""
+"""`replay` is advised if a block's plan takes less than this share of the block's time. Below that
+gain, the rules that `replay` asks a program to follow aren't worth it."""
 FLUSH_S = 20e-6
-"""What a flush of one op takes on the host: see `benches/results/fixed.md`."""
+"""Seconds that a flush of one op takes on the host: see `benches/results/fixed.md`."""
 READS = frozenset({
     ".item()", ".numpy()", ".tolist()", "a tensor as an index", "a value is read", "bool()",
     "complex()", "float()", "format()", "int()", "print()",
 })  # fmt: skip
-"""Causes of flushes that a program can have elsewhere, or less often."""
+"""Causes of flushes that a program can move to another place, or have less often."""
 SIZED_BY_VALUES = frozenset({"indexing", "masked_select()", "nonzero()", "unique()"})
-"""Causes of flushes whose results have sizes that only values tell."""
+"""Causes of flushes by ops whose output size depends on values."""
 REMEDIES = {
     "size of dim": "pad to a few sizes (multiples of 64, say), so that fewer are ever new",
     "where it ended before": "nothing needs to change if this is a program's first steps",
@@ -46,7 +49,8 @@ REMEDIES = {
     "went": "a number in arithmetic becomes an input by itself the second time; one that chooses a "
     "shape or a branch can't",
 }
-"""Against what was new, by what the difference says."""
+"""What to do about a program that is new at each step, by a phrase in the sentence that says what
+was new (see `recompile_reason`). The first phrase that occurs counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,8 @@ def advice_on(
 ) -> list[Advice]:
     """At most three changes, the largest first.
 
-    `regions` says how long the program was recorded or not, `kernels` counts segments by their
-    status, `replays` says whether `replay` is in use.
+    `regions` has number and seconds of regions by outcome (see `stats.OUTCOMES`), `kernels` counts
+    segments by status, `replays` says whether `replay` is in use.
     """
     region_s = sum(seconds for _, seconds in regions.values())
     found = [
@@ -80,7 +84,9 @@ def advice_on(
     ]
     total_s = sum(flush.seconds + flush.gap_s for flush in flushes)
     if total_s:
-        found += _reads(flushes, total_s)  # they may be why little is recorded
+        # Flushes tell only of the time in which the program was recorded, so advice that is about
+        # them is scaled down to that share. Reads are not: they may be why little is recorded.
+        found += _reads(flushes, total_s)
         in_flushes = [
             *_what_is_new(flushes, total_s),
             *_without_kernels(flushes, total_s),
@@ -95,6 +101,7 @@ def advice_on(
 def _kernels_under_way(
     regions: Mapping[str, tuple[int, float]], region_s: float, kernels: Mapping[str, int]
 ) -> Iterator[Advice]:
+    """Regions that ran as in eager while kernels are being built: later runs gain by themselves."""
     n_left = kernels.get("queued", 0) + kernels.get("compiling", 0)
     if n_left and KERNELS in regions:
         yield Advice(
@@ -105,8 +112,10 @@ def _kernels_under_way(
 
 
 def _blocks_by_replay(blocks: Sequence[Compared]) -> Iterator[Advice]:
-    """A replayed call runs a plan without recording it, and without the program's Python."""
+    """Blocks that take longer than their plans: a replayed call runs the plan alone, without
+    recording and without the program's Python."""
     for block in blocks:
+        # the faster way runs already, so the gain is over that one
         took_s = min(block.recorded_s, block.bypassed_s)
         if not block.is_parted and 0 < block.ran_s < GAINS_BY_REPLAY * took_s:
             yield Advice(
@@ -118,12 +127,14 @@ def _blocks_by_replay(blocks: Sequence[Compared]) -> Iterator[Advice]:
 
 
 def _reads(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
-    """Values that are read between others: what is pending on both sides can't share kernels."""
+    """Values that are read in the middle of a step: ops before and after can't share kernels."""
+    # each flush with the next one: without the read in between they would be one
     followed: dict[tuple[str, str], list[tuple[Flush, Flush | None]]] = defaultdict(list)
     for flush, behind in zip(flushes, [*flushes[1:], None], strict=True):
         followed[flush.cause, flush.where].append((flush, behind))
     if len(followed) < 2:
-        return  # one flush a step: what is pending has to run some time
+        # one flush a step, which every program needs
+        return
     often = {place: pairs for place, pairs in followed.items() if len(pairs) >= AGAIN}
     checked: dict[str, float] = {}
     for (cause, where), pairs in often.items():
@@ -154,11 +165,14 @@ def _reads(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
 
 
 def _split_s(flush: Flush, behind: Flush | None) -> float:
-    """The most that a flush costs because it is apart from the next one: its share of the host's
-    time, and the bytes that fused kernels would neither have written nor read again. A GPU is
-    waited for."""
+    """The most that it costs that a flush is apart from the one behind it, in seconds.
+
+    On the CPU: a flush's time on the host, and writing and reading again the bytes that could have
+    stayed in a kernel. On a GPU: the whole flush, as the host waits for the device.
+    """
     if any(step.device != "cpu" for step in flush.steps):
         return flush.ran_s
+    # no more than what the one writes, or what the other reads, can go from the one to the other
     given = sum(step.n_bytes_given for step in _segments(flush))
     taken = sum(step.n_bytes - step.n_bytes_given for step in _segments(behind))
     return min(flush.ran_s, FLUSH_S + 2 * min(given, taken) / limit_bytes_per_s("cpu"))
@@ -169,6 +183,7 @@ def _segments(flush: Flush | None) -> list[Step]:
 
 
 def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
+    """Programs that are new at many flushes: what recording and planning them anew took."""
     new = [flush for flush in flushes if flush.miss]
     if len(new) < AGAIN:
         return
@@ -185,7 +200,7 @@ def _what_is_new(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
 
 
 def _recording(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
-    """Where no blocks were timed, as by `record="always"`."""
+    """The same as `_blocks_by_replay` where no block was timed, as with `record="always"`."""
     settled = [flush for flush in flushes if not flush.miss and "known" in flush.how]
     reads = any(flush.cause in READS | SIZED_BY_VALUES for flush in flushes)
     if len(settled) >= AGAIN and not reads:
@@ -197,6 +212,7 @@ def _recording(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
 
 
 def _without_kernels(flushes: Sequence[Flush], total_s: float) -> Iterator[Advice]:
+    """Flushes whose ops could be fused, but for the options of the program."""
     seconds = [
         flush.ran_s
         for flush in flushes

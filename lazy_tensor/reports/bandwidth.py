@@ -1,4 +1,8 @@
-"""How fast memory can be read and written here: what a kernel's bytes are held against."""
+"""How fast this machine reads and writes memory, against which reports hold a kernel's bytes.
+
+In: a step with its bytes and its time. Out: its share of that speed. Nothing is measured before a
+report asks.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ N_BYTES, ROUNDS = 64 << 20, 5
 
 
 def share_of_bandwidth(step: Step) -> float | None:
-    """Which share of what memory gives a step got; None where it was not timed.
+    """A step's bytes a second over those of a copy; None if the step was not timed.
 
-    Above 1 where what it reads was still in a cache.
+    It is above 1 if what the step reads was still in a cache.
     """
     if not step.seconds or not step.n_bytes:
         return None
@@ -24,8 +28,10 @@ def share_of_bandwidth(step: Step) -> float | None:
 
 @cache
 def limit_bytes_per_s(device_type: str) -> float:
-    """Bytes read and written a second by copying 64 MiB, the best of five times; some 50 ms, once
-    a process."""
+    """Bytes read and written a second when 64 MiB are copied, the best of five times.
+
+    That takes some 50 ms, once in a process.
+    """
     with torch.no_grad():
         source = torch.ones(N_BYTES, dtype=torch.uint8, device=device_type)
         target = torch.empty_like(source)

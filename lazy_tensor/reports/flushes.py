@@ -1,7 +1,7 @@
-"""A flush as people look at it: segments and single calls with their lines, bytes and times.
+"""A flush as reports show it: segments and single calls with their lines, bytes and times.
 
-In: a `FlushRecord`. Out: `Flush`, plain data that text and page are made from. Nothing of this is
-computed before somebody asks for a report.
+In: a `FlushRecord` of the flush log. Out: a `Flush`, plain data of which `text`, `page` and
+`advice` are made. It is computed only when a report is asked for, so that a flush pays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A recorded call: its aten op, the user's line, what it gives ("f32[8, 64]")."""
+    """A recorded call: its aten op, the user's line (`path:line`), its results ("f32[8, 64]")."""
 
     name: str
     where: str
@@ -35,10 +35,11 @@ class Op:
 class Step:
     """One thing that a flush ran: a segment, or a single call.
 
-    `status` and `reason` say what ran a segment, or why a call is in none. `n_bytes` are read and
-    written, `n_bytes_given` those of its results, `n_bytes_saved` those of values inside that were
-    never written. `seconds` is None where nobody timed. `needs` are the numbers of the flush's
-    steps whose results it uses.
+    `status` and `reason` say what ran a segment, or why a call is in none. `takes` and `gives` are
+    its arguments and results, as "f32[8, 64]". `n_bytes` are all bytes read and written,
+    `n_bytes_given` those of the results, `n_bytes_saved` those of values inside a segment, which
+    were never written to memory. `seconds` is None if the step was not timed. `needs` are the
+    indices of those steps of the flush whose results it uses.
     """
 
     is_segment: bool
@@ -56,7 +57,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """Its ops' names, counted where there are many."""
+        """The names of its ops; of more than `MOST_NAMED`, the most frequent with counts."""
         bases = [op.name.split(".")[1] if "." in op.name else op.name for op in self.ops]
         names = list(map(title_of, bases))
         if len(names) <= MOST_NAMED:
@@ -70,15 +71,18 @@ class Step:
 
 
 MOST_NAMED = 6
+"""Names up to which a step's title lists all ops in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """One flush, looked at. Times in seconds; `gap_s` from the sync point before it, in which the
-    program and recording ran, of which `grown_s` went into states that were new.
+    """One flush. All times are seconds.
 
-    `miss` says which part of the program was new, "" if none; `how` whether a plan ran it ("one by
-    one": it was seen for the first time); `peak_bytes` is foretold.
+    In the `gap_s` since the sync point before it, the program and its recording ran; `grown_s` of
+    these made new states of the trie. `seconds` is the whole flush, `plan_s` of it finding or
+    building the plan. `miss` says what was new in the program, "" if nothing. `how` says whether a
+    plan ran it ("one by one": the trace was seen for the first time). `peak_bytes` is the most
+    memory that the plan's values need at a time, as the plan foretells.
     """
 
     thread: str
@@ -108,18 +112,18 @@ class Flush:
 
     @property
     def likeness(self) -> tuple[object, ...]:
-        """The same for flushes that did the same, whatever the sizes."""
+        """Equal for flushes that did the same, whatever their sizes: reports show them once."""
         titles = tuple([(step.title, step.status) for step in self.steps])
         return (self.thread, self.cause, self.where, self.raised, titles)
 
 
 def looked_at(records: Iterable[FlushRecord]) -> list[Flush]:
-    """The flushes, oldest first."""
+    """The flushes of the log, in its order: the oldest first."""
     return list(map(_flush, records))
 
 
 def alike(flushes: Sequence[Flush]) -> list[list[int]]:
-    """The numbers of flushes that did the same, together, in the order of the first of each."""
+    """Groups of indices of flushes that did the same, in the order of each group's first."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, flush in enumerate(flushes):
         groups.setdefault(flush.likeness, []).append(i)
@@ -151,18 +155,21 @@ def _flush(record: FlushRecord) -> Flush:
 
 
 def _steps(record: FlushRecord) -> list[Step]:
+    """What the flush ran, in order: the steps of its plan, or its calls if it had no plan."""
     if record.state is None:
         return []
     recorded = record.state.steps()
     specs = _specs(recorded)
     maker: dict[int, int] = {}
     found: list[Step] = []
+    # without a plan the calls ran one by one
     if record.steps is None:
         for node in recorded:
             if isinstance(node, Node):
                 outs = tuple([slot for slot in node.outs if slot is not None])
                 _add(found, maker, specs, (node,), node.reads, outs, ("aten", _reason(node)))
         return found
+    # statuses are of the plan's segments alone, in order; times are missing where none was taken
     fusions = iter(zip(record.statuses, record.reasons, strict=True))
     times: list[float | None] = list(record.steps_s)
     times += [None] * (len(record.steps) - len(times))
@@ -177,7 +184,7 @@ def _steps(record: FlushRecord) -> list[Step]:
 
 
 def _reason(node: Node) -> str:
-    """Why a call of a trace without a plan ran alone."""
+    """Why a call ran by itself in a trace without a plan."""
     return "a view" if node.view_of is not None else "seen for the first time"
 
 
@@ -192,6 +199,8 @@ def _add(
     seconds: float | None = None,
     step: PlanStep | None = None,
 ) -> None:
+    """Append the `Step` of these nodes to `found`. `maker` has the step that made each slot."""
+    # a view reads and writes no memory; views inside a segment are no values of their own
     is_view = len(nodes) == 1 and nodes[0].view_of is not None
     inside = {
         slot
@@ -201,6 +210,7 @@ def _add(
         if slot is not None and slot not in sets
     }
     written = {slot for node in nodes for slot in node.writes}
+    # a slot counts once if it is read several times, but again if it is written in place
     moved = 0 if is_view else _total((*dict.fromkeys(reads), *sets, *written), specs)
     found.append(
         Step(
@@ -223,6 +233,7 @@ def _add(
 
 
 def _specs(recorded: list[Node | Leaf]) -> dict[int, TensorSpec]:
+    """Size, strides, dtype and device of each slot of a trace."""
     specs: dict[int, TensorSpec] = {}
     for step in recorded:
         if isinstance(step, Leaf):
@@ -242,11 +253,12 @@ def _shown(specs: tuple[TensorSpec | None, ...]) -> str:
     return ", ".join(shown(spec) for spec in specs if spec is not None)
 
 
+# the begin of a dtype's name, and what is shown in its place
 SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "bool"}
 
 
 def shown(spec: TensorSpec) -> str:
-    """Dtype and sizes as `f32[8, 64]`."""
+    """Dtype and sizes of a tensor, as `f32[8, 64]`."""
     name = str(spec.dtype).removeprefix("torch.")
     kind = name.rstrip("0123456789")
     sizes = ", ".join(map(str, spec.size))
@@ -254,7 +266,7 @@ def shown(spec: TensorSpec) -> str:
 
 
 def amount(n: float) -> str:
-    """Bytes as people read them: `1.5 MiB`."""
+    """A number of bytes with its unit: `1.5 MiB`."""
     if n < KIB:
         return f"{n:.0f} B"
     power = min(int(math.log(n, KIB)), len(UNITS))

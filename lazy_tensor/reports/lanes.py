@@ -1,6 +1,6 @@
-"""A report's timeline: what was recorded, planned, run and compiled when, in lanes.
+"""A report's timeline, in lanes: what was recorded, planned, run and compiled, and when.
 
-In: a report. Out: spans, and the same in the format of Chrome's trace viewer and of Perfetto.
+In: a report. Out: spans, or JSON for Chrome's trace viewer and Perfetto (`report.save("x.json")`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Something that took time in a lane, from `began_s` on by `time.perf_counter`."""
+    """Something that took time. `began_s` is by `time.perf_counter`."""
 
     lane: str
     began_s: float
@@ -23,10 +23,11 @@ class Span(NamedTuple):
 
 
 def spans(report: Report) -> Iterator[Span]:
-    """Each flush in three lanes of its thread (recording: the program's own Python too), each
-    kernel built in one for all."""
+    """Each flush as spans in three lanes of its thread, and each kernel that was built in one lane
+    for all. The lane "record" has the program's own Python too."""
     for flush in report.flushes:
         name = f"{flush.cause} at {flush.where}"
+        # a replayed call has no time of recording
         if flush.gap_s:
             began_s = flush.began_s - flush.gap_s
             yield Span(f"{flush.thread}: record", began_s, flush.gap_s, f"{flush.n_ops} ops")
@@ -37,7 +38,8 @@ def spans(report: Report) -> Iterator[Span]:
 
 
 def chrome_trace(report: Report) -> str:
-    """The lanes as JSON, times in microseconds."""
+    """The lanes as JSON in the Trace Event Format, whose times are microseconds."""
+    # "X" events are spans, "M" events name the lanes, which are threads ("tid") of the format
     numbers: dict[str, int] = {}
     events: list[dict[str, object]] = []
     for span in spans(report):

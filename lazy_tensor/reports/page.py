@@ -1,4 +1,7 @@
-"""A report as one page that opens offline: its data as JSON, inside `page.html`, which draws it."""
+"""A report as one HTML page that opens offline.
+
+In: a report. Out: `page.html` with the report's data as JSON inside it; the page's script draws it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ if TYPE_CHECKING:
 HEIGHT_PX = 720
 
 
+# read when it is needed: most programs never save a page
 @cache
 def _template() -> str:
     return (files("lazy_tensor.reports") / "page.html").read_text(encoding="utf-8")
 
 
 def page_of(report: Report) -> str:
-    """The whole page, self-contained."""
+    """The whole page, which needs no other file."""
     flushes = report.flushes
     data = {
         "summary": f"{len(flushes)} flushes, torch {torch.__version__}, "
@@ -39,12 +43,12 @@ def page_of(report: Report) -> str:
         "builds": [build._asdict() for build in report.builds],
         "text": str(report),
     }
-    # "</script>" in a file's name would end the data early
+    # "</script>" in a file's name would end the page's script
     return _template().replace("{data}", json.dumps(data).replace("<", "\\u003c"))
 
 
 def framed(page: str) -> str:
-    """The page inside another one, for notebooks."""
+    """The page in an iframe, for notebooks: its styles and scripts stay apart from theirs."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {HEIGHT_PX}px; '
         'border: 0"></iframe>'
@@ -52,6 +56,8 @@ def framed(page: str) -> str:
 
 
 def _flush(flush: Flush) -> dict[str, Any]:
+    # The picture leaves views out: they do nothing. So steps get other numbers, and a step that
+    # uses a view is joined to the step that made the view's base.
     kept = [i for i, step in enumerate(flush.steps) if step.reason != "a view"]
     number = {i: n for n, i in enumerate(kept)}
     return {
@@ -77,7 +83,7 @@ def _flush(flush: Flush) -> dict[str, Any]:
 
 
 def _makers(steps: tuple[Step, ...], i: int, kept: dict[int, int]) -> set[int]:
-    """The steps whose results step `i` uses, through views."""
+    """The kept steps whose results step `i` uses, directly or through views."""
     found: set[int] = set()
     left = list(steps[i].needs)
     while left:

@@ -1,4 +1,8 @@
-"""A report as text: what `print(explain())` shows, coloured where a terminal takes it (rich)."""
+"""A report as text: what `print(explain())` shows.
+
+In: a report. Out: its lines, each with a style for rich, which `print` doesn't use. First comes the
+headline, then the advice, then the flushes.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,19 @@ if TYPE_CHECKING:
     from lazy_tensor.report import Report
 
 MOST_CALLS = 4
+"""Calls that are named in a line, or have one: those that ran at once, those that weren't fused."""
 MOST_KINDS = 8
+"""Groups of equal flushes that are shown, the latest ones."""
 MOST_SEGMENTS = 12
+"""Lines for the segments of a flush."""
 STATUSES: tuple[Status, ...] = (
     "ready", "measuring", "compiling", "queued", "slower", "declined", "failed",
 )  # fmt: skip
 
 
 def lines_of(report: Report) -> Iterator[tuple[str, str]]:
-    """`(style, line)` of the whole report; the styles are rich's."""
+    """`(style, line)` for each line of the report; the styles are rich's."""
+    # the page shows code in backquotes as such, text leaves them out
     for style, line in (*headline(report), *_advice(report), *_flushes(report)):
         yield style, with_cells(line).replace("`", "")
 
@@ -39,7 +47,7 @@ def _advice(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _flushes(report: Report) -> Iterator[tuple[str, str]]:
-    """Those that did the same together; the latest kinds, in the order of the program."""
+    """Equal flushes as one group. Of many groups the latest, in the order of the program."""
     flushes = report.flushes
     if flushes:
         yield "bold", f"last {len(flushes)} flushes"
@@ -48,6 +56,7 @@ def _flushes(report: Report) -> Iterator[tuple[str, str]]:
     for call, share in sorted(report.ran_at_once.items(), key=lambda item: -item[1])[:MOST_CALLS]:
         if share >= WORTH_SHOWING:
             yield "", f"at once: {call}: {share:.0%} of the time"
+    # the groups whose last flush came last; shown in the order of their first ones
     groups = alike(flushes)
     latest = sorted(sorted(groups, key=lambda numbers: numbers[-1])[-MOST_KINDS:])
     for numbers in latest:
@@ -65,8 +74,8 @@ WHY_UNRECORDED = {
 
 
 def headline(report: Report) -> Iterator[tuple[str, str]]:
-    """How much of the program was recorded, why not more, and how far its kernels are; what became
-    of replays, and of tensors that were redistributed."""
+    """How much of the program was recorded and why not more, the kernels, the blocks that were
+    timed, the functions given to `replay`, and redistributions that nobody asked for."""
     total_s = sum(seconds for _, seconds in report.regions.values())
     if total_s:
         parts = [_share(report, RECORDED, total_s, "recorded")]
@@ -92,7 +101,7 @@ def _share(report: Report, outcome: str, total_s: float, what: str) -> str:
 
 
 def _of_flushes(several: Sequence[Flush]) -> Iterator[tuple[str, str]]:
-    """A head line for flushes that did the same; what the last of them ran below."""
+    """The lines of a group of equal flushes: medians of all of them, and what the last one ran."""
     last = several[-1]
     parts = [_ms(median(flush.seconds for flush in several))]
     if len(several) > 1:
@@ -100,6 +109,7 @@ def _of_flushes(several: Sequence[Flush]) -> Iterator[tuple[str, str]]:
     gaps = [flush.gap_s for flush in several if flush.gap_s]
     if gaps:
         parts.append(f"{_ms(median(gaps))} of Python before")
+    # planning is a part of the flush's time, and is told only where it matters
     planned = median(flush.plan_s for flush in several)
     if planned >= WORTH_SHOWING * median(flush.seconds for flush in several):
         parts.append(f"{_ms(planned)} of it planning")
@@ -118,12 +128,14 @@ def _of_flushes(several: Sequence[Flush]) -> Iterator[tuple[str, str]]:
 
 
 WORTH_SHOWING = 0.05
+"""The share of the time from which something is mentioned."""
 ENOUGH_BYTES = 1 << 20
-"""What a segment must move before its share of bandwidth says anything."""
+"""Bytes that a segment must move for its share of the bandwidth to mean anything."""
 
 
 def _segments(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """A line for segments that are told alike; of many, those that move most bytes."""
+    """A line for each group of segments with equal text; of many groups, those that move most
+    bytes. Lines stay in the order of the program."""
     alike_steps: dict[str, list[Step]] = {}
     for step in steps:
         alike_steps.setdefault(_segment(step), []).append(step)
@@ -151,7 +163,7 @@ def _segment(step: Step) -> str:
 
 
 def _calls(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """Single calls, those of one reason together."""
+    """Calls that are in no segment, a line for each reason. Views are left out: they do nothing."""
     by_reason: dict[str, list[Step]] = {}
     for step in steps:
         if step.reason != "a view":

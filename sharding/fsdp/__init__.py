@@ -1,5 +1,5 @@
-"""`fully_shard`: parameters gathered for a layer, gradients reduced.
+"""`fully_shard`: gathers the parameters of a layer before it runs, and reduces their gradients.
 
-`groups` says when, `gathering` records it, `states` saves and loads. `torch_private` has torch's
-private names.
+`states` has the hooks of modules, which decide when. `groups` does it for a group of parameters,
+`gathering` has the recorded ops. `torch_private` has torch's private names.
 """

@@ -1,10 +1,11 @@
-"""Groups of parameters sharded over ranks, gathered for use by recorded steps.
+"""Groups of parameters that are sharded over ranks, and gathered while their modules need them.
 
-In: torch's groups and their parameters, as `fully_shard` makes them. Out: the whole parameters in
-the modules, gradients on the sharded ones. When a group is gathered, resharded and reduced its
-state says (see `states`); what happens then is in `gathering`. The whole parameters of a group
-are lazy tensors that stay the same, whose memory comes and goes; one autograd node stands between
-them and the sharded ones.
+In: torch's groups and parameters, as `fully_shard` makes them. Out: whole parameters in the modules
+while those run, gradients on the sharded parameters. The hooks of `states` decide when a group is
+gathered, resharded and reduced; the recorded ops are in `gathering`.
+
+The whole parameters are lazy tensors that stay the same objects: only their memory comes and goes.
+So the graph of a forward stays valid. One autograd node connects them with the sharded ones.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ _SETATTR: Any = torch.nn.Module.__setattr__
 
 
 class ShardedParameter(torch_private.FSDPParam):
-    """One parameter of a group: sharded, and whole in memory that is there while it is needed."""
+    """One parameter of a group: the sharded one, and the whole one while it is gathered."""
 
-    is_state_of_modules = True  # replays look into it
+    is_state_of_modules = True  # `replay` looks into it
+    # the whole parameter without an autograd edge; its storage has no bytes while it isn't gathered
     buffer: torch.Tensor | None = None
     places: list[tuple[Any, str]]
-    """Where modules keep the parameter, under which names."""
-    group: weakref.ref[ParameterGroup]
+    """The modules that hold the parameter, with its name in each."""
+    group: weakref.ref[ParameterGroup]  # weak, as the group holds this parameter
 
     def adopt(self) -> None:
-        """Make the sharded parameter that torch has made one of ours."""
-        self.__dict__.pop("_sharded_param_data")  # its memory would count as a plain tensor's
+        """Replace the sharded parameter that torch made by one of ours, in all modules."""
+        # a plain tensor on the shard's memory, which only torch's gathering uses. While it lives,
+        # the memory counts as shared with plain tensors, and ops that write it run at once.
+        self.__dict__.pop("_sharded_param_data")
         self.__dict__.pop("all_gather_outputs", None)
         info, made = self._module_info, self.sharded_param
         shared = zip(info.shared_modules, info.shared_param_names, strict=True)
@@ -53,7 +57,7 @@ class ShardedParameter(torch_private.FSDPParam):
         self.show(self.sharded_param)
 
     def tie(self, original: torch.nn.Parameter, modules: Sequence[torch.nn.Module]) -> None:
-        """Give `modules` this parameter wherever they still have the one that it was made of."""
+        """Put this parameter in place of its `original`, wherever `modules` still hold that."""
         info = self._module_info
         for module in {module: None for root in modules for module in root.modules()}:
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -61,14 +65,16 @@ class ShardedParameter(torch_private.FSDPParam):
                     self.places.append((module, name))
                     info.shared_modules.append(module)
                     info.shared_param_names.append(name)
+                    # with `assign=True` the module may get a new tensor, which the others need too
                     module.register_load_state_dict_post_hook(lambda *_: self.reset_sharded_param())
         self.show(self.sharded_param)
 
     def show(self, tensor: Any) -> None:
-        """Let the modules have `tensor` for the parameter."""
+        """Set `tensor` as the parameter in all modules that hold it."""
         for module, name in self.places:
             if type(module).__setattr__ is _SETATTR:
-                module._parameters[name] = tensor  # what that comes to, at a tenth of the price
+                # nn.Module's `__setattr__` does the same after checks, and takes ten times as long
+                module._parameters[name] = tensor
             else:
                 setattr(module, name, tensor)
 
@@ -79,7 +85,10 @@ class ShardedParameter(torch_private.FSDPParam):
         return adopted(super().to_sharded_post_forward_dtensor(tensor))
 
     def reset_sharded_param(self) -> None:
-        """Take up what the module has now, after `load_state_dict(assign=True)`, say."""
+        """Adopt the parameter that a module holds now, after `load_state_dict(assign=True)` say.
+
+        torch's method also pads the shard and notes its address; `gathering` pads when it gathers.
+        """
         shown = [getattr(module, name) for module, name in self.places]
         now: Any = next((p for p in shown if p is not self.sharded_param), self.sharded_param)
         if now is not self.sharded_param:
@@ -91,61 +100,73 @@ class ShardedParameter(torch_private.FSDPParam):
 
     @property
     def part_numel(self) -> int:
-        """The elements of one rank's part, padding included."""
+        """The number of elements of one rank's part, with the padding that makes parts equal."""
         return self.padded_sharded_param_size.numel()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the whole parameter."""
+        """The dtype of the whole parameter: that of the mixed-precision policy, if it has one."""
         dtype: torch.dtype = self.param_dtype or self.orig_dtype
         return dtype
 
     def whole(self, n_ranks: int) -> Any:
-        """The whole parameter, of which autograd knows nothing yet."""
+        """The whole parameter, without an autograd edge. Its memory comes when it is gathered."""
         if self.buffer is None or self.buffer.dtype != self.dtype:
+            # An ordinary tensor even if the first forward is in inference mode: later forwards use
+            # it in training. The padding lies behind the parameter's own elements.
             n = n_ranks * self.part_numel
             with dispatch_private.no_modes(), dispatch_private.no_inference():
                 memory = torch.empty(n, dtype=self.dtype, device=self.device)
                 data = memory.as_strided(self._orig_size, dense_stride(self._orig_size))
-            dispatch_private.storage_of(memory).resize_(0)
+            dispatch_private.storage_of(memory).resize_(0)  # until `refill_` gives it bytes
             self.buffer = tensor_types.concrete(data)
         made = tensor_types.local_like(self.buffer)
+        # with tensor parallel inside the group the whole parameter is a DTensor itself
         if self._unsharded_dtensor_spec is not None:
             made = sharded(made, self._get_unsharded_dtensor_spec(made))
         return made
 
     @property
     def all_gather_outputs(self) -> list[torch.Tensor]:  # type: ignore[override]
-        """The memory of the whole parameter, padding included."""
+        """The memory of the whole parameter, padding included, as one flat tensor: torch's
+        `to_sharded_post_forward` cuts this rank's part out of it."""
         assert self.buffer is not None, "it was gathered"
         n = self.part_numel * self.mesh_info.shard_mesh_size
         return [self.buffer.as_strided((n,), (1,), 0)]
 
     def free_unsharded_param(self) -> None:
-        """Nothing: groups release the memory of all their parameters at once."""
+        """Do nothing: a group frees the memory of all its parameters by one op."""
 
 
 class ParameterGroup(torch_private.FSDPParamGroup):
-    """Parameters that are gathered, and whose gradients are reduced, by one collective."""
+    """Parameters that are gathered by one collective, and whose gradients are reduced by one."""
 
     is_state_of_modules = True
     fsdp_params: list[ShardedParameter]  # type: ignore[assignment]
     mesh_info: Any
     post_forward_mesh_info: Any
+    # the gathered flat tensor, between `unshard` and `wait_for_unshard`
     _gathered: torch.Tensor | None = None
+    # numbers of plans in `PLANS`, by what the plan depends on
     _numbers: dict[Any, int]
-    _buffers: list[torch.Tensor]
+    _buffers: list[torch.Tensor]  # those of the parameters, for `refill_` and `release_`
+    # the sharded parameters that the whole ones have edges to, and which of them require gradients:
+    # `_link` makes new edges when one of them changes
     _linked_to: list[Any] | None = None
     _learns: list[bool]
-    _has_frozen: bool  # then backward may need parameters that have no gradients to wait for
+    # whether some parameter requires no gradient: backward may then need the whole parameters after
+    # all gradients of the group are there
+    _has_frozen: bool
+    # whether the C++ made the node: such a node serves any number of forwards
     _is_linked_natively = False
+    # for each parameter the sum of gradients while `reduce_grads` is off
     _kept: list[torch.Tensor | None]
     state: weakref.ref[Any]
     tied: TiedGroup | None = None
-    """Those of its parameters that modules of other groups hold too: they are gathered apart."""
+    """The group of those of its parameters that modules of other groups hold too."""
 
     def adopt(self, state: Any) -> None:
-        """Make the parameters of a group that torch has made for `state` ours."""
+        """Turn the parameters of this group, which torch made for `state`, into ours."""
         self.state = weakref.ref(state)
         for p in self.fsdp_params:
             p.__class__ = ShardedParameter
@@ -163,7 +184,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
         self._kept = [None] * len(self.fsdp_params)
 
     def _register_state_dict_hooks(self) -> None:
-        """As torch does, for every module that holds one of the parameters."""
+        """As torch's method, but for every module that holds a parameter, tied ones included."""
         handles = self._module_to_pre_save_state_dict_hook_handle
         if handles:
             return
@@ -176,9 +197,13 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     # -- whole and sharded
 
     def unshard(self, async_op: bool = False) -> None:
-        """Gather the parameters; `wait_for_unshard` gives them to the modules."""
+        """Gather the parameters into one flat tensor; `wait_for_unshard` puts them into modules.
+
+        `async_op` has no effect: every gather is issued early and waited for late.
+        """
         if self._gathered is not None or self.is_unsharded:
             return
+        # the user said that backward doesn't need these parameters
         if not self.unshard_in_backward and self._training_state == TrainingState.PRE_BACKWARD:
             return
         is_after = self.is_sharded_post_forward
@@ -189,11 +214,13 @@ class ParameterGroup(torch_private.FSDPParamGroup):
         self._gathered = gathering.gathered(shards, self._gathering(is_after))
 
     def _gathering(self, is_after: bool) -> int:
+        """The number of the plan to gather; `is_after`: from the smaller mesh after forward."""
         number = self._numbers.get(is_after)
         if number is None:
             info = self.post_forward_mesh_info if is_after else self.mesh_info
             is_split = isinstance(info, FSDPMeshInfo)
             n_ranks = info.shard_mesh_size if is_split else 1
+            # the padded size is the same on both meshes, the smaller one has larger parts of it
             whole = [p.part_numel * self._n_ranks for p in self.fsdp_params]
             plan = Gathering(
                 numels=tuple(n // n_ranks for n in whole),
@@ -212,6 +239,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
         return info.shard_mesh_size if isinstance(info, FSDPMeshInfo) else 1
 
     def wait_for_unshard(self) -> None:
+        """Copy what `unshard` gathered into the whole parameters, and show those to the modules."""
         if self._gathered is None:
             return
         self._link()
@@ -235,6 +263,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     def _to_sharded(self) -> None:
         if self.is_sharded:
             return
+        # after forward the parameters may be sharded over a smaller mesh: then no memory is left
         if self.is_unsharded:
             gathering.release_(self._buffers)
         for p in self.fsdp_params:
@@ -265,12 +294,13 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     # -- between whole and sharded parameters, for autograd
 
     def _link(self) -> None:
-        """Let the gradients of the whole parameters come to the sharded ones."""
+        """Give the whole parameters an autograd edge to the sharded ones, if they lack it."""
         to = [p.sharded_param for p in self.fsdp_params]
         learns = [parameter.requires_grad for parameter in to]
         if self._linked_to is not None:
             if dispatch_private.in_backward():
-                return  # what forward used
+                # the graph of forward has the present whole parameters
+                return
             is_same = all(map(operator.is_, to, self._linked_to)) and learns == self._learns
             if is_same and self._is_linked_natively:
                 return
@@ -286,22 +316,28 @@ class ParameterGroup(torch_private.FSDPParamGroup):
         self._is_linked_natively = hits.native is not None
 
     def pre_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """Gather the group before one of its modules runs."""
+        # of several modules in one group only the first registers what follows the gradients
         is_first = self._training_state != TrainingState.FORWARD
         self._training_state = TrainingState.FORWARD
         self.unshard()
         self.wait_for_unshard()
+        # frozen parameters have no gradients to wait for: the group is resharded after the
+        # gradients of its inputs, which need those parameters
         if is_first and self._has_frozen:
             return torch_private.call_after_gradients(_Resharding(self), args, kwargs)
         return args, kwargs
 
     def post_forward(self, module: Any, inputs: Any, output: Any) -> Any:
-        if not dispatch_private.in_backward():  # activation checkpointing computes again there
+        # activation checkpointing repeats forward in backward, which still needs the parameters
+        if not dispatch_private.in_backward():
             self.reshard()
             self._record_post_forward()
         self._training_state = TrainingState.IDLE
         return output
 
     def pre_backward(self, default_prefetch: bool, *_: Any) -> None:
+        """Gather the group, and the one that backward needs next if `default_prefetch`."""
         if self._training_state == TrainingState.PRE_BACKWARD:
             return
         self._training_state = TrainingState.PRE_BACKWARD
@@ -313,7 +349,10 @@ class ParameterGroup(torch_private.FSDPParamGroup):
             self._backward_prefetch()
 
     def _gather_next(self) -> None:
-        """Gather the group whose forward came before this one's: backward needs it next."""
+        """Gather the group whose forward came before this one's: backward needs it next.
+
+        As torch's `_backward_prefetch` for a state with one group, without its profiler ranges.
+        """
         if self._post_forward_indices:
             place = self._post_forward_indices.pop()
             if place:
@@ -322,7 +361,11 @@ class ParameterGroup(torch_private.FSDPParamGroup):
                     before.unshard()
 
     def post_backward(self, *_: Any) -> None:
-        """At the end of a backward that gave the group no gradients: reduce what was kept."""
+        """Reduce kept gradients at the end of a backward that gave this group none.
+
+        torch's hook at the end of backward calls it for groups whose state isn't POST_BACKWARD.
+        Autograd takes no part: the gradients are added to `grad` here, and hooks are called.
+        """
         self._training_state = TrainingState.POST_BACKWARD
         if self.reshard_after_backward:
             self.reshard()
@@ -338,7 +381,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
                 hook(parameter)
 
     def finalize_backward(self) -> None:
-        self._gathered = None  # of a group that was gathered for nothing
+        self._gathered = None  # gathered ahead, and not needed after all
         self._post_forward_indices.clear()
 
     def _reset_iter_state(self) -> None:
@@ -351,12 +394,18 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     # -- gradients
 
     def take_gradients(self, gradients: Sequence[torch.Tensor | None]) -> list[DTensor | None]:
-        """The sharded parameters' gradients, for those of the whole ones; None where they wait."""
+        """The gradients of the sharded parameters, from those of the whole ones.
+
+        The group's autograd node calls it. None for a gradient that is kept: while `reduce_grads`
+        is off, gradients are summed whole on each rank.
+        """
         self._training_state = TrainingState.POST_BACKWARD
+        # with frozen parameters this is too early: see `pre_forward`
         if self.reshard_after_backward and not self._has_frozen:
             self.reshard()
         if self.reduce_grads:
             return self._reduced(gradients)
+        # summed in the dtype in which they are reduced later, as in torch
         for i, gradient in enumerate(map(self._in_reduce_dtype, gradients)):
             self._kept[i] = _sum(self._kept[i], gradient)
         return [None] * len(gradients)
@@ -367,12 +416,15 @@ class ParameterGroup(torch_private.FSDPParamGroup):
         return gradient.to(self._reduce_dtype)
 
     def _reduced(self, gradients: Sequence[torch.Tensor | None]) -> list[DTensor | None]:
+        """The reduced sum of `gradients` and the kept ones, by one collective; None for a parameter
+        that has neither."""
         given: list[torch.Tensor] = []
         places: list[int] = []
         for i, (p, gradient) in enumerate(zip(self.fsdp_params, gradients, strict=True)):
             gradient = _sum(self._kept[i], gradient)
             self._kept[i] = None
             if gradient is None:
+                # the user asks for zeros if only some ranks use a parameter: all must reduce it
                 if not (self.reduce_scatter_unused_params and p.sharded_param.requires_grad):
                     continue
                 gradient = torch.zeros_like(p._unsharded_param)
@@ -380,6 +432,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
             places.append(i)
         found: list[DTensor | None] = [None] * len(gradients)
         if places:
+            # not strict: no gradients come back while the all-reduce over replicas waits
             parameters: list[Any] = [self.fsdp_params[i].sharded_param for i in places]
             for i, gradient in zip(
                 places, self._all_reduced(parameters, given, places), strict=False
@@ -390,8 +443,10 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     def _all_reduced(
         self, parameters: list[DTensor], gradients: list[torch.Tensor], places: list[int]
     ) -> Sequence[DTensor]:
-        """The gradients of these parameters; none if the replicas' are to be summed later."""
+        """The reduced gradients of these parameters; an empty tuple if the all-reduce over replicas
+        is left to a later backward."""
         number = self._reduction(places, gradients[0].dtype)
+        # the usual case is one recorded op, the others are taken apart
         waits = not self.all_reduce_grads and isinstance(self.mesh_info, HSDPMeshInfo)
         if not waits and self._partial_reduce_output is None and self._all_reduce_hook is None:
             return gathering.reduced(parameters, gradients, number)
@@ -408,6 +463,8 @@ class ParameterGroup(torch_private.FSDPParamGroup):
         return gathering.as_gradients(parameters, flat, plan)
 
     def _reduction(self, places: list[int], dtype: torch.dtype) -> int:
+        """The number of the plan to reduce the gradients of the parameters at `places`."""
+        # users may set the factor and the process group at any time
         separate = getattr(self.mesh_info, "reduce_scatter_process_group", None)
         key = (tuple(places), dtype, self.gradient_divide_factor, separate)
         number = self._numbers.get(key)
@@ -435,13 +492,17 @@ class ParameterGroup(torch_private.FSDPParamGroup):
 
 
 def _sum(kept: torch.Tensor | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The sum of two gradients, of which each may be missing."""
     if kept is None or gradient is None:
         return gradient if kept is None else kept
     return kept + gradient
 
 
 class _Resharding:
-    """Reshards a group once the gradients of its module's inputs are there."""
+    """Reshards a group once the gradients of its module's inputs are there.
+
+    torch's `RegisterPostBackwardFunction` calls it in place of a group.
+    """
 
     def __init__(self, group: ParameterGroup) -> None:
         self.group = group
@@ -450,21 +511,23 @@ class _Resharding:
         group = self.group
         if group.reshard_after_backward:
             group.reshard()
-            group._training_state = TrainingState.IDLE  # the module may come again: gather then
+            # backward may come to the module again, if forward ran it several times: only from
+            # another state than PRE_BACKWARD does `pre_backward` gather
+            group._training_state = TrainingState.IDLE
 
 
 def _reduced(gradients: Any, group: weakref.ref[ParameterGroup]) -> list[DTensor | None]:
-    """What the autograd node of a group calls."""
+    """The function of a group's autograd node: no gradients if the group is gone."""
     here = group()
     return [None] * len(gradients) if here is None else here.take_gradients(gradients)
 
 
 class TiedGroup(ParameterGroup):
-    """Those parameters of one group that modules of other groups hold too.
+    """The parameters of one group that modules of other groups hold too.
 
-    They are gathered when the first of these modules wants them, and stay whole until their
-    gradients are there, to which all the modules' uses add.
+    They are gathered for the first of these modules that runs, and stay whole until their gradients
+    are there. All modules' uses add to these, so that each is reduced once.
     """
 
-    # None, whatever torch sets: not resharded after forward
+    # None, whatever torch sets, means that forward doesn't reshard: a later module needs them
     post_forward_mesh_info = property(lambda self: None, lambda self, _: None)

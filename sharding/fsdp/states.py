@@ -1,8 +1,9 @@
-"""`fully_shard`: torch's own, whose states decide over our groups.
+"""`fully_shard`: torch's own function, with our states of modules and our groups of parameters.
 
-In: modules, from the user. Out: their parameters sharded, and hooks that gather and reshard them.
-torch refuses a parameter that modules wrapped apart share; here it goes to a group of its own (see
-`groups.TiedGroup`), which each of these modules' states gathers.
+In: modules, from the user. Out: the same modules with sharded parameters, and with hooks that
+gather and reshard them. torch raises an error for a parameter that is shared by modules in
+different groups. Here such a parameter moves to a group of its own (`groups.TiedGroup`), which each
+of the modules' states gathers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from lazy_tensor.sharding.fsdp.groups import ParameterGroup, ShardedParameter, T
 
 
 class _NoStream:
-    """Collectives are recorded; where they run is for plans to decide."""
+    """Stands for the device stream that torch's hooks wait on: plans schedule the collectives."""
 
     def wait_event(self, _: Any) -> None: ...
     def wait_stream(self, _: Any) -> None: ...
 
 
 class _Order(torch_private.FSDPCommContext):
-    """What the states of one model share: the order of the groups in forward."""
+    """What the states of one model share; `post_forward_order` lists groups as forward used them.
+
+    Read by torch's hooks and by `ParameterGroup`.
+    """
 
     def lazy_init(self, device: torch.device) -> None:
+        # as torch's, which makes streams of the device; these are the attributes that hooks read
         self.all_gather_copy_in_stream = self.all_gather_stream = _NoStream()
         self.all_gather_state: Any = None
         self.reduce_scatter_states: list[Any] = []
@@ -35,15 +40,22 @@ class _Order(torch_private.FSDPCommContext):
 
 
 class _State(torch_private.FSDPState):
-    """torch's state of a module, with hooks as they are under `torch.compile`'s wrapper."""
+    """torch's state of the modules of one `fully_shard` call, with hooks that also handle ties.
 
-    is_state_of_modules = True
+    The inherited hooks are taken without the wrapper that keeps `torch.compile` out of them, which
+    costs host time at each call.
+    """
+
+    is_state_of_modules = True  # `replay` looks into it: what the user sets here changes the step
 
     def __init__(self) -> None:
         super().__init__()
         self._comm_ctx = _Order()
+        # parameters of these modules that other states have sharded, with the originals that these
+        # modules still hold; `_not_sharded` fills it, `_adopt` empties it
         self.ties: list[tuple[ShardedParameter, torch.nn.Parameter]] = []
-        self.shares: list[TiedGroup] = []  # groups of other states that this one's modules need
+        # groups of other states that hold these parameters: gathered here too
+        self.shares: list[TiedGroup] = []
 
     _begin_forward = torch_private.undecorated(torch_private.FSDPState._pre_forward)
     _post_forward = torch_private.undecorated(torch_private.FSDPState._post_forward)
@@ -53,8 +65,11 @@ class _State(torch_private.FSDPState):
     )
 
     def _pre_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
-        if self._is_root is None:  # it is about to be decided
+        # The first forward makes this state the root. The check comes before, so that the next
+        # forward raises the error again.
+        if self._is_root is None:
             self._check_ties()
+        # first torch's hook: at the first forward it initializes all groups of the root
         begun = self._begin_forward(module, args, kwargs)
         for group in self.shares:
             group.unshard()
@@ -68,7 +83,10 @@ class _State(torch_private.FSDPState):
         return gradient
 
     def _check_ties(self) -> None:
-        """Raise unless the groups that modules below share are groups of modules below, too."""
+        """NotImplementedError if a module below shares a group whose modules aren't below.
+
+        Such a group belongs to another root, whose forward initializes and reshards it.
+        """
         states = torch_private.states_below(self._modules)
         known = {id(group) for state in states for group in state._fsdp_param_groups}
         for group in (group for state in states for group in state.shares):
@@ -80,7 +98,9 @@ class _State(torch_private.FSDPState):
 
     def _root_post_backward_final_callback(self) -> None:
         self._finish_backward()
-        # A group with frozen parameters waits for its inputs' gradients: there may be none.
+        # A group with frozen parameters is resharded when its inputs' gradients are there. Inputs
+        # that require none never have any: such a group is still whole here, and would keep its
+        # values after the optimizer's step.
         for state in self._state_ctx.all_states:
             for group in state._fsdp_param_groups:
                 if group.reshard_after_backward:
@@ -88,11 +108,13 @@ class _State(torch_private.FSDPState):
 
 
 _SHARDED: weakref.WeakValueDictionary[int, ShardedParameter] = weakref.WeakValueDictionary()
-"""By what torch numbers original parameters with: those that modules may still hold elsewhere."""
+"""Sharded parameters by torch's number of the original, by which other modules that still hold the
+original are recognized."""
 
 
 def _adopt(state: _State) -> None:
-    """Make the groups that torch has made for `state` ours, and their parameters; tie the rest."""
+    """Turn the groups that torch made for `state`, and their parameters, into ours, and tie the
+    parameters that were sharded before."""
     groups: list[Any] = state._fsdp_param_groups
     for group in groups:
         group.__class__ = ParameterGroup
@@ -110,7 +132,7 @@ def _adopt(state: _State) -> None:
 def _not_sharded(
     state: _State, params: list[torch.nn.Parameter], how: torch_private.How
 ) -> list[torch.nn.Parameter]:
-    """Those of `params` that no module has sharded before; the others are noted in `state.ties`."""
+    """The `params` that were not sharded before; the others go to `state.ties`."""
     left: list[torch.nn.Parameter] = []
     for parameter in params:
         owner = _SHARDED.get(torch_private.number_of(parameter))
@@ -123,7 +145,7 @@ def _not_sharded(
 
 
 def _check_alike(owner: ShardedParameter, how: torch_private.How) -> None:
-    """Raise ValueError unless what `owner` was sharded with is what `how` says."""
+    """ValueError if `owner` was sharded with other options than `how`."""
     theirs = torch_private.how_sharded(_group_of(owner))
     for name, one, other in zip(how._fields, theirs, how, strict=True):
         if other is not None and one != other:
@@ -141,7 +163,10 @@ def _group_of(owner: ShardedParameter) -> ParameterGroup:
 
 
 def _apart(owner: ShardedParameter) -> TiedGroup:
-    """The group of what several states need of the group of `owner`, with `owner` in it."""
+    """Move `owner` from its group to the group's `TiedGroup`, and return that.
+
+    The tied group is made if need be, and joins the groups of the same state.
+    """
     group = _group_of(owner)
     if isinstance(group, TiedGroup):
         return group
@@ -152,6 +177,7 @@ def _apart(owner: ShardedParameter) -> TiedGroup:
         made.__class__ = TiedGroup
         group.tied = made
         groups.insert(0, group.tied)
+    # an empty group goes: there is nothing to gather, and `torch.cat` of no tensors raises
     group.fsdp_params.remove(owner)
     if not group.fsdp_params:
         groups.remove(group)

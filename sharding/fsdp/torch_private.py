@@ -1,7 +1,8 @@
-"""The private names of torch's `fully_shard` that ours is built on: another data path below them.
+"""The private names of torch's `fully_shard` that ours is built on.
 
-Read and tested with torch 2.13. What a group is, when it is gathered, resharded and reduced, and
-all of `FSDPModule`'s methods are torch's own.
+Read and tested with torch 2.13. torch's code decides what a group is, and when it is gathered,
+resharded and reduced; `FSDPModule` and its methods are torch's own too. Ours replaces how data are
+moved (see `groups`). `states` and `groups` call this file.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ __all__ = [
 
 
 def undecorated(method: Any) -> Any:
-    """A hook of torch's states without the wrapper that keeps `torch.compile` out of it."""
+    """A hook of torch's states without the decorator that keeps `torch.compile` out of it."""
     return method.__wrapped__
 
 
 class How(NamedTuple):
-    """How parameters are sharded, by the names of `fully_shard`'s options; the mesh is None if each
-    may have its own."""
+    """The options of `fully_shard` that must agree for a shared parameter, by their names.
+
+    `mesh` is None if `shard_placement_fn` may give each parameter its own.
+    """
 
     mesh: Any
     mp_policy: MixedPrecisionPolicy
@@ -73,10 +76,10 @@ def fully_shard_with(
     choose: Callable[[Any, list[Any], How], list[Any]],
     adopt: Callable[[Any], None],
 ) -> Any:
-    """torch's `fully_shard` with other states.
+    """torch's `fully_shard` with states of `state_class`.
 
-    `choose(state, parameters, how)` says which parameters are to be sharded; `adopt` is
-    given the state when torch is done.
+    `choose(state, parameters, how)` returns the parameters to shard; it is called before torch
+    makes groups of them. `adopt(state)` is called after that.
     """
 
     init = _fully_shard._init_param_group  # type: ignore[attr-defined]
@@ -94,7 +97,8 @@ def fully_shard_with(
         _init_param_group=init_param_group,
     )
     decorated = contract(state_cls=state_class)(inner)
-    inner.__globals__["fully_shard"] = decorated  # it looks its state up by itself
+    # torch's function reads `fully_shard.state` from its globals, which must be the new one
+    inner.__globals__["fully_shard"] = decorated
 
     @functools.wraps(decorated)
     def fully_shard(module: Any, **options: Any) -> Any:
@@ -106,22 +110,23 @@ def fully_shard_with(
 
 
 def number_of(original: torch.nn.Parameter) -> int:
-    """torch's number of a parameter that it has sharded; -1 if it has not."""
+    """torch's number of a parameter that was sharded, which the original keeps; -1 for others."""
     return getattr(original, "_fsdp_orig_uid", -1)
 
 
 def how_sharded(group: FSDPParamGroup) -> How:
+    """The options with which a group's parameters were sharded."""
     return How(group.mesh_info.mesh, group.mp_policy, group.offload_policy)
 
 
 def states_below(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """The states of these modules and of all within, some repeated."""
+    """The states of these modules and of all modules in them; a state may come several times."""
     within = (module for root in modules for module in root.modules())
     return [state for module in within if (state := _get_module_fsdp_state(module)) is not None]
 
 
 def empty_like(group: FSDPParamGroup) -> FSDPParamGroup:
-    """A group for parameters of `group`, without any."""
+    """A group without parameters, with the options of `group`, but not resharded after forward."""
     return FSDPParamGroup(
         [], group.modules, group.mesh_info, None, group.device, None, group.mp_policy,
         group.offload_policy,
@@ -129,7 +134,7 @@ def empty_like(group: FSDPParamGroup) -> FSDPParamGroup:
 
 
 def divisors(group: FSDPParamGroup, dtype: torch.dtype) -> tuple[float | None, float | None]:
-    """What gradients are divided by before they are summed, and after."""
+    """The numbers that gradients are divided by before and after they are summed; None for 1."""
     mesh_info = group.mesh_info
     before, after, *_ = _get_gradient_divide_factors(
         group._reduce_scatter_process_group if isinstance(mesh_info, FSDPMeshInfo) else None,
@@ -137,13 +142,13 @@ def divisors(group: FSDPParamGroup, dtype: torch.dtype) -> tuple[float | None, f
         dtype,
         group.device.type,
         group.gradient_divide_factor,
-        True,
+        True,  # by sums only: else torch may leave the division to NCCL
     )
     return tuple(None if factor == 1 else factor for factor in (before, after))  # type: ignore[return-value]
 
 
 def has_own_collectives(group: FSDPParamGroup) -> bool:
-    """Whether somebody has replaced what gathers or reduces the group's parameters."""
+    """Whether the user has set other collectives for the group than torch's defaults."""
     return (
         type(group._all_gather_comm) is not DefaultAllGather
         or type(group._reduce_scatter_comm) is not DefaultReduceScatter
@@ -151,5 +156,6 @@ def has_own_collectives(group: FSDPParamGroup) -> bool:
 
 
 def call_after_gradients(callback: Any, args: Any, kwargs: Any) -> Any:
-    """The arguments, so that `callback.post_backward()` comes once their gradients are there."""
+    """The arguments of forward, with an autograd node: `callback.post_backward()` is called when
+    the gradients of the arguments are there."""
     return FSDPParamGroup._register_post_backward_hook(callback, args, kwargs)

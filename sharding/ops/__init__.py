@@ -1,6 +1,6 @@
-"""One op on sharded tensors: its decision, its local ops, its collectives.
+"""One op on sharded tensors: its sharding decision, its local op, its collectives.
 
-Read `calls` first: a call that is recorded. `compute` runs it, by what torch said (`decisions`),
-with `buckets` and `order` for its collectives. `at_once` is a call that is not recorded, `errors`
-words what is wrong.
+Read `calls` first: it records a call. `compute` executes the call by the answer of torch's sharding
+rules, which `decisions` keeps. `buckets` joins small collectives, `order` keeps them in the
+program's order. `at_once` executes calls while nothing is recorded, `errors` words the errors.
 """

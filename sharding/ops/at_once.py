@@ -1,7 +1,8 @@
-"""Calls on sharded tensors while nothing is recorded: known ones run at once, as one local op.
+"""Runs known calls on sharded tensors at once, as one local op, while nothing is recorded.
 
-In: a call, and what `compute` made of the same call before. Out: its result. The key has the
-layouts of all tensors, so that the op on this rank, and the layouts of its results, follow from it.
+In: a call, and the local op that `compute` executed for an equal call before (`learn`). Out: its
+result. `dispatch.record.recorder` calls `run` while the trace is cold. The key holds the layouts of
+all tensors: the local op and the layouts of its results follow from it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from lazy_tensor.sharding.layout import ShardLayout
 
 
 class Known(NamedTuple):
-    """What a call comes to: an op on this rank's memory, and how its results lie.
+    """A known call: the op to run on this rank's memory, and the layouts of its results.
 
-    `args` are its arguments with `GIVEN` where the call gives them: tensors, and numbers. `out` is
-    the layout of the result, or a list of them; None where nothing new comes back.
+    `args` are the op's positional arguments. `GIVEN` stands for those that each call brings itself:
+    tensors, and numbers that are operands. `out` is the layout of the result, a list of layouts for
+    several, None if the call makes no new tensor.
     """
 
     op: Any
@@ -39,13 +41,16 @@ class Known(NamedTuple):
 
 
 GIVEN = object()
-PLACEMENTS = (Shard, Replicate, Partial)  # others hold masks, or parts in another order
+# a call whose results have other placements isn't learnt: those hold masks, or order parts
+# differently
+PLACEMENTS = (Shard, Replicate, Partial)
 MOST_KNOWN = 4096
-_known: dict[tuple[Any, ...], Known] = {}  # an LRU's own time is a tenth of a call's
+# a plain dict, emptied when it is full: an LRU's bookkeeping takes a tenth of a call's time
+_known: dict[tuple[Any, ...], Known] = {}
 
 
 def forget() -> None:
-    """Ask torch's rules anew."""
+    """Drop all known calls, so that torch's rules are asked again."""
     _known.clear()
 
 
@@ -53,7 +58,9 @@ on_clear(forget)
 
 
 def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a call that is known; NotImplemented of any other."""
+    """The result of a known call; NotImplemented for any other call."""
+    # not where something is pending, which goes first; not where `replay` records, or where another
+    # tracer takes the program apart
     if trace.state is not trace.root or trace.tape is not None or trace.policy.is_paused:
         return NotImplemented
     key = _key_of(op, args, kwargs)
@@ -65,9 +72,10 @@ def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[s
         if fixed is GIVEN:
             fixed = _memory_of(argument)
             if fixed is None:
-                return NotImplemented  # it is pending, or has failed
+                return NotImplemented  # its value is pending, or its computation failed
         local.append(fixed)
     sync_points.run_at_once(trace, op, args, kwargs)
+    # autograd has seen the call on the sharded tensors; on memory only the kernel is wanted
     with kernels_only(dispatches=True):
         result = known.op(*local, **kwargs)
     if known.facts.writes:
@@ -78,7 +86,10 @@ def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _written(known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call gives that has written arguments."""
+    """The result of a call that wrote arguments, once the writes are noted for others.
+
+    `watch` drops what was derived from the old values; autograd counts the writes of a foreach op.
+    """
     for label in known.facts.writes:
         written = args[label] if isinstance(label, int) else kwargs[label]
         watch.note_writes(written if isinstance(written, (list, tuple)) else [written])
@@ -90,11 +101,15 @@ def _written(known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def learn(
     request: Request, op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> None:
-    """Note what a call on sharded tensors came to: `op` on these arguments, and nothing else."""
+    """Note that a call on sharded tensors ran `op` on these local arguments, and nothing else.
+
+    Only calls that `run` can repeat from the key are noted; others are ignored.
+    """
     facts = request.facts
     if facts.is_out or facts.changes_metadata or rule_of(request.op) is not Rule.RECORD:
         return
     key = _key_of(request.op, request.args, request.kwargs)
+    # keywords are passed on as they are; without a key they may hold tensors, which don't compare
     if key is None or kwargs != request.kwargs or len(args) != len(request.args):
         return
     given = [_is_given(facts, i, argument) for i, argument in enumerate(request.args)]
@@ -110,7 +125,7 @@ def learn(
             return
         out = layouts[0] if isinstance(result, torch.Tensor) else layouts
     elif not (result is None and facts.returns_nothing) and facts.returns_arg is None:
-        return  # it writes, and gives something new
+        return  # it writes, and returns something new: `out` would need the layout
     fixed = tuple([GIVEN if takes else local for takes, local in zip(given, args, strict=True)])
     if len(_known) >= MOST_KNOWN:
         _known.clear()
@@ -118,8 +133,11 @@ def learn(
 
 
 def _is_given(facts: OpFacts, place: int, argument: Any) -> bool | None:
-    """Whether the local op takes an argument from the call: a tensor, a list of them, or a number
-    whose value decides nothing. None if that can't be said."""
+    """Whether each call brings this argument of the local op itself.
+
+    True for a sharded tensor, a list of them, or a number that is an operand: its value decides
+    nothing. None for plain tensors and mixed lists: such a call isn't learnt.
+    """
     kind = type(argument)
     if kind is tensor_types.sharded_class:
         return True
@@ -134,9 +152,13 @@ def _is_given(facts: OpFacts, place: int, argument: Any) -> bool | None:
 
 
 def _key_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What the local op and its results' layouts follow from; None if plain tensors take part."""
+    """The key of a call: the local op and its results' layouts follow from it.
+
+    Tensors count by layout, operands by type, other arguments by type and value. None if an
+    argument is of another type, like a plain tensor.
+    """
     numbers = facts_of(op).number_args
-    key: list[Any] = [op._op]  # which has a hash in C
+    key: list[Any] = [op._op]  # the builtin, as it has its hash in C
     for place, argument in enumerate(args):
         kind = type(argument)
         if kind is tensor_types.sharded_class:
@@ -152,7 +174,7 @@ def _key_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
                     key += (kind, item)
                 else:
                     return None
-            key.append(None)  # the end
+            key.append(None)  # the end of the list: else [a], b and [a, b] would have one key
         elif kind in FIXED or kind in NUMBERS:
             key += (kind, argument)
         else:
@@ -169,7 +191,10 @@ def _key_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
 
 
 def _memory_of(argument: Any) -> Any:
-    """This rank's part of a tensor, or of each in a list; None if one isn't computed."""
+    """The materialized local tensor of an argument, or of each item of a list.
+
+    None if one isn't materialized. Other arguments are returned as they are.
+    """
     kind = type(argument)
     if kind is tensor_types.sharded_class:
         value = argument._value
@@ -181,6 +206,7 @@ def _memory_of(argument: Any) -> Any:
 
 
 def _laid_out(local: torch.Tensor, layout: ShardLayout) -> Any:
+    """The sharded tensor on a new value, which holds the local result."""
     value = Value()
     value.data = local
     return tensor_types.new_sharded(value, layout, local)

@@ -1,8 +1,9 @@
-"""Small all-reduces that one call asks for, done together.
+"""Joins the small all-reduces that one call on lists of tensors needs.
 
-In: the arguments of a call on lists of tensors, and where its rule wants them. Out: the arguments
-with partial tensors reduced, by one all-reduce for as many as fit in `bucket_bytes`. What goes
-together follows from the call alone: ranks that flush elsewhere do the same.
+In: the arguments of a foreach call, and the placements that the sharding rule asks for. Out: the
+arguments with their partial tensors reduced, by one all-reduce for as many as fit in
+`bucket_bytes`. `compute` calls it. The buckets follow from the call alone, so that ranks which
+flush at different points issue the same collectives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lazy_tensor.sharding.tensor import DTensor, local_of, sharded
 from lazy_tensor.sharding.torch_private import DTensorSpec, TensorMeta
 
 Member = tuple[list[Any], int, DTensorSpec, DTensorSpec]
-"""A tensor's list, its place there, where it lies, and where it must lie."""
+"""The list that holds a tensor, its index there, its spec, and the spec that the rule asks for."""
 
 
 def reduced_together(
@@ -29,10 +30,11 @@ def reduced_together(
     pairs: list[tuple[DTensorSpec, DTensorSpec]],
     note: Callable[[DTensorSpec, tuple[Any, ...]], None],
 ) -> tuple[Any, ...] | None:
-    """`args` with the partial tensors of its lists reduced; None if no two go together.
+    """`args` with the partial tensors of its lists reduced; None if no two fit in one bucket.
 
-    `pairs` say for each sharded tensor among the arguments where it lies and where it must lie;
-    `note` is told of those that are reduced. Local strides count for nothing: ranks may differ.
+    `pairs` are the present and the wanted spec of each sharded argument. `note` is called for each
+    tensor that is reduced, before any collective, as it may raise. Only global strides count: the
+    local ones may differ between ranks.
     """
     copied = tuple([list(a) if isinstance(a, (list, tuple)) else a for a in args])
     tensors = [
@@ -43,7 +45,7 @@ def reduced_together(
         if isinstance(item, DTensor)
     ]
     if len(tensors) != len(pairs):
-        return None  # others than those in lists are sharded too
+        return None  # there are sharded arguments outside lists: `pairs` can't be matched
     alike: dict[Any, list[Member]] = {}
     for (items, i), (now, then) in zip(tensors, pairs, strict=True):
         dim = _reduced_dim(now, then)
@@ -60,7 +62,8 @@ def reduced_together(
 
 
 def _reduced_dim(now: DTensorSpec, then: DTensorSpec) -> int | None:
-    """The dimension of the mesh along which a tensor is reduced, if that is all that is done."""
+    """The mesh dimension along which a tensor changes from Partial to Replicate, if that is the
+    only change; else None."""
     changed = [
         (dim, before, after)
         for dim, (before, after) in enumerate(zip(now.placements, then.placements, strict=True))
@@ -73,7 +76,7 @@ def _reduced_dim(now: DTensorSpec, then: DTensorSpec) -> int | None:
 
 
 def _buckets(members: list[Member]) -> Iterator[list[Member]]:
-    """Those that go together, two at least, in the order of the arguments."""
+    """Runs of members, in the order of the arguments, that fit in `bucket_bytes`; two at least."""
     most = settings.current().bucket_bytes
     bucket: list[Member] = []
     filled = 0
@@ -91,6 +94,9 @@ def _buckets(members: list[Member]) -> Iterator[list[Member]]:
 
 
 def _reduce(bucket: list[Member], mesh: Any, dim: int, placement: Partial) -> None:
+    """Reduce the bucket's tensors by one all-reduce, and put the results into their lists."""
+    # other mesh dimensions are replicated for the flat tensor, though members may be sharded along
+    # them: only `dim` is reduced, and each rank keeps its own parts
     locals_ = [local_of(items[i]) for items, i, *_ in bucket]
     flat = torch.cat([local.reshape(-1) for local in locals_])
     meta = TensorMeta(flat.shape, dense_stride(flat.shape), flat.dtype)

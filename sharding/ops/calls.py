@@ -1,7 +1,9 @@
-"""A call on sharded tensors that no state knows: what it does on each rank, recorded and learnt.
+"""Records a call on sharded tensors that no state of the trie knows.
 
-In: a call, some of whose tensors are sharded. Out: its result, the local ops and collectives it
-takes recorded, and a state of the trie behind them, to which the same call leads at once next time.
+In: a call with sharded tensors among its arguments. Out: its result. The local ops and collectives
+of the call are recorded as steps of the trace. A state behind them gets the call's own key: next
+time one look-up leads from the state before the call past all these steps.
+`dispatch.record.recorder` reaches `call` through `tensor_types.call_sharded`.
 """
 
 from __future__ import annotations
@@ -38,20 +40,25 @@ from lazy_tensor.sharding.tensor import DTensor, local_of
 
 
 def call(trace: Trace, request: Request) -> Any:
-    """What `tensor_types.call_sharded` is."""
+    """The call's result; installed as `tensor_types.call_sharded`."""
     if rule_of(request.op) is Rule.ALIAS:
+        # another tensor on the same value, which is no step of the trace
         tensor = request.args[0]
         return tensor_types.new_sharded(tensor._value, tensor._layout, tensor)
+    # from here on no measured time decides in this thread: ranks must decide alike
     trace.policy.span_ranks()
-    # without the numbers of a state that was found but not taken, as a mode wants to see the call
+    # numbers that no step has taken are dropped: later steps would take them for theirs
     del trace.scalars[trace.state.n_scalars :]
     start = None if is_shown(request.owner) else _start(trace, request)
     similar = None if start is None else trace.similar_to(start)
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = _layouts(request) if request.facts.writes else None
+    # the call's own ops are recorded like others: they must find the trace free, and no flush may
+    # come between them, or the state behind them would not follow `start`
     trace.busy = False
     outer, trace.defers_close = trace.defers_close, False
     try:
+        # torch leaves a mode while its `__torch_dispatch__` runs; inside it sees the local ops
         with request.owner if request.in_mode else nullcontext():
             result = compute.run(request)
         if request.facts.writes_list:
@@ -59,8 +66,11 @@ def call(trace: Trace, request: Request) -> Any:
     finally:
         begin(trace)
         closes = trace.defers_close
+        # a sharded call within another one leaves the flush to the outer one
         trace.defers_close = None if outer is None else outer or closes
         inputs.leave(trace)
+    # learnt only if a hit can do all that the call did: it ran no op at once, and it changed no
+    # argument's layout, which a hit leaves as it is
     if start is not None and trace.ran is ran and (layouts is None or layouts == _layouts(request)):
         state = _learnt(trace, request, start, similar, trace.scalars[n_numbers:], result)
         if state is not None:
@@ -77,9 +87,14 @@ def _layouts(request: Request) -> list[tensor_types.Layout]:
 
 
 def _start(trace: Trace, request: Request) -> State | None:
-    """The state in which all tensors of the call have their places; None if one can't have any."""
+    """The state of the trace once all tensors of the call have slots; None if one can't have any.
+
+    Local tensors enter as leaves here, before the call's steps: a call whose steps include a new
+    leaf can't be learnt.
+    """
     if trace.is_outdated or trace.policy.cold or settings.current().debug:
         return None
+    # a call with a key was looked up, so that its sharded tensors have slots already
     if request.key is not None and {tensor_types.sharded_class}.issuperset(
         map(type, request.tensors)
     ):
@@ -90,10 +105,10 @@ def _start(trace: Trace, request: Request) -> State | None:
         if type(tensor) is tensor_types.sharded_class:
             tensor = local_of(tensor)
             if type(tensor) is not tensor_types.tensor_class:
-                return None  # a meta tensor
+                return None  # a tensor that traces can't hold, like one on the meta device
             data = tensor_types.value_in(tensor).data
             if aliases and data is not None and memory_sharing.is_shared(data):
-                return None  # the local op runs at once, on the memory itself
+                return None  # a plain tensor has this memory: the local op runs at once
         local.tensors.append(tensor)
     return None if inputs.admit(trace, local) is not None else trace.state
 
@@ -102,8 +117,11 @@ def _learnt(
     trace: Trace, request: Request, start: State, similar: State | None, scalars: list[complex],
     result: Any,
 ) -> State | None:  # fmt: skip
-    """The state behind what the call has recorded, to which `start` now leads; None if the call did
-    more than record. `similar` is the place similar to `start`."""
+    """The state behind the steps that the call recorded, to which its key now leads from `start`.
+
+    None if a hit can't do the same. `similar` is the place similar to `start`; `scalars` are the
+    numbers that the steps take as run-time inputs.
+    """
     end = trace.state
     if end is start or not _is_recorded(start, end):
         return None
@@ -112,11 +130,14 @@ def _learnt(
     key = exact_key(*call) if request.key is None else request.key
     generic, numbers = generic_key(*call, key)
     if scalars and scalars != numbers:
-        return None  # only this call's numbers, in their order, can be given again
+        return None  # a hit gives the call's numbers, in their order, and can give no others
     known = (start.generic or {}).get(generic) if scalars else start.get(key)
+    # known already, but something kept the call from being a hit: no second state is made for it
     if known is not None and known.parent is end:
-        trace.state = known  # something kept the call from being a hit
+        trace.state = known
         return known
+    # No step of its own: it stands behind the call's last step. Its path to the root goes through
+    # the steps, while `call_site` tells where the call was made.
     state = State(end, generic if scalars else key, None)
     state.call_site = start
     if not _describe(trace, request, state, result):
@@ -127,7 +148,8 @@ def _learnt(
 
 
 def _is_recorded(start: State, end: State) -> bool:
-    """Whether `end` follows `start`, with nothing between them that came in from outside."""
+    """Whether `end` follows `start` without a leaf between: a hit brings no tensors but those of
+    the call."""
     state: State | None = end
     while state is not None and state is not start:
         if isinstance(state.step, Leaf):
@@ -137,7 +159,7 @@ def _is_recorded(start: State, end: State) -> bool:
 
 
 def _describe(trace: Trace, request: Request, state: State, result: Any) -> bool:
-    """Note what the call gives; False if a state can't say it."""
+    """Note in `state` what the call returns, so that a hit can make it; False if it can't be."""
     if result is None:
         state.kind, state.meta, state.slot = NOTHING, request.facts.writes_list, None
         return True
@@ -170,8 +192,11 @@ def _described(result: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_new(trace: Trace, state: State, result: Any) -> bool:
-    """Whether it is a pending tensor that the call itself has made, and that lies where it will
-    the next time: not in a view of memory that may begin elsewhere then."""
+    """Whether a result is a pending tensor that the call itself has made.
+
+    False too for a view of a leaf with a storage offset, as that leaf may begin elsewhere next
+    time.
+    """
     if type(result) not in (DTensor, tensor_types.tensor_class):
         return False
     slot = result._value.slot

@@ -1,7 +1,9 @@
-"""What a call on sharded tensors does on this rank: redistribute, run the op locally, wrap.
+"""Executes a call on sharded tensors on this rank: redistribute arguments, run the local op, wrap.
 
-In: an op and its arguments, sharded ones among them. Out: sharded results. All it does goes through
-local lazy tensors, so that it is recorded like anything else; what follows from that is `calls`'.
+In: an op and its arguments, with sharded tensors among them. Out: sharded results. `calls` calls
+`run` for a call that no state of the trie knows. The local op and the collectives are called on
+local lazy tensors, so that they are recorded like other ops. `calls` then links what they recorded
+to the sharded call.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ aten = torch.ops.aten
 
 
 def run(request: Request) -> Any:
-    """The call's result, sharded."""
+    """The call's result, sharded.
+
+    The cheap ways come first: a decision that is known for any size, special cases, torch's
+    handlers. torch's sharding rules come last.
+    """
     op, args, kwargs = request.op, request.args, request.kwargs
     if op is REDISTRIBUTE:
         return _moved(args[0], PLACEMENTS[args[1]])
@@ -67,6 +73,7 @@ def run(request: Request) -> Any:
         request = Request(request.owner, op, args, kwargs)
     known = placements_at_any_size(request)
     if known is not None:
+        # only `_by_rule` keeps such decisions, so that this call needs none of the cases before it
         made = _at_this_size(request, known)
         if made is not NotImplemented:
             return made
@@ -89,7 +96,7 @@ def run(request: Request) -> Any:
 
 
 def _by_rule(request: Request) -> Any:
-    """The call's result by torch's rule for the op; on whole tensors where that has none."""
+    """The call's result by torch's sharding rule for the op; on gathered arguments without one."""
     op, args, kwargs = request.op, request.args, request.kwargs
     errors.check_arguments(request)
     tensors_only = _with_numbers_as_tensors(op, args)
@@ -98,6 +105,7 @@ def _by_rule(request: Request) -> Any:
         sharding = decide(info, args, kwargs)
     except NotImplementedError:
         return _without_rule(op, args, kwargs)
+    # the rule failed, or the user's sizes don't fit: the op itself decides, on fake global tensors
     except Exception as error:
         if not _runs_on_whole_tensors(op, args, kwargs):
             raise errors.of_propagation(op, args, kwargs, error) from error
@@ -105,6 +113,9 @@ def _by_rule(request: Request) -> Any:
     pairs = torch_private.flat_specs(info, sharding)
     if _is_wrong(op, args, sharding.output_spec, [then for _, then in pairs]):
         return _without_rule(op, args, kwargs)
+    # Not for views: a slice of all rows moves nothing, but at another size the same arguments may
+    # mean fewer rows. Not for `out=`, which changes the layout of its argument, nor for random ops,
+    # which draw for the global tensor.
     if not facts_of(op).is_view and not facts_of(op).is_out and op not in torch_private.RANDOM_OPS:
         learn_for_any_size(request, sharding)
     if not torch_private.is_member(info.compute_mesh):
@@ -114,6 +125,7 @@ def _by_rule(request: Request) -> Any:
     if pairs and errors.is_foreach(op):
         reduced = reduced_together(args, pairs, partial(_note, op))
         if reduced is not None:
+            # the rule is asked again: reduced arguments have other placements
             return run(Request(DTensor, op, reduced, kwargs))
     for now, then in pairs:
         _note(op, now, then.placements)
@@ -127,9 +139,11 @@ def _on_local_tensors(
     pairs: list[tuple[DTensorSpec, DTensorSpec]],
     tensors_only: tuple[Any, ...],
 ) -> Any:
-    """The result of the local op, on arguments that are moved as the rule wants them."""
+    """The result of the local op, on arguments redistributed as the rule asks."""
     op, args, kwargs = request.op, request.args, request.kwargs
     local_args = torch_private.local_arguments(info, sharding)
+    # A number that the rule left alone goes to the op as the number it was: so it can be a run-time
+    # input of the trace. The tensor in its place was for the rule only.
     if tensors_only is not args:
         local_args = tuple([
             given if given is not tensor and local is tensor else local
@@ -140,6 +154,8 @@ def _on_local_tensors(
     local_op = torch_private.local_op(op, sharding)
     result = local_op(*local_args, **info.local_kwargs)
     made = _wrapped(op, args, kwargs, result, sharding.output_spec)
+    # `at_once` repeats the local op alone, on the call's own numbers: a call that redistributes, or
+    # whose numbers became partial tensors, is more than that
     moves = any(now.placements != then.placements for now, then in pairs)
     has_numbers = all(
         type(local) in NUMBERS
@@ -152,9 +168,9 @@ def _on_local_tensors(
 
 
 def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTensorSpec]]) -> bool:
-    """Whether the rule places arguments otherwise that the op writes: the writes would be lost.
+    """Whether the rule redistributes an argument that the op writes: the write would be lost.
 
-    Rules look at the first argument; fused optimizers write several.
+    torch's rules for lists consider the first argument only, but fused optimizers write several.
     """
     if not (request.facts.writes and errors.is_foreach(request.op)):
         return False
@@ -166,11 +182,15 @@ def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTen
 
 
 def _at_this_size(request: Request, placements: Any) -> Any:
-    """What a call gives that was decided for other sizes; NotImplemented if torch's rules must be
-    asked."""
+    """The result of a call that was decided for other sizes, by the local op alone.
+
+    NotImplemented if torch's rules must be asked.
+    """
     if not torch_private.is_member(_mesh_of(request)):
         return NotImplemented
     op, args, kwargs = request.op, request.args, request.kwargs
+    # Of regular tensors the local result tells the global metadata. Of others the metadata are
+    # asked for before the op runs: it may write, so that the rules can't be asked afterwards.
     specs = None
     is_regular = all(tensor._layout.is_regular for tensor in request.tensors)  # type: ignore[attr-defined]
     if not is_regular:
@@ -182,7 +202,8 @@ def _at_this_size(request: Request, placements: Any) -> Any:
         result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
     except RuntimeError:
         if is_regular:
-            return NotImplemented  # sizes that don't fit: the rules' error says it of the whole
+            # sizes that don't fit: the rules raise the error with global sizes, as in eager
+            return NotImplemented
         raise
     if specs is None:
         layout = _layout_like(request, placements, result)
@@ -195,14 +216,21 @@ def _at_this_size(request: Request, placements: Any) -> Any:
 
 
 def _learnt(request: Request, op: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
-    """`result`, which was `op` on these local arguments alone."""
+    """`result`, once `at_once` has learnt that the call is `op` on these local arguments.
+
+    Only where nothing is recorded: a recorded call is found in the trie.
+    """
     if here.trace.policy.cold:
         at_once.learn(request, op, args, kwargs, result)
     return result
 
 
 def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout | None:
-    """The layout of a regular argument that the result has too; None if there is none."""
+    """The layout of the argument that is placed and sized as the result, which may share it.
+
+    All arguments are regular, so equal parts and equal placements mean equal global tensors. None
+    if there is no such argument. It saves making a spec.
+    """
     facts = request.facts
     if not isinstance(result, torch.Tensor) or facts.returns_arg is not None or facts.is_out:
         return None
@@ -215,7 +243,11 @@ def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout 
 
 
 def _described(result: torch.Tensor) -> tuple[Any, ...]:
-    """`make_wrapper`'s arguments for a local result: the call's state has them, if it made one."""
+    """`make_wrapper`'s arguments for a local result.
+
+    They are read from the trace's state if the local op has just led to it: that is cheaper than to
+    ask the tensor for its metadata.
+    """
     state = here.trace.state
     is_made = type(result) is tensor_types.tensor_class and type(state.step) is Node
     if (
@@ -228,7 +260,7 @@ def _described(result: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:
-    """The output specs that the result on this rank's regular parts tells; None if it doesn't."""
+    """The output specs that follow from the local result on regular parts; None if they don't."""
     mesh = _mesh_of(request)
     if request.facts.returns_arg is not None:
         return request.args[request.facts.returns_arg]._spec
@@ -239,7 +271,10 @@ def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:
 
 
 def _specs_at_this_size(request: Request, placements: Any) -> Any:
-    """The output specs for placements that are known; None if torch's rules must be asked."""
+    """The output specs for known placements, with the metadata that the op has on global tensors.
+
+    None if torch's rules must be asked: the op can't be recorded, or it returns nothing.
+    """
     mesh = _mesh_of(request)
     with dispatch_private.no_modes():
         outcome = outcome_of_call(here.trace, request)
@@ -264,7 +299,7 @@ def _specs_at_this_size(request: Request, placements: Any) -> Any:
 
 
 def _groups(tensors: Any) -> list[list[int]]:
-    """The places of tensors on one mesh, mesh by mesh, and of plain ones."""
+    """The indices of the tensors of each mesh, and of the plain ones: a list for each."""
     groups: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
         mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
@@ -275,10 +310,11 @@ def _groups(tensors: Any) -> list[list[int]]:
 def _group_by_group(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: list[list[int]]
 ) -> Any:
-    """A call that treats each tensor of its lists by itself, made for the tensors of each mesh."""
+    """A foreach call on lists with several meshes: one call for the tensors of each mesh."""
     n = sum(map(len, groups))
 
     def part(argument: Any, places: list[int]) -> Any:
+        # lists of another length hold no item for each tensor
         is_list = isinstance(argument, (list, tuple)) and len(argument) == n
         return [argument[i] for i in places] if is_list else argument
 
@@ -293,9 +329,10 @@ def _group_by_group(
 
 
 def _stacked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Numbers of several meshes, and plain ones, together: whole ones, as norms of gradients are.
+    """`stack` of 0-dim tensors on several meshes, or plain: gathered first, as norms of gradients
+    need it when they are clipped.
 
-    Everything else that is mixed is refused.
+    NotImplemented for other tensors, for which `errors.check_arguments` then raises.
     """
     tensors = args[0]
     if len(_groups(tensors)) > 1 and not any(tensor.ndim for tensor in tensors):
@@ -304,7 +341,7 @@ def _stacked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _whole(op: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, plain."""
+    """The gathered tensor, plain. The redistribution is implicit: it is reported and counted."""
     if not isinstance(tensor, DTensor):
         return tensor
     replicated = everywhere(tensor.device_mesh)
@@ -318,6 +355,7 @@ def _mesh_of(request: Request) -> DeviceMesh:
 
 
 def _local(argument: Any) -> Any:
+    """The argument with local tensors for sharded ones."""
     if isinstance(argument, DTensor):
         return local_of(argument)
     if isinstance(argument, (list, tuple)):
@@ -326,8 +364,11 @@ def _local(argument: Any) -> Any:
 
 
 def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with 0-dim tensors for numbers that stand where the op takes tensors: to add 1
-    to a sum whose terms lie on several ranks, only one may add it. The same if there are none."""
+    """The arguments, with 0-dim tensors for numbers that stand where the schema has a tensor.
+
+    Rules don't look at numbers, but a number can't be added to a Partial tensor on each rank: the
+    ranks' sum would hold it several times. Returns `args` itself if there is no such number.
+    """
     places = [
         i
         for i, (argument, described) in enumerate(zip(args, op._schema.arguments, strict=False))
@@ -337,8 +378,11 @@ def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
     like = next(a for a in args if isinstance(a, DTensor))
     changed = list(args)
-    with dispatch_private.no_modes():  # to make them is no part of the program
+    # these tensors are no part of the program, so that the mode must not see them made
+    with dispatch_private.no_modes():
         for i in places:
+            # in the other operand's dtype where that can hold it: float32 would round a number that
+            # meets float64
             fits = like.is_complex() or (like.is_floating_point() and type(args[i]) is not complex)
             dtype = like.dtype if fits else None
             changed[i] = torch.tensor(args[i], dtype=dtype, device=like.device)
@@ -346,8 +390,11 @@ def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A mean over the targets that count: the ranks may have different numbers of them, so sums are
-    reduced, not means."""
+    """The mean loss over targets that aren't ignored, and their weight.
+
+    Ranks may have different numbers of such targets, so a mean of the ranks' means is wrong. The
+    sums of losses and of weights are reduced, and then divided.
+    """
     losses, weights = run(Request(DTensor, op, (*args[:3], SUM, *args[4:]), kwargs))
     whole = everywhere(losses.device_mesh)
     losses, weights = _moved(losses, whole), _moved(weights, whole)
@@ -355,7 +402,7 @@ def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _wrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, spec: Any) -> Any:
-    """What the op gives, sharded as `spec` says; arguments that it wrote come back themselves."""
+    """The op's result, sharded as `spec` says. An in-place op returns the argument it wrote."""
     facts = facts_of(op)
     if facts.is_out:
         return _written_out(op, kwargs, spec)
@@ -370,6 +417,7 @@ def _wrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 
 
 def _wrap(result: Any, spec: Any) -> Any:
+    """Sharded tensors for the tensors of a local result; those without a spec stay plain."""
     if isinstance(result, torch.Tensor):
         if spec is None:
             return result
@@ -382,7 +430,7 @@ def _wrap(result: Any, spec: Any) -> Any:
 
 
 def _written_out(op: Any, kwargs: dict[str, Any], spec: Any) -> Any:
-    """The `out=` arguments, which have the result's placements now."""
+    """The `out=` arguments, once they have got the placements of the result."""
     outs = _outs(op, kwargs)
     specs = spec if isinstance(spec, (list, tuple)) else [spec] * len(outs)
     for out, its in zip(outs, specs, strict=True):
@@ -395,7 +443,7 @@ def _outs(op: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _ours(result: Any) -> Any:
-    """Ours for torch's DTensors among the results of torch's own handlers."""
+    """The results of one of torch's handlers, with our DTensors in place of torch's."""
     if isinstance(result, TorchDTensor):
         return adopted(result)
     if isinstance(result, (list, tuple)):
@@ -405,7 +453,10 @@ def _ours(result: Any) -> Any:
 
 
 def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
-    """`tensor` placed otherwise."""
+    """`tensor` with other placements, by collectives on the local tensor: part of a call's steps.
+
+    `tensor.moved` records a sharded call of its own instead.
+    """
     spec = tensor._spec
     target = spec_with(spec, placements)
     local = torch_private.redistribute_local_tensor(local_of(tensor), spec, target)
@@ -413,10 +464,10 @@ def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
 
 
 def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
-    """Count a redistribution that nobody asked for; refuse it if `forbid` says so."""
+    """Count an implicit redistribution for reports; RuntimeError if `forbid` has it."""
     pairs = list(zip(now.placements, placements, strict=True))
     if not any(before != after and not before.is_replicate() for before, after in pairs):
-        return  # each rank keeps some of what it has
+        return  # a replicated tensor is cut on each rank, which moves no data
     meta = now.tensor_meta
     assert meta is not None, "it is a tensor's"
     n_bytes = meta.shape.numel() * meta.dtype.itemsize
@@ -427,9 +478,9 @@ def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
 
 
 def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the op itself takes tensors of these sizes: then it was torch's rule that failed.
+    """Whether the op accepts tensors of these sizes: then torch's rule failed, not the program.
 
-    Sizes that depend on values count as well.
+    True too if the sizes of the result depend on values, which fake tensors don't have.
     """
     template, named, metas = numbered(Request(DTensor, op, args, kwargs))
 
@@ -447,12 +498,11 @@ def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpec]) -> bool:
-    """Whether torch's rule, which wants arguments to lie so, is known to give something else than
-    one process would.
+    """Whether torch's rule, with these placements, would give another result than one process.
 
-    An average of averages is none where the ranks' parts differ in size. And where several
-    dimensions of a mesh split one of a tensor, unevenly, the rules lose count of the parts; where a
-    rank has nothing, kernels may refuse.
+    Where several mesh dimensions split one tensor dimension unevenly, rules count parts wrongly.
+    Kernels may raise an error on an empty part. An average of the ranks' averages is wrong where
+    parts differ in size. `spec` is the output's, `wanted` are the arguments' after redistribution.
     """
     specs = [
         its for its in (spec if isinstance(spec, (list, tuple)) else [spec]) if its is not None
@@ -462,7 +512,7 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
         return True
     if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
         return True
-    # many kernels refuse what is empty, and a maximum has none
+    # many kernels raise on an empty part: a maximum, for example, has no value there
     takes_nothing = torch.Tag.pointwise in op.tags or op in OF_ANY_SIZE or errors.is_foreach(op)
     if op is aten.view.default:
         takes_nothing = _keeps_sharded_dims(*args)
@@ -477,14 +527,19 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
 
 
 def _keeps_sharded_dims(tensor: Any, size: Sequence[int]) -> bool:
-    """Whether a view of this size only reshapes what lies behind the dimensions that are split; of
-    a part of nothing, -1 could be anything."""
+    """Whether a view of this size keeps all dimensions up to the last that is split.
+
+    A size of -1 doesn't count, as it can't be computed on an empty part.
+    """
     last = max((p.dim for p in tensor.placements if p.is_shard()), default=-1)
     return -1 not in size and tuple(size[: last + 1]) == tensor.shape[: last + 1]
 
 
 def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op that torch has no rule for: what it is made of, else on gathered arguments."""
+    """The call without a sharding rule: decomposed if it is composite, else on gathered arguments.
+
+    Results of gathered arguments are replicated. Writes go back to the sharded arguments.
+    """
     request, facts = Request(DTensor, op, args, kwargs), facts_of(op)
     if dispatch_private.is_composite(op):
         before = _here.is_composite
@@ -501,6 +556,7 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     whole_kwargs = {name: _gathered(op, a, whole) for name, a in kwargs.items()}
     result = op(*_gathered(op, args, whole), **whole_kwargs)
     for written in request.written():
+        # after a change of shape the old placements may fit no more: the argument is replicated
         if isinstance(written, DTensor) and facts.changes_metadata:
             become(written, _replicated(whole[id(written)], mesh))
         elif isinstance(written, DTensor):
@@ -514,10 +570,15 @@ def _without_rule(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _gathered(op: Any, argument: Any, whole: dict[int, torch.Tensor]) -> Any:
-    """`argument` with sharded tensors gathered, each once; `whole` has what they became."""
+    """`argument` with sharded tensors gathered, each once; `whole` has the gathered ones by id.
+
+    The caller finds there what the op has written.
+    """
     if isinstance(argument, DTensor):
         if id(argument) not in whole:
             local = _whole(op, argument)
+            # gathered memory is dense in the order of dimensions: the op must see the strides of
+            # the global tensor, on which those of its result depend
             if local.stride() != argument.stride() and 0 not in argument.stride():
                 local = torch.empty_strided(
                     argument.shape, argument.stride(), dtype=local.dtype, device=local.device
@@ -530,7 +591,7 @@ def _gathered(op: Any, argument: Any, whole: dict[int, torch.Tensor]) -> Any:
 
 
 def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
-    """Write to a sharded tensor what its gathered copy has become."""
+    """Write the changed values of a gathered copy back to the sharded tensor."""
     part = part_of(whole, tensor._spec)
     local = local_of(tensor)
     if local is not part:
@@ -538,11 +599,11 @@ def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
 
 
 class _Here(threading.local):
-    """What this thread is at.
+    """This thread's state.
 
-    `is_composite`: an op is taken apart that was given sharded tensors alone. Plain ones among what
-    it consists of follow from sizes, so they are equal on all ranks; random ones if the generators
-    are.
+    `is_composite`: an op is being decomposed that had sharded tensors only. Plain tensors that the
+    decomposition makes follow from sizes, so they are equal on all ranks and count as replicated.
+    Random ones are equal if the ranks' generators are.
     """
 
     is_composite = False
@@ -552,7 +613,7 @@ _here = _Here()
 
 
 def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with plain tensors replicated."""
+    """The arguments with replicated DTensors for plain tensors of more than one element."""
     mesh = _mesh_of(request)
 
     def replicated(tensor: torch.Tensor) -> torch.Tensor:
@@ -566,6 +627,7 @@ def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _replicated(result: Any, mesh: Any) -> Any:
+    """Replicated DTensors for the plain tensors of a result that each rank has computed."""
     if isinstance(result, torch.Tensor):
         meta = torch_private.TensorMeta(result.shape, result.stride(), result.dtype)
         return sharded(result, torch_private.spec_of(mesh, everywhere(mesh), meta))
@@ -575,7 +637,7 @@ def _replicated(result: Any, mesh: Any) -> Any:
 
 
 def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:
-    """What a rank outside the mesh gets: tensors with nothing of them here, zeros for numbers."""
+    """The result on a rank outside the mesh, as in torch: empty local tensors, zeros for 0-dim."""
     facts = facts_of(op)
     if facts.returns_arg is not None:
         return args[facts.returns_arg]
@@ -594,8 +656,10 @@ def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:
 def _random(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], local_args: Any, spec: Any
 ) -> Any:
-    """Random ops draw for the whole tensor and keep this rank's part: the numbers are those that
-    one process would draw."""
+    """The result of a random op: each rank draws for the global tensor, and keeps its part.
+
+    So the numbers are those that one process draws with the same seed, whatever the mesh.
+    """
     request = Request(DTensor, op, args, kwargs)
     target = args[0]
     if op is aten.native_dropout.default:
@@ -605,14 +669,15 @@ def _random(
         part = part_of(drawn(here.trace, Draw(request, like=target)), target._spec)
         local_of(target).copy_(part)
         return target
-    if op is aten.bernoulli.default:  # its numbers are compared with the argument's
+    # bernoulli compares its random numbers with the values of its argument, so it needs them whole
+    if op is aten.bernoulli.default:
         whole = local_of(_moved(target, everywhere(target.device_mesh)))
         return sharded(part_of(op(whole, *args[1:], **kwargs), own), own)
     return sharded(part_of(drawn(here.trace, Draw(request, like=target)), own), own)
 
 
 def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
-    """As `op_handlers._dropout`, each rank with its part of the mask."""
+    """Dropout as `op_handlers._dropout` records it, with this rank's part of the global mask."""
     p, trains = request.args[1], request.argument("train")
     if trains is False or local.numel() == 0:
         result = request.op(local, p, trains)
@@ -625,20 +690,23 @@ def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
 
 
 def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The number in a tensor of one element, which is gathered, or reduced, if it is split."""
     tensor = args[0]
     if not _is_split(tensor):
         return op(local_of(tensor))
     replicated = everywhere(tensor.device_mesh)
-    _note(op, tensor._spec, replicated)  # torch reads a value in any of its contexts
+    # not reported to torch's context: torch itself reads a value in any of its contexts
+    _note(op, tensor._spec, replicated)
     return op(local_of(_moved(tensor, replicated)))
 
 
 def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two tensors are equal on all ranks: each compares its parts, the minimum decides."""
     first, second = args
     if first.shape != second.shape:
         return False
     if not torch_private.is_member(first.device_mesh):
-        return True  # nothing of them is here
+        return True  # this rank has no part of them
     if first.placements != second.placements or any(p.is_partial() for p in first.placements):
         replicated = everywhere(first.device_mesh)
         first, second = (
@@ -658,10 +726,12 @@ def _pinned(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _handles_convolution(n_images: int, args: tuple[Any, ...]) -> bool:
-    """Whether a convolution's images are sharded evenly by sample, if at all, and weights are not.
+    """Whether a convolution's images are replicated or split evenly by sample, and weights are
+    replicated.
 
-    torch's handler takes 2-d ones split by width too, and exchanges their edges, but not for all
-    strides and paddings.
+    torch's handler also exchanges the edges of images that are split by width, but not for all
+    strides and paddings. The first `n_images` arguments are images, the rest up to the third are
+    weights.
     """
     images = [image for image in args[:n_images] if isinstance(image, DTensor)]
     weights = [weight for weight in args[n_images:3] if isinstance(weight, DTensor)]
@@ -675,6 +745,7 @@ def _handles_convolution(n_images: int, args: tuple[Any, ...]) -> bool:
 
 
 def _is_split(argument: Any) -> bool:
+    """Whether it is a DTensor that is sharded or partial."""
     return isinstance(argument, DTensor) and not all(p.is_replicate() for p in argument.placements)
 
 
@@ -683,7 +754,8 @@ LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 
 
 def _keeps_strides(args: tuple[Any, ...]) -> bool:
-    """Whether `as_strided` is asked for what the tensor is already."""
+    """Whether `as_strided` asks for the size and the strides that the tensor has: torch's handler
+    raises for others."""
     tensor, size, stride = args[:3]
     offset = args[3] if len(args) > 3 else None
     return tensor.shape == tuple(size) and tensor.stride() == tuple(stride) and not offset
@@ -696,24 +768,24 @@ OF_ANY_SIZE = frozenset({
     aten.sum.default, aten.sum.dim_IntList, aten.t.default, aten.transpose.int,
     aten.unsqueeze.default, aten.zero_.default, aten.zeros_like.default,
 })  # fmt: skip
-"""Ops that take a rank's part though there be nothing in it; torch tags pointwise ones so."""
+"""Ops besides pointwise and foreach ones whose kernels accept an empty part."""
 WHOLE_ONLY = frozenset({
     aten.linalg_ldl_solve.default, aten.linalg_solve_triangular.default,
     aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.squeeze_copy.default,
     aten.squeeze_copy.dim, aten.squeeze_copy.dims, aten.view_copy.default,
 })  # fmt: skip
-"""Ops whose rules in torch forget that parts differ from the whole."""
+"""Ops whose rules in torch treat a part as if it were the whole: they get gathered arguments."""
 UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
     aten.convolution.default: partial(_handles_convolution, 1),
     aten.convolution_backward.default: partial(_handles_convolution, 2),
     aten.as_strided.default: _keeps_strides,
 }
-"""Ops whose handlers in torch are right for some arguments only."""
+"""Ops whose handlers in torch are right for some arguments only: the functions test for those."""
 
 
 def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`argmax` and `argmin`: torch's handler counts on equal parts, and gathers wrongly along
-    dimensions that are counted from the end."""
+    """`argmax` and `argmin`: torch's handler needs equal parts, and gathers wrongly along a
+    dimension that is counted from the end."""
     tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     parts = parts_of(tensor._spec)
     if parts.uneven or parts.split_twice:
@@ -725,14 +797,14 @@ def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _logsumexp(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """torch's rule looks for `keepdim` among the keywords alone."""
+    """`logsumexp` with `keepdim` as a keyword: torch's rule doesn't look for it elsewhere."""
     if len(args) < 3:
         return NotImplemented
     return run(Request(DTensor, op, args[:2], {"keepdim": args[2]}))
 
 
 def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A tensor overwritten with one number: nothing of it is left to be reduced."""
+    """`fill_`, after which Partial placements are Replicate: a sum would multiply the number."""
     tensor = args[0]
     if isinstance(args[1], DTensor):
         number = local_of(_moved(args[1], everywhere(args[1].device_mesh)))
@@ -743,24 +815,26 @@ def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writes where a mask says so, for which torch's rule forgets that masks are split too."""
+    """`index_put_` with masks: torch's rule keeps a mask whole while the tensor is split."""
     tensor, indices, values, *_ = args
     masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
     if not masks:
         return NotImplemented
+    # one value at a mask of the tensor's own size is pointwise, and moves no data
     if len(args) == 3 and not kwargs and masks[0].shape == tensor.shape and values.ndim == 0:
         return run(Request(DTensor, aten.masked_fill_.Tensor, (tensor, masks[0], values), {}))
     return _without_rule(op, args, kwargs)
 
 
 def _uninitialized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`empty_like`: memory for the local tensor; of a partial tensor it is replicated."""
     made = op(local_of(args[0]), **kwargs)
     spec = spec_with(args[0]._spec, _reduced(args[0]._spec).placements, made.dtype)
     return sharded(made, spec)
 
 
 def _reduced(spec: DTensorSpec) -> DTensorSpec:
-    """The spec with replicated for partial placements."""
+    """The spec with Replicate for Partial placements."""
     if not any(placement.is_partial() for placement in spec.placements):
         return spec
     return spec_with(spec, torch_private.normalized_for_gradient(spec.placements))

@@ -1,7 +1,9 @@
-"""What each call on sharded tensors comes to, by an LRU in front of torch's rules.
+"""Sharding decisions: an LRU cache in front of torch's sharding rules.
 
-In: an op, the layouts of its sharded arguments, static arguments. Out: torch's `OutputSharding`:
-where each input must lie, where the outputs do. Hits of the trie never come here.
+In: an op, the layouts of its sharded arguments, and its static arguments. Out: torch's
+`OutputSharding`, which has the placements that each input needs and those of the outputs. A second
+cache serves calls of sizes not seen before. `compute` asks both; a call that the trie knows asks
+neither.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ settings.on_change(lambda new: _decisions.resize(new.sharding_cache_size))
 def get_sharding_prop_cache_info() -> CacheInfo:
     """`CacheInfo(hits, misses, maxsize, currsize)` of the cache of sharding decisions.
 
-    Calls that the trie of traces knows ask neither it nor anything else. `configure`'s
-    `sharding_cache_size` sets `maxsize`.
+    A call that the trie knows is no look-up here. `configure`'s `sharding_cache_size` sets
+    `maxsize`.
     """
     return _decisions.info()
 
 
 def decide(info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutputSharding:
-    """What the call of `info` comes to; NotImplementedError if torch has no rule for its op."""
+    """The decision for the call of `info`; NotImplementedError if torch has no rule for its op."""
     op = info.schema.op
     numbers = facts_of(op).number_args
     given = [*enumerate(args), *kwargs.items()]
@@ -54,7 +56,7 @@ settings.on_change(lambda new: _families.resize(new.sharding_cache_size))
 
 
 def placements_at_any_size(request: Request) -> Any:
-    """Where the outputs lie of a call that was decided for other sizes, all inputs as they are.
+    """The output placements of a call that was decided for other sizes, and redistributes nothing.
 
     A tuple of placements for a single tensor, a tuple of such tuples for several; None if unknown.
     """
@@ -62,7 +64,9 @@ def placements_at_any_size(request: Request) -> Any:
 
 
 def _asked(info: Any) -> OutputSharding:
-    """What torch's rules say. To ask them is part of recording: it flushes nothing."""
+    """The answer of torch's rules."""
+    # While the trace is busy, direct calls of `torch.distributed` flush nothing: a rule that makes
+    # one is part of recording this call.
     trace = local.trace
     was_busy = trace.busy
     try:
@@ -73,15 +77,17 @@ def _asked(info: Any) -> OutputSharding:
 
 
 def learn_for_any_size(request: Request, sharding: OutputSharding) -> None:
-    """Keep a decision that moves nothing for calls of other sizes that divide alike.
+    """Keep a decision that redistributes nothing, for calls whose sizes divide alike among ranks.
 
-    Nothing is cheaper than that, so the rules decide the same for them.
+    torch's rules choose the cheapest way, and no way is cheaper than to move nothing: they decide
+    the same for those sizes.
     """
     specs: Any = sharding.output_spec
     if sharding.needs_redistribute or specs is None or torch_private.takes_sizes(request.op):
         return
     if any(type(tensor) is not tensor_types.sharded_class for tensor in request.tensors):
-        return  # whether plain tensors may take part depends on the context
+        # `implicit_replication` decides whether plain tensors are allowed, and isn't in the key
+        return
     several = isinstance(specs, (list, tuple))
     if several and any(spec is None for spec in specs):
         return
@@ -90,7 +96,7 @@ def learn_for_any_size(request: Request, sharding: OutputSharding) -> None:
 
 
 def _family(request: Request) -> tuple[Any, ...]:
-    """What of a call a decision depends on, sizes only as far as they divide among the ranks."""
+    """The key of a call in which sizes count only by how they divide among the ranks."""
     numbers = request.facts.number_args
     args = [_alike(argument, i in numbers) for i, argument in enumerate(request.args)]
     kwargs = [(name, _alike(a, name in numbers)) for name, a in request.kwargs.items()]
@@ -98,6 +104,7 @@ def _family(request: Request) -> tuple[Any, ...]:
 
 
 def _alike(argument: Any, may_vary: bool) -> Any:
+    """As `_described`, with a layout's family in place of the layout."""
     kind = type(argument)
     if kind is tensor_types.sharded_class:
         return argument._layout.family
@@ -107,13 +114,15 @@ def _alike(argument: Any, may_vary: bool) -> Any:
 
 
 def _described(argument: Any, may_vary: bool) -> Any:
-    """What of an argument a decision may depend on; of a number that is an operand its type."""
+    """The part of an argument that a decision may depend on; `may_vary`: a number is an operand,
+    and counts by its type."""
     kind = type(argument)
     if kind is tensor_types.sharded_class:
         return argument._layout
     if kind in FIXED:
         return argument
     if kind in NUMBERS:
+        # as text, by which 0.0 and -0.0 differ
         return kind if may_vary else (kind, str(argument))
     if isinstance(argument, torch.Tensor):
         return (argument.shape, argument.dtype)
@@ -123,10 +132,11 @@ def _described(argument: Any, may_vary: bool) -> Any:
 
 
 def forget() -> None:
-    """Ask torch's rules anew."""
+    """Drop all decisions: a later mesh may equal an old one, but have other process groups."""
     _decisions.clear()
     _families.clear()
 
 
-# what is known may have moved what such a block doesn't let move: there it is new
+# a call that was recorded outside may redistribute what such a block forbids: inside it is a miss,
+# so that the block is asked
 torch_private.around_explicit_redistribution(partial(setting_apart, here_only=True))

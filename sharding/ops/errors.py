@@ -1,5 +1,8 @@
-"""What is said when a call on sharded tensors can't be made: which op, which argument, what would
-work."""
+"""The errors of calls on sharded tensors: they name the op, the argument, and what would work.
+
+In: a call, and torch's error if there is one. Out: an exception with the user's line and the call's
+tensors. `compute` raises them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from lazy_tensor.sharding.torch_private import DTensorSpec, TorchDTensor
 
 
 def check_arguments(request: Request) -> None:
-    """RuntimeError if plain tensors of more than one element are mixed with sharded ones, or
-    sharded ones are of different meshes, but where each tensor is treated by itself."""
+    """RuntimeError if a plain tensor of several elements meets sharded ones, or if meshes differ.
+
+    Foreach ops may have several meshes, as they treat each tensor by itself.
+    """
     op, args, kwargs = request.op, request.args, request.kwargs
     sharded = [tensor for tensor in request.tensors if isinstance(tensor, TorchDTensor)]
     if len(sharded) < len(request.tensors):
@@ -35,6 +40,7 @@ def check_arguments(request: Request) -> None:
 
 
 def _refuse_plain(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """RuntimeError for the first plain tensor that doesn't count as replicated."""
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor) or tensor.numel() == 1:
             continue
@@ -49,7 +55,10 @@ def _refuse_plain(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 def of_propagation(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Exception:
-    """The error of torch's rules, or of the op's own shape check, with what it was about."""
+    """The error of torch's rules, or of the op's own shape check, with the call's tensors added.
+
+    Its type is kept if it is one that eager raises, so that programs can catch it.
+    """
     text = f"{error}\n{_call(op, args, kwargs)}"
     kind = type(error) if type(error) in (RuntimeError, ValueError, IndexError, TypeError) else None
     return (kind or RuntimeError)(text)
@@ -58,7 +67,7 @@ def of_propagation(
 def forbidden(
     op: Any, now: DTensorSpec, placements: tuple[Any, ...], n_bytes: int, where: str
 ) -> RuntimeError:
-    """What `forbid={"redistribute"}` raises."""
+    """The error for an implicit redistribution under `forbid={"redistribute"}`."""
     return RuntimeError(
         f"{op} at {where} needs a tensor of shape {tuple(now.shape)} placed {now.placements} to be "
         f"{tuple(placements)} ({n_bytes} bytes), and forbid has 'redistribute'; call "
@@ -67,13 +76,14 @@ def forbidden(
 
 
 def _call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The call's tensors, one a line, and the user's line."""
+    """The user's line, and a line for each tensor of the call."""
     lines = [f"at {user_line()}:"]
     for name, tensor in _named_tensors(op, args, kwargs):
         if isinstance(tensor, TorchDTensor):
             placed = f"placed {tensor.placements} on {tensor.device_mesh}"
         else:
             placed = "plain"
+        # modules hold the base, while an op may get a view of it
         known = _parameter_name(tensor if tensor._base is None else tensor._base)
         named = "" if known is None else f", parameter {known!r}"
         lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}{named}")
@@ -81,7 +91,7 @@ def _call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _parameter_name(tensor: torch.Tensor) -> str | None:
-    """What the outermost module that holds a parameter calls it; None if none does."""
+    """The parameter's name in the outermost module that holds it; None if no module holds it."""
     path: list[str] = []
     held = _holder(tensor, "_parameters")
     while held is not None:
@@ -92,8 +102,9 @@ def _parameter_name(tensor: torch.Tensor) -> str | None:
 
 
 def _holder(item: Any, kind: str) -> tuple[str, torch.nn.Module] | None:
-    """The module in whose `kind` of things `item` is, and its name there."""
-    # not by gc.get_objects(): a tuple that another thread is about to fill must stay its own
+    """The module in whose dict `kind` (`_parameters`, `_modules`) `item` is, and its name there."""
+    # From the item up, by referrers. gc.get_objects() also lists tuples that another thread is
+    # still filling, and a second reference to such a tuple makes that thread fail.
     for things in filter(_is_dict, gc.get_referrers(item)):
         name = next((name for name, thing in list(things.items()) if thing is item), None)
         for attributes in filter(_is_dict, gc.get_referrers(things)):
@@ -106,13 +117,14 @@ def _holder(item: Any, kind: str) -> tuple[str, torch.nn.Module] | None:
 
 
 def _is_dict(thing: Any) -> bool:
+    # the exact type, as methods of a subclass may run any code
     return type(thing) is dict
 
 
 def _named_tensors(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
-    """The call's tensors with the names of their arguments."""
+    """The call's tensors with the names of their arguments, those in lists with an index."""
     names = [argument.name for argument in op._schema.arguments]
     found: list[tuple[str, torch.Tensor]] = []
     for name, argument in (*zip(names, args, strict=False), *kwargs.items()):
@@ -123,5 +135,5 @@ def _named_tensors(
 
 
 def is_foreach(op: Any) -> bool:
-    """Whether the op does the same to each tensor of a list, whatever their meshes."""
+    """Whether the op treats each tensor of its lists by itself: foreach ops, fused optimizers."""
     return bool(op._schema.name.startswith(("aten::_foreach", "aten::_fused")))

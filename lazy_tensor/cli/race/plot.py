@@ -1,4 +1,7 @@
-"""The demo's picture: step times over time, and the patterns. In: results. Out: an image file."""
+"""The demo's picture: step times over the time of the run, and images that programs computed.
+
+In: results. Out: an image file. Needs matplotlib, which the `demo` extra installs.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ if TYPE_CHECKING:
 
 COLORS = {"eager": "0.45", "lazy": "tab:red", "replay": "tab:orange", "torch.compile": "tab:blue"}
 SMOOTHED = 9
-"""Steps of which the median is drawn."""
+"""Width of the running median that is drawn, in steps."""
 
 
 def check_path(path: Path) -> None:
-    """Raise CommandError if no image can be written to `path`: better before the run than after."""
+    """Raise CommandError if no image can be written to `path`, before minutes of work are lost."""
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
         raise CommandError(
@@ -36,7 +39,8 @@ def check_path(path: Path) -> None:
 
 
 def save(results: Results, path: Path) -> None:
-    """Step times of each scene above, the last image of each side below; overwrite `path`."""
+    """Draw the step times of each scene, and below them the last image of each side, to `path`."""
+    # a run that Ctrl-C cut short has sides, and whole scenes, without a step
     done = {
         name: {side: turn for side, turn in turns.items() if turn.ends_s}
         for name, turns in results.items()
@@ -61,13 +65,13 @@ def save(results: Results, path: Path) -> None:
 
 
 def draw_times(axes: Axes, turns: dict[str, Turn], title: str) -> None:
-    """Milliseconds a step over the seconds since the begin, both as they were."""
+    """A line for each side: milliseconds of each step, over the seconds since its first one."""
     for side, turn in turns.items():
         times_ms = smoothed(np.array(turn.times_s) * 1e3)
         ends_s = np.array([0.0, *turn.ends_s])
         label = f"{side}: {turn.settled_s() * 1e3:.3g} ms"
         axes.step(ends_s, [times_ms[0], *times_ms], color=COLORS[side], label=label, linewidth=1.6)
-    # Logarithmic: a first step that compiles is many times longer than the rest.
+    # logarithmic, because a first step that compiles is many times longer than the rest
     axes.set(title=title, xlabel="seconds since the start", ylabel="ms a step", yscale="log")
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.5, high * 1.5)
@@ -80,7 +84,7 @@ def draw_times(axes: Axes, turns: dict[str, Turn], title: str) -> None:
 
 
 def smoothed(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
-    """Running medians; the first steps stay as they are."""
+    """Running medians. The first steps stay as they are: they show what compiling costs."""
     half = SMOOTHED // 2
     return [
         float(time) if i < half else float(np.median(times[i - half : i + half + 1]))
@@ -89,6 +93,7 @@ def smoothed(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]
 
 
 def draw_pattern(axes: Axes, side: str, turn: Turn) -> None:
+    """The last image that a side computed."""
     assert turn.last is not None
     axes.imshow(turn.last, cmap="magma")
     axes.set(xticks=[], yticks=[])

@@ -1,6 +1,7 @@
-"""The demo's scenes: a program of `examples/` each, and the sides that run it. A checkout has them.
+"""The demo's scenes: a program of `examples/` each, which only a checkout has, and its sides.
 
-In: a scene and a side by name. Out: a function that does one step, and gives what to compare.
+A *side* is a way to run a program: eager, lazy, by `replay` or by `torch.compile`. In: a scene and
+a side by name. Out: a function that does one step, and returns the value to compare.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import lazy_tensor
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 Run = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Turns a function into the one that a side runs."""
 Step = Callable[[], Tensor]
-"""Does one step; gives a value that all sides must agree on."""
+"""Does one step, and returns a value that must be equal on all sides."""
 Begin = Callable[[Run], Step]
-"""Sets a program up; a function of a module, so that another process can be told to call it."""
+"""Sets a program up. It must be a function of a module, so that it can be sent to another process.
+"""
 
 SIDES: dict[str, Run] = {
     "eager": lambda function: function,
@@ -32,10 +35,10 @@ SIDES: dict[str, Run] = {
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A program, the sides that run it by default, and for how many seconds each.
+    """A program, the sides that run it by default, and the seconds that each side runs.
 
-    `marks_s` are the times, in seconds, at which the steps done are counted. `is_picture` says that
-    its value is an image, and not a number.
+    `marks_s` are times, in seconds, at which the table counts the steps done. `is_picture`: the
+    value of a step is an image, not a number.
     """
 
     title: str
@@ -46,6 +49,7 @@ class Scene:
     is_picture: bool = False
 
 
+# Each imports its example only when it is called: an installed package has none.
 def _gray_scott(run: Run) -> Step:
     from lazy_tensor.examples import gray_scott
 

@@ -1,7 +1,7 @@
-"""What the demo shows: a table by `rich`, the image by `plot.py`.
+"""What the demo shows: a table by rich, and the image by `plot`.
 
-On a terminal the table grows while the demo runs; elsewhere a line stands for each turn, and the
-table comes last. Imported late, because both libraries come with the `demo` extra only.
+On a terminal the table grows while the demo runs. Elsewhere each turn has a line, and the table
+comes last. `cli.demo` imports this late, because rich and matplotlib come with the `demo` extra.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Screen:
     def __init__(self, out: Path) -> None:
         plot.check_path(out)
         self._console = Console(highlight=False)
-        self._live: Live | None = None
+        self._live: Live | None = None  # the table that grows, on a terminal, while `live` runs
         self._results: Results = {}
-        self._running = ("", "")
+        self._running = ("", "")  # scene and side whose turn it is, which the table marks
 
     @contextmanager
     def live(self, results: Results) -> Iterator[None]:
-        """Show what `results` hold while the block runs."""
+        """Context manager: show `results` as they grow."""
         self._results = results
         self._console.print(
             "Each side in turn, alone in a process of one thread, from empty caches.",
@@ -73,7 +73,7 @@ class Screen:
             self._console.print(f"{scene}, {side}: {said}", soft_wrap=True)
 
     def end(self, results: Results, out: Path) -> None:
-        """The last word: the table, why it got faster, the image."""
+        """Print the table and why programs got faster, and write the image."""
         if not any(turn.ends_s for turns in results.values() for turn in turns.values()):
             return
         self._console.print(self._tables())
@@ -110,6 +110,7 @@ class Screen:
         return table
 
     def _cells(self, scene: str, side: str) -> list[str]:
+        """The row of a side; cells that can't be filled yet are empty."""
         turns = self._results[scene]
         turn, eager = turns[side], turns.get("eager")
         label = side + (" …" if self._running == (scene, side) else "")
@@ -130,6 +131,7 @@ class Screen:
 
 
 def equality(eager: Turn, turn: Turn) -> str:
+    """The cell "differs": the largest difference from eager's values; "" if none is known."""
     largest = difference(eager, turn)
     if largest is None:
         return ""

@@ -1,7 +1,7 @@
-"""One side's turn in the demo: a process of its own, one thread, empty caches.
+"""One side's turn in the demo, in a process of its own with one thread and empty caches.
 
-In: a program, a side, seconds. Out, by a pipe: the times of its steps while it runs, then what to
-compare with other sides.
+In: a program, a side, seconds. Out: a `Turn`. The process sends the times of its steps through a
+pipe while it runs, and its values at the end, to be compared with those of other sides.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from lazy_tensor.kernels import available_backends
 from lazy_tensor.reports.flushes import amount
 
 EVERY_S = 0.2
-"""Seconds from one message to the next."""
+"""Seconds between two messages of the process."""
 Values = dict[int, NDArray[np.float32]]
+"""Values of steps, by the step's number, which starts with 1."""
 
 
 @dataclass(slots=True)
 class Turn:
     """What one side has done.
 
-    `ends_s` are the times at which its steps ended, in seconds from the begin of the first.
-    `values` are what some of its steps gave, by the step's number, `last` what the last one did.
-    `why` says what made it quick, in a sentence; `error` what ended it.
+    `ends_s` are the times at which its steps ended, in seconds from the begin of the first one.
+    `values` are the results of some steps, `last` is that of the last one. `why` is a sentence on
+    what made it fast. `error` says what ended it, "" if it came to its end.
     """
 
     ends_s: list[float] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Turn:
 
     @property
     def times_s(self) -> list[float]:
-        """The seconds that each step took."""
+        """The seconds of each step."""
         return [b - a for a, b in zip([0.0, *self.ends_s], self.ends_s, strict=False)]
 
     def settled_s(self) -> float:
@@ -63,14 +64,15 @@ class Turn:
 
 
 def difference(one: Turn, other: Turn) -> float | None:
-    """The largest difference between values of equal steps; None if no step is kept by both."""
+    """The largest difference between values of the same step; None if both kept none of a step."""
     common = one.values.keys() & other.values.keys()
     gaps = [np.abs(other.values[n] - one.values[n]).max() for n in common]
     return float(max(gaps)) if gaps else None
 
 
 def prepare() -> None:
-    """Start the process that turns are forked from: it imports PyTorch meanwhile."""
+    """Start the server process that turns are forked from. It imports PyTorch meanwhile, once for
+    all turns."""
     forkserver.set_forkserver_preload([__name__])
     forkserver.ensure_running()
 
@@ -82,10 +84,10 @@ def run_turn(
     show: Callable[[Turn], None] = lambda turn: None,
     least_steps: int = 1,
 ) -> Turn:
-    """Run a program to the end of a side's turn, which has `least_steps` at least; `show` is called
-    now and then with what has been done so far.
+    """Run a program on one side for so many seconds, but `least_steps` at least.
 
-    KeyboardInterrupt ends the process before it is passed on.
+    `show` is called every now and then with what has been done so far. A KeyboardInterrupt ends the
+    process, and is raised again.
     """
     turn = Turn()
     prepare()
@@ -97,6 +99,7 @@ def run_turn(
         )
         try:
             _start(process)
+            # with this end open, `recv` would wait for ever if the process died
             theirs.close()
             for message in _received(ours):
                 if isinstance(message, Turn):
@@ -108,13 +111,15 @@ def run_turn(
                 turn.error = "its process ended early"
         finally:
             if process.pid is not None:
-                process.terminate()  # it has nothing more to say
+                # its caches are deleted next
+                process.terminate()
                 process.join()
     return turn
 
 
 def _start(process: Any) -> None:
-    """Start a process of the server's, which would show an error if Ctrl-C came in the middle."""
+    """Have the server start a process. Ctrl-C waits until that is over: in the middle of it, the
+    server would show an error."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
@@ -136,7 +141,9 @@ def _received(pipe: Connection) -> Iterator[Turn | list[float]]:
 def _work(
     begin: Begin, side: str, seconds: float, least_steps: int, caches: str, pipe: Connection
 ) -> None:
-    """What the process does."""
+    """The main function of the process."""
+    # Empty caches, so that no side gains by what another one has compiled. One thread leaves the
+    # other cores to compilers.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(caches, "inductor"))
     torch.set_num_threads(1)
     lazy_tensor.configure(cache_dir=Path(caches, "lazy_tensor"), warn=False)
@@ -144,9 +151,11 @@ def _work(
     try:
         _run_steps(begin(SIDES[side]), seconds, least_steps, turn, pipe)
         turn.why = _why() if side in ("lazy", "replay") else ""
+    # Ctrl-C reaches all processes. The one that shows the table handles it; this one ends silently.
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(1)  # all processes get Ctrl-C: the one that shows the table answers it
-    except Exception as error:  # the table says so, and the other sides have their turns
+        os._exit(1)
+    # the table shows the error, and the other sides have their turns
+    except Exception as error:
         turn.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     with suppress(BrokenPipeError):
         pipe.send(turn)
@@ -159,7 +168,8 @@ def _run_steps(step: Step, seconds: float, least_steps: int, turn: Turn, pipe: C
         end_s = time.perf_counter() - began
         turn.ends_s.append(end_s)
         n = len(turn.ends_s)
-        if value.dim() == 0 or n & (n - 1) == 0:  # images are kept at powers of two
+        # of images only steps 1, 2, 4, 8, ... are kept: sides do different numbers of steps
+        if value.dim() == 0 or n & (n - 1) == 0:
             turn.values[n] = value.numpy().copy()
         if end_s - sent_s >= EVERY_S:
             pipe.send(turn.ends_s[n_sent:])
@@ -168,12 +178,13 @@ def _run_steps(step: Step, seconds: float, least_steps: int, turn: Turn, pipe: C
 
 
 def _why() -> str:
-    """Which kernel of the last flush saves most, and what it saves."""
+    """A sentence on the kernel of the last flush that keeps most bytes out of memory, and how many;
+    "" if there is no kernel yet."""
     flushes = lazy_tensor.explain().flushes
     kernels = [step for step in flushes[-1].steps if step.is_segment] if flushes else []
     best = max(kernels, key=lambda step: step.n_bytes_saved, default=None)
     if best is None or best.status not in available_backends() or best.status == "aten":
-        return ""  # no kernel yet
+        return ""
     return (
         f"{len(best.ops)} ops at {best.lines} run as one kernel. It moves {amount(best.n_bytes)}; "
         f"{amount(best.n_bytes_saved)} of results between the ops never go to memory"
