@@ -150,7 +150,10 @@ class Kernel : public c10::OperatorKernel {
         info_.is_number[PyLong_AsSize_t(PyTuple_GET_ITEM(item(8), i))] = true;
       }
       info_.draws_into = item(9) == Py_True;
-      info_.reads_copies = item(10) == Py_True;
+      info_.draws = item(10) == Py_True;
+      info_.is_same = item(11) == Py_True;
+      info_.reads_copies = item(12) == Py_True;
+      info_.is_counted &= !(info_.draws || info_.is_same);
       // last: `run_cold` reads it in other threads, without the GIL, and then what is above
       info_.is_described = true;
     }
@@ -215,6 +218,8 @@ class Kernel : public c10::OperatorKernel {
         run_tiny(op, keys, stack, trace, in_mode)) {
       return true;
     }
+    if (info_.is_same && in_mode) return true;
+    if (info_.draws && alone) return draw(op, keys, stack, trace, in_mode);
     if (!info_.is_recorded && !info_.draws_into) return false;
     // First `busy`, then a look at `claimed`. Who claims the trace does it the other way round, so
     // that one of two threads that do so at once sees the other (see `trace.begin`).
@@ -241,6 +246,44 @@ class Kernel : public c10::OperatorKernel {
       step = edges->generic.find(call.without_numbers(arguments, numbers));
     }
     return step != nullptr && take(trace, info_, *step, numbers, stack);
+  }
+
+  // Draw random numbers now, in program order. Of a tensor that they are to be like, the metadata
+  // alone is asked for.
+  bool draw(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, PyObject* trace,
+            bool in_mode) const {
+    const size_t n = info_.schema.arguments().size();
+    Stack call(stack->end() - static_cast<long>(n), stack->end());
+    const bool has_like = call[0].isTensor();
+    for (size_t i = 1; i < n; ++i) {
+      if (call[i].isTensor()) return false;
+    }
+    if (has_like) {
+      const at::Tensor like = call[0].toTensor();
+      if (has_python(like)) {
+        Ref object;
+        const Ref value = value_of(like, object);
+        if (value.get() == nullptr || layout_of(like, object).get() != nullptr) return false;
+      } else if (!in_mode) {
+        return false;
+      }
+      if (!is_dense(like) || like.is_conj() || like.is_neg()) return false;
+      const c10::impl::ExcludeDispatchKeyGuard guard(PYTHON_TOO);
+      call[0] = at::empty_strided(like.sizes(), like.strides(), like.options());
+    }
+    // a sharded call in which something ran at once isn't known by its steps (see sharding's calls.py)
+    const Ref ran(sure(PyTuple_Pack(2, info_.function.get(), of_trace.state.in(trace))));
+    of_trace.ran.set(trace, ran.get());
+    run_below(op, keys, &call);
+    const at::Tensor drawn = call.back().toTensor();
+    if (is_dense(drawn)) {
+      const Ref value = new_value();
+      reinterpret_cast<Value*>(value.get())->data = object_of(drawn).release();
+      call.back() = another(drawn, value.get());
+    }
+    torch::jit::drop(*stack, n);
+    stack->push_back(std::move(call.back()));
+    return true;
   }
 
   // Run an in-place random op on a pending tensor: draw now, in program order, into new memory, and
@@ -433,12 +476,12 @@ class Kernel : public c10::OperatorKernel {
     for (const auto& result : info_.schema.returns()) aliases |= result.alias_info() != nullptr;
     if (!aliases) excluded = excluded.remove(DispatchKey::ADInplaceOrView);
     const c10::impl::ForceDispatchKeyGuard guard(before.included_, excluded);
-    const bool one_by_one =
-        is_matmul_ && multiplies_one_by_one(arguments[0].toTensor(), arguments[1].toTensor());
+    const bool is_multiplied =
+        is_matmul_ && is_multiplied_here(arguments[0].toTensor(), arguments[1].toTensor(), false);
     // its parts come here as calls of their own, which acquire the GIL
     const WithoutGil released;
-    if (one_by_one) {
-      multiply_one_by_one(stack, false);
+    if (is_multiplied) {
+      multiply(stack, false);
     } else {
       op.callBoxedForDispatchKey(COMPOSITE, *stack);
     }

@@ -21,7 +21,18 @@ bool multiplies_one_by_one(const at::Tensor& left, const at::Tensor& right) {
   return one.size(0) == 1 && !one.requires_grad();
 }
 
-// Take the arguments of `matmul`, or of `matmul.out`, off the stack, and put the product there.
+// Whether `matmul` would expand both to the sizes that they have. Nested tensors have no sizes.
+bool are_equal_batches(const at::Tensor& left, const at::Tensor& right) {
+  const int64_t n_dims = left.dim();
+  return n_dims >= 3 && right.dim() == n_dims && !left.is_nested() && !right.is_nested() &&
+         left.sizes().slice(0, n_dims - 2) == right.sizes().slice(0, n_dims - 2);
+}
+
+// Whether `multiply` does what `matmul`, or `matmul.out`, of these does in eager.
+bool is_multiplied_here(const at::Tensor& left, const at::Tensor& right, bool is_out) {
+  return multiplies_one_by_one(left, right) || (!is_out && are_equal_batches(left, right));
+}
+
 void multiply_one_by_one(Stack* stack, bool is_out) {
   const at::Tensor out = is_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
   at::Tensor right = torch::jit::pop(*stack).toTensor();
@@ -34,6 +45,36 @@ void multiply_one_by_one(Stack* stack, bool is_out) {
     stack->emplace_back(at::bmm_out(target, left, right));
   } else {
     stack->emplace_back(left.bmm(right));
+  }
+}
+
+// What torch makes of it, without the views that change nothing: each of them would cost as much to
+// record as the product does.
+void multiply_equal_batches(Stack* stack) {
+  at::Tensor right = torch::jit::pop(*stack).toTensor();
+  at::Tensor left = torch::jit::pop(*stack).toTensor();
+  const int64_t n_dims = left.dim(), n_rows = left.size(-2), n_columns = right.size(-1);
+  auto sizes = left.sizes().vec();
+  sizes[n_dims - 1] = n_columns;
+  if (n_dims > 3) {
+    const int64_t n = c10::multiply_integers(sizes.begin(), sizes.end() - 2);
+    left = left.reshape({n, n_rows, left.size(-1)});
+    right = right.reshape({n, right.size(-2), n_columns});
+  }
+  at::Tensor product = left.bmm(right);
+  // where gradients are wanted, the product's `grad_fn` is this view's in eager
+  if (n_dims > 3 || product.requires_grad()) product = at::_unsafe_view(product, sizes);
+  stack->emplace_back(std::move(product));
+}
+
+// Take the arguments of `matmul`, or of `matmul.out`, off the stack, and put the product there.
+void multiply(Stack* stack, bool is_out) {
+  const size_t n_arguments = is_out ? 3 : 2;
+  if (multiplies_one_by_one(torch::jit::peek(*stack, 0, n_arguments).toTensor(),
+                            torch::jit::peek(*stack, 1, n_arguments).toTensor())) {
+    multiply_one_by_one(stack, is_out);
+  } else {
+    multiply_equal_batches(stack);
   }
 }
 
@@ -77,7 +118,7 @@ class Matmul : public Routed {
     const IValue* arguments = stack->data() + (stack->size() - (is_out_ ? 3 : 2));
     if (is_taken(arguments[0].toTensor(), arguments[1].toTensor()) &&
         (!is_out_ || is_ours(arguments[2].toTensor()))) {
-      return multiply_one_by_one(stack, is_out_);
+      return multiply(stack, is_out_);
     }
     go_on(op, keys, stack);
   }
@@ -86,7 +127,7 @@ class Matmul : public Routed {
   const bool is_out_;
 
   bool is_taken(const at::Tensor& left, const at::Tensor& right) const {
-    return is_ours(left) && is_ours(right) && multiplies_one_by_one(left, right) &&
+    return is_ours(left) && is_ours(right) && is_multiplied_here(left, right, is_out_) &&
            // under autocast the call comes again, on tensors that are cast by then
            (is_out_ || !at::autocast::is_autocast_enabled(left.device().type())) &&
            is_seen_by_none_but_us();

@@ -56,6 +56,8 @@ struct OpInfo {
   bool lets_in = false;       // tensors may enter a trace for it without a look in Python
   bool writes_list = false;   // a foreach op in place: its kernel counts no write for autograd
   bool draws_into = false;    // it writes random numbers to its first argument
+  bool draws = false;         // it gives random numbers, and reads no tensor's values
+  bool is_same = false;       // it gives its argument back
   bool reads_copies = false;  // it may read a copy of memory that others may write
   Ref function;               // the OpOverload; null if Python has to handle all its calls
 };

@@ -204,6 +204,25 @@ def rule_of(op: OpOverload) -> Rule:
 
 
 @cache
+def draws(op: OpOverload) -> bool:
+    """Whether the op draws random numbers without a look at any tensor's values."""
+    if rule_of(op) is Rule.DRAW:
+        return True
+    facts = facts_of(op)
+    takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
+    return rule_of(op) is Rule.NOW and facts.is_random and not takes_tensors
+
+
+@cache
+def is_part_of_past(op: OpOverload) -> bool:
+    """Whether a call of the op tells one part of a program from another. Ops that read values end a
+    region. Those that only hand on a tensor, or draw one, leave that to the ops that use it: they
+    take no step in the trie."""
+    no_step = rule_of(op) in (Rule.ALIAS, Rule.SAME) or draws(op)
+    return not (reads_values(op) or no_step)
+
+
+@cache
 def reads_values(op: OpOverload) -> bool:
     """Whether a call is a read: it runs at once, and its result is no tensor or sized by values."""
     facts = facts_of(op)

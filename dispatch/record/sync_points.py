@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.ops.request import Request
-from lazy_tensor.dispatch.ops.rules import Rule, reads_values, rule_of
+from lazy_tensor.dispatch.ops.rules import is_part_of_past, reads_values
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.compile_service import ask_for_hits, begin_hits
 from lazy_tensor.dispatch.run.flush import flush, must_record
@@ -49,8 +49,7 @@ def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     trace.call = UNCOUNTED
     if not isinstance(op, OpOverload) or op.namespace in NOT_THE_PROGRAMS:
         return
-    # A read ends a region, and an alias is no step of the trie: neither is counted.
-    if reads_values(op) or rule_of(op) is Rule.ALIAS:
+    if not is_part_of_past(op):
         return
     catch_up(trace)
     # Without C++ there is no history: the region only has one call more.

@@ -15,7 +15,7 @@ import torch
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.ops import composite_overrides
-from lazy_tensor.dispatch.ops.rules import Rule, needs_care, reads_values, rule_of
+from lazy_tensor.dispatch.ops.rules import Rule, draws, needs_care, reads_values, rule_of
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import input_snapshots
@@ -211,5 +211,7 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         reads_values(op),
         tuple(numbers),
         rule is Rule.DRAW_INTO,
+        draws(op),
+        rule is Rule.SAME,
         input_snapshots.serve_op(facts),
     )

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, materialize, wrap
+from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.trie.trace import Node, local
 from tests.invariants.compare import assert_same
 from tests.invariants.test_linear_algebra import SETTINGS
@@ -17,6 +18,10 @@ PAIRS = {
     "one by many": ((1, 3, 5), (4, 5, 2)),
     "none by one": ((0, 3, 5), (1, 5, 2)),
     "as many": ((4, 3, 5), (4, 5, 2)),
+    "as many of four dims": ((2, 4, 3, 5), (2, 4, 5, 2)),
+    "as many of one": ((2, 1, 3, 5), (2, 1, 5, 2)),
+    "as many of nothing": ((4, 3, 0), (4, 0, 2)),
+    "batches that broadcast": ((2, 4, 3, 5), (4, 5, 2)),
     "a matrix": ((4, 3, 5), (5, 2)),
 }
 matmul_taken_before: Callable[..., torch.Tensor] = torch.matmul
@@ -53,6 +58,31 @@ def test_many_matrices_are_multiplied_by_one_as_in_eager(setting):
             materialize(product(one, many))
             product(one, many)
             assert "aten.bmm.default" in ops_pending()
+
+
+@pytest.mark.parametrize("setting", ["as ever", "inference_mode"])
+def test_equal_batches_are_multiplied_without_views_of_the_same_sizes(setting):
+    if hits.native is None:
+        pytest.skip(hits.status())
+    left, right = torch.randn(4, 3, 5), torch.randn(4, 5, 2)
+    with SETTINGS[setting](), lazy_mode(record="always"):
+        left @ right
+        assert ops_pending() == ["aten.bmm.default"]
+
+
+def test_gradients_of_equal_batches_are_eagers():
+    """Its strides and its node too."""
+    for sizes in ((4, 3, 5), (4, 5, 2)), ((2, 4, 3, 5), (2, 4, 5, 2)):
+        left, right = (torch.randn(size).mT.contiguous().mT.requires_grad_() for size in sizes)
+        with lazy_mode(record="always"):
+            product = left @ right
+            gradients = torch.autograd.grad(product.square().sum(), (left, right))
+        expected = left @ right
+        wanted = torch.autograd.grad(expected.square().sum(), (left, right))
+        assert type(product.grad_fn) is type(expected.grad_fn)
+        for got, want in zip((product, *gradients), (expected, *wanted), strict=True):
+            assert_same(materialize(got), want)
+            assert got.stride() == want.stride()
 
 
 def test_a_gradient_for_one_matrix_is_of_its_size_at_once():

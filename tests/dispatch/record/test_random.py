@@ -4,12 +4,19 @@ import pytest
 import torch
 
 from lazy_tensor import lazy_mode, materialize
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.mode import RecordingMode
 
 DRAWS = {
     "rand": lambda x: torch.rand(3, 2),
     "randn": lambda x: torch.randn(5),
+    "randint": lambda x: torch.randint(0, 9, (4,)),
+    "normal": lambda x: torch.normal(0.5, 2.0, (3,)),
+    "randn that wants a gradient": lambda x: torch.randn(5, requires_grad=True).detach(),
     "randperm": lambda x: torch.randperm(7),
     "rand_like": lambda x: torch.rand_like(x),
+    "rand_like of a view": lambda x: torch.rand_like(x.t()[1:], dtype=torch.float64),
+    "bernoulli of a number": lambda x: torch.bernoulli(x, 0.4),
     "randn_like": lambda x: torch.randn_like(x),
     "randint_like": lambda x: torch.randint_like(x, 9),
     "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.3)),
@@ -42,6 +49,31 @@ def test_stream_is_eagers(draw):
             result = program()
         for got, wanted in zip(materialize(result), expected, strict=True):
             assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "draw", ["rand", "randint", "normal", "randn_like", "rand_like of a view", "a list"]
+)
+def test_what_reads_no_values_stays_below_python(monkeypatch, draw):
+    if hits.native is None:
+        pytest.skip(hits.status())
+    seen = []
+    dispatch = RecordingMode.__torch_dispatch__
+
+    def noted(self, func, *args):
+        seen.append(func)
+        return dispatch(self, func, *args)
+
+    monkeypatch.setattr(RecordingMode, "__torch_dispatch__", noted)
+    make = {"a list": lambda x: torch.tensor([1.0, 2.0]), **DRAWS}[draw]
+    x = torch.randn(3, 4)
+    for n in range(3):
+        with lazy_mode():
+            y = x + 1
+            seen.clear()
+            made = make(y)
+            assert n == 0 or not seen  # at first views miss
+        assert materialize(made).numel()
 
 
 def test_checkpoint_recomputes_the_same_dropout():

@@ -101,6 +101,12 @@ def a_factorization_in_between() -> object:
     return torch.linalg.cholesky(matrix * 3).sum() + torch.geqrf(matrix + 1)[0]
 
 
+def noise_and_lists() -> object:
+    x = torch.ones(4) * 2
+    noisy = x + torch.randn(4) * torch.rand_like(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+    return noisy[torch.randperm(4)] * torch.randint(0, 3, (4,))
+
+
 def values_that_are_read() -> object:
     x = torch.ones(4) * 2
     return x / x.sum().item() + torch.nonzero(x > 1)
@@ -114,6 +120,7 @@ def values_that_are_read() -> object:
         attention_with_dropout,
         recurrent_training,
         a_factorization_in_between,
+        noise_and_lists,
         values_that_are_read,
     ],
 )
