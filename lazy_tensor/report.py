@@ -76,7 +76,7 @@ def cache_clear() -> None:
 
 def stats() -> dict[str, Any]:
     """Counters since the start or the last `reset_stats()`. The keys are always the same. Counts by
-    cause, reason or op are `Counter`s, in which what has not happened reads 0.
+    cause, reason or op are of class `Counter`, in which what has not happened reads 0.
 
     `ops` were recorded, `segments` run as a whole. `flushes` are counted by `flush_causes`.
     `fallbacks` are calls that ran at once, by reason. Plans were built (`plans_built`) or known
