@@ -94,7 +94,7 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         stride: tuple[int, ...] | None = None,
         grad_placements: Sequence[Placement] | None = None,
     ) -> DTensor:
-        """The sharded tensor of which each rank's `local_tensor` is a part, as in torch's DTensor."""
+        """The sharded tensor of which each rank has its `local_tensor`, as in torch's DTensor."""
         device_mesh = torch_private.current_mesh() if device_mesh is None else device_mesh
         # by id, as a mesh has its hash and equality in Python; `_FromLocal.mesh` keeps the id valid
         key = (
