@@ -54,7 +54,7 @@ class Settings:
     `compile="blocking"`, as a program that waits for compilers doesn't count milliseconds; and by
     `remat_interval`, which needs a trace with forward and backward whole."""
 
-    plans_by: tuple[str, str, int] = dataclasses.field(init=False, repr=False, compare=False)
+    plans_by: tuple[str, str, int, int] = dataclasses.field(init=False, repr=False, compare=False)
     """What a state's plans depend on: part of their key."""
     _hash: int = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -65,7 +65,7 @@ class Settings:
         # each flush looks its environment up by the settings: the hash is computed once
         values = tuple([getattr(self, name) for name in NAMES])
         object.__setattr__(self, "_hash", hash(values))
-        plans_by = (self.backend, self.compile, self.remat_interval)
+        plans_by = (self.backend, self.compile, self.remat_interval, self.verify_every)
         object.__setattr__(self, "plans_by", plans_by)
         must = self.compile == "blocking" or self.record == "always" or self.remat_interval > 0
         object.__setattr__(self, "records_all", must)

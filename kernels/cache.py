@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from functools import _CacheInfo as CacheInfo
 from typing import Generic, TypeVar
 
-from cachetools import LRUCache
+from cachetools import Cache as Map, LRUCache
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 # caches with a name, for `cache_info`; a new cache of a name replaces the one before
 _registry: dict[str, Cache] = {}  # type: ignore[type-arg]
+# all caches, whose locks a forked child renews
+_caches: weakref.WeakSet[Cache] = weakref.WeakSet()  # type: ignore[type-arg]
 
 
 class _EvictingLRU(LRUCache):  # type: ignore[type-arg]
@@ -58,6 +61,7 @@ class Cache(Generic[K, V]):
         self._weigh = weigh
         self._lock = threading.RLock()
         self._map = self._new_map(maxsize)
+        _caches.add(self)
         if name:
             _registry[name] = self
 
@@ -90,20 +94,23 @@ class Cache(Generic[K, V]):
 
     def values(self) -> list[V]:
         with self._lock:
-            return list(self._map.values())
+            # not `self._map.values()`, which counts as a use of each
+            return [Map.__getitem__(self._map, key) for key in self._map]
 
     def resize(self, maxsize: int) -> None:
-        """Change the bound; if entries must go, those inserted last stay."""
+        """Change the bound; if entries must go, the most recent stay."""
         with self._lock:
             if maxsize == self._map.maxsize:
                 return
             old, self._map = self._map, self._new_map(maxsize)
-            for key, value in old.items():
+            old.on_evict = None
+            while old:
+                key, value = old.popitem()  # the least recent first
                 self._map[key] = value
 
     def clear(self) -> None:
         with self._lock:
-            self._map.clear()
+            self._map = self._new_map(int(self._map.maxsize))
             self.hits = self.misses = 0
 
     def info(self) -> CacheInfo:
@@ -117,7 +124,7 @@ def _renew_locks() -> None:
     Another thread of the parent may hold a lock at the fork. That thread does not exist in the
     child, so nobody would release it there.
     """
-    for cache in _registry.values():
+    for cache in _caches:
         cache._lock = threading.RLock()
 
 

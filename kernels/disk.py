@@ -74,8 +74,10 @@ class Disk:
                 return None
             artifact = _checked(_content(path))
             if artifact is not None:
-                # `_drop_oldest` goes by this time: many systems don't note when a file is read
-                os.utime(path)
+                # `_drop_oldest` goes by this time: many systems don't note when a file is read, and
+                # a folder that can't be written drops nothing
+                with suppress(OSError):
+                    os.utime(path)
         except OSError:
             return None
         return artifact

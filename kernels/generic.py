@@ -139,10 +139,14 @@ class _Hole:
 _HOLE = _Hole()
 
 
+def _can_be_symbol(n: Any) -> bool:
+    # `type`, as a bool is an int
+    return type(n) is int and LEAST <= n < MOST
+
+
 def _taken(n: Any, taken: list[int]) -> Any:
     """Append `n` to `taken` and return a hole, if it can be a symbol; else return `n` itself."""
-    # `type`, as a bool is an int
-    if type(n) is not int or not LEAST <= n < MOST:
+    if not _can_be_symbol(n):
         return n
     taken.append(n)
     return _HOLE
@@ -227,14 +231,14 @@ class Generic(Segment):
         It walks the sizes in the order in which `structure_of` listed them.
         """
         symbols = iter(self.of_inputs)
-        # a dimension of 1 is no symbol; 0 doesn't occur, as `dispatch` fuses no empty tensors
         sizes = [
-            tuple(n if n == 1 else values[next(symbols)] for n in spec.size) for spec in self.inputs
+            tuple(values[next(symbols)] if _can_be_symbol(n) else n for n in spec.size)
+            for spec in self.inputs
         ]
         given = iter(self.of_calls)
 
         def replaced(n: int) -> Any:
-            return next(given).at(values) if LEAST <= n < MOST else n
+            return next(given).at(values) if _can_be_symbol(n) else n
 
         calls = [Call(call.op, *_mapped(call, replaced), call.outputs) for call in self.calls]
         return sizes, calls
@@ -257,7 +261,10 @@ def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | 
     symbols: dict[tuple[int, tuple[int, int]], int] = {}
     # from the last, as broadcasting aligns dimensions: a bias's width is its matrix's width
     places = [
-        dim - len(spec.size) for spec in segment.inputs for dim, n in enumerate(spec.size) if n != 1
+        dim - len(spec.size)
+        for spec in segment.inputs
+        for dim, n in enumerate(spec.size)
+        if _can_be_symbol(n)
     ]
     pairs = zip(one.of_inputs, other.of_inputs, strict=True)
     of_inputs = tuple(

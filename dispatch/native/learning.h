@@ -53,12 +53,10 @@ Output output_of(PyObject* meta, PyObject* slot, PyObject* layout) {
 }
 
 // The step to a state; null if only Python can take it: for an alias, and for views with the
-// conjugate or the negative bit. The SLOW bit says nothing here: `take` handles what is slow in
-// Python alone.
+// conjugate or the negative bit.
 std::unique_ptr<Step> step_to(PyObject* state) {
   auto step = std::make_unique<Step>();
-  const long kind = PyLong_AsLong(of_state.kind.in(state));
-  step->kind = static_cast<int>(kind & (SLOW - 1));
+  step->kind = static_cast<int>(PyLong_AsLong(of_state.kind.in(state)));
   step->closes = of_state.closes.in(state) == Py_True;
   step->state = Ref::to(state);
   PyObject* meta = of_state.meta.in(state);

@@ -143,8 +143,8 @@ PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_ru
 // `torch_private.kernels_only`.
 DispatchKeySet keys_included, keys_excluded;
 
-// What a call gives, as in trace.py, which says what each means. SLOW is a bit beside the others.
-enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED, SLOW = 16 };
+// What a call gives, as in trace.py, which says what each means.
+enum Kind { ONE, SELF, MANY, ALIAS, NOTHING, MARKED };
 
 // The trace that this thread records into, once it is known. Borrowed: the thread's `trace.local`
 // holds it for as long as the thread runs.

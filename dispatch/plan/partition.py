@@ -224,13 +224,15 @@ def whole_units(graph: Graph, fusible: Fusibility) -> list[Unit] | None:
             continue  # made where it is needed
         reads, changes = {graph.root[slot] for slot in node.reads}, _touched(graph, node)
         fails = may_fail(graph, node)
-        # a call that may raise isn't put before the run, whose writes and errors come first
+        writes_on = any(graph.root[slot] in lasting for slot in node.writes)
+        # a call that may raise isn't put before the run, whose writes and errors come first; nor is
+        # a write that eager would not have come to
         if fusible.reason_against(node) is not None:
-            if fails or (reads | changes) & changed or changes & read:
+            keeps_place = fails or (writes_on and may_raise)
+            if keeps_place or (reads | changes) & changed or changes & read:
                 end_run()
             units.append(Unit([node], False))
             continue
-        writes_on = any(graph.root[slot] in lasting for slot in node.writes)
         if (
             _through_views(graph, node, fusible) & changed
             or (writes_on and may_raise)

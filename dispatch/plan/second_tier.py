@@ -136,7 +136,6 @@ class SecondTier:
 
         The program gets the first plan's results. The whole one's are compared up to rounding.
         """
-        self._is_compared = True
         # copied before the first plan runs and writes the originals
         mine = [copy_of(leaf) if i in self._written else leaf for i, leaf in enumerate(leaves)]
         written = [(mine[i], leaves[i]) for i in sorted(self._written)]
@@ -151,6 +150,8 @@ class SecondTier:
             actual = [*found[0], *(one for one, _ in written)]
             expected = [*given[0], *(other for _, other in written)]
             reason = difference(actual, expected, magnitude)
+        # not before: an op of the program may have raised, and then nothing was compared
+        self._is_compared = True
         if reason is not None:
             self._settle(self._first, f"compiled whole it isn't used: {reason}")
 

@@ -43,7 +43,6 @@ from lazy_tensor.dispatch.trie.trace import (
     NOTHING,
     ONE,
     SELF,
-    SLOW,
     Node,
     State,
     Trace,
@@ -96,14 +95,14 @@ def grow(
             reason = "gives several conjugate or negative views"
         elif outcome.outs[0] is not None and outcome.outs[0][3] != viewed.dtype:
             reason = "views a conjugate, or a negative, as another dtype"
+    # `_outcome` may have run other ops, and with them a flush
+    if reason is None and not all(is_in(trace, tensor) for tensor in request.tensors):
+        return None
     if reason is None and request.facts.writes and overlaps(trace, request):
         reason = "what is written overlaps"
     if reason is not None:
         trace.policy.add_growth(perf_counter() - request.began_s)
         return reason
-    # `_outcome` may have run other ops, and with them a flush
-    if not all(is_in(trace, tensor) for tensor in request.tensors):
-        return None
     parent = trace.state
     is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
     if is_generic:
@@ -302,14 +301,6 @@ def _fill(
     # Nothing closes on a tape: a flush would take the tape off.
     state.ends_turn = trace.tape is None and trace.policy.past.ends_turn()
     state.closes = state.ends_turn or (trace.tape is None and closes_segment(node, state.n_ops))
-    is_slow = (
-        state.offset_fixup
-        or state.closes
-        or torch.is_inference_mode_enabled()
-        or (viewed is not None and viewed.is_inference())
-    )
-    if is_slow and state.kind in (ONE, SELF):
-        state.kind += SLOW
 
 
 def _new_slots(state: State, outcome: Outcome) -> tuple[int | None, ...]:

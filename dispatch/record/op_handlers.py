@@ -24,7 +24,7 @@ from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of, value_o
 from lazy_tensor.dispatch.record.samples import SAMPLED, can_be_recorded
 from lazy_tensor.dispatch.run.tape import Draw, drawn
 from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.dispatch.trie.trace import ALIAS, SLOW, State, Trace
+from lazy_tensor.dispatch.trie.trace import ALIAS, State, Trace
 
 Handled = tuple[bool, Any]
 RECORD_IT: Handled = (False, None)
@@ -91,8 +91,6 @@ def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
         return
     state = State(trace.state, key, None)
     state.kind, state.meta = ALIAS, meta
-    if torch.is_inference_mode_enabled() or request.args[0].is_inference():
-        state.kind += SLOW
     trace.state[key] = state
 
 

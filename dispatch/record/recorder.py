@@ -37,7 +37,6 @@ from lazy_tensor.dispatch.trie.keys import (
 )
 from lazy_tensor.dispatch.trie.trace import (
     ALIAS,
-    KIND_MASK,
     MARKED,
     NOTHING,
     ONE,
@@ -113,27 +112,18 @@ def _looked_up(
     if not isinstance(func, OpOverload):
         return None, None, []
     key = exact_key(trace.leaf_slots, func, args, kwargs)
-    return key, *_child(trace, key, func, args, kwargs)
+    return key, *_child(trace.state, key, trace.leaf_slots, func, args, kwargs)
 
 
 def _child(
-    trace: Trace, key: tuple[Any, ...], func: Any, args: Args, kwargs: Kwargs
+    place: State, key: tuple[Any, ...], slots: PlainSlots, func: Any, args: Args, kwargs: Kwargs
 ) -> tuple[State | None, Numbers]:
     """The next state by the exact key, else by the generic one; and the call's run-time numbers."""
-    state = trace.state.get(key)
-    if state is not None:
+    state = place.get(key)
+    if state is not None or not place.generic:
         return state, []
-    return _generic_child(trace.state, trace.leaf_slots, func, args, kwargs)
-
-
-def _generic_child(
-    place: State, slots: PlainSlots, func: Any, args: Args, kwargs: Kwargs
-) -> tuple[State | None, Numbers]:
-    """The next state by the generic key, and the call's numbers: run-time inputs there."""
-    if not place.generic:
-        return None, []
-    key, numbers = generic_key(slots, func, args, kwargs)
-    return place.generic.get(key), numbers
+    generic, numbers = generic_key(slots, func, args, kwargs)
+    return place.generic.get(generic), numbers
 
 
 def _known(
@@ -154,7 +144,7 @@ def _known(
     place = trace.state
     if key is None:
         return place, None, []
-    return place, *_child(trace, tuple(key), func, args, kwargs)
+    return place, *_child(place, tuple(key), trace.leaf_slots, func, args, kwargs)
 
 
 def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
@@ -211,7 +201,7 @@ def _missed(
     if key is not None and lacks_slots(trace, key):
         key = None
         place, state, numbers = _known(owner, trace, func, args, kwargs)
-        if state is not None and not (state.call_site and is_shown(owner)):
+        if state is not None and (state.call_site is None or not is_shown(owner)):
             return _follow(trace, place, func, state, numbers, args)
     request = Request(owner, func, args, kwargs)
     is_sharded = tensor_types.sharded_class in map(type, request.tensors)
@@ -262,9 +252,7 @@ def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> An
             return eager_fallback.run(trace, request, reason)
         place = trace.state
         key = exact_key(slots, *call)
-        state, numbers = _generic_child(place, slots, *call)
-        if state is None:
-            state, numbers = place.get(key), []
+        state, numbers = _child(place, key, slots, *call)
     if state is None:
         generic, numbers = generic_key(slots, *call, key)
         grown = extend_trie.grow(trace, request, key, generic, numbers)
@@ -296,13 +284,13 @@ def _follow(
     if trace.state is not place:
         return _MOVED
     # An alias is no step: any number of them leaves the trace where it is.
-    if state.kind & KIND_MASK != ALIAS:
+    if state.kind != ALIAS:
         # Nothing is called between these lines, so no signal handler finds half a step.
         trace.scalars[place.n_scalars :] = numbers
         trace.state = state
         trace.values += made
     # `meta` is `OpFacts.writes_list` here: below autograd nobody else counts these writes
-    if state.kind & KIND_MASK == NOTHING and state.meta:
+    if state.kind == NOTHING and state.meta:
         count_writes(args[0])
     if state.closes:
         # the state gets its call number before the flush empties the trace
@@ -315,7 +303,7 @@ def _outputs(
     trace: Trace, state: State, args: Args, like: torch.Tensor | None, made: list[Value]
 ) -> Any:
     """The call's outputs; `made` gets their new values. `like` is the tensor that a view is of."""
-    kind = state.kind & KIND_MASK
+    kind = state.kind
     if kind == ONE:
         return _fresh(trace, state.meta, state.slot, like, state.offset_fixup, made, state.layout)
     if kind == SELF:

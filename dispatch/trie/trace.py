@@ -33,12 +33,6 @@ several tensors, another handle on the argument's value (`detach`), None, a view
 or the negative bit."""
 
 
-SLOW = 16
-"""Added to a kind, for states that need more than making the result: an offset to be moved, a
-segment to be closed, inference mode. Readers take it off by `KIND_MASK`."""
-KIND_MASK = SLOW - 1
-
-
 class Slot:
     """A value's place in a trace. Each trace has one object for each place, so that keys compare
     slots by identity."""
@@ -487,7 +481,7 @@ def _goes_on(state: State) -> bool:
 
 
 def _is_alias(state: State) -> bool:
-    return getattr(state, "kind", ONE) & KIND_MASK == ALIAS
+    return getattr(state, "kind", ONE) == ALIAS
 
 
 _apart: Counter[str] = Counter()

@@ -360,7 +360,7 @@ class _Steps:
         self._may_call = may_call
         self._kernels = {name: i for i, name in enumerate(kernels)}
         self._symbols = frozenset(symbols)
-        # `buf1 = buf0`: later name -> the name by which the steps know the buffer
+        # `buf1 = buf0`: a buffer's names -> the first one, by which the steps know it
         self._same: dict[str, str] = {}
         # the name of a result -> the step of the library call that returns it
         self._calls: dict[str, list[Any]] = {}
@@ -397,7 +397,7 @@ class _Steps:
             ):
                 self._lay_out(name, stride)
             case ast.Assign([ast.Name(name)], ast.Name(other)):
-                self._same[name] = self._same.get(other, other)
+                self._same[name] = self._same.setdefault(other, other)
             case ast.Assign([ast.Name(name)], value):
                 self._make(name, value)
             case ast.Expr(ast.Call(ast.Attribute(ast.Name("args"), "clear"))):
@@ -408,7 +408,7 @@ class _Steps:
                     raise ValueError("a kernel of too many arguments")
                 self.steps.append(["kernel", self._kernels[function], taken, []])
             case ast.Delete(targets):
-                self._drop([self._name(one) for one in targets])
+                self._drop([one.id for one in targets if isinstance(one, ast.Name)])
             case ast.Return(ast.Tuple(values)):
                 # Later steps rely on the strides that Inductor assumed. A result for which the
                 # wrapper asserts none might have others.
@@ -517,11 +517,12 @@ class _Steps:
         return f"result {i}"
 
     def _drop(self, names: list[str]) -> None:
-        """Let the last step free the buffers of `names`; a step without such a list frees none."""
-        # `buf1 = buf0; del buf0`: the buffer lives on under its other name
-        kept = set(self._same.values())
+        """Let the last step free the buffers that have no other names than these. A step without
+        a list for that frees none."""
+        buffers = [self._same.pop(name, name) for name in names]
         if self.steps and self.steps[-1][0] in ("kernel", "call"):
-            self.steps[-1][-1] += [name for name in names if name not in kept]
+            alive = set(self._same.values())
+            self.steps[-1][-1] += [buffer for buffer in buffers if buffer not in alive]
 
 
 _MADE = 4

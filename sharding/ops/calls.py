@@ -29,7 +29,6 @@ from lazy_tensor.dispatch.trie.trace import (
     NOTHING,
     ONE,
     SELF,
-    SLOW,
     Leaf,
     State,
     Trace,
@@ -169,14 +168,14 @@ def _describe(trace: Trace, request: Request, state: State, result: Any) -> bool
             return True
         if not _is_new(trace, state, result):
             return False
-        state.kind = ONE | SLOW
+        state.kind = ONE
         state.layout, state.meta, state.slot = _described(result)
         return True
     if not isinstance(result, (list, tuple)) or not result:
         return False
     if not all(item is None or _is_new(trace, state, item) for item in result):
         return False
-    state.kind = MANY | SLOW
+    state.kind = MANY
     parts = [(None, None, None) if item is None else _described(item) for item in result]
     state.layout, metas, state.slot = zip(*parts, strict=True)
     state.meta = (type(result), metas)

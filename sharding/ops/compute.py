@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.run.tape import Draw, drawn
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.keys import NUMBERS
-from lazy_tensor.dispatch.trie.trace import KIND_MASK, ONE, Node, local as here
+from lazy_tensor.dispatch.trie.trace import ONE, Node, local as here
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import (
@@ -250,11 +250,7 @@ def _described(result: torch.Tensor) -> tuple[Any, ...]:
     """
     state = here.trace.state
     is_made = type(result) is tensor_types.tensor_class and type(state.step) is Node
-    if (
-        is_made
-        and state.kind & KIND_MASK == ONE
-        and state.slot is tensor_types.value_in(result).slot
-    ):
+    if is_made and state.kind == ONE and state.slot is tensor_types.value_in(result).slot:
         return state.meta  # type: ignore[no-any-return]
     return wrapper_arguments(meta_of(result))
 

@@ -34,6 +34,15 @@ def test_what_an_artifact_is_can_be_read_without_it(disk):
     assert disk.get(KEY) == b"kernel"
 
 
+def test_a_folder_that_is_read_only_serves_what_is_in_it(disk, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    disk.put(KEY, b"kernel")
+    monkeypatch.setattr(os, "utime", refuse)
+    assert disk.get(KEY) == b"kernel"
+
+
 def test_what_was_not_put_is_none(disk):
     assert disk.get(KEY) is None
 

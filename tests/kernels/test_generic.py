@@ -79,6 +79,24 @@ def test_ranks_single_elements_and_layouts_are_part_of_a_structure(other):
     assert structure(update(4, 5)).text != structure(other).text
 
 
+def test_sizes_that_are_no_symbols_stay_as_they_are():
+    """A huge one, and 1, which broadcasts."""
+    huge = 1 << 31
+    segments = [
+        Segment(
+            (TensorSpec((huge, n, 1), (n, 1, 1), torch.uint8, torch.device("cpu")),),
+            (),
+            (Call(aten.neg.default, (Ref(0),), (), (spec(2),)),),
+            (0,),
+        )
+        for n in (2, 3)
+    ]
+    found = generic_of(structure(segments[0]), structure(segments[1]), segments[1])
+    assert found is not None
+    sizes, _ = found.with_symbols([5])
+    assert sizes == [(huge, 5, 1)]
+
+
 def test_strides_with_gaps_have_no_structure():
     s = TensorSpec((4, 5), (10, 1), torch.float32, torch.device("cpu"))
     call = Call(aten.neg.default, (Ref(0),), (), (spec(4, 5),))

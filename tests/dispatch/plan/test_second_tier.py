@@ -255,6 +255,49 @@ def test_a_plan_that_writes_much_is_not_copied(monkeypatch):
     assert "too much" in call.plan.tier_says
 
 
+def test_what_raises_in_it_keeps_later_writes_from_happening():
+    """Of calls too that no kernel takes, which could run before it."""
+    table, total = torch.randn(8, 16), torch.ones(5)
+
+    def program(places: torch.Tensor) -> torch.Tensor:
+        rows = F.embedding(places, table).tanh().exp()
+        total.cumsum_(0)
+        return rows.sum()
+
+    step, places = replay(program, **SETTINGS), torch.arange(4)
+    call = settled(step, lambda: step(places))
+    assert is_whole(call)
+    before = total.clone()
+    with pytest.raises(IndexError):
+        step(places + 6)
+    assert torch.equal(total, before)
+
+
+def test_a_first_run_that_raises_compares_nothing(monkeypatch):
+    """The next one does."""
+    compared = []
+    monkeypatch.setattr(second_tier, "difference", lambda *_: compared.append(1))
+    is_there = second_tier.SecondTier._is_there
+    monkeypatch.setattr(second_tier.SecondTier, "_is_there", lambda *_: False)
+    table = torch.randn(8, 16)
+
+    def program(places: torch.Tensor) -> torch.Tensor:
+        return (F.embedding(places, table) @ table.T).tanh().exp().sum()
+
+    step, places = replay(program, **SETTINGS), torch.arange(4)
+    for _ in range(4):
+        step(places)
+    assert captured(step).plan.tier is not None
+    assert compiler().wait(120)
+    monkeypatch.setattr(second_tier.SecondTier, "_is_there", is_there)
+    with pytest.raises(IndexError):
+        step(places + 6)
+    assert not compared
+    for _ in range(2 * second_tier.N_ROUNDS + 3):
+        step(places)
+    assert compared
+
+
 def test_a_slower_plan_is_not_used(monkeypatch):
     monkeypatch.setattr(second_tier, "GAINS", 0.0)
     step, x = replay(linear(), **SETTINGS), torch.randn(8, 16)

@@ -17,6 +17,7 @@ from lazy_tensor import (
     stats,
     wrap,
 )
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.metadata.infer import Outcome
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
 from lazy_tensor.dispatch.ops import rules
@@ -24,6 +25,7 @@ from lazy_tensor.dispatch.plan.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.record import extend_trie
 from lazy_tensor.dispatch.run import compile_service, plan_cache
+from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.tensor_types import value_in
 from lazy_tensor.dispatch.trie.trace import local
 
@@ -403,6 +405,26 @@ def test_an_op_whose_shape_was_misjudged_runs_at_once_from_then_on(options, monk
     with lazy_mode():
         assert x.sin().shape == (3, 4)
     assert rules.rule_of(torch.ops.aten.sin.default) is rules.Rule.NOW
+
+
+def test_kernels_of_a_known_program_are_verified_once_that_is_asked_for():
+    configure(backend="inductor", compile="blocking", compile_threshold=0)
+    x = torch.rand(64, 64)
+
+    def verified(**options):
+        with lazy_mode(**options):
+            y = x.sin().exp() + 1
+        materialize(y)
+        (plan,) = [one for one in plans_here() if one.fusions]
+        return plan.fusions[0]._verify_every
+
+    def plans_here():
+        last = STATS.log[-1].state
+        return [plan for (_, by), plan in last.plans.items() if by == settings.current().plans_by]
+
+    assert verified() == 0
+    configure(verify_every=2)
+    assert verified() == 2
 
 
 def test_a_block_with_its_own_cache_dir_leaves_other_threads_compile_service_alone(tmp_path):

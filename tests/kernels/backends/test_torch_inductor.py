@@ -92,6 +92,29 @@ def test_a_wrapper_is_taken_apart() -> None:
     }
 
 
+REUSED = """
+class Runner:
+    def call(self, args):
+        arg0_1, = args
+        args.clear()
+        buf0 = empty_strided_cpu((8, ), (1, ), torch.float32)
+        cpp_fused_0(arg0_1, buf0)
+        buf1 = buf0
+        del buf0
+        cpp_fused_0(arg0_1, buf1)
+        buf2 = empty_strided_cpu((8, ), (1, ), torch.float32)
+        cpp_fused_0(buf1, buf2)
+        del buf1
+        return (buf2, )
+"""
+
+
+def test_a_buffer_that_is_used_again_is_freed_under_its_last_name() -> None:
+    steps = steps_of(REUSED, ["cpp_fused_0"], [])
+    assert steps is not None
+    assert [step[-1] for step in steps["steps"] if step[0] == "kernel"] == [[], [], ["buf0"]]
+
+
 LIBRARY_CALLS = """
 class Runner:
     def call(self, args):
