@@ -175,6 +175,9 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
     _listens_always = False
     """Whether the ops must be seen even where they run as in eager: True in `listening_mode`."""
 
+    _depth = 1
+    """How many frames above `__enter__` the program is that the block is part of."""
+
     _options: Options
     _entered: list[Any]
     """What each `__exit__` has to undo, innermost last: an `_Entry`, None for a block that rests,
@@ -220,7 +223,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         native, has_own_way = hits.native, self._options or self._listens_always
         # First the case that must cost least. C++ knows a block by the frame that enters it, so
         # nothing may stand between that frame and this call.
-        if not (native is None or has_own_way) and native.begin_rest(self._function):
+        if not (native is None or has_own_way) and native.begin_rest(self._function, self._depth):
             self._entered.append(_COUNTED)
             return self
         # A generator that was dropped inside its block never came to its `__exit__`. Its block
@@ -230,7 +233,8 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if here.mode is not None and not here.blocks:
             sync_points.listen(local.trace)
             _leave_mode()  # an interrupt in the last block's begin or end has left it entered
-        if self._rests(sys._getframe(1)):
+        caller = sys._getframe(self._depth)
+        if self._rests(caller):
             STATS.counts["unrecorded_blocks"] += 1
             self._entered.append(None)
             return self
@@ -245,7 +249,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
             # wrapped tensors may have ops pending from before the block
             flush_here("enter", quiet=True)
             # below torch's own modes (fake tensors, functionalization, proxies) nothing is recorded
-            if not is_own_mode_entered() and self._listens(sys._getframe(1), after):
+            if not is_own_mode_entered() and self._listens(caller, after):
                 _see_steps()
                 # C++ can take over only while one thread records: torch reads its tables of
                 # kernels without a lock. So a new thread tries before its first op.
@@ -420,10 +424,7 @@ def _put_back(entry: _Entry) -> None:
 class _BareBlock(lazy_mode):
     """The block of a `with lazy_mode:`, which the metaclass enters for the user."""
 
-    def _place(self, caller: FrameType, options: settings.Settings) -> tuple[Any, ...]:
-        # the frame that enters it is the metaclass's, the same for all such blocks
-        assert caller.f_back is not None, "the metaclass is called by the user's code"
-        return super()._place(caller.f_back, options)
+    _depth = 2
 
 
 class _Bare(threading.local):

@@ -17,9 +17,10 @@ std::atomic<uint64_t> rests_epoch{0};
 class Rests {
  public:
   // Let `n` blocks rest at a place: a code object, or decorated function, by its id(), and an
-  // instruction, as `lazy_mode._place` has them.
+  // instruction, as `lazy_mode._place` has them. A block that rests may be open, and goes on.
   void grant(uintptr_t code, int instruction, int64_t n) {
-    *this = {};
+    n_ = 0;
+    seconds_ = 0;
     code_ = code;
     instruction_ = instruction;
     n_left_ = n;
@@ -90,15 +91,20 @@ PyObject* py_grant_rests(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// begin_rest(function): whether the block that begins rests. `lazy_mode.__enter__` calls this; its
-// caller's frame is where the block is. `function` is the one that the block decorates, or None.
-PyObject* py_begin_rest(PyObject*, PyObject* function) {
-  PyFrameObject* here = PyEval_GetFrame();
-  const Ref caller(here == nullptr ? nullptr : reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
+// begin_rest(function, depth): whether the block that begins rests. `lazy_mode.__enter__` calls this;
+// the block is where the frame so many above it is. `function` is the one that the block decorates,
+// or None.
+PyObject* py_begin_rest(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
+  TORCH_INTERNAL_ASSERT(n_args == 2);
+  Ref caller = Ref::to(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+  for (long depth = PyLong_AsLong(args[1]); caller.get() != nullptr && depth > 0; --depth) {
+    caller = Ref(reinterpret_cast<PyObject*>(
+        PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(caller.get()))));
+  }
   if (caller.get() == nullptr) Py_RETURN_FALSE;
   auto* frame = reinterpret_cast<PyFrameObject*>(caller.get());
   const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  const PyObject* of = function == Py_None ? code.get() : function;
+  const PyObject* of = args[0] == Py_None ? code.get() : args[0];
   return PyBool_FromLong(rests.begin(reinterpret_cast<uintptr_t>(of), PyFrame_GetLasti(frame)));
 }
 

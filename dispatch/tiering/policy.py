@@ -26,8 +26,8 @@ OUTSIDE = "no block"
 """Stands for the place of a block while no block runs: wrapped tensors are recorded there too."""
 PAUSED = 2
 """The value of `cold` while one of torch's own modes is entered."""
-MOST_SITES = 64
-"""Places of blocks that are remembered. When one more comes all are forgotten."""
+MOST_SITES = 512
+"""Places of blocks, and of rounds in them, that are remembered. One more, and the oldest goes."""
 SHORT = 4
 """In a program on several ranks, blocks of at most so many calls are bypassed: a sharded call in
 eager takes 8 us, and a flush takes 30. In other programs measured times decide."""
@@ -75,7 +75,10 @@ class Policy:
 
     def reset(self) -> None:
         self.calls_left = FIRST_CALLS  # new calls that may be recorded all the same
-        self.cold = 0
+        if self.is_paused:
+            self._before_pause = 0  # what the pause goes back to
+        else:
+            self.cold = 0
         # Seconds that new states took since the last flush, which puts them in its `FlushRecord`.
         self.grown_s = 0.0
         # The hash of the last region that wasn't all hits, and whether the one before it was equal.
@@ -401,7 +404,7 @@ class Policy:
         site = self._sites.get(place)
         if site is None:
             if len(self._sites) >= MOST_SITES:
-                self._sites.clear()
+                del self._sites[next(iter(self._sites))]
             site = self._sites[place] = Site(user_line(), of_reads=of_reads)
             self._n_awaited = 1
         self._site, site.period = site, STATS.period

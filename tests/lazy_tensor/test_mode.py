@@ -14,9 +14,21 @@ import pytest
 import torch
 from torch.nn.utils import rnn
 
-from lazy_tensor import LazyTensor, configure, is_pending, lazy_mode, materialize, replay, stats
+from lazy_tensor import (
+    LazyTensor,
+    configure,
+    is_pending,
+    lazy_mode,
+    materialize,
+    replay,
+    reset_stats,
+    stats,
+)
 from lazy_tensor.capture.replay import OWN_OPTIONS, Replay, ReplayOptions
 from lazy_tensor.dispatch import options, settings
+from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trie.trace import local
 
 
 def test_is_reentrant_and_only_the_outermost_exit_leaves():
@@ -181,6 +193,49 @@ def test_options_hold_for_the_block():
     with lazy_mode(max_segment_ops=7):
         assert settings.current().max_segment_ops == 7
     assert settings.current() == before
+
+
+@pytest.mark.parametrize("block", ["with parentheses", "without"])
+def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch):
+    """Empty ones are, whatever they take."""
+    if hits.native is None:
+        pytest.skip(hits.status())
+    with lazy_mode():
+        torch.ones(2) + 1  # C++ sees this thread from its first op on
+    configure(record="auto")
+    looked_at, rests = [], lazy_mode._rests
+    monkeypatch.setattr(lazy_mode, "_rests", lambda *args: looked_at.append(1) or rests(*args))
+    before = stats()["unrecorded_blocks"]
+    for _ in range(3000):
+        if block == "without":
+            with lazy_mode:
+                pass
+        else:
+            with lazy_mode():
+                pass
+    assert len(looked_at) < 1500
+    local.trace.policy.account_rests()
+    assert stats()["unrecorded_blocks"] > before + 1500
+
+
+def test_a_block_in_one_that_rests_leaves_its_time_alone():
+    if hits.native is None:
+        pytest.skip(hits.status())
+    with lazy_mode():
+        torch.ones(2) + 1
+    configure(record="auto")
+
+    def run(n):
+        with lazy_mode():
+            if n % 20 == 0:
+                with lazy_mode():
+                    pass
+
+    reset_stats()
+    for n in range(8000):
+        run(n)
+    local.trace.policy.account_rests()
+    assert sum(STATS.regions_s.values()) < 600  # seconds: not those since the machine began
 
 
 def test_unknown_option_names_the_nearest():

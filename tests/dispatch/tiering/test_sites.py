@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.options import Record
 from lazy_tensor.dispatch.run import flush, hits
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.tiering import policy, sites
-from lazy_tensor.dispatch.tiering.policy import STEPS, Policy
+from lazy_tensor.dispatch.tiering.policy import MOST_SITES, PAUSED, STEPS, Policy
 from lazy_tensor.dispatch.tiering.sites import (
     AT_MOST,
     COMPARED,
@@ -288,6 +288,23 @@ def test_a_plan_is_not_tried_again_where_recording_alone_takes_longer(clock: Clo
     assert plan.spent_s == 0
     plan.is_ready = True
     assert site.rests()
+
+
+def test_many_places_are_remembered() -> None:
+    it = Policy()
+    for place in [*range(MOST_SITES), *range(MOST_SITES), MOST_SITES]:
+        it.begin_block(place)
+        it.end_block()
+    assert list(it._sites) == [*range(1, MOST_SITES + 1)]
+
+
+def test_what_is_paused_stays_so_if_all_is_forgotten() -> None:
+    it = Policy()
+    it.pause(True)
+    it.reset()
+    assert it.cold == PAUSED
+    it.pause(False)
+    assert it.cold == 0
 
 
 def test_the_plan_of_a_block_is_the_one_that_ran_longest() -> None:
