@@ -34,7 +34,7 @@ def calling_module() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
-        if not name.startswith("lazy_tensor"):
+        if name.partition(".")[0] != "lazy_tensor":
             return name
         frame = frame.f_back  # type: ignore[assignment]
     return ""

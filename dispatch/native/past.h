@@ -118,7 +118,7 @@ class Past {
 };
 
 struct PastObject {
-  PyObject_HEAD Past* past;  // 1 MiB, made when it is first asked
+  PyObject_HEAD Past* past;  // 1 MiB, made when the first call is noted
 };
 
 Past& in_past(PyObject* self) {
@@ -147,7 +147,8 @@ PyObject* past_note(PyObject* self, PyObject* call) {
 
 template <auto member>
 PyObject* ask_past(PyObject* self, PyObject*) {
-  return PyBool_FromLong((in_past(self).*member)());
+  const Past* past = reinterpret_cast<PastObject*>(self)->past;
+  return PyBool_FromLong(past != nullptr && (in_past(self).*member)());
 }
 
 PyObject* past_skip_turns(PyObject* self, PyObject* n) {

@@ -21,7 +21,7 @@ class PythonNode : public torch::autograd::Node {
       : Node(sequence_nr), function_(Ref::to(function)), argument_(Ref::to(argument)) {}
   // Whoever drops the last reference to a node may not have the GIL: autograd's engine, for one.
   ~PythonNode() override {
-    if (!Py_IsInitialized()) {
+    if (!python_goes_on()) {
       function_.release();
       argument_.release();
       return;

@@ -117,10 +117,18 @@ struct Edges {
   PyObject_HEAD Children exact, generic;
 };
 
+// Slots too: each knows its trace, which has the trie that these steps are of.
 int visit_edges(PyObject* self, visitproc visit, void* arg) {
   auto* edges = reinterpret_cast<Edges*>(self);
   for (auto* children : {&edges->exact, &edges->generic}) {
-    for (auto& [_, step] : children->steps) Py_VISIT(step->state.get());
+    for (auto& [_, step] : children->steps) {
+      Py_VISIT(step->state.get());
+      Py_VISIT(step->slot.get());
+      for (const Output& output : step->outputs) {
+        Py_VISIT(output.slot.get());
+        Py_VISIT(output.layout.get());
+      }
+    }
   }
   return 0;
 }

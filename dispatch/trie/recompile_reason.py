@@ -50,7 +50,7 @@ def _nearest(new: State) -> State | None:
     for children in (new.parent, new.parent.generic or {}):
         for state in children.values():
             if state is new:
-                break
+                return before
             if state.call_site is None:
                 before = state
     return before

@@ -154,7 +154,12 @@ def caches() -> Iterator[Line]:
     on_disk = f"{len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB" if sizes else "empty"
     yield "on disk", f"{folder}: {on_disk}"
     for name, info in lazy_tensor.cache_info().items():
-        yield name, f"in memory, at most {info.maxsize} entries"
+        bound = (
+            f"{(info.maxsize or 0) / 2**20:.0f} MiB"
+            if name == "memory"
+            else f"{info.maxsize} entries"
+        )
+        yield name, f"in memory, at most {bound}"
 
 
 def file_sizes(folder: Path) -> Iterator[int]:

@@ -204,7 +204,12 @@ def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch)
         torch.ones(2) + 1  # C++ sees this thread from its first op on
     configure(record="auto")
     looked_at, rests = [], lazy_mode._rests
-    monkeypatch.setattr(lazy_mode, "_rests", lambda *args: looked_at.append(1) or rests(*args))
+
+    def counted(*args):
+        looked_at.append(args)
+        return rests(*args)
+
+    monkeypatch.setattr(lazy_mode, "_rests", counted)
     before = stats()["unrecorded_blocks"]
     for _ in range(3000):
         if block == "without":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,22 @@ def test_what_raises_in_it_keeps_later_writes_from_happening():
     with pytest.raises(IndexError):
         step(places + 6)
     assert torch.equal(total, before)
+
+
+def test_an_error_in_a_plan_that_begins_with_a_library_call_is_eagers():
+    table = torch.randn(8, 16)
+
+    def program(places: torch.Tensor) -> torch.Tensor:
+        product = (table @ table.T).tanh()
+        return product.sum() + F.embedding(places, table).exp().sum()
+
+    step, places = replay(program, **SETTINGS), torch.arange(4)
+    assert is_whole(settled(step, lambda: step(places)))
+    with pytest.raises(IndexError) as expected:
+        program(places + 6)
+    with pytest.raises(IndexError, match=re.escape(str(expected.value))) as raised:
+        step(places + 6)
+    assert any("aten.embedding" in note for note in raised.value.__notes__)
 
 
 def test_a_first_run_that_raises_compares_nothing(monkeypatch):

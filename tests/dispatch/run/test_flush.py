@@ -411,16 +411,16 @@ def test_kernels_of_a_known_program_are_verified_once_that_is_asked_for():
     configure(backend="inductor", compile="blocking", compile_threshold=1)
     x = torch.rand(64, 64)
 
-    def verified(**options):
-        with lazy_mode(**options):
+    def verified():
+        with lazy_mode():
             y = x.sin().exp() + 1
         materialize(y)
-        (plan,) = [one for one in plans_here() if one.fusions]
-        return plan.fusions[0]._verify_every
-
-    def plans_here():
-        last = STATS.log[-1].state
-        return [plan for (_, by), plan in last.plans.items() if by == settings.current().plans_by]
+        state = STATS.log[-1].state
+        assert state is not None
+        plans_by = settings.current().plans_by
+        plans = [plan for (_, by), plan in (state.plans or {}).items() if by == plans_by]
+        (fusion,) = [fusion for plan in plans for fusion in plan.fusions]
+        return fusion._verify_every
 
     assert verified() == 0
     configure(verify_every=2)
