@@ -539,8 +539,13 @@ def setting_apart(name: str, *, here_only: bool = False) -> Iterator[None]:
         _count(names, name, -1)
 
 
+def switch_apart(name: str, on: bool) -> None:
+    """Begin or end what `setting_apart` does in this thread, for a flag that is no block."""
+    _count(_apart_here.names, name, 1 if on else -1)
+
+
 def set_apart(name: str, user: object) -> None:
-    """The same without an end, as long as `user` lives."""
+    """The same without an end, in all threads, as long as `user` lives."""
     _count(_apart, name, 1)
     restart_empty_traces()
     # A finalizer may run in the middle of anything: it resets no trace. Each trace sees the change

@@ -115,3 +115,21 @@ def test_an_explicit_context_that_is_switched_off_allows_all():
                     rows + columns
 
     run_on_ranks(2, body)
+
+
+def test_an_explicit_context_raises_for_what_another_only_warned_of():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        rows, columns = (distribute_tensor(torch.ones(4, 4), mesh, [Shard(d)]) for d in (0, 1))
+        for _ in range(3):
+            for mode in ("warn", "raise"):
+                with (
+                    lazy_tensor.lazy_mode(record="always"),
+                    ExplicitRedistributionContext(mode=mode),
+                    nullcontext()
+                    if mode == "warn"
+                    else pytest.raises(RuntimeError, match="Implicit"),
+                ):
+                    rows + columns
+
+    run_on_ranks(2, body)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.distributed.tensor import DTensor as TorchDTensor, experimental as theirs
 
 import lazy_tensor
 import lazy_tensor.sharding as sharding
@@ -136,6 +136,18 @@ def test_forbidden_redistribution_names_the_op_and_the_line():
     ):
         tensor.sort()
     tensor.redistribute(placements=[Replicate()])
+
+
+@on_ranks(2)
+def test_plain_tensors_are_accepted_inside_implicit_replication_only():
+    tensor, plain = distribute_tensor(torch.ones(4, 4), a_mesh(), [Shard(0)]), torch.ones(4, 4)
+    for block in (sharding.implicit_replication, theirs.implicit_replication):
+        for _ in range(3):
+            with lazy_tensor.lazy_mode(record="always"):
+                with block():
+                    assert torch.equal((tensor + plain).full_tensor(), torch.full((4, 4), 2.0))
+                with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor"):
+                    tensor + plain
 
 
 @on_ranks(2)
