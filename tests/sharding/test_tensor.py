@@ -266,14 +266,18 @@ def test_the_class_makes_a_tensor_of_a_spec():
         DTensor(local, spec)
 
 
+@pytest.mark.parametrize("lazily", [False, True])
 @on_ranks(2)
-def test_what_a_rank_outside_the_mesh_has():
-    x = DTensor.from_local(torch.ones(2, 3), DeviceMesh("cpu", [0]), [Shard(0)])
+def test_what_a_rank_outside_the_mesh_has(lazily):
+    mesh = DeviceMesh("cpu", [0])
     is_member = dist.get_rank() == 0
-    torch.testing.assert_close(
-        lazy_tensor.materialize(x.sum().to_local()), torch.tensor(6.0 if is_member else 0.0)
-    )
-    assert (x + 1).to_local().shape == ((2, 3) if is_member else (0,))
+    for _ in range(3):  # a lazy local tensor's layout is known from the second time on
+        local = lazy_tensor.wrap(torch.ones(2, 3)) if lazily else torch.ones(2, 3)
+        x = DTensor.from_local(local, mesh, [Shard(0)])
+        torch.testing.assert_close(
+            lazy_tensor.materialize(x.sum().to_local()), torch.tensor(6.0 if is_member else 0.0)
+        )
+        assert x.to_local().shape == (x + 1).to_local().shape == ((2, 3) if is_member else (0,))
 
 
 @on_ranks(2)
