@@ -76,6 +76,7 @@ def test_torchs_explicit_context_refuses_what_nobody_asked_for(strict, lazily):
             distribute_tensor(torch.ones(4, 4), mesh, [placement])
             for placement in (Shard(0), Shard(1), Replicate())
         )
+        sums = [rows.sum(), columns.sum()]
 
         def is_refused(function, inside):
             with lazy_tensor.lazy_mode() if lazily else nullcontext(), inside:
@@ -98,6 +99,10 @@ def test_torchs_explicit_context_refuses_what_nobody_asked_for(strict, lazily):
         assert refused(lambda: torch.mm(rows, columns))
         assert refused(lambda: torch.mm(columns, rows).relu())
         assert refused(lambda: rows.unfold(0, 2, 1))  # torch has no rule for it
+        assert refused(lambda: torch._foreach_sqrt(sums[:1]))
+        assert refused(lambda: torch._foreach_sqrt(sums))  # one all-reduce for both
+        assert refused(lambda: torch.equal(rows, columns))
+        assert refused(lambda: torch.equal(whole, rows)) is strict
         assert refused(lambda: rows + whole) is strict  # each rank keeps some of what it has
 
     run_on_ranks(2, body)
