@@ -512,7 +512,7 @@ def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) ->
     """
     return (
         torch_private.environment(),
-        _in_force(),
+        names_in_force(),
         now.debug,
         "redistribute" in now.forbid,
         now.bucket_bytes,
@@ -522,9 +522,9 @@ def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) ->
     )
 
 
-def _in_force() -> frozenset[str]:
+def names_in_force() -> frozenset[str]:
     """The names that are in force in this thread."""
-    return frozenset(+_apart) | frozenset(+_apart_here.names)
+    return frozenset(_apart).union(_apart_here.names)
 
 
 @contextmanager
@@ -568,6 +568,8 @@ def _note_change(names: Counter[str], name: str, change: int) -> None:
     global _n_changes
     with _lock:
         names[name] += change
+        if not names[name]:
+            del names[name]
         _n_changes += 1
 
 
@@ -578,7 +580,7 @@ def _count(names: Counter[str], name: str, change: int) -> None:
     if trace.state is trace.root:
         trace.reset()
     else:
-        trace.mark(("apart", _in_force()))
+        trace.mark(("apart", names_in_force()))
 
 
 class _Local(threading.local):
