@@ -28,10 +28,21 @@ from lazy_tensor.sharding.torch_private import (
 )
 
 _numbers = itertools.count()
-_families: dict[tuple[Any, ...], int] = {}
-# weak: a layout lives while a tensor, a state of the trie or a key of a cache has it
+# weak: a layout lives while a tensor, a state of the trie or a key of a cache has it, and a family
+# while a layout or a key has it
+_families: weakref.WeakValueDictionary[tuple[Any, ...], Family] = weakref.WeakValueDictionary()
 _known: weakref.WeakValueDictionary[tuple[Any, ...], ShardLayout] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+
+class Family:
+    """Stands for layouts that differ only in sizes that divide alike among ranks.
+
+    torch's sharding rules decide the same for layouts of one family, unless they move data or
+    depend on sizes.
+    """
+
+    __slots__ = ("__weakref__",)
 
 
 class ShardLayout(tensor_types.Layout):
@@ -48,7 +59,7 @@ class ShardLayout(tensor_types.Layout):
         assert meta is not None, "layouts are of tensors"
         self.spec = spec
         self.parts = parts_of(spec)
-        self._family: int | None = None
+        self._family: Family | None = None
         self._is_regular: bool | None = None
         self.moves: dict[tuple[Any, ...], Any] = {}
         # the global tensor has no memory of its own, and so no offset in any
@@ -57,14 +68,10 @@ class ShardLayout(tensor_types.Layout):
         super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(local))
 
     @property
-    def family(self) -> int:
-        """A number that layouts share if they differ only in sizes that divide alike among ranks.
-
-        torch's sharding rules decide the same for layouts of one family, unless they move data or
-        depend on sizes.
-        """
+    def family(self) -> Family:
         if self._family is None:
-            self._family = _families.setdefault(self._divided(), next(_numbers))
+            with _lock:
+                self._family = _families.setdefault(self._divided(), Family())
         return self._family
 
     def _divided(self) -> tuple[Any, ...]:

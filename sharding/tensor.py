@@ -106,10 +106,12 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         # `run_check` communicates at each call. Local tensors that aren't lazy are checked each
         # time: torch's DTensor, for example, must raise.
         if known is None or run_check or type(local_tensor) is not LazyTensor:
+            given = local_tensor
             local_tensor, known = _from_local(
-                local_tensor, device_mesh, placements, grad_placements, shape, stride, run_check
+                given, device_mesh, placements, grad_placements, shape, stride, run_check
             )
-            if type(local_tensor) is LazyTensor:
+            # a plan has the layout alone: it can't put another tensor in place of the given one
+            if local_tensor is given and type(given) is LazyTensor:
                 _put_plan(key, known)
         made = laid_out(local_tensor, known.layout)
         if not local_tensor.requires_grad:

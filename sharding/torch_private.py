@@ -108,6 +108,19 @@ def replicates_plain_tensors() -> bool:
     return bool(_dispatcher._allow_implicit_replication)
 
 
+def on_replicating_plain_tensors(changed: Callable[[bool], None]) -> None:
+    """Have `changed(allowed)` called when `implicit_replication()` begins or ends in a thread."""
+    flag = vars(type(_dispatcher))["_allow_implicit_replication"]
+
+    def set_flag(self: Any, allowed: bool) -> None:
+        # the end of a nested block switches it off, and then the outer one once more
+        if allowed != flag.fget(self):
+            changed(allowed)
+        flag.fset(self, allowed)
+
+    setattr(type(_dispatcher), flag.fget.__name__, property(flag.fget, set_flag))
+
+
 def op_info(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpInfo:
     """A call on sharded tensors in the form that torch's rules take: specs in place of tensors."""
     return _dispatcher.unwrap_to_op_info(op, args, kwargs)
@@ -163,7 +176,8 @@ def around_explicit_redistribution(
 
     @functools.wraps(enter)
     def entered(self: Any) -> Any:
-        inside = apart(f"explicit redistribution {self._enable, self._strict}")
+        how = self._enable, self._strict, self._raise_on_redistribution
+        inside = apart(f"explicit redistribution {how}")
         inside.__enter__()
         # a list, as one object may be entered several times
         self.__dict__.setdefault("_inside", []).append(inside)

@@ -506,7 +506,7 @@ def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) ->
     """
     return (
         torch_private.environment(),
-        _in_force(),
+        names_in_force(),
         now.debug,
         "redistribute" in now.forbid,
         now.bucket_bytes,
@@ -516,9 +516,9 @@ def _environment(now: settings.Settings, _is_inference: bool, has_tape: bool) ->
     )
 
 
-def _in_force() -> frozenset[str]:
+def names_in_force() -> frozenset[str]:
     """The names that are in force in this thread."""
-    return frozenset(+_apart) | frozenset(+_apart_here.names)
+    return frozenset(_apart).union(_apart_here.names)
 
 
 @contextmanager
@@ -533,8 +533,13 @@ def setting_apart(name: str, *, here_only: bool = False) -> Iterator[None]:
         _count(names, name, -1)
 
 
+def switch_apart(name: str, on: bool) -> None:
+    """Begin or end what `setting_apart` does in this thread, for a flag that is no block."""
+    _count(_apart_here.names, name, 1 if on else -1)
+
+
 def set_apart(name: str, user: object) -> None:
-    """The same without an end, as long as `user` lives."""
+    """The same without an end, in all threads, as long as `user` lives."""
     _count(_apart, name, 1)
     restart_empty_traces()
     # A finalizer may run in the middle of anything: it resets no trace. Each trace sees the change
@@ -557,6 +562,8 @@ def _note_change(names: Counter[str], name: str, change: int) -> None:
     global _n_changes
     with _lock:
         names[name] += change
+        if not names[name]:
+            del names[name]
         _n_changes += 1
 
 
@@ -567,7 +574,7 @@ def _count(names: Counter[str], name: str, change: int) -> None:
     if trace.state is trace.root:
         trace.reset()
     else:
-        trace.mark(("apart", _in_force()))
+        trace.mark(("apart", names_in_force()))
 
 
 class _Local(threading.local):

@@ -35,7 +35,7 @@ from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.plan_cache import may_capture
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.dispatch.trie.trace import local, names_in_force
 from lazy_tensor.dispatch.user_frame import warn_user
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
@@ -342,7 +342,10 @@ class Replay(Generic[P, R]):
             return self._recorded(args, kwargs)
         arguments = Arguments(args, kwargs)
         # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
-        environment = hits.loaded.call_environment(), torch_private.is_parametrization_cached()
+        environment = (
+            hits.loaded.call_environment(), torch_private.is_parametrization_cached(),
+            names_in_force(),
+        )  # fmt: skip
         key = (arguments.key, environment, settings.current())
         known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
         if known is None:

@@ -512,8 +512,10 @@ class _Resharding:
         if group.reshard_after_backward:
             group.reshard()
             # backward may come to the module again, if forward ran it several times: only from
-            # another state than PRE_BACKWARD does `pre_backward` gather
-            group._training_state = TrainingState.IDLE
+            # another state than PRE_BACKWARD does `pre_backward` gather. POST_BACKWARD stays: it
+            # says that the gradients are reduced, which torch's hook at the end would do again.
+            if group._training_state == TrainingState.PRE_BACKWARD:
+                group._training_state = TrainingState.IDLE
 
 
 def _reduced(gradients: Any, group: weakref.ref[ParameterGroup]) -> list[DTensor | None]:

@@ -171,12 +171,12 @@ def _key_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
                 if kind is tensor_types.sharded_class:
                     key.append(item._layout)
                 elif kind in FIXED or kind in NUMBERS:
-                    key += (kind, item)
+                    key += (kind, _static(kind, item))
                 else:
                     return None
             key.append(None)  # the end of the list: else [a], b and [a, b] would have one key
         elif kind in FIXED or kind in NUMBERS:
-            key += (kind, argument)
+            key += (kind, _static(kind, argument))
         else:
             return None
     for name, argument in kwargs.items():
@@ -184,10 +184,16 @@ def _key_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
         if kind is float and name in numbers:
             key += (name, kind)
         elif kind in FIXED or kind in NUMBERS:
-            key += (name, kind, argument)
+            key += (name, kind, _static(kind, argument))
         else:
             return None
     return tuple(key)
+
+
+def _static(kind: type, argument: Any) -> Any:
+    """The part of a key for an argument that counts by its value."""
+    # as text, by which 0.0 and -0.0 differ; either part of a complex number may be -0.0
+    return str(argument) if kind is complex or not argument else argument
 
 
 def _memory_of(argument: Any) -> Any:

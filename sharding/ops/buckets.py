@@ -28,13 +28,13 @@ Member = tuple[list[Any], int, DTensorSpec, DTensorSpec]
 def reduced_together(
     args: tuple[Any, ...],
     pairs: list[tuple[DTensorSpec, DTensorSpec]],
-    note: Callable[[DTensorSpec, tuple[Any, ...]], None],
+    report: Callable[[DTensorSpec, DTensorSpec], None],
 ) -> tuple[Any, ...] | None:
     """`args` with the partial tensors of its lists reduced; None if no two fit in one bucket.
 
-    `pairs` are the present and the wanted spec of each sharded argument. `note` is called for each
-    tensor that is reduced, before any collective, as it may raise. Only global strides count: the
-    local ones may differ between ranks.
+    `pairs` are the present and the wanted spec of each sharded argument. `report` is called for
+    each tensor that is reduced, before any collective, as it may raise. Only global strides count:
+    the local ones may differ between ranks.
     """
     copied = tuple([list(a) if isinstance(a, (list, tuple)) else a for a in args])
     tensors = [
@@ -55,7 +55,7 @@ def reduced_together(
     buckets = [(how, bucket) for how, members in alike.items() for bucket in _buckets(members)]
     for _, bucket in buckets:
         for *_, now, then in bucket:
-            note(now, then.placements)
+            report(now, then)
     for (mesh, dim, placement, _), bucket in buckets:
         _reduce(bucket, mesh, dim, placement)
     return copied if buckets else None

@@ -123,7 +123,7 @@ def _by_rule(request: Request) -> Any:
     if _moves_what_is_written(request, pairs) or torch_private.masks_what_moves(pairs):
         return _without_rule(op, args, kwargs)
     if pairs and errors.is_foreach(op):
-        reduced = reduced_together(args, pairs, partial(_note, op))
+        reduced = reduced_together(args, pairs, partial(_report, op))
         if reduced is not None:
             # the rule is asked again: reduced arguments have other placements
             return run(Request(DTensor, op, reduced, kwargs))
@@ -337,13 +337,10 @@ def _stacked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _whole(op: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """The gathered tensor, plain. The redistribution is implicit: it is reported and counted."""
+    """The gathered tensor, plain."""
     if not isinstance(tensor, DTensor):
         return tensor
-    replicated = everywhere(tensor.device_mesh)
-    torch_private.observe_redistribution(op, tensor._spec, spec_with(tensor._spec, replicated))
-    _note(op, tensor._spec, replicated)
-    return local_of(_moved(tensor, replicated))
+    return local_of(_moved_unasked(op, tensor, everywhere(tensor.device_mesh)))
 
 
 def _mesh_of(request: Request) -> DeviceMesh:
@@ -393,6 +390,9 @@ def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """
     losses, weights = run(Request(DTensor, op, (*args[:3], SUM, *args[4:]), kwargs))
     whole = everywhere(losses.device_mesh)
+    # not reported to torch's context: torch leaves the mean partial, and moves nothing here
+    for reduced in (losses, weights):
+        _note(op, reduced._spec, whole)
     losses, weights = _moved(losses, whole), _moved(weights, whole)
     return losses / weights, weights
 
@@ -457,6 +457,18 @@ def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
     target = spec_with(spec, placements)
     local = torch_private.redistribute_local_tensor(local_of(tensor), spec, target)
     return sharded(local, target)
+
+
+def _moved_unasked(op: Any, tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
+    """As `_moved`, for an implicit redistribution, which is reported."""
+    _report(op, tensor._spec, spec_with(tensor._spec, placements))
+    return _moved(tensor, placements)
+
+
+def _report(op: Any, now: DTensorSpec, then: DTensorSpec) -> None:
+    """As `_note`, and to torch's context too: for redistributions that no code of torch makes."""
+    torch_private.observe_redistribution(op, now, then)
+    _note(op, now, then.placements)
 
 
 def _note(op: Any, now: DTensorSpec, placements: tuple[Any, ...]) -> None:
@@ -667,8 +679,7 @@ def _random(
         return target
     # bernoulli compares its random numbers with the values of its argument, so it needs them whole
     if op is aten.bernoulli.default:
-        whole = local_of(_moved(target, everywhere(target.device_mesh)))
-        return sharded(part_of(op(whole, *args[1:], **kwargs), own), own)
+        return sharded(part_of(op(_whole(op, target), *args[1:], **kwargs), own), own)
     return sharded(part_of(drawn(here.trace, Draw(request, like=target)), own), own)
 
 
@@ -698,27 +709,25 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether two tensors are equal on all ranks: each compares its parts, the minimum decides."""
+    request = Request(DTensor, op, args, kwargs)
+    errors.check_arguments(request)
     first, second = args
     if first.shape != second.shape:
         return False
-    if not torch_private.is_member(first.device_mesh):
+    mesh = _mesh_of(request)
+    if not torch_private.is_member(mesh):
         return True  # this rank has no part of them
-    if first.placements != second.placements or any(p.is_partial() for p in first.placements):
-        replicated = everywhere(first.device_mesh)
-        first, second = (
-            _moved(t, replicated) if isinstance(t, DTensor) else t for t in (first, second)
-        )
-    mine, theirs = (local_of(t) if isinstance(t, DTensor) else t for t in (first, second))
+    tensors = [t if isinstance(t, DTensor) else _replicated(t, mesh) for t in args]
+    # to cut a replicated tensor as the other one is cut moves no data
+    cut = [
+        t.placements
+        for t in tensors
+        if _is_split(t) and not any(p.is_partial() for p in t.placements)
+    ]
+    placements = cut[0] if cut else everywhere(mesh)
+    mine, theirs = (local_of(_moved_unasked(op, t, placements)) for t in tensors)
     same = torch.tensor(float(torch.equal(mine, theirs)), device=mine.device)
-    return bool(torch_private.minimum_over(same, first.device_mesh).item())
-
-
-def _same_size(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(args[0].shape == args[1].shape)
-
-
-def _pinned(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return local_of(args[0]).is_pinned()
+    return bool(torch_private.minimum_over(same, mesh).item())
 
 
 def _handles_convolution(n_images: int, args: tuple[Any, ...]) -> bool:
@@ -803,8 +812,7 @@ def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`fill_`, after which Partial placements are Replicate: a sum would multiply the number."""
     tensor = args[0]
     if isinstance(args[1], DTensor):
-        number = local_of(_moved(args[1], everywhere(args[1].device_mesh)))
-        args = (tensor, number)
+        args = (tensor, _whole(op, args[1]))
     op(local_of(tensor), *args[1:], **kwargs)
     tensor._spec = _reduced(tensor._spec)
     return tensor
@@ -845,8 +853,6 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.index_put_.default: _put,
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
-    aten.is_same_size.default: _same_size,
-    aten.is_pinned.default: _pinned,
     aten.logsumexp.default: _logsumexp,
     aten.stack.default: _stacked,
 }

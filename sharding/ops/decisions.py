@@ -19,7 +19,7 @@ from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.keys import NUMBERS
-from lazy_tensor.dispatch.trie.trace import local, setting_apart
+from lazy_tensor.dispatch.trie.trace import local, setting_apart, switch_apart
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.torch_private import OutputSharding
@@ -140,3 +140,5 @@ def forget() -> None:
 # a call that was recorded outside may redistribute what such a block forbids: inside it is a miss,
 # so that the block is asked
 torch_private.around_explicit_redistribution(partial(setting_apart, here_only=True))
+# a call with a plain tensor that was recorded inside must raise outside
+torch_private.on_replicating_plain_tensors(partial(switch_apart, "implicit replication"))

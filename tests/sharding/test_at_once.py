@@ -78,6 +78,17 @@ def test_what_is_pending_is_not_run_at_once(mesh: Any) -> None:
         assert (y + y).to_local().tolist() == [6.0, 6.0]
 
 
+def test_the_sign_of_zero_is_part_of_a_known_call(mesh: Any) -> None:
+    x = sharding.distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    for zero in (0.0, -0.0) * 3:
+        unrecorded()
+        (product,) = torch._foreach_mul([x], [zero])
+        clamped = (x - 1).clamp(max=zero)
+        expected = torch.ones(2) * zero
+        assert torch.equal(product.to_local().signbit(), expected.signbit())
+        assert torch.equal(clamped.to_local().signbit(), torch.zeros(2).clamp(max=zero).signbit())
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_unrecorded_is_torchs(name: str, mesh: Any) -> None:
     def trained(api: Any) -> list[Any]:

@@ -560,6 +560,25 @@ def test_an_unused_module_has_no_gradients_or_zeros_if_wanted() -> None:
 
 
 @on_ranks(N)
+def test_zeros_for_what_is_unused_come_once_beside_frozen_parameters() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5))
+    model[0].requires_grad_(False)
+    model.forward = lambda x: model[1](model[0](x))
+    fully_shard(model, mesh=line())
+    model.set_reduce_scatter_unused_params(True)
+    calls: Counter[Any] = Counter()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.update([name]))
+    for n in range(1, 4):
+        with _Counting() as counted:
+            model(torch.ones(2, 5, requires_grad=True)).sum().backward()
+        assert counted.found[SCATTER] == 1
+        assert calls == {f"{i}.{name}": n for i in (1, 2) for name in ("weight", "bias")}
+
+
+@on_ranks(N)
 def test_parameters_made_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = Net()

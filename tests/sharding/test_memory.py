@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
 from lazy_tensor import sharding
+from lazy_tensor.sharding import Shard, layout
 
 PAGE_BYTES = 4096
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -80,3 +81,19 @@ def test_training_holds_no_more_after_many_steps(
     assert blocks < most, seen
     assert n_bytes < max(1 << 18, 16 * most), seen
     assert entries < most, seen
+
+
+def test_what_sizes_have_in_common_is_forgotten_with_the_caches(mesh: Any) -> None:
+    def n_families() -> int:
+        lazy_tensor.cache_clear()
+        lazy_tensor.reset_stats()  # the log of flushes holds states, and these layouts
+        gc.collect()
+        return len(layout._families)
+
+    before = n_families()
+    for size in ((4, 6), (5, 6), (1, 6)):
+        x = sharding.distribute_tensor(torch.ones(size), mesh, [Shard(0)])
+        (x + x).to_local().tolist()
+    assert len(layout._families) > before
+    del x
+    assert n_families() <= before

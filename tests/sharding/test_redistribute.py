@@ -76,6 +76,7 @@ def test_torchs_explicit_context_refuses_what_nobody_asked_for(strict, lazily):
             distribute_tensor(torch.ones(4, 4), mesh, [placement])
             for placement in (Shard(0), Shard(1), Replicate())
         )
+        sums = [rows.sum(), columns.sum()]
 
         def is_refused(function, inside):
             with lazy_tensor.lazy_mode() if lazily else nullcontext(), inside:
@@ -98,6 +99,10 @@ def test_torchs_explicit_context_refuses_what_nobody_asked_for(strict, lazily):
         assert refused(lambda: torch.mm(rows, columns))
         assert refused(lambda: torch.mm(columns, rows).relu())
         assert refused(lambda: rows.unfold(0, 2, 1))  # torch has no rule for it
+        assert refused(lambda: torch._foreach_sqrt(sums[:1]))
+        assert refused(lambda: torch._foreach_sqrt(sums))  # one all-reduce for both
+        assert refused(lambda: torch.equal(rows, columns))
+        assert refused(lambda: torch.equal(whole, rows)) is strict
         assert refused(lambda: rows + whole) is strict  # each rank keeps some of what it has
 
     run_on_ranks(2, body)
@@ -112,6 +117,24 @@ def test_an_explicit_context_that_is_switched_off_allows_all():
                 with ExplicitRedistributionContext(enable=False):
                     assert (rows + columns).full_tensor().tolist() == [[2.0] * 4] * 4
                 with pytest.raises(RuntimeError, match="Implicit redistribution occurred"):
+                    rows + columns
+
+    run_on_ranks(2, body)
+
+
+def test_an_explicit_context_raises_for_what_another_only_warned_of():
+    def body():
+        mesh = init_device_mesh("cpu", (2,))
+        rows, columns = (distribute_tensor(torch.ones(4, 4), mesh, [Shard(d)]) for d in (0, 1))
+        for _ in range(3):
+            for mode in ("warn", "raise"):
+                with (
+                    lazy_tensor.lazy_mode(record="always"),
+                    ExplicitRedistributionContext(mode=mode),
+                    nullcontext()
+                    if mode == "warn"
+                    else pytest.raises(RuntimeError, match="Implicit"),
+                ):
                     rows + columns
 
     run_on_ranks(2, body)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor._utils import ExplicitRedistributionContext
 
 import lazy_tensor
 from lazy_tensor import sharding
@@ -243,5 +244,38 @@ def test_an_argument_that_lies_otherwise() -> None:
                 x = distribute_tensor(plain, mesh, [Replicate()]).redistribute(mesh, [placement])
                 torch.testing.assert_close(whole(run(x)), (plain * 2).sum(0))
         assert run.n_replayed >= 8
+
+    run_on_ranks(2, body)
+
+
+def test_blocks_that_change_what_ops_mean_have_captured_calls_of_their_own() -> None:
+    def captured(function: Any, *args: Any) -> Any:
+        """The replayed function, once such calls of it are replayed here."""
+        run = lazy_tensor.replay(function)
+        for _ in range(N_CALLS):
+            run(*args)
+        assert run.n_replayed
+        return run
+
+    def body() -> None:
+        mesh = sharding.init_device_mesh("cpu", (2,))
+        plain = torch.rand(4, 4)
+        rows, columns = (distribute_tensor(plain, mesh, [Shard(dim)]) for dim in (0, 1))
+
+        added = captured(lambda x, y: ((x + y) * 2).relu(), rows, columns)
+        with ExplicitRedistributionContext(), pytest.raises(RuntimeError, match="Implicit"):
+            added(rows, columns)
+
+        with sharding.implicit_replication():
+            added = captured(lambda x, y: ((x + y) * 2).relu(), rows, plain)
+        with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+            added(rows, plain)
+
+        normalized = captured(lambda x: torch.log_softmax(x * 2, 1), columns)
+        assert normalized(columns).placements == (Replicate(),)
+        dist.barrier()  # the ranks are threads here, and the block holds for all
+        with sharding.loss_parallel():
+            assert normalized(columns).placements == (Shard(1),)
+            dist.barrier()
 
     run_on_ranks(2, body)

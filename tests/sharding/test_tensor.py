@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.distributed.tensor import DTensor as TorchDTensor, experimental as theirs
 
 import lazy_tensor
 import lazy_tensor.sharding as sharding
@@ -23,7 +23,7 @@ from lazy_tensor.sharding import (
     distribute_tensor,
     init_device_mesh,
 )
-from tests.sharding.ranks import on_ranks
+from tests.sharding.ranks import on_ranks, run_on_ranks
 
 
 def a_mesh(*shape):
@@ -136,6 +136,81 @@ def test_forbidden_redistribution_names_the_op_and_the_line():
     ):
         tensor.sort()
     tensor.redistribute(placements=[Replicate()])
+
+
+def gathers_what_bernoulli_compares_with(sharded):
+    return torch.bernoulli(sharded)
+
+
+def reduces_the_mean_of_losses(sharded):
+    targets = distribute_tensor(torch.zeros(4, dtype=torch.long), sharded.device_mesh, [Shard(0)])
+    return torch.nn.functional.nll_loss(sharded, targets)
+
+
+def gathers_the_number_that_fills(sharded):
+    return torch.ones_like(sharded).fill_(sharded.sum())
+
+
+def gathers_what_is_compared(sharded):
+    return torch.equal(
+        sharded, distribute_tensor(torch.zeros(4, 4), sharded.device_mesh, [Shard(1)])
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (gathers_what_bernoulli_compares_with, "bernoulli"),
+        (reduces_the_mean_of_losses, "nll_loss_forward"),
+        (gathers_the_number_that_fills, "fill_"),
+        (gathers_what_is_compared, "equal"),
+    ],
+)
+def test_no_op_redistributes_silently(function, op):
+    def body():
+        sharded = distribute_tensor(torch.zeros(4, 4), a_mesh(), [Shard(0)])
+        function(sharded)
+        dist.barrier()  # the ranks are threads here, and the counts are of all
+        assert any(op in line for line in lazy_tensor.stats()["redistributions"])
+        with (
+            lazy_tensor.lazy_mode(forbid={"redistribute"}),
+            pytest.raises(RuntimeError, match=rf"aten\.{op}.* at .*test_tensor.py.*'redistribute'"),
+        ):
+            function(sharded)
+
+    lazy_tensor.reset_stats()
+    run_on_ranks(2, body)
+
+
+@on_ranks(2)
+def test_plain_tensors_are_accepted_inside_implicit_replication_only():
+    tensor, plain = distribute_tensor(torch.ones(4, 4), a_mesh(), [Shard(0)]), torch.ones(4, 4)
+    for block in (sharding.implicit_replication, theirs.implicit_replication):
+        for _ in range(3):
+            with lazy_tensor.lazy_mode(record="always"):
+                with block():
+                    assert torch.equal((tensor + plain).full_tensor(), torch.full((4, 4), 2.0))
+                with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor"):
+                    tensor + plain
+
+
+@on_ranks(2)
+def test_sizes_are_compared_as_those_of_whole_tensors():
+    mesh = a_mesh()
+    rows, columns = (distribute_tensor(torch.ones(4, 4), mesh, [Shard(dim)]) for dim in (0, 1))
+    assert torch.is_same_size(rows, columns)
+    assert not torch.is_same_size(rows, distribute_tensor(torch.ones(2, 4), mesh, [Replicate()]))
+    assert not torch.ops.aten.is_pinned(rows)
+
+
+@on_ranks(2)
+def test_equal_refuses_a_plain_tensor():
+    tensor = distribute_tensor(torch.ones(4, 4), a_mesh(), [Shard(0)])
+    for pair in itertools.permutations((tensor, torch.ones(4, 4))):
+        with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor"):
+            torch.equal(*pair)
+        with sharding.implicit_replication():
+            assert torch.equal(*pair)
 
 
 @on_ranks(2)
@@ -254,14 +329,18 @@ def test_the_class_makes_a_tensor_of_a_spec():
         DTensor(local, spec)
 
 
+@pytest.mark.parametrize("lazily", [False, True])
 @on_ranks(2)
-def test_what_a_rank_outside_the_mesh_has():
-    x = DTensor.from_local(torch.ones(2, 3), DeviceMesh("cpu", [0]), [Shard(0)])
+def test_what_a_rank_outside_the_mesh_has(lazily):
+    mesh = DeviceMesh("cpu", [0])
     is_member = dist.get_rank() == 0
-    torch.testing.assert_close(
-        lazy_tensor.materialize(x.sum().to_local()), torch.tensor(6.0 if is_member else 0.0)
-    )
-    assert (x + 1).to_local().shape == ((2, 3) if is_member else (0,))
+    for _ in range(3):  # a lazy local tensor's layout is known from the second time on
+        local = lazy_tensor.wrap(torch.ones(2, 3)) if lazily else torch.ones(2, 3)
+        x = DTensor.from_local(local, mesh, [Shard(0)])
+        torch.testing.assert_close(
+            lazy_tensor.materialize(x.sum().to_local()), torch.tensor(6.0 if is_member else 0.0)
+        )
+        assert x.to_local().shape == (x + 1).to_local().shape == ((2, 3) if is_member else (0,))
 
 
 @on_ranks(2)
