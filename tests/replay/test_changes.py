@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import operator
 import sys
 import threading
 import types
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 import lazy_tensor
 from lazy_tensor import replay
 from lazy_tensor.capture import reach
+from lazy_tensor.capture.mentions import mentions_of
 
 Space = types.SimpleNamespace
 N_CALLS, CHANGED_AT = 8, 6
@@ -200,9 +202,14 @@ def module_that_is_imported_inside():
     return function, lambda: setattr(m, "scale", 5.0)
 
 
+class Held:
+    """Objects of which only attributes are watched that the code mentions."""
+
+
 @case
 def computed_name():
-    c = Space(rate_a=2.0)
+    c: Any = Held()
+    c.rate_a = 2.0
 
     def function(x):
         for k in "a":
@@ -212,9 +219,65 @@ def computed_name():
     return function, lambda: setattr(c, "rate_a", 5.0)
 
 
+NAMES = {"key": "rate_a"}
+COMPUTED: dict[str, Any] = {
+    "format": lambda c, k: getattr(c, "rate_{}".format(k[1])),  # noqa: UP032
+    "item": lambda c, k: getattr(c, NAMES["key"]),
+    "join": lambda c, k: getattr(c, "_".join(["rate", k[1]])),
+    "method": lambda c, k: getattr(c, k.removeprefix("x")),
+    "default": lambda c, k: getattr(c, k, "none"),
+    "or": lambda c, k: getattr(c, k.lower() or "none"),
+    "constant or not": lambda c, k: getattr(c, k.lower() if k else "none"),
+    "getter": lambda c, k: operator.attrgetter(k.lower())(c),
+    "several getters": lambda c, k: operator.attrgetter(k.lower(), "keep")(c)[0],
+    "path": lambda c, k: operator.attrgetter("inner.rate_a")(c),
+    "passed on": lambda c, k: next(map(getattr, [c], [k.lower()])),
+    "arguments": lambda c, k: getattr(*(c, k.lower())),
+    "another name": lambda c, k: (lambda get: get(c, k.lower() or "none"))(getattr),
+}
+KEYS = {"format": "aa", "join": "aa", "method": "xrate_a", "default": "rate_a"}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_attributes_whose_names_are_computed(kind):
+    read, key = COMPUTED[kind], KEYS.get(kind, "RATE_A")
+
+    def make():
+        c: Any = Held()
+        inner: Any = Held()
+        c.rate_a = inner.rate_a = 2.0
+        c.inner, c.keep = inner, 1.0
+
+        def change():
+            c.rate_a = inner.rate_a = 5.0
+
+        return lambda x: x * read(c, key), change
+
+    check(make)
+
+
+class Names:
+    """Code whose names of attributes are constants."""
+
+    def plain(self, c, k):
+        return getattr(c, "a"), getattr(c, "b", k + 1), setattr(c, "d", k["e"])  # noqa: B009
+
+    def nested(self, c, k):
+        return getattr(getattr(c.f(k), "a"), "b", max(k, hash("e")))  # noqa: B009
+
+    def getters(self, c, k):
+        return operator.attrgetter("a", "b.c")(c), hasattr(c, "d") and "{}".format(k)  # noqa: UP032
+
+
+@pytest.mark.parametrize("code", [Names.plain, Names.nested, Names.getters])
+def test_names_that_are_constants_are_not_computed(code):
+    assert not mentions_of(code.__code__).computes_names
+
+
 @case
 def all_attributes():
-    c = Space(rate=2.0)
+    c: Any = Held()
+    c.rate = 2.0
     return lambda x: x * sum(vars(c).values()), lambda: setattr(c, "rate", 5.0)
 
 
