@@ -28,7 +28,7 @@ import torch
 
 from lazy_tensor.capture.captured_call import CapturedCall, Changed
 from lazy_tensor.capture.cuda_graph import CudaGraph
-from lazy_tensor.capture.reach import is_atom
+from lazy_tensor.capture.reach import is_atom, slots_of
 from lazy_tensor.capture.take import Outline, Take, described, take
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
@@ -139,7 +139,9 @@ class Arguments:
         self._inside.discard(id(value))
 
     def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
-        for name, item in getattr(value, "__dict__", {}).items():
+        slots = [name for name in slots_of(type(value)) if hasattr(value, name)]
+        in_slots = {name: getattr(value, name) for name in slots}
+        for name, item in (in_slots | getattr(value, "__dict__", {})).items():
             parts.append(name)
             self._read(f"{label}.{name}", item, parts)
 

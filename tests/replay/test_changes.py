@@ -190,6 +190,26 @@ def attribute_of_a_parameter():
 
 
 @case
+def attribute_that_a_parameter_gets():
+    w: Any = nn.Parameter(torch.ones(3))
+    return lambda x: x * getattr(w, "mult", 2.0), lambda: setattr(w, "mult", 5.0)
+
+
+@case
+def further_attribute_that_a_parameter_gets():
+    w: Any = nn.Parameter(torch.ones(3))
+    w.base = 1.0
+    return lambda x: x * getattr(w, "mult", 2.0) * w.base, lambda: setattr(w, "mult", 5.0)
+
+
+@case
+def global_that_hides_a_builtin():
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("def function(x):\n    return x * max(1.0, 2.0)\n", space)
+    return space["function"], lambda: space.__setitem__("max", lambda *_: 5.0)
+
+
+@case
 def module_that_is_imported_inside():
     m = sys.modules["lazy_tensor_test_settings"] = types.ModuleType("lazy_tensor_test_settings")
     m.scale = 2.0  # type: ignore[attr-defined]
@@ -491,6 +511,65 @@ def test_methods_and_attributes_of_arguments():
         b = B(x_of(1))
         b.more = 3.0  # type: ignore[attr-defined]
         return found, step(b).tolist()
+
+    both(run)
+
+
+def test_slots_of_arguments():
+    @dataclasses.dataclass(slots=True)
+    class Batch:
+        x: torch.Tensor
+        scale: float = 2.0
+
+    class Private(list[torch.Tensor]):
+        __slots__ = ("__scale",)
+
+        def __init__(self, scale):
+            self.__scale = scale
+
+        @property
+        def scale(self):
+            return self.__scale
+
+    def private(x, scale):
+        made = Private(scale)
+        made.append(x)
+        return made
+
+    def run(wrap):
+        scaled, of_list = wrap(lambda b: b.x * b.scale), wrap(lambda b: b[0] * b.scale)
+        found = []
+        for i in range(8):
+            scale = 2.0 if i < 6 else 5.0
+            found.append(scaled(Batch(x_of(i), scale)).tolist())
+            found.append(of_list(private(x_of(i), scale)).tolist())
+        return found
+
+    both(run)
+    step = replay(lambda b: b.x * b.scale)
+    for i in range(6):
+        step(Batch(x_of(i)))
+    assert step.n_replayed >= 3
+
+
+def test_slots_of_arguments_that_the_call_changes():
+    @dataclasses.dataclass(slots=True)
+    class Batch:
+        x: torch.Tensor
+        n_read: int = 0
+
+    def read(b):
+        b.n_read += 1
+        return b.x * 2
+
+    def run(wrap):
+        step = wrap(read)
+        found = []
+        for i in range(8):
+            batch = Batch(x_of(i))
+            step(batch)
+            found.append(batch.n_read)
+        return found
 
     both(run)
 
