@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import io
 import itertools
+import os
 import pickle
 import threading
 import weakref
@@ -669,6 +670,62 @@ def test_an_exception_in_forward_passes():
         else:
             model(x).sum().backward()
     assert calls_of(model).forward.n_replayed
+
+
+def test_an_exception_while_a_call_is_checked_loses_no_plan(monkeypatch):
+    class Raising(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 4)
+
+        def forward(self, x):
+            if "HIDDEN" in os.environ:  # which nothing watches
+                raise ValueError("hidden")
+            return self.body(x)
+
+    model = replay(Raising(), compile="off", check_every=1)
+    forward = calls_of(model).forward
+    for x in batches(16):
+        model(x).sum().backward()
+    captured, n_backwards = forward.captured(), backwards_of(model)
+    assert n_backwards
+
+    def is_checked():
+        for x in batches(2):
+            model(x)
+
+    with monkeypatch.context() as environment:
+        environment.setenv("HIDDEN", "1")
+        with pytest.raises(ValueError, match="hidden"):
+            is_checked()
+    for x in batches(4):
+        model(x).sum().backward()
+    assert forward.captured() == captured
+    assert backwards_of(model) >= n_backwards + 2
+
+
+def test_forward_may_wait_for_a_thread_that_calls_the_module():
+    """While backward is learnt, too, for which forwards are recorded that could be replayed."""
+
+    class Waiting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 4)
+
+        def forward(self, x, waits=True):
+            if waits:
+                thread = threading.Thread(target=self, args=(x, False))
+                thread.start()
+                thread.join(20)
+                if thread.is_alive():
+                    raise TimeoutError("the other call waits for this one")
+            return self.body(x)
+
+    model = replay(Waiting(), compile="off")
+    for x in batches(16):
+        model(x).sum().backward()
+    assert calls_of(model).forward.n_replayed
+    assert backwards_of(model)
 
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
