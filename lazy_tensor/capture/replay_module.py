@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.reach import is_atom
 from lazy_tensor.capture.replay import Replay, recording
+from lazy_tensor.capture.take import Constant
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape
@@ -86,15 +87,15 @@ class _Named:
 
 
 N_HEADER = 6
-"""Numbers before the tensors in the list that `_Forward` returns."""
+"""Items before the tensors in the list that `_Forward` returns."""
 
 
 class _Forward(_Named):
     """Calls a module, and leaves its graph in `_here.made`.
 
-    Returns a list. First, `N_HEADER` numbers: how many outputs there are; a bit for each output
-    that has a graph; the number of the outputs' form; how many tensors were saved for backward; a
-    bit for each differentiated argument that the graph reaches; how many parameters it reaches.
+    Returns a list. First, `N_HEADER` items: how many outputs there are; a bit for each output that
+    has a graph; the outputs' form; how many tensors were saved for backward; a bit for each
+    differentiated argument that the graph reaches; how many parameters it reaches.
     Then the outputs, the saved tensors, these parameters, and the module's other parameters and
     buffers.
     """
@@ -104,7 +105,7 @@ class _Forward(_Named):
     ) -> list[Any]:
         if not torch.is_grad_enabled():
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
-            return [len(outputs), 0, _number_of(form), 0, 0, 0, *outputs]
+            return [len(outputs), 0, form, 0, 0, 0, *outputs]
         first = torch_private.next_sequence_number()  # nodes with less were made before the call
         inputs = _differentiated(args, kwargs)
         edges = [torch.autograd.graph.get_gradient_edge(one) for one in inputs]
@@ -138,7 +139,7 @@ class _Forward(_Named):
         # memory backward needs: see `_whose_memory_is_saved`
         known = {id(one) for one in parameters}
         others = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in known]
-        header = [len(outputs), bits, _number_of(form), len(saved), reached, len(parameters)]
+        header = [len(outputs), bits, form, len(saved), reached, len(parameters)]
         return [*header, *outputs, *saved, *parameters, *others]
 
 
@@ -234,7 +235,7 @@ class _Backward(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(Constant):
     """How to put together what a module returns from a list of leaves.
 
     `spec` has the containers. `objects` are leaves that hold tensors themselves, such as a cache of
@@ -289,16 +290,6 @@ def _made_of(leaves: list[Any], form: _Form) -> Any:
 def _n_leaves(form: _Form) -> int:
     """All leaves of a form, those in objects too."""
     return form.n_leaves + sum(_n_leaves(inner) for *_, inner in form.objects)
-
-
-_forms: list[_Form] = []
-
-
-def _number_of(form: _Form) -> int:
-    """A number for a form, which `replay` can return as a constant. Equal forms have one number."""
-    if form not in _forms:
-        _forms.append(form)
-    return _forms.index(form)
 
 
 class ReplayedModule:
@@ -367,7 +358,7 @@ class ReplayedModule:
             given = ()
         for i, output in zip(places, given, strict=True):
             outputs[i] = output
-        return _made_of(outputs, _forms[form])
+        return _made_of(outputs, form)
 
     def _whose_memory_is_saved(self, saved: Tensors, seen: Tensors) -> list[int]:
         """The numbers of the tensors in `seen` that have the memory of a saved tensor.

@@ -729,6 +729,26 @@ def test_forward_may_wait_for_a_thread_that_calls_the_module():
 
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_what_a_module_returned_is_let_go():
+    class Giving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 4)
+
+        def forward(self, x):
+            output: Any = type("Output", (), {})()
+            output.value = self.body(x)
+            return output
+
+    model = replay(Giving(), compile="off")
+    classes = [weakref.ref(type(model(x))) for x in batches(16)]
+    assert calls_of(model).forward.n_recorded
+    del model
+    gc.collect()
+    assert not [one for one in classes if one() is not None]
+
+
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
 def test_an_output_that_is_an_input_or_a_parameter():
     class Giving(nn.Module):
         def __init__(self):
