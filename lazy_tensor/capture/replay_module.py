@@ -193,19 +193,34 @@ def _saving() -> Iterator[Tensors]:
     """Have autograd save numbers instead of tensors; yields the list of these tensors.
 
     Nodes of the graph look a number up in `_here.saved`, which `_Backward` sets. Without it, as
-    when the outputs are returned with this graph, they look in the list.
+    when the outputs are returned with this graph, they look in the list. A tensor there must not
+    have been written since: autograd doesn't check that where there are hooks.
     """
     saved: Tensors = []
-    number_of: dict[int, tuple[int, torch.Tensor]] = {}
+    versions: list[int] = []
+    number_of: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 
     def pack(tensor: torch.Tensor) -> int:
-        known = number_of.get(id(tensor))
+        version = tensor._version
+        known = number_of.get((id(tensor), version))
         if known is None:
-            known = number_of[id(tensor)] = (len(saved), tensor)
+            known = number_of[id(tensor), version] = (len(saved), tensor)
             saved.append(tensor if tensor.is_leaf else tensor.detach())
+            versions.append(version)
         return known[0]
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: (_here.saved or saved)[i]):
+    def unpack(i: int) -> torch.Tensor:
+        if _here.saved:
+            return _here.saved[i]
+        if saved[i]._version != versions[i]:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a tensor of shape {list(saved[i].shape)} is at version "
+                f"{saved[i]._version}; expected version {versions[i]} instead"
+            )
+        return saved[i]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield saved
 
 
@@ -502,12 +517,9 @@ class _Run:
     def _differentiable(self, saved: Tensors, given: Gradients) -> Gradients:
         """The gradients with a graph of their own, by a forward and a backward in eager.
 
-        RuntimeError if that forward would save other values than the replayed one.
+        RuntimeError if that forward saves other values than the replayed one.
         """
-        self._made_again(saved)
-        with self._as_then():
-            found, _ = _flattened(torch_private.call_module(*self._call))
-        again = [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
+        again = self._made_again(saved).outputs
         pairs = [pair for pair in zip(again, given, strict=True) if pair[1] is not None]
         gradients = torch.autograd.grad(
             [output for output, _ in pairs], self._wanted, [gradient for _, gradient in pairs],

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import lazy_tensor
 from lazy_tensor import lazy_mode, replay, unwrap, wrap
 from lazy_tensor.capture.replay_module import ReplayedModule
+from lazy_tensor.dispatch import torch_private
 
 
 def calls_of(model: nn.Module) -> ReplayedModule:
@@ -524,6 +525,51 @@ def test_what_is_saved_may_not_be_written():
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             other.sum().backward()
         del out
+
+
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_what_is_saved_may_not_be_written_in_graphs_that_are_returned():
+    """A hook for a gradient keeps one node from standing for the graph."""
+    linear = nn.Linear(8, 8)
+    linear.weight.register_hook(lambda gradient: gradient)
+    model = replay(nn.Sequential(linear, nn.BatchNorm1d(8), nn.Sigmoid()), compile="off")
+    for x in batches(12):
+        model(x.requires_grad_()).sum().backward()
+        out = model(x)
+        with torch.no_grad():
+            linear.weight.add_(0.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_what_is_saved_may_not_be_written_before_gradients_of_gradients():
+    linear = nn.Linear(8, 8)
+    model = replay(nn.Sequential(linear, nn.Sigmoid()), compile="off")
+    for x in batches(8):
+        out = model(x.requires_grad_()).sum()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        with torch.no_grad():
+            linear.weight.add_(0.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient.sum().backward()
+
+
+def test_gradients_with_a_graph_run_forward_once_more(monkeypatch):
+    model, n_forwards = replay(blocks(), compile="off"), 0
+    for x in batches(12):
+        model(x).sum().backward()
+    call_module = torch_private.call_module
+
+    def counted(*args):
+        nonlocal n_forwards
+        n_forwards += 1
+        return call_module(*args)
+
+    out = model(x)
+    assert calls_of(model).forward.has_replayed()
+    monkeypatch.setattr(torch_private, "call_module", counted)
+    torch.autograd.grad(out.sum(), list(model.parameters()), create_graph=True)
+    assert n_forwards == 1
 
 
 @pytest.mark.parametrize(("p", "options"), [(0.0, {}), (0.3, {}), (0.0, KERNELS)])
