@@ -34,8 +34,13 @@ struct Expected {
 
 PyObject* or_none(PyObject* field) { return field == nullptr ? Py_None : field; }
 
-// Whether a tensor's `AUTOGRAD_FIELDS` (reach.py) are as expected. torch warns if others than
-// leaves are asked for their gradient.
+// How many attributes an object has.
+Py_ssize_t n_attributes(PyObject* object) {
+  return PyDict_GET_SIZE(Ref(sure(PyObject_GenericGetDict(object, nullptr))).get());
+}
+
+// Whether the first four of a tensor's `AUTOGRAD_FIELDS` (reach.py) are as expected. torch warns if
+// others than leaves are asked for their gradient.
 bool has_autograd_fields(PyObject* holder, const Expected& expected) {
   const auto* object = reinterpret_cast<THPVariable*>(holder);
   const at::Tensor& tensor = THPVariable_Unpack(holder);
@@ -47,7 +52,7 @@ bool has_autograd_fields(PyObject* holder, const Expected& expected) {
 }
 
 // Whether a holder holds just these values under `keys`. False, too, where only Python can tell.
-// `size` is how many attributes an object had; -1 if others don't matter.
+// `size` is how many attributes an object or a tensor had; -1 if others don't matter.
 bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected, long size) {
   const Py_ssize_t n = PyTuple_GET_SIZE(expected.values);
   switch (kind) {
@@ -94,7 +99,7 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
     case CELL:
       return expected.is(0, PyCell_GET(holder));
     case AUTOGRAD_FIELDS:
-      return has_autograd_fields(holder, expected);
+      return n_attributes(holder) == size && has_autograd_fields(holder, expected);
     case FUNCTION:
       return expected.is(0, PyFunction_GET_CODE(holder)) &&
              expected.is(1, or_none(PyFunction_GET_DEFAULTS(holder))) &&

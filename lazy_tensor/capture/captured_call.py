@@ -116,7 +116,9 @@ class CapturedCall:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
-            self.cuda_graph = CudaGraph(plan, outline.state, numbers_change=self._recount.is_needed)
+            self.cuda_graph = CudaGraph(
+                plan, outline.state, take.written, numbers_change=self._recount.is_needed
+            )
         self._reads = take.reads
         self._holdings = take.after.holdings
         # the number of an argument, by the name of its holding

@@ -8,7 +8,7 @@ copied into buffers of the graph. Results are copied out, as the next run overwr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -43,15 +43,17 @@ def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], T
 class CudaGraph:
     """Runs a plan as a CUDA graph as soon as possible, and until then as it is.
 
-    `refusal` says why it can't become a graph, "" if it can. A graph keeps the numbers that it was
-    captured with, so with `numbers_change` there is none. Tests pass
-    another `device_type` and `capture`, to capture on the CPU.
+    `written` are the numbers of the leaves that the plan writes. `refusal` says why it can't become
+    a graph, "" if it can. A graph keeps the numbers that it was captured with, so with
+    `numbers_change` there is none. Tests pass another `device_type` and `capture`, to capture on
+    the CPU.
     """
 
     def __init__(
         self,
         plan: Plan,
         state: State,
+        written: Collection[int],
         *,
         numbers_change: bool = False,
         device_type: str = "cuda",
@@ -59,9 +61,8 @@ class CudaGraph:
     ) -> None:
         self._plan = plan
         self._capture = capture
-        steps = state.steps()
-        self._written = _written_leaves(plan, steps)
-        self.refusal = _refusal(steps, device_type)
+        self._written = written
+        self.refusal = _refusal(state.steps(), device_type)
         if numbers_change and not self.refusal:
             self.refusal = "numbers that it gets change"
         self._before: list[int] = []  # the leaves' addresses in the last run
@@ -184,19 +185,6 @@ def _refusal(steps: list[Node | Leaf], device_type: str) -> str:
         if isinstance(step, Node) and step.facts.communicates:
             return f"{op_name(step.facts.op)} communicates"
     return ""
-
-
-def _written_leaves(plan: Plan, steps: list[Node | Leaf]) -> set[int]:
-    """The numbers of the leaves whose memory the plan writes."""
-    leaves = [step for step in steps if isinstance(step, Leaf)]
-    written = {
-        plan.root[slot]
-        for step in plan.steps
-        for node in step.nodes
-        for slot in node.writes
-        if slot in plan.root
-    }
-    return {i for i, leaf in enumerate(leaves) if plan.root.get(leaf.slot, leaf.slot) in written}
 
 
 def _shared(leaves: Tensors) -> set[int]:

@@ -40,28 +40,54 @@ def mentions_of(code: types.CodeType) -> Mentions:
         # a class pattern has the names of its attributes in a tuple
         for constant in part.co_consts:
             several = constant if isinstance(constant, tuple) else (constant,)
-            names.update(c for c in several if isinstance(c, str) and c.isidentifier())
-        computes_names |= not _ALL_ATTRIBUTES.isdisjoint(part.co_names)
-        # `getattr` and the like must get a constant string, else the code computes names. `waits`:
-        # `getattr` was loaded and not called yet; `has_name`: a constant string was loaded since.
-        waits = has_name = False
+            # `attrgetter` takes a path: names with dots between them
+            paths = [one.split(".") for one in several if isinstance(one, str)]
+            names.update(name for path in paths for name in path if name.isidentifier())
+        computes_names |= not _ALL_ATTRIBUTES.isdisjoint(part.co_names) or _computes_names(part)
         for instruction in dis.get_instructions(part):
             name, argument = instruction.opname, instruction.argval
             if name == "IMPORT_NAME":
                 imports.append(argument)
             elif name in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
                 used[argument] = None
-            if argument in _BY_NAME and name.startswith("LOAD_"):
-                waits, has_name = True, False
-            elif waits and name.startswith(("FORMAT_", "BUILD_STRING", "BINARY_OP")):
-                # a string is put together: a constant one is only a part of the name
-                computes_names, waits = True, False
-            elif name == "LOAD_CONST" and isinstance(argument, str):
-                has_name = True
-            elif waits and name.startswith("CALL"):
-                computes_names |= not has_name
-                waits = False
     return Mentions(frozenset(names), tuple(imports), tuple(used), computes_names)
+
+
+def _computes_names(code: types.CodeType) -> bool:
+    """Whether `getattr` or the like may get a name that is no constant string.
+
+    True, too, where only a run could tell: the arguments depend on a condition, or the function is
+    called under another name.
+    """
+    # of each call of such a function, innermost last: the function, and for each argument on the
+    # stack whether it is a constant string. None is the NULL that Python 3.13 puts before them.
+    calls: list[tuple[str, list[bool | None]]] = []
+    for instruction in dis.get_instructions(code):
+        name, opcode = instruction.opname, instruction.opcode
+        if name == "EXTENDED_ARG":
+            continue  # the next instruction has the whole argument
+        if calls and (opcode in dis.hasjrel or opcode in dis.hasjabs):
+            return True
+        effect = dis.stack_effect(opcode, instruction.arg, jump=False)
+        is_text = name == "LOAD_CONST" and isinstance(instruction.argval, str)
+        pushed = None if name == "PUSH_NULL" else is_text
+        while calls and len(calls[-1][1]) + effect <= 0:  # the call itself, or another use
+            function, arguments = calls.pop()
+            if arguments[:1] == [None]:
+                del arguments[0]
+            names = arguments if function == "attrgetter" else arguments[1:2]
+            if not names or not all(names):
+                return True
+        for _, arguments in calls:
+            if effect > 0:
+                arguments += [pushed] * effect
+            else:
+                # its result lies on top; only the net effect is known, so that counts as computed
+                del arguments[len(arguments) + effect :]
+                arguments[-1] = False
+        if name.startswith("LOAD_") and name != "LOAD_CONST" and instruction.argval in _BY_NAME:
+            calls.append((instruction.argval, []))
+    return False
 
 
 _BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter"})

@@ -126,7 +126,7 @@ class Holding:
 
     `read` reads the values, and `write` sets one, if that is possible. Of an object's attributes
     only those count whose names are `among` the names in the code, or in `always`. If `among` is
-    None, all count. `size` is how many attributes it had, -1 if they don't matter.
+    None, all count. `size` is how many attributes it had, -1 if later ones don't matter.
     """
 
     __slots__ = ("always", "among", "holder", "keys", "label", "read", "size", "values", "write")
@@ -141,7 +141,7 @@ class Holding:
     ) -> None:
         self.among: frozenset[str] | None = None
         self.always: frozenset[str] = frozenset()
-        self.size = len(holder) if read is _attributes else -1
+        self.size = len(vars(holder)) if read is _autograd_fields else -1
         self.label = label
         self.holder = holder
         self.keys = keys
@@ -170,12 +170,14 @@ class Holding:
     def change(self) -> str | None:
         """The first place whose value has changed; None if there is none."""
         # a new attribute is a change only if the code mentions its name
-        if self.size >= 0 and len(self.holder) != self.size:
+        attributes = vars(self.holder) if self.is_of_tensor else self.holder
+        if self.size >= 0 and len(attributes) != self.size:
             among, always = self.among, self.always
-            counted = {k for k in self.holder if among is None or k in among or k in always}
-            if counted != set(self.keys):
+            counted = {k for k in attributes if among is None or k in among or k in always}
+            # a tensor's names are among its values
+            if counted != set(self.keys) and not self.is_of_tensor:
                 return self.spoken()
-            self.size = len(self.holder)
+            self.size = len(attributes)
         now = self.read(self.holder, self.keys)
         if now is None or len(now) != len(self.values):
             return self.spoken()
@@ -246,12 +248,6 @@ def _attributes(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([holder.get(key, MISSING) for key in keys])
 
 
-def _globals(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    # not `_attributes` itself, which has `Holding` watch the dict's size, too: all globals that the
-    # code mentions are among the keys
-    return _attributes(holder, keys)
-
-
 def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([getattr(holder, key, MISSING) for key in keys])
 
@@ -267,7 +263,8 @@ def autograd_fields_of(tensor: Any) -> tuple[Any, ...]:
         is_leaf = tensor.is_leaf
     except RuntimeError as error:
         raise Unreachable(f"a view is there that autograd refuses: {error}") from None
-    return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks)
+    names = tuple(_without_lazy(vars(tensor)))
+    return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks, names)
 
 
 def _autograd_fields(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -322,8 +319,7 @@ def _iterator(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
 _OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
 """Readers whose values describe the holder itself, and are no places that a tensor may lie at."""
 _NATIVE: dict[Any, int] = {
-    _items: 0, _attributes: 1, _globals: 1, _elements: 2, _cell: 3, _autograd_fields: 4,
-    _function: 5,
+    _items: 0, _attributes: 1, _elements: 2, _cell: 3, _autograd_fields: 4, _function: 5,
 }  # fmt: skip
 _ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an `OrderedDict`; `_set` of an empty set
 """The kinds of holders that C++ reads: `Holder` in `dispatch/native/watch.h`."""
@@ -399,9 +395,12 @@ def _put_cell(holder: Any, _: Any, value: Any) -> None:
     holder.cell_contents = value
 
 
-AUTOGRAD_FIELDS = ("grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+AUTOGRAD_FIELDS = (
+    "grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "__dict__",
+)  # fmt: skip
 """What a call may read of a tensor besides its value and its metadata. The gradient is first:
-`captured_call` counts on that."""
+`captured_call` counts on that. Of `__dict__` only the names count here: C++ compares how many there
+are, and asks for the names where that differs."""
 
 
 class _Part:
@@ -409,11 +408,11 @@ class _Part:
 
     They are entered again as names are found, so a part is kept until the picture is complete.
     `attributes` gives the names of all. Those in `always` count anyway. If the part `is_whole`, all
-    count; with `takes_all_if_dynamic` it becomes whole once code computes names. If none counts,
-    there is a holding only if the part `is_held_empty`: it notices an attribute that comes later.
+    count; with `takes_all_if_dynamic` it becomes whole once code computes names. If the part
+    `notices_new`, attributes that come later count, too. So it has a holding even if none is there.
     """
 
-    __slots__ = ("always", "attributes", "holder", "holding", "is_held_empty", "is_whole", "label",
+    __slots__ = ("always", "attributes", "holder", "holding", "is_whole", "label", "notices_new",
                  "read", "takes_all_if_dynamic", "write")  # fmt: skip
 
     def __init__(
@@ -429,7 +428,7 @@ class _Part:
         self.attributes = attributes
         self.read = read
         self.write = write
-        self.is_held_empty = True
+        self.notices_new = True
         self.always: frozenset[str] = frozenset()
         self.is_whole = self.takes_all_if_dynamic = False
         self.holding: Holding | None = None
@@ -554,7 +553,7 @@ class Picture:
         self._n_alike[label] += 1
         self.holdings[f"{label}'{n_alike}" if n_alike else label] = holding
         if read is _autograd_fields:
-            hooks = [(f"{label}'s hooks", value) for value in holding.values[2:]]
+            hooks = [(f"{label}'s hooks", value) for value in holding.values[2:4]]
             self._queue.extend(pair for pair in hooks if pair[1] is not None)
             self._count(label, len(holding.values))
         elif read in _OF_ITSELF:
@@ -594,8 +593,10 @@ class Picture:
         )
         holding = part.holding
         if holding is None:
-            if keys or part.is_held_empty:
-                part.holding = self._hold(part.label, part.holder, keys, part.read, part.write)
+            if keys or part.notices_new:
+                holding = self._hold(part.label, part.holder, keys, part.read, part.write)
+                holding.size = len(part.holder) if part.notices_new else -1
+                part.holding = holding
         elif len(keys) != len(holding.keys):
             known = frozenset(holding.keys)
             values = holding.read(holding.holder, keys)
@@ -617,9 +618,9 @@ class Picture:
             self._hold(label, value, AUTOGRAD_FIELDS, _autograd_fields, setattr)
             state = vars(value)
             if state:
-                # `_globals`: how many attributes there are says nothing, as lazy tensors have some
-                part = _Part(label, state, lambda: _without_lazy(state), _globals, _put_item)
-                part.is_held_empty, part.is_whole = False, not self.follows_code
+                # what comes later is noticed above, by the tensor's names
+                part = _Part(label, state, lambda: _without_lazy(state), _attributes, _put_item)
+                part.is_whole, part.notices_new = not self.follows_code, False
                 self._hold_part(part)
         elif isinstance(value, dict):
             self._hold(label, value, _keys(value), _items, _put_item)
@@ -698,14 +699,11 @@ class Picture:
         self.instances.append(value)
         if self.follows_code:
             self._visit_classes(kind, has_instance=True)
-        for cls in kind.__mro__[:-1]:
-            slots = vars(cls).get("__slots__", ())
-            if slots:
-                slots = (slots,) if isinstance(slots, str) else slots
-                mangled = [_mangled(cls, name) for name in dict.fromkeys(slots)]
-                part = _Part(label, value, functools.partial(tuple, mangled), _slots, setattr)
-                part.is_whole = not self.follows_code
-                self._hold_part(part)
+        slots = slots_of(kind)
+        if slots:
+            part = _Part(label, value, lambda: slots, _slots, setattr)
+            part.is_whole, part.notices_new = not self.follows_code, False
+            self._hold_part(part)
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
             part = _Part(label, state, functools.partial(tuple, state), _attributes, _put_item)
@@ -775,13 +773,9 @@ class Picture:
         self._is_dynamic |= mentions.computes_names
         self._of_users |= mentions.names
         self._found.update(mentions.names)
-        # names of builtins are left out, unless a global hides one
-        known = function.__globals__
         if mentions.globals:
-            holder = [
-                name for name in mentions.globals if name in known or not hasattr(_BUILTINS, name)
-            ]
-            self._hold("", known, holder, _globals, _put_item)
+            # names of builtins, too: a global may come later and hide one
+            self._hold("", function.__globals__, mentions.globals, _attributes, _put_item)
 
 
 _OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
@@ -805,6 +799,17 @@ _MAKERS = ("__new__", "__init__", "__post_init__")
 """Methods that run only when an instance is made."""
 
 
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes for which a class and its bases have slots."""
+    found: dict[str, None] = {}
+    for cls in kind.__mro__[:-1]:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            found[_mangled(cls, name)] = None
+    # these two aren't the program's: attributes in a `__dict__` are read one by one
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
 def _mangled(cls: type, name: str) -> str:
     """The attribute that a name in a class's body stands for: `__s` in class C is `_C__s`."""
     is_private = name.startswith("__") and not name.endswith("__")
@@ -817,9 +822,6 @@ def _dict_of(value: Any) -> Any:
     if isinstance(state, types.MappingProxyType):
         state = next((d for d in gc.get_referents(state) if type(d) is dict), state)
     return state
-
-
-_BUILTINS = sys.modules["builtins"]
 
 
 def _owner(label: str) -> str:

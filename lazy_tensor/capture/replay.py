@@ -28,7 +28,7 @@ import torch
 
 from lazy_tensor.capture.captured_call import CapturedCall, Changed
 from lazy_tensor.capture.cuda_graph import CudaGraph
-from lazy_tensor.capture.reach import is_atom
+from lazy_tensor.capture.reach import is_atom, slots_of
 from lazy_tensor.capture.take import Outline, Take, described, take
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
@@ -139,7 +139,9 @@ class Arguments:
         self._inside.discard(id(value))
 
     def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
-        for name, item in getattr(value, "__dict__", {}).items():
+        slots = [name for name in slots_of(type(value)) if hasattr(value, name)]
+        in_slots = {name: getattr(value, name) for name in slots}
+        for name, item in (in_slots | getattr(value, "__dict__", {})).items():
             parts.append(name)
             self._read(f"{label}.{name}", item, parts)
 
@@ -355,8 +357,10 @@ class Replay(Generic[P, R]):
             # one call earlier than the warning, which compares two calls
             if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
                 self._compare_arguments(args, kwargs)
-        verified, changed, self._here.known = None, "", known
-        # held until the plan has run: another thread's replay could change what `find` has checked
+        taught = verified = None
+        changed, self._here.known = "", known
+        # held until the plan has run: another thread's replay could change what `find` has checked.
+        # Not while the function's Python runs, which may wait for a thread that calls this replay.
         with self._lock:
             for captured in known.captured:
                 try:
@@ -366,14 +370,11 @@ class Replay(Generic[P, R]):
                     continue  # another captured call of this signature may fit
                 if self.must_record(captured):
                     self.obstacle = ""
-                    result = self._recorded(args, kwargs)
-                    self._here.ran = captured
-                    return result
+                    taught = captured
+                    break
                 is_due = self._check_every and captured.n_runs >= captured.next_check
                 if is_due or self.checks_next:
-                    # a check runs the function's Python, so it comes after the lock is released:
-                    # that Python may wait for a thread that calls this replay. The captured call
-                    # leaves the list meanwhile, and comes back if the check finds no difference.
+                    # it leaves the list until the check has found no difference
                     known.captured.remove(captured)
                     verified = captured
                     break
@@ -383,6 +384,10 @@ class Replay(Generic[P, R]):
                 self._account(start)
                 self._here.ran, self._here.has_replayed = captured, True
                 return result
+        if taught is not None:
+            result = self._recorded(args, kwargs)
+            self._here.ran = taught
+            return result
         if verified is not None:
             return self._verified(known, verified, arguments, args, kwargs)
         if known.n_calls < self._warmup or known.wait > 0:
@@ -500,9 +505,16 @@ class Replay(Generic[P, R]):
         kwargs: dict[str, Any],
     ) -> Any:
         """Record a call that could be replayed; RuntimeError if it did something else."""
-        result, taken = self._taken(arguments, args, kwargs)
+        try:
+            result, taken = self._taken(arguments, args, kwargs)
+        except BaseException:
+            # the user's exception says nothing of the plan
+            with self._lock:
+                known.captured.insert(0, captured)
+            raise
         if isinstance(taken, str):
-            self._meet(taken)  # without a take there is nothing to compare
+            # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
+            self._meet(taken)
             return result
         found = taken.outline.difference(captured.outline)
         if found is not None:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.reach import is_atom
 from lazy_tensor.capture.replay import Replay, recording
+from lazy_tensor.capture.take import Constant
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape
@@ -86,15 +87,15 @@ class _Named:
 
 
 N_HEADER = 6
-"""Numbers before the tensors in the list that `_Forward` returns."""
+"""Items before the tensors in the list that `_Forward` returns."""
 
 
 class _Forward(_Named):
     """Calls a module, and leaves its graph in `_here.made`.
 
-    Returns a list. First, `N_HEADER` numbers: how many outputs there are; a bit for each output
-    that has a graph; the number of the outputs' form; how many tensors were saved for backward; a
-    bit for each differentiated argument that the graph reaches; how many parameters it reaches.
+    Returns a list. First, `N_HEADER` items: how many outputs there are; a bit for each output that
+    has a graph; the outputs' form; how many tensors were saved for backward; a bit for each
+    differentiated argument that the graph reaches; how many parameters it reaches.
     Then the outputs, the saved tensors, these parameters, and the module's other parameters and
     buffers.
     """
@@ -104,7 +105,7 @@ class _Forward(_Named):
     ) -> list[Any]:
         if not torch.is_grad_enabled():
             outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
-            return [len(outputs), 0, _number_of(form), 0, 0, 0, *outputs]
+            return [len(outputs), 0, form, 0, 0, 0, *outputs]
         first = torch_private.next_sequence_number()  # nodes with less were made before the call
         inputs = _differentiated(args, kwargs)
         edges = [torch.autograd.graph.get_gradient_edge(one) for one in inputs]
@@ -138,7 +139,7 @@ class _Forward(_Named):
         # memory backward needs: see `_whose_memory_is_saved`
         known = {id(one) for one in parameters}
         others = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in known]
-        header = [len(outputs), bits, _number_of(form), len(saved), reached, len(parameters)]
+        header = [len(outputs), bits, form, len(saved), reached, len(parameters)]
         return [*header, *outputs, *saved, *parameters, *others]
 
 
@@ -192,19 +193,34 @@ def _saving() -> Iterator[Tensors]:
     """Have autograd save numbers instead of tensors; yields the list of these tensors.
 
     Nodes of the graph look a number up in `_here.saved`, which `_Backward` sets. Without it, as
-    when the outputs are returned with this graph, they look in the list.
+    when the outputs are returned with this graph, they look in the list. A tensor there must not
+    have been written since: autograd doesn't check that where there are hooks.
     """
     saved: Tensors = []
-    number_of: dict[int, tuple[int, torch.Tensor]] = {}
+    versions: list[int] = []
+    number_of: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 
     def pack(tensor: torch.Tensor) -> int:
-        known = number_of.get(id(tensor))
+        version = tensor._version
+        known = number_of.get((id(tensor), version))
         if known is None:
-            known = number_of[id(tensor)] = (len(saved), tensor)
+            known = number_of[id(tensor), version] = (len(saved), tensor)
             saved.append(tensor if tensor.is_leaf else tensor.detach())
+            versions.append(version)
         return known[0]
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: (_here.saved or saved)[i]):
+    def unpack(i: int) -> torch.Tensor:
+        if _here.saved:
+            return _here.saved[i]
+        if saved[i]._version != versions[i]:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a tensor of shape {list(saved[i].shape)} is at version "
+                f"{saved[i]._version}; expected version {versions[i]} instead"
+            )
+        return saved[i]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield saved
 
 
@@ -234,7 +250,7 @@ class _Backward(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(Constant):
     """How to put together what a module returns from a list of leaves.
 
     `spec` has the containers. `objects` are leaves that hold tensors themselves, such as a cache of
@@ -289,16 +305,6 @@ def _made_of(leaves: list[Any], form: _Form) -> Any:
 def _n_leaves(form: _Form) -> int:
     """All leaves of a form, those in objects too."""
     return form.n_leaves + sum(_n_leaves(inner) for *_, inner in form.objects)
-
-
-_forms: list[_Form] = []
-
-
-def _number_of(form: _Form) -> int:
-    """A number for a form, which `replay` can return as a constant. Equal forms have one number."""
-    if form not in _forms:
-        _forms.append(form)
-    return _forms.index(form)
 
 
 class ReplayedModule:
@@ -367,7 +373,7 @@ class ReplayedModule:
             given = ()
         for i, output in zip(places, given, strict=True):
             outputs[i] = output
-        return _made_of(outputs, _forms[form])
+        return _made_of(outputs, form)
 
     def _whose_memory_is_saved(self, saved: Tensors, seen: Tensors) -> list[int]:
         """The numbers of the tensors in `seen` that have the memory of a saved tensor.
@@ -511,12 +517,9 @@ class _Run:
     def _differentiable(self, saved: Tensors, given: Gradients) -> Gradients:
         """The gradients with a graph of their own, by a forward and a backward in eager.
 
-        RuntimeError if that forward would save other values than the replayed one.
+        RuntimeError if that forward saves other values than the replayed one.
         """
-        self._made_again(saved)
-        with self._as_then():
-            found, _ = _flattened(torch_private.call_module(*self._call))
-        again = [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
+        again = self._made_again(saved).outputs
         pairs = [pair for pair in zip(again, given, strict=True) if pair[1] is not None]
         gradients = torch.autograd.grad(
             [output for output, _ in pairs], self._wanted, [gradient for _, gradient in pairs],

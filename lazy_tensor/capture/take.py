@@ -50,6 +50,12 @@ class Source:
     is_copy: bool = False
 
 
+class Constant:
+    """What a replay returns as it is. An instance never changes, and equal ones are the same."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Same:
     """A tensor compared by identity, where `==` of tensors compares elements."""
@@ -651,7 +657,7 @@ class _Reading:
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
         if not isinstance(leaf, torch.Tensor):
-            if is_atom(leaf) or self.after.has(leaf):
+            if is_atom(leaf) or isinstance(leaf, Constant) or self.after.has(leaf):
                 return Returned("constant", leaf)
             given = with_article(type(leaf).__name__)
             raise Obstacle(f"it returns {given}; return tensors in lists or dicts")

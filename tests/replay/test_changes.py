@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import operator
 import sys
 import threading
 import types
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 import lazy_tensor
 from lazy_tensor import replay
 from lazy_tensor.capture import reach
+from lazy_tensor.capture.mentions import mentions_of
 
 Space = types.SimpleNamespace
 N_CALLS, CHANGED_AT = 8, 6
@@ -188,6 +190,26 @@ def attribute_of_a_parameter():
 
 
 @case
+def attribute_that_a_parameter_gets():
+    w: Any = nn.Parameter(torch.ones(3))
+    return lambda x: x * getattr(w, "mult", 2.0), lambda: setattr(w, "mult", 5.0)
+
+
+@case
+def further_attribute_that_a_parameter_gets():
+    w: Any = nn.Parameter(torch.ones(3))
+    w.base = 1.0
+    return lambda x: x * getattr(w, "mult", 2.0) * w.base, lambda: setattr(w, "mult", 5.0)
+
+
+@case
+def global_that_hides_a_builtin():
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("def function(x):\n    return x * max(1.0, 2.0)\n", space)
+    return space["function"], lambda: space.__setitem__("max", lambda *_: 5.0)
+
+
+@case
 def module_that_is_imported_inside():
     m = sys.modules["lazy_tensor_test_settings"] = types.ModuleType("lazy_tensor_test_settings")
     m.scale = 2.0  # type: ignore[attr-defined]
@@ -200,9 +222,14 @@ def module_that_is_imported_inside():
     return function, lambda: setattr(m, "scale", 5.0)
 
 
+class Held:
+    """Objects of which only attributes are watched that the code mentions."""
+
+
 @case
 def computed_name():
-    c = Space(rate_a=2.0)
+    c: Any = Held()
+    c.rate_a = 2.0
 
     def function(x):
         for k in "a":
@@ -212,9 +239,65 @@ def computed_name():
     return function, lambda: setattr(c, "rate_a", 5.0)
 
 
+NAMES = {"key": "rate_a"}
+COMPUTED: dict[str, Any] = {
+    "format": lambda c, k: getattr(c, "rate_{}".format(k[1])),  # noqa: UP032
+    "item": lambda c, k: getattr(c, NAMES["key"]),
+    "join": lambda c, k: getattr(c, "_".join(["rate", k[1]])),
+    "method": lambda c, k: getattr(c, k.removeprefix("x")),
+    "default": lambda c, k: getattr(c, k, "none"),
+    "or": lambda c, k: getattr(c, k.lower() or "none"),
+    "constant or not": lambda c, k: getattr(c, k.lower() if k else "none"),
+    "getter": lambda c, k: operator.attrgetter(k.lower())(c),
+    "several getters": lambda c, k: operator.attrgetter(k.lower(), "keep")(c)[0],
+    "path": lambda c, k: operator.attrgetter("inner.rate_a")(c),
+    "passed on": lambda c, k: next(map(getattr, [c], [k.lower()])),
+    "arguments": lambda c, k: getattr(*(c, k.lower())),
+    "another name": lambda c, k: (lambda get: get(c, k.lower() or "none"))(getattr),
+}
+KEYS = {"format": "aa", "join": "aa", "method": "xrate_a", "default": "rate_a"}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_attributes_whose_names_are_computed(kind):
+    read, key = COMPUTED[kind], KEYS.get(kind, "RATE_A")
+
+    def make():
+        c: Any = Held()
+        inner: Any = Held()
+        c.rate_a = inner.rate_a = 2.0
+        c.inner, c.keep = inner, 1.0
+
+        def change():
+            c.rate_a = inner.rate_a = 5.0
+
+        return lambda x: x * read(c, key), change
+
+    check(make)
+
+
+class Names:
+    """Code whose names of attributes are constants."""
+
+    def plain(self, c, k):
+        return getattr(c, "a"), getattr(c, "b", k + 1), setattr(c, "d", k["e"])  # noqa: B009
+
+    def nested(self, c, k):
+        return getattr(getattr(c.f(k), "a"), "b", max(k, hash("e")))  # noqa: B009
+
+    def getters(self, c, k):
+        return operator.attrgetter("a", "b.c")(c), hasattr(c, "d") and "{}".format(k)  # noqa: UP032
+
+
+@pytest.mark.parametrize("code", [Names.plain, Names.nested, Names.getters])
+def test_names_that_are_constants_are_not_computed(code):
+    assert not mentions_of(code.__code__).computes_names
+
+
 @case
 def all_attributes():
-    c = Space(rate=2.0)
+    c: Any = Held()
+    c.rate = 2.0
     return lambda x: x * sum(vars(c).values()), lambda: setattr(c, "rate", 5.0)
 
 
@@ -428,6 +511,65 @@ def test_methods_and_attributes_of_arguments():
         b = B(x_of(1))
         b.more = 3.0  # type: ignore[attr-defined]
         return found, step(b).tolist()
+
+    both(run)
+
+
+def test_slots_of_arguments():
+    @dataclasses.dataclass(slots=True)
+    class Batch:
+        x: torch.Tensor
+        scale: float = 2.0
+
+    class Private(list[torch.Tensor]):
+        __slots__ = ("__scale",)
+
+        def __init__(self, scale):
+            self.__scale = scale
+
+        @property
+        def scale(self):
+            return self.__scale
+
+    def private(x, scale):
+        made = Private(scale)
+        made.append(x)
+        return made
+
+    def run(wrap):
+        scaled, of_list = wrap(lambda b: b.x * b.scale), wrap(lambda b: b[0] * b.scale)
+        found = []
+        for i in range(8):
+            scale = 2.0 if i < 6 else 5.0
+            found.append(scaled(Batch(x_of(i), scale)).tolist())
+            found.append(of_list(private(x_of(i), scale)).tolist())
+        return found
+
+    both(run)
+    step = replay(lambda b: b.x * b.scale)
+    for i in range(6):
+        step(Batch(x_of(i)))
+    assert step.n_replayed >= 3
+
+
+def test_slots_of_arguments_that_the_call_changes():
+    @dataclasses.dataclass(slots=True)
+    class Batch:
+        x: torch.Tensor
+        n_read: int = 0
+
+    def read(b):
+        b.n_read += 1
+        return b.x * 2
+
+    def run(wrap):
+        step = wrap(read)
+        found = []
+        for i in range(8):
+            batch = Batch(x_of(i))
+            step(batch)
+            found.append(batch.n_read)
+        return found
 
     both(run)
 

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import io
 import itertools
+import os
 import pickle
 import threading
 import weakref
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import lazy_tensor
 from lazy_tensor import lazy_mode, replay, unwrap, wrap
 from lazy_tensor.capture.replay_module import ReplayedModule
+from lazy_tensor.dispatch import torch_private
 
 
 def calls_of(model: nn.Module) -> ReplayedModule:
@@ -525,6 +527,51 @@ def test_what_is_saved_may_not_be_written():
         del out
 
 
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_what_is_saved_may_not_be_written_in_graphs_that_are_returned():
+    """A hook for a gradient keeps one node from standing for the graph."""
+    linear = nn.Linear(8, 8)
+    linear.weight.register_hook(lambda gradient: gradient)
+    model = replay(nn.Sequential(linear, nn.BatchNorm1d(8), nn.Sigmoid()), compile="off")
+    for x in batches(12):
+        model(x.requires_grad_()).sum().backward()
+        out = model(x)
+        with torch.no_grad():
+            linear.weight.add_(0.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_what_is_saved_may_not_be_written_before_gradients_of_gradients():
+    linear = nn.Linear(8, 8)
+    model = replay(nn.Sequential(linear, nn.Sigmoid()), compile="off")
+    for x in batches(8):
+        out = model(x.requires_grad_()).sum()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        with torch.no_grad():
+            linear.weight.add_(0.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient.sum().backward()
+
+
+def test_gradients_with_a_graph_run_forward_once_more(monkeypatch):
+    model, n_forwards = replay(blocks(), compile="off"), 0
+    for x in batches(12):
+        model(x).sum().backward()
+    call_module = torch_private.call_module
+
+    def counted(*args):
+        nonlocal n_forwards
+        n_forwards += 1
+        return call_module(*args)
+
+    out = model(x)
+    assert calls_of(model).forward.has_replayed()
+    monkeypatch.setattr(torch_private, "call_module", counted)
+    torch.autograd.grad(out.sum(), list(model.parameters()), create_graph=True)
+    assert n_forwards == 1
+
+
 @pytest.mark.parametrize(("p", "options"), [(0.0, {}), (0.3, {}), (0.0, KERNELS)])
 def test_gradients_of_gradients(p, options):
     """As WGAN-GP's critic has them."""
@@ -669,6 +716,82 @@ def test_an_exception_in_forward_passes():
         else:
             model(x).sum().backward()
     assert calls_of(model).forward.n_replayed
+
+
+def test_an_exception_while_a_call_is_checked_loses_no_plan(monkeypatch):
+    class Raising(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 4)
+
+        def forward(self, x):
+            if "HIDDEN" in os.environ:  # which nothing watches
+                raise ValueError("hidden")
+            return self.body(x)
+
+    model = replay(Raising(), compile="off", check_every=1)
+    forward = calls_of(model).forward
+    for x in batches(16):
+        model(x).sum().backward()
+    captured, n_backwards = forward.captured(), backwards_of(model)
+    assert n_backwards
+
+    def is_checked():
+        for x in batches(2):
+            model(x)
+
+    with monkeypatch.context() as environment:
+        environment.setenv("HIDDEN", "1")
+        with pytest.raises(ValueError, match="hidden"):
+            is_checked()
+    for x in batches(4):
+        model(x).sum().backward()
+    assert forward.captured() == captured
+    assert backwards_of(model) >= n_backwards + 2
+
+
+def test_forward_may_wait_for_a_thread_that_calls_the_module():
+    """While backward is learnt, too, for which forwards are recorded that could be replayed."""
+
+    class Waiting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 4)
+
+        def forward(self, x, waits=True):
+            if waits:
+                thread = threading.Thread(target=self, args=(x, False))
+                thread.start()
+                thread.join(20)
+                if thread.is_alive():
+                    raise TimeoutError("the other call waits for this one")
+            return self.body(x)
+
+    model = replay(Waiting(), compile="off")
+    for x in batches(16):
+        model(x).sum().backward()
+    assert calls_of(model).forward.n_replayed
+    assert backwards_of(model)
+
+
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_what_a_module_returned_is_let_go():
+    class Giving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 4)
+
+        def forward(self, x):
+            output: Any = type("Output", (), {})()
+            output.value = self.body(x)
+            return output
+
+    model = replay(Giving(), compile="off")
+    classes = [weakref.ref(type(model(x))) for x in batches(16)]
+    assert calls_of(model).forward.n_recorded
+    del model
+    gc.collect()
+    assert not [one for one in classes if one() is not None]
 
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
