@@ -280,7 +280,8 @@ class Names:
     """Code whose names of attributes are constants."""
 
     def plain(self, c, k):
-        return getattr(c, "a"), getattr(c, "b", k + 1), setattr(c, "d", k["e"])  # noqa: B009
+        setattr(c, "d", k["e"])  # noqa: B010
+        return getattr(c, "a"), getattr(c, "b", k + 1)  # noqa: B009
 
     def nested(self, c, k):
         return getattr(getattr(c.f(k), "a"), "b", max(k, hash("e")))  # noqa: B009
