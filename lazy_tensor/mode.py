@@ -208,7 +208,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         options = self._options
-        refuse_what_runs_later(function, "lazy_mode()", "put `with lazy_mode():` into it")
+        reject_generators(function, "lazy_mode()", "put `with lazy_mode():` into it")
 
         @functools.wraps(function)
         def in_mode(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -371,7 +371,7 @@ _RUN_LATER = (
 )  # fmt: skip
 
 
-def refuse_what_runs_later(function: Any, caller: str, remedy: str) -> None:
+def reject_generators(function: Any, caller: str, remedy: str) -> None:
     """TypeError for generators and coroutines, whose calls return before their bodies run.
 
     `caller` and `remedy` are the begin and the end of the message.

@@ -157,7 +157,7 @@ def op_by_op(request, monkeypatch):
         lazy_tensor.configure(record="always")
     lazy_tensor.cache_clear()
     lazy_tensor.reset_stats()
-    tables: tuple[dict[Any, Any], ...] = (rules.RULES, rules.NOW_BECAUSE)
+    tables: tuple[dict[Any, Any], ...] = (rules.RULES, rules.EAGER_BECAUSE)
     known = [dict(table) for table in tables]
     yield
     lazy_tensor.flush()
@@ -166,7 +166,7 @@ def op_by_op(request, monkeypatch):
         for table, before_test in zip(tables, known, strict=True):
             table.clear()
             table.update(before_test)
-        for answer in (rules.rule_of, rules.reads_values, rules.why_now):
+        for answer in (rules.rule_of, rules.reads_values, rules.why_eager):
             answer.cache_clear()
     settings.put(before)
 

@@ -31,7 +31,7 @@ Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ProbeResult:
     """What kernels did with tiny tensors.
 
     `refuses` says whether they raised for the dtypes; None if the tiny shapes may be the reason.
@@ -44,10 +44,10 @@ class Said:
     dtypes: tuple[torch.dtype | None, ...] = ()
 
 
-_said: Cache[tuple[Any, ...], Said] = Cache("probes", 4096)
+_said: Cache[tuple[Any, ...], ProbeResult] = Cache("probes", 4096)
 
 
-def as_kernels_say(
+def corrected_by_probe(
     outcome: Outcome,
     facts: OpFacts,
     args: tuple[Any, ...],
@@ -162,7 +162,7 @@ def _ask(
     args: tuple[Any, ...],
     kwargs: tuple[tuple[str, Any], ...],
     inputs: list[Meta],
-) -> Said:
+) -> ProbeResult:
     """Run the op on tiny tensors, and say what that tells about tensors of such metadata."""
     result = _run(facts, args, kwargs, inputs, 0)
     if isinstance(result, str):
@@ -172,14 +172,14 @@ def _ask(
         # meta functions are right about the strides of results where all inputs are contiguous
         mixed = any(meta[1] != dense_stride(meta[0]) for meta in inputs)
         dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in results)
-        return Said(refuses=False, orders=_orders(results) if mixed else (), dtypes=dtypes)
+        return ProbeResult(refuses=False, orders=_orders(results) if mixed else (), dtypes=dtypes)
     if "not implemented" in result or _has_no_sizes(facts) or base_name(facts.op) in SHRUNK:
-        return Said(refuses=True)
+        return ProbeResult(refuses=True)
     odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
     one_float = inputs[0][3].is_floating_point and len({meta[3] for meta in inputs}) == 1
     # Kernels take floats of one dtype. So if they raised, it was for the shapes, unless a bool or
     # complex number came with them.
-    return Said(refuses=False if one_float and not odd else None)
+    return ProbeResult(refuses=False if one_float and not odd else None)
 
 
 def _overlaps_itself(meta: Meta) -> bool:

@@ -1,5 +1,6 @@
 // Running a call at once, below Python: as it is (`run_below`), or on the data of its lazy tensors
-// (`Computed`). `Met` and `PassedReads` note for Python what passes here while nothing is recorded.
+// (`Computed`). `MetTensors` and `PassedReads` note for Python what passes here while nothing is
+// recorded.
 
 #pragma once
 
@@ -45,7 +46,7 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 //
 // It has weak pointers, so it keeps no tensor alive. They do keep the memory of the `TensorImpl`:
 // no other tensor can have an address that is in `known_`.
-class Met {
+class MetTensors {
  public:
   static constexpr size_t MOST = 4096;
   bool collects = false;  // as Python has said (`met` in module.cpp)
@@ -75,7 +76,7 @@ class Met {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> tensors_;
   std::unordered_set<const c10::TensorImpl*> known_;
 };
-thread_local Met met;
+thread_local MetTensors met;
 
 // Counts reads of values in a thread that is asleep. Python looks at the last read of each round
 // alone (see `sites.ROUND`).

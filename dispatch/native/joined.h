@@ -11,7 +11,7 @@ namespace hits {
 
 // Its backward is `function(saved, gradients)`: from the outputs' gradients to those of the tensors
 // that the module's graph began with. None stands for no gradient, on both sides.
-class Joined : public PythonNode {
+class ReplayBackward : public PythonNode {
  public:
   using PythonNode::PythonNode;
 
@@ -64,14 +64,15 @@ PyObject* py_joined(PyObject*, PyObject* args) {
                         &outputs, &PyList_Type, &wanted)) {
     return nullptr;
   }
-  const auto node = make_node<decltype(torch::autograd::Edge::function), Joined>(function, Py_None);
+  using Function = decltype(torch::autograd::Edge::function);
+  const auto node = make_node<Function, ReplayBackward>(function, Py_None);
   torch::autograd::edge_list edges;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(wanted); ++i) {
     edges.push_back(
         torch::autograd::impl::gradient_edge(THPVariable_Unpack(PyList_GET_ITEM(wanted, i))));
   }
   node->set_next_edges(std::move(edges));
-  static_cast<Joined&>(*node).save(saved, n_given);
+  static_cast<ReplayBackward&>(*node).save(saved, n_given);
   const Py_ssize_t n = PyList_GET_SIZE(outputs);
   Ref given(sure(PyList_New(n)));
   for (Py_ssize_t i = 0; i < n; ++i) {

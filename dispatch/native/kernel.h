@@ -21,10 +21,10 @@ struct Frame {
 thread_local std::deque<Frame> frames;
 
 // Keeps a frame in `frames` for as long as its call is in Python.
-class OnItsWay {
+class FrameGuard {
  public:
-  explicit OnItsWay(Frame frame) { frames.push_back(std::move(frame)); }
-  ~OnItsWay() { frames.pop_back(); }
+  explicit FrameGuard(Frame frame) { frames.push_back(std::move(frame)); }
+  ~FrameGuard() { frames.pop_back(); }
 };
 
 // What torch does for this key: `__torch_dispatch__` of the mode, or of the tensors' class.
@@ -50,7 +50,7 @@ struct Tiny {
 // to `Trace.ran` before Python may ask for that.
 thread_local OpInfo* ran_cold = nullptr;
 
-void tell_what_ran(PyObject* trace) {
+void note_last_unrecorded(PyObject* trace) {
   const OpInfo* last = std::exchange(ran_cold, nullptr);
   if (last == nullptr) return;
   const Ref ran(sure(PyTuple_Pack(2, last->function.get(), of_trace.state.in(trace))));
@@ -61,7 +61,7 @@ void tell_what_ran(PyObject* trace) {
 // call is over, as that may begin to record.
 thread_local bool ends_turn = false;
 
-void tell_of_turn() {
+void notify_turn_end() {
   ends_turn = false;
   const WithGil gil;
   Ref(sure(PyObject_CallOneArg(at_turn, trace_here)));
@@ -77,13 +77,13 @@ class Kernel : public c10::OperatorKernel {
   // First without the GIL, where the trace is cold; then with it.
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (cold_here != nullptr && *cold_here != 0 && run_cold(op, keys, stack)) {
-      if (ends_turn) tell_of_turn();
+      if (ends_turn) notify_turn_end();
       return;
     }
     WithGil gil;
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
-    if (trace_here == nullptr) be_at(Ref(sure(PyObject_CallNoArgs(current))).get());
+    if (trace_here == nullptr) set_current_trace(Ref(sure(PyObject_CallNoArgs(current))).get());
     PyObject* trace = trace_here;
     if (trace != nullptr) {
       // Python handles the call if another thread has claimed the trace, if a call is being
@@ -91,17 +91,17 @@ class Kernel : public c10::OperatorKernel {
       // calls. None of these is learnt as a step.
       if (of_trace.claimed.in(trace) == Py_True || of_trace.busy.in(trace) == Py_True ||
           of_trace.tape.in(trace) != Py_None) {
-        const OnItsWay nothing_to_learn({nullptr, {}, in_mode, number(*stack)});
+        const FrameGuard nothing_to_learn({nullptr, {}, in_mode, number(*stack)});
         return to_python(op, stack);
       }
       const bool is_done = *cold_here == 0 ? record(op, keys, stack, trace, in_mode)
                                            : run_unrecorded(op, keys, stack, trace, in_mode, gil);
-      if (ends_turn) tell_of_turn();
+      if (ends_turn) notify_turn_end();
       if (is_done) return;
-      tell_what_ran(trace);
+      note_last_unrecorded(trace);
     }
     const long n = static_cast<long>(info_.schema.arguments().size());
-    const OnItsWay call({&info_, {stack->end() - n, stack->end()}, in_mode, number(*stack)});
+    const FrameGuard call({&info_, {stack->end() - n, stack->end()}, in_mode, number(*stack)});
     to_python(op, stack);
   }
 
@@ -205,7 +205,7 @@ class Kernel : public c10::OperatorKernel {
               bool in_mode) {
     const IValue* arguments = arguments_on(*stack);
     const bool alone = is_alone();
-    tell_what_ran(trace);
+    note_last_unrecorded(trace);
     // its root is for settings that are out of force: Python begins at another one
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;

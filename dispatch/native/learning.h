@@ -119,9 +119,9 @@ void learn_leaves(PyObject* trace, PyObject* state) {
 // Note that the innermost call that is in Python leads `trace` to `state`, if it is a call of
 // `function`. Its tensors have their slots by now, so no newcomer is left to read.
 void learn(PyObject* trace, PyObject* function, PyObject* state) {
-  be_at(trace);
-  // a sharded call may take several steps at once: it was called at `call_site`
-  PyObject* parent = of_state.call_site.in(state);
+  set_current_trace(trace);
+  // a sharded call may take several steps at once: it was called at `call_start`
+  PyObject* parent = of_state.call_start.in(state);
   if (parent == nullptr || parent == Py_None) parent = of_state.parent.in(state);
   if (frames.empty()) return;
   Frame& frame = frames.back();

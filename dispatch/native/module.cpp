@@ -172,7 +172,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
   FIND(of_state, state, key);
   FIND(of_state, state, kind);
   FIND(of_state, state, layout);
-  FIND(of_state, state, call_site);
+  FIND(of_state, state, call_start);
   FIND(of_state, state, meta);
   FIND(of_state, state, slot);
   FIND(of_state, state, parent);

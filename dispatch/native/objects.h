@@ -114,7 +114,8 @@ struct {
       root, noted, begun, unnoted_hits, similar_path, first_new, _rooted, _roots;
 } of_trace;
 struct {
-  Member call, edges, generic, key, kind, layout, meta, slot, parent, call_site, step, offset_fixup,
+  Member call, call_start, edges, generic, key, kind, layout, meta, slot, parent, step,
+      offset_fixup,
       closes, n_slots, n_scalars, plans, counts_writes;
 } of_state;
 struct {
@@ -156,7 +157,7 @@ thread_local int64_t* cold_here = nullptr;
 thread_local PyObject* past_here = nullptr;
 
 // Note this thread's trace.
-void be_at(PyObject* trace) {
+void set_current_trace(PyObject* trace) {
   trace_here = trace;
   past_here = past_of_policy.in(of_trace.policy.in(trace));
   PyObject* address = address_of_policy.in(of_trace.policy.in(trace));

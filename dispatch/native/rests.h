@@ -14,7 +14,7 @@ namespace hits {
 std::atomic<uint64_t> rests_epoch{0};
 
 // The grant of a thread, and the blocks that have rested by it.
-class Rests {
+class BypassGrant {
  public:
   // Let `n` blocks rest at a place: a code object, or decorated function, by its id(), and an
   // instruction, as `lazy_mode._place` has them. A block that rests may be open, and goes on.
@@ -79,7 +79,7 @@ class Rests {
   uint64_t epoch_ = 0;
   bool is_in_one_ = false;
 };
-thread_local Rests rests;
+thread_local BypassGrant rests;
 
 // grant_rests(code, instruction, n)
 PyObject* py_grant_rests(PyObject*, PyObject* args) {
@@ -111,7 +111,7 @@ PyObject* py_begin_rest(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
 // end_rest(): end such a block. Whether nothing is pending: else Python flushes.
 PyObject* py_end_rest(PyObject*, PyObject*) { return PyBool_FromLong(rests.end()); }
 
-// rested(): end the grant; the pair of `Rests::take`.
+// rested(): end the grant; the pair of `BypassGrant::take`.
 PyObject* py_rested(PyObject*, PyObject*) {
   const auto [n, seconds] = rests.take();
   return Py_BuildValue("(Ld)", static_cast<long long>(n), seconds);

@@ -102,7 +102,7 @@ class Routed : public c10::OperatorKernel {
   }
 
   // Whether neither another mode nor a transform of `torch.func` wants to see the op.
-  static bool is_seen_by_none_but_us() {
+  static bool only_our_modes_are_active() {
     for (int64_t i = 0; i < c10::impl::TorchDispatchModeTLS::stack_len(); ++i) {
       if (!is_our_mode(c10::impl::TorchDispatchModeTLS::get_stack_at(i))) return false;
     }
@@ -130,7 +130,7 @@ class Matmul : public Routed {
     return is_ours(left) && is_ours(right) && is_multiplied_here(left, right, is_out_) &&
            // under autocast the call comes again, on tensors that are cast by then
            (is_out_ || !at::autocast::is_autocast_enabled(left.device().type())) &&
-           is_seen_by_none_but_us();
+           only_our_modes_are_active();
   }
 };
 
@@ -142,7 +142,7 @@ class OneHot : public Routed {
     // The number of classes is given, so nothing is read to find it. Nor to check the classes:
     // `scatter_` raises for one that is out of bounds.
     if (n_classes <= 0 || !is_ours(classes) || classes.scalar_type() != at::kLong ||
-        classes.numel() == 0 || !is_seen_by_none_but_us()) {
+        classes.numel() == 0 || !only_our_modes_are_active()) {
       return go_on(op, keys, stack);
     }
     auto sizes = classes.sizes().vec();

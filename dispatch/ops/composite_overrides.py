@@ -160,7 +160,7 @@ def install(tensor_class: type[Any], mode_class: type[Any]) -> None:
         return (
             all(type(tensor) in ours for tensor in tensors)
             and not is_cast
-            and torch_private.is_seen_by_none_but(mode_class)
+            and torch_private.only_mode_is(mode_class)
             and ROUTES[op].is_taken(*args, **kwargs)
         )
 

@@ -19,7 +19,7 @@ from lazy_tensor.dispatch.torch_private import is_mode_entered
 from lazy_tensor.kernels.segment import ScalarRef
 
 
-def is_shown(owner: Any) -> bool:
+def is_observed(owner: Any) -> bool:
     """Whether somebody else's dispatch mode wants to see the ops that a sharded call is made of.
 
     One that counts collectives, say. `owner` is the class or the mode that was given the call.

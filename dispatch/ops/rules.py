@@ -25,7 +25,7 @@ class Rule(Enum):
 
     RECORD = "record it"
     ALIAS = "another handle on the same value"
-    NOW = "flush, then run it"
+    EAGER = "flush, then run it"
     DECOMPOSE = "record what it is made of"
     ZEROS = "record zeros, with memory"
     SAME = "hand the argument back"
@@ -45,7 +45,7 @@ SHAPE_BY_VALUES = "values decide the shape of its result"
 DRAWS = "it draws random numbers"
 MISJUDGED_SHAPE = "torch's meta function for it gives another shape or layout than its kernel"
 
-NOW_BECAUSE: dict[OpOverload, str] = {
+EAGER_BECAUSE: dict[OpOverload, str] = {
     **dict.fromkeys(  # their tags don't say so
         (
             aten._pack_padded_sequence.default, aten._embedding_bag.default,
@@ -62,7 +62,7 @@ NOW_BECAUSE: dict[OpOverload, str] = {
     **dict.fromkeys(torch_private.RANGE_OPS, "it marks a range for profilers"),
 }  # fmt: skip
 """Ops that run at once though their schemas don't say so, and why."""
-TOLD_BY_RUNNING = frozenset({aten.mkldnn_rnn_layer.default, rnn_layer.WITH_WORKSPACE})
+METADATA_FROM_RUN = frozenset({aten.mkldnn_rnn_layer.default, rnn_layer.WITH_WORKSPACE})
 """Ops whose meta functions don't know all of their outputs: each runs once for its sizes.
 
 oneDNN's recurrent layers keep a workspace for backward. Sizes alone decide how large it is, but
@@ -93,7 +93,7 @@ RULES: dict[OpOverload, Rule] = {
         ),
         Rule.SAMPLE,
     ),
-    **dict.fromkeys(NOW_BECAUSE, Rule.NOW),
+    **dict.fromkeys(EAGER_BECAUSE, Rule.EAGER),
     **dict.fromkeys(VIEWS_IN_PLACE, Rule.VIEW_IN_PLACE),
     aten.mkldnn_rnn_layer.default: Rule.RNN,
     rnn_layer.WITH_WORKSPACE: Rule.RECORD,
@@ -153,7 +153,7 @@ def rule_from_schema(facts: OpFacts) -> Rule:
             facts.op.namespace not in ("aten", "prims") and facts.op._schema.name not in COLLECTIVES
         )
     )
-    return Rule.NOW if runs_now else Rule.RECORD
+    return Rule.EAGER if runs_now else Rule.RECORD
 
 
 RAISES_BY_VALUES = frozenset({"aten::_assert_async", "aten::_linalg_check_errors"})
@@ -161,10 +161,10 @@ RAISES_BY_VALUES = frozenset({"aten::_assert_async", "aten::_linalg_check_errors
 
 
 @cache
-def why_now(op: OpOverload) -> str:
+def why_eager(op: OpOverload) -> str:
     """Why an op whose rule is `NOW` runs at once."""
     facts = facts_of(op)
-    known = NOW_BECAUSE.get(op)
+    known = EAGER_BECAUSE.get(op)
     if known is not None:
         return known
     if torch.Tag.dynamic_output_shape in op.tags:
@@ -184,7 +184,7 @@ def why_now(op: OpOverload) -> str:
 
 
 @cache
-def is_question(op: Any) -> bool:
+def is_metadata_query(op: Any) -> bool:
     """Whether the op only asks a tensor for its size, layout or device.
 
     No dispatcher knows these ops. Python calls them for classes that answer themselves: nested,
@@ -210,7 +210,7 @@ def draws(op: OpOverload) -> bool:
         return True
     facts = facts_of(op)
     takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
-    return rule_of(op) is Rule.NOW and facts.is_random and not takes_tensors
+    return rule_of(op) is Rule.EAGER and facts.is_random and not takes_tensors
 
 
 @cache
@@ -226,16 +226,16 @@ def is_part_of_past(op: OpOverload) -> bool:
 def reads_values(op: OpOverload) -> bool:
     """Whether a call is a read: it runs at once, and its result is no tensor or sized by values."""
     facts = facts_of(op)
-    return rule_of(op) is Rule.NOW and (facts.is_data_dependent or not facts.returns_tensors)
+    return rule_of(op) is Rule.EAGER and (facts.is_data_dependent or not facts.returns_tensors)
 
 
 def run_at_once(op: OpOverload) -> None:
     """Run `op` at once from now on: its meta function was found to be wrong."""
-    RULES[op] = Rule.NOW
-    NOW_BECAUSE[op] = MISJUDGED_SHAPE
+    RULES[op] = Rule.EAGER
+    EAGER_BECAUSE[op] = MISJUDGED_SHAPE
     rule_of.cache_clear()
     reads_values.cache_clear()
-    why_now.cache_clear()
+    why_eager.cache_clear()
 
 
 @cache

@@ -39,7 +39,7 @@ class OpFacts:
     # the op raises for some values of its `number_args`: so these are in the schema cache's key
     checks_numbers: bool
     # numbers decide the result's size: so none of them is in `number_args`
-    numbers_decide: bool
+    numbers_set_shape: bool
     # Other ranks wait for the call. So a plan makes it even if nobody uses its result, and in
     # program order.
     communicates: bool
@@ -74,7 +74,7 @@ MARKED_VIEWS: dict[OpOverload, OpOverload] = {
 Kernels are made of the latter: a compiler must see that a write to such a view is one to its base.
 """
 UNMARKED_VIEWS = frozenset({*MARKED_VIEWS, *WAITS})
-NUMBERS_DECIDE = frozenset({
+NUMBERS_SET_SHAPE = frozenset({
     "aten::arange", "aten::range",
     "aten::_foreach_norm", "aten::_foreach_powsum", "aten::dist", "aten::linalg_vector_norm",
     "aten::linalg__powsum", "aten::norm", "aten::renorm", "aten::renorm_",
@@ -132,11 +132,11 @@ def facts_of(op: OpOverload) -> OpFacts:
         writes_list=op._schema.name.startswith("aten::_foreach") and op._schema.name.endswith("_"),
         communicates=op.namespace == "_c10d_functional",
         checks_numbers=op._schema.name in CHECK_NUMBERS,
-        numbers_decide=op._schema.name in NUMBERS_DECIDE,
+        numbers_set_shape=op._schema.name in NUMBERS_SET_SHAPE,
         number_args=frozenset(
             _label(i, a)
             for i, a in enumerate(arguments)
-            if op._schema.name not in NUMBERS_DECIDE
+            if op._schema.name not in NUMBERS_SET_SHAPE
             and str(a.type) in ("number", "float", "Tensor", "Optional[number]", "List[number]")
         ),
         argument_names=tuple(argument.name for argument in arguments),

@@ -46,7 +46,7 @@ SAME_AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 NORM = aten.linalg_vector_norm.default
 
 
-def taken_apart(graph: Graph) -> Graph:
+def expand_foreach(graph: Graph) -> Graph:
     """The graph with foreach calls on CPU tensors replaced by calls on each tensor, and calls that
     count by foreach calls; `graph` itself if nothing changes."""
     nodes = [

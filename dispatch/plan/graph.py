@@ -1,8 +1,8 @@
 """The graph of a trace: the recorded calls that are needed, and which slots share memory.
 
 In: the steps from root to a state, and the live slots, which somebody still holds. Out: `Graph`,
-without dead code, and by `without_repeats` without repeated expressions. Called by `flush`,
-`plan_cache` and `aside`. Pure: no tensor data, no caches.
+without dead code, and by `eliminate_common_subexpressions` without repeated calls. `flush`,
+`plan_cache` and `aside` call it. Pure: no tensor data, no caches.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ NEAR = 12
 """Calls from the last use of a value to its repeat, up to which the value is kept for that."""
 
 
-def without_repeats(graph: Graph) -> Graph:
+def eliminate_common_subexpressions(graph: Graph) -> Graph:
     """The graph with repeated pure calls replaced by the value of the first one.
 
     Only where the first value is used after the repeat, or was last used shortly before. So hardly

@@ -128,7 +128,7 @@ class Plan:
         self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
         self._distinct = tuple(dict.fromkeys(self.fusions))
 
-    def do_as(self, other: Plan) -> None:
+    def replace_by(self, other: Plan) -> None:
         """Run as another plan for the same trace and live values from now on.
 
         This plan is looked up in states and held by captured calls, so it stays the same object.

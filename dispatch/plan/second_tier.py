@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.plan.foreach import taken_apart
-from lazy_tensor.dispatch.plan.graph import graph_of, without_repeats
+from lazy_tensor.dispatch.plan.foreach import expand_foreach
+from lazy_tensor.dispatch.plan.graph import eliminate_common_subexpressions, graph_of
 from lazy_tensor.dispatch.plan.partition import Fusibility, whole_units
 from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner
 from lazy_tensor.dispatch.trie.trace import State
@@ -49,7 +49,7 @@ class SecondTier:
         self, plan: Plan, state: State, live: tuple[int, ...], service: Compiler, after_s: float
     ) -> None:
         self._plan = plan
-        # `do_as` changes the plan in place, so its first form is kept to come back to
+        # `replace_by` changes the plan in place, so its first form is kept to come back to
         self._first = copy.copy(plan)
         self._made_of = state, live
         self._service = service
@@ -83,7 +83,7 @@ class SecondTier:
     def _ask(self) -> None:
         """Plan the same trace once more, and have it compiled whole in the background."""
         state, live = self._made_of
-        graph = without_repeats(taken_apart(graph_of(state.steps(), live)))
+        graph = eliminate_common_subexpressions(expand_foreach(graph_of(state.steps(), live)))
         fusible = Fusibility(graph, lambda _: WHOLE)
         units = whole_units(graph, fusible)
         written = {graph.root[slot] for node in graph.nodes for slot in node.writes}
@@ -126,7 +126,7 @@ class SecondTier:
     def _settle(self, plan: Plan, says: str) -> None:
         """End the comparison: run as `plan` for good. `says` tells `explain()` why."""
         COMPILES.info("a plan of %d steps: %s", len(self._first.steps), says)
-        self._plan.do_as(plan)
+        self._plan.replace_by(plan)
         self._plan.tier, self._plan.tier_says = None, says
 
     def _compare(
@@ -162,7 +162,7 @@ class SecondTier:
         first_s, whole_s = self._times_s
         is_whole = len(first_s) > len(whole_s)
         # If the run raises, `failure` looks for the steps of the program that ran in `self._plan`.
-        self._plan.do_as(whole if is_whole else self._first)
+        self._plan.replace_by(whole if is_whole else self._first)
         start = perf_counter()
         self._plan.program.run(leaves, scalars, given)
         self._times_s[is_whole].append(perf_counter() - start)

@@ -55,7 +55,7 @@ PLAIN_RESULT = frozenset({
 EXPECTED = frozenset({"all arguments are computed 0-dim CPU tensors", "debug", LEARNED})
 """Reasons that don't count as fallbacks, because the call had best run at once.
 
-The reasons of `rules.why_now` don't count either: `run` gets these with `by_rule`.
+The reasons of `rules.why_eager` don't count either: `run` gets these with `by_rule`.
 """
 
 

@@ -27,10 +27,10 @@ from lazy_tensor.dispatch.metadata.infer import (
     needs_fakes,
     propagate,
 )
-from lazy_tensor.dispatch.metadata.kernel_probe import as_kernels_say
+from lazy_tensor.dispatch.metadata.kernel_probe import corrected_by_probe
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
 from lazy_tensor.dispatch.ops.request import Request, scalar_refs
-from lazy_tensor.dispatch.ops.rules import TOLD_BY_RUNNING
+from lazy_tensor.dispatch.ops.rules import METADATA_FROM_RUN
 from lazy_tensor.dispatch.record import moving_index
 from lazy_tensor.dispatch.record.inputs import index_of, is_in
 from lazy_tensor.dispatch.record.memory_overlap import overlaps
@@ -237,7 +237,7 @@ def _outcome(
     described = request.mapped(_anything, of_numbers)
     # of the environment, these two parts alone decide metadata
     key: tuple[Any, ...] = (request.op._op, described, tuple(metas), *trace.environment[:2])
-    if facts.numbers_decide:
+    if facts.numbers_set_shape:
         key += (tuple(map(type, request.args)),)  # 4 == 4.0, but the results' dtypes differ
     known = known_outcome(key)
     if known is not None:
@@ -247,12 +247,12 @@ def _outcome(
     # is quicker. It tells as much if the op can run on "meta": then no values decide.
     is_slow = needs_fakes(facts, metas) and not torch_private.has_fakes()
     is_learned = is_slow and may_run and torch_private.has_meta_kernel(request.op)
-    if is_learned or request.op in TOLD_BY_RUNNING:
+    if is_learned or request.op in METADATA_FROM_RUN:
         request.learns = key
         return Outcome(runs_now=LEARNED)
     outcome = propagate(facts, args, kwargs, metas)
     if outcome.runs_now is None:
-        outcome = as_kernels_say(outcome, facts, args, kwargs, metas)
+        outcome = corrected_by_probe(outcome, facts, args, kwargs, metas)
     return learn(key, outcome)
 
 

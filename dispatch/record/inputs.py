@@ -101,7 +101,7 @@ def retrace(
         for name, argument in kwargs.items():
             reads = name not in facts.writes
             key += (name, _part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
-    except _NeedsALook:
+    except _NeedsAdmit:
         return None
     # a call on computed 0-dim CPU tensors alone runs at once (see `_admit`)
     return None if trace.tape is None and all(are_tiny) else key
@@ -113,19 +113,19 @@ def _part_let_in(
     """An argument's part of the key; a tensor enters the trace if it has no slot.
 
     `are_tiny` gets an entry for each tensor: whether it is a 0-dim CPU one that had no slot.
-    `reads`: the op doesn't write the argument. Raises `_NeedsALook`.
+    `reads`: the op doesn't write the argument. Raises `_NeedsAdmit`.
     """
     kind = type(argument)
     if kind is tensor_types.tensor_class or kind is tensor_types.sharded_class:
         value = argument._value
         if value.slot is not None:
             if value.slot.trace is not trace:
-                raise _NeedsALook
+                raise _NeedsAdmit
             are_tiny.append(False)
             return key_part(trace.leaf_slots, argument)
         data = value.data
         if data is None or not _is_simple(data) or (not in_mode and memory_sharing.is_shared(data)):
-            raise _NeedsALook
+            raise _NeedsAdmit
         # Memory that others can write may enter as a copy, for this call alone.
         passes = memory_sharing.is_externally_writable(data)
         if passes and kind is tensor_types.tensor_class:
@@ -133,9 +133,9 @@ def _part_let_in(
         elif not passes and _is_private(data, in_mode):
             slot = _known_leaf(trace, data, meta_of(data))
         else:
-            raise _NeedsALook
+            raise _NeedsAdmit
         if not traces.enter(value, slot):
-            raise _NeedsALook
+            raise _NeedsAdmit
         if passes:
             trace.one_call_inputs.append(value)
         if kind is tensor_types.sharded_class:
@@ -148,10 +148,10 @@ def _part_let_in(
             are_tiny.append(False)
             return known
         if not in_mode:
-            raise _NeedsALook  # it needs a snapshot
+            raise _NeedsAdmit  # it needs a snapshot
         data = argument
         if not _is_simple(data):
-            raise _NeedsALook
+            raise _NeedsAdmit
         if _is_private(data, in_mode):
             slot = _known_leaf(trace, data, meta_of(data))
         else:
@@ -167,7 +167,7 @@ def _part_let_in(
     return slot
 
 
-class _NeedsALook(Exception):
+class _NeedsAdmit(Exception):
     """`admit` must look at a tensor of the call."""
 
 
@@ -187,7 +187,7 @@ def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
     storage = torch_private.storage_id(data)
     state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
     if state is None:
-        raise _NeedsALook
+        raise _NeedsAdmit
     return _step_to_leaf(trace, state, data, storage, meta[2])
 
 
@@ -198,11 +198,11 @@ def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool)
     entered at this place before.
     """
     if not (reads and input_snapshots.serve(facts, tensor)):
-        raise _NeedsALook
+        raise _NeedsAdmit
     slot = input_snapshots.known(trace, tensor)
     if slot is None:
         if not input_snapshots.can_take(trace, tensor):
-            raise _NeedsALook
+            raise _NeedsAdmit
         slot = _slot_of_new_copy(trace, tensor, _known_leaf)
     return slot
 

@@ -17,7 +17,7 @@ from lazy_tensor.dispatch.metadata.infer import is_marked, is_recordable, meta_o
 from lazy_tensor.dispatch.ops.composite_overrides import ROUTES
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.rnn_layer import WITH_WORKSPACE
-from lazy_tensor.dispatch.ops.rules import DRAWS, VIEWS_IN_PLACE, Rule, rule_from_schema, why_now
+from lazy_tensor.dispatch.ops.rules import DRAWS, VIEWS_IN_PLACE, Rule, rule_from_schema, why_eager
 from lazy_tensor.dispatch.record import eager_fallback
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of, value_of
@@ -36,7 +36,7 @@ DTYPE_OF_NUMBER = {
 
 
 def _now(trace: Trace, request: Request, reason: str | None = None) -> Handled:
-    return True, eager_fallback.run(trace, request, reason or why_now(request.op), by_rule=True)
+    return True, eager_fallback.run(trace, request, reason or why_eager(request.op), by_rule=True)
 
 
 def _same(trace: Trace, request: Request) -> Handled:
@@ -207,7 +207,7 @@ def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
     Rule.RECORD: lambda trace, request: RECORD_IT,
-    Rule.NOW: _now,
+    Rule.EAGER: _now,
     Rule.SAME: _same,
     Rule.DECOMPOSE: _decompose,
     Rule.ALIAS: _alias,

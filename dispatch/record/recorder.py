@@ -14,8 +14,14 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.ops.request import Request, is_shown
-from lazy_tensor.dispatch.ops.rules import Rule, is_question, needs_care, reads_values, rule_of
+from lazy_tensor.dispatch.ops.request import Request, is_observed
+from lazy_tensor.dispatch.ops.rules import (
+    Rule,
+    is_metadata_query,
+    needs_care,
+    reads_values,
+    rule_of,
+)
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.record import (
     eager_fallback,
@@ -82,7 +88,7 @@ def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | 
         key, state, numbers = _looked_up(trace, func, args, kwargs)
         # A hit on a sharded call makes its collectives without dispatching them. A mode that wants
         # to see them gets the call op by op.
-        if state is None or (state.call_site is not None and is_shown(owner)):
+        if state is None or (state.call_start is not None and is_observed(owner)):
             return _miss(owner, trace, func, args, kwargs, key)
         result = _follow(trace, place, func, state, numbers, args)
         return result if result is not _MOVED else record(owner, func, types, args, kwargs)
@@ -154,7 +160,7 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
     """
     # A call within another one (a decomposed op, say) is no call of the program: the history counts
     # only the outer one. Nor does it count a question.
-    is_part = trace.call is not None or is_question(call[0])
+    is_part = trace.call is not None or is_metadata_query(call[0])
     # `.item()` is the most frequent read: it needs no `Request`. On a tape it may be read aside,
     # and while the trace is cold `run_cold` counts it.
     if (
@@ -188,7 +194,7 @@ def _missed(
     key: tuple[Any, ...] | None,
 ) -> Any:
     """Handle a call that no state knows: by its rule, by recording it, or by running it now."""
-    if is_question(func):
+    if is_metadata_query(func):
         return func(*args, **kwargs)
     is_cold = trace.policy.cold
     # Optimizers read `step.item()` for every parameter: a step count that was lazy would be flushed
@@ -201,7 +207,7 @@ def _missed(
     if key is not None and lacks_slots(trace, key):
         key = None
         place, state, numbers = _known(owner, trace, func, args, kwargs)
-        if state is not None and (state.call_site is None or not is_shown(owner)):
+        if state is not None and (state.call_start is None or not is_observed(owner)):
             return _follow(trace, place, func, state, numbers, args)
     request = Request(owner, func, args, kwargs)
     is_sharded = tensor_types.sharded_class in map(type, request.tensors)

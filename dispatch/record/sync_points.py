@@ -137,7 +137,7 @@ def _calls_between(noted: State, state: State) -> list[int]:
         if current.call:
             found.append(current.call)
         # a sharded call takes several steps, which are no calls of the program: pass over them
-        current = current.parent if current.call_site is None else current.call_site
+        current = current.parent if current.call_start is None else current.call_start
     found.reverse()
     return found
 

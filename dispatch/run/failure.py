@@ -157,7 +157,7 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 @dataclass(slots=True)
-class _Later:
+class _Remaining:
     """A part of a flush that has not run: a plan's step, or one node of a graph.
 
     It has the slots that the part reads, its recorded calls, and a function that runs it.
@@ -183,7 +183,7 @@ def _rescue_from_plan(error: BaseException, plan: Plan, scalars: list[complex]) 
             # next step. A segment may run through Python, where a signal comes at any time.
             is_over = _kernel_had_run(error)
     later = [
-        _Later(step.reads, step.nodes, partial(plan.program.step, i, values, scalars))
+        _Remaining(step.reads, step.nodes, partial(plan.program.step, i, values, scalars))
         for i, step in enumerate(plan.steps)
         if i >= number
     ]
@@ -215,7 +215,7 @@ def _rescue_from_graph(
             is_over = names["done"] is node or _node_had_run(place)
     first = next((i for i, other in enumerate(graph.nodes) if other is node), 0)
     later = [
-        _Later(n.reads, (n,), partial(run_node, n, values, scalars, graph.spec))
+        _Remaining(n.reads, (n,), partial(run_node, n, values, scalars, graph.spec))
         for n in graph.nodes[first:]
     ]
     if later:
@@ -236,7 +236,7 @@ def _node_had_run(place: TracebackType) -> bool:
 
 def _carry_on(
     error: BaseException,
-    later: list[_Later],
+    later: list[_Remaining],
     is_over: bool,
     root: Mapping[int, int],
     lasting: frozenset[int],
@@ -275,7 +275,7 @@ def _carry_on(
         spoiled |= written
 
 
-def _communicates(part: _Later) -> bool:
+def _communicates(part: _Remaining) -> bool:
     return any(node.facts.communicates for node in part.nodes)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import settings, torch_private
-from lazy_tensor.dispatch.plan.foreach import taken_apart
-from lazy_tensor.dispatch.plan.graph import Graph, graph_of, without_repeats
+from lazy_tensor.dispatch.plan.foreach import expand_foreach
+from lazy_tensor.dispatch.plan.graph import Graph, eliminate_common_subexpressions, graph_of
 from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan.plan import Plan, Planner
 from lazy_tensor.dispatch.plan.remat import rematerialized
@@ -139,8 +139,8 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     devices = {spec.device.type for spec in graph.spec.values()}
     fuses = now.compile != "off" and any(backend_on(d).name != "aten" for d in devices)
     # Foreach calls are taken apart only to be fused: by themselves their parts are slower. Remat
-    # comes last, because `without_repeats` could merge the calls that it repeats on purpose.
-    graph = with_remat(without_repeats(taken_apart(graph) if fuses else graph))
+    # comes last: its calls repeat others on purpose, and must not be merged with them.
+    graph = with_remat(eliminate_common_subexpressions(expand_foreach(graph) if fuses else graph))
     fusible = Fusibility(graph, backend_on) if fuses else None
     units = units_of(graph, fusible)
 

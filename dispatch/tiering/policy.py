@@ -15,7 +15,7 @@ from typing import Any
 
 from lazy_tensor.dispatch.stats import NEW, RECORDED, STATS
 from lazy_tensor.dispatch.tiering.call_history import Past
-from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S, Compared, Site, Waiting
+from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S, Compared, PlanStatus, Site
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.service.fusion import Fusion
 
@@ -125,7 +125,7 @@ class Policy:
         # A plan that ran since then, most of whose ops wait for their kernels. It counts if that is
         # so for all plans together: ops in kernels that are there, less ops in kernels that are
         # being built, are less than 0. Then the next blocks at this place wait for this plan.
-        self._awaited: Waiting | None = None
+        self._awaited: PlanStatus | None = None
         self._n_gained = 0
 
         # For `_has_news`: what `STATS.has_worked_long()` and `Fusion.n_adopted` were at the last
@@ -191,7 +191,7 @@ class Policy:
         """
         return self._is_loop and (ends_region or self.past.is_known())
 
-    def note_kernels(self, plan: Waiting) -> None:
+    def note_kernels(self, plan: PlanStatus) -> None:
         """Account for a run of `plan` in the block that runs, or that has just ended.
 
         While most ops of a block's plans wait for their kernels, the next blocks are bypassed: a

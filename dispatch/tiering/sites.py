@@ -62,7 +62,7 @@ def settled_s() -> float:
     return perf_counter()
 
 
-class Waiting(Protocol):
+class PlanStatus(Protocol):
     """A plan, as far as it matters here: it runs op by op while its kernels are built."""
 
     communicates: bool  # it has collectives
@@ -121,8 +121,10 @@ class Site:
         self.is_unknown = False  # blocks are bypassed because their regions are unknown
         self.was_recorded = False  # all regions of the last block that was seen were recorded
         # Set by `policy`: blocks are bypassed until this plan has its kernels.
-        self.awaited: Waiting | None = None
-        self.plan: Waiting | None = None  # of the plans that blocks ran, the one that ran longest
+        self.awaited: PlanStatus | None = None
+        self.plan: PlanStatus | None = (
+            None  # of the plans that blocks ran, the one that ran longest
+        )
         self._n_tried = 0  # blocks since `plan` may get better; at most COMPARED are waited for
         self._of_reads = of_reads
         self._n_reads = 1  # reads in the last round; 1 for a block
@@ -217,7 +219,7 @@ class Site:
         if self.awaited is None:
             self._n_left = max(self._n_left - n, 0)
 
-    def note_plan(self, plan: Waiting) -> None:
+    def note_plan(self, plan: PlanStatus) -> None:
         """Account for a plan that the last block ran."""
         if self.plan is None or plan.spent_s > self.plan.spent_s:
             if plan is not self.plan:

@@ -78,12 +78,12 @@ from lazy_tensor.dispatch.torch_private.modes import (
     is_mode_entered as is_mode_entered,
     is_own_mode_entered as is_own_mode_entered,
     is_profiled as is_profiled,
-    is_seen_by_none_but as is_seen_by_none_but,
     is_watched as is_watched,
     kernels_only as kernels_only,
     no_dispatch as no_dispatch,
     no_inference as no_inference,
     no_modes as no_modes,
+    only_mode_is as only_mode_is,
     pop_mode as pop_mode,
     push_mode as push_mode,
 )

@@ -102,7 +102,7 @@ def _ordinary(guard: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def is_seen_by_none_but(own: type[Any]) -> bool:
+def only_mode_is(own: type[Any]) -> bool:
     """Whether no mode of another class than `own` is active, and neither a transform of
     `torch.func` nor forward-mode differentiation."""
     n_modes = torch._C._len_torch_dispatch_stack()

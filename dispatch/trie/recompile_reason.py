@@ -44,14 +44,14 @@ def _nearest(new: State) -> State | None:
     """The state that was made last before `new` at the same place; None if there is none."""
     if new.parent is None:
         return None
-    # Dicts keep the order in which states were made. A state with a `call_site` is a sharded call's
-    # as a whole, which has no step of its own to be compared.
+    # Dicts keep the order in which states were made. A state with a `call_start` stands for a
+    # sharded call as a whole, which has no step of its own to be compared.
     before: State | None = None
     for children in (new.parent, new.parent.generic or {}):
         for state in children.values():
             if state is new:
                 return before
-            if state.call_site is None:
+            if state.call_start is None:
                 before = state
     return before
 

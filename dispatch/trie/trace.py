@@ -129,7 +129,7 @@ class State(dict[tuple[Any, ...], "State"]):
     """
 
     __slots__ = ("call", "closes", "counts_writes", "edges", "ends_turn", "generic", "key", "kind",
-                 "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "call_site",
+                 "layout", "meta", "n_bytes", "n_ops", "n_scalars", "n_slots", "call_start",
                  "offset_fixup", "parent", "plans", "remembered", "seen", "slot",
                  "step")  # fmt: skip
 
@@ -161,7 +161,7 @@ class State(dict[tuple[Any, ...], "State"]):
         self.layout: Any = None
         # For a sharded call, which takes several steps at once: the state it was called in, which
         # leads here directly. `parent` is the last of these steps.
-        self.call_site: State | None = None
+        self.call_start: State | None = None
         # Whether the trace is flushed behind this call, as it closes a segment or ends a turn of a
         # loop.
         self.closes = self.ends_turn = False
@@ -464,7 +464,7 @@ def _prune(_: int, state: State) -> None:
     current: State = state
     while current.parent is not None and not (_goes_on(current) or current.plans):
         parent = current.parent
-        for owner in (parent, current.call_site):
+        for owner in (parent, current.call_start):
             if owner is None:
                 continue
             for children in (owner, owner.generic or {}):

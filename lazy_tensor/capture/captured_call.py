@@ -23,10 +23,10 @@ from lazy_tensor.capture.reach import (
     MISSING,
     NUMBER,
     OPEN,
-    Holding,
     Place,
     Unreachable,
     Watch,
+    WatchedObject,
     is_same,
 )
 from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
@@ -226,7 +226,7 @@ class CapturedCall:
         for holding in self._holdings.values():
             if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
                 holding.expect(0, OPEN)
-        fixed: list[Holding] = []
+        fixed: list[WatchedObject] = []
         autograd_fields: list[tuple[int, tuple[Any, ...]]] = []
         for name, holding in self._holdings.items():
             if name in self._argument_of:

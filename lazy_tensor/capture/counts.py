@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.capture.reach import Picture, is_atom, is_same
+from lazy_tensor.capture.reach import ObjectGraph, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan import foreach
 from lazy_tensor.dispatch.record.inputs import slot_of
@@ -111,7 +111,7 @@ class Counts:
         return self._trace.tape is self._tape and local.trace is self._trace
 
     @contextmanager
-    def lent_to_optimizers(self, picture: Picture) -> Iterator[None]:
+    def counts_in_param_groups(self, picture: ObjectGraph) -> Iterator[None]:
         """Put `Count`s in place of floats in the groups of torch's own optimizers while they step.
 
         If the user's code may look into groups, none are put there: that code might use a rate in

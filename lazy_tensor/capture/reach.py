@@ -1,6 +1,6 @@
 """Finds what a function can see besides its arguments: the Python objects that its code leads to.
 
-In: a function. Out: a `Picture`, with each place that the function may read, by a path such as
+In: a function. Out: an `ObjectGraph`, with each place that the function may read, by a path such as
 `model.blocks[0].weight`, and what lies there now. `take` compares the pictures before and after a
 call, to find where tensors came from and where they went. `captured_call` has a `Watch` on the
 places, to see before a replay whether anything has changed.
@@ -121,7 +121,7 @@ class Place(NamedTuple):
     number: int = -1
 
 
-class Holding:
+class WatchedObject:
     """One object that holds others: its keys, and the values there when they were read.
 
     `read` reads the values, and `write` sets one, if that is possible. Of an object's attributes
@@ -329,9 +329,9 @@ class Watch:
     """Holdings that must not change. `for_native` are those that C++ can compare; `has_others` says
     whether there are others."""
 
-    def __init__(self, holdings: Iterable[Holding]) -> None:
-        self._holdings: list[Holding] = []  # first those in `for_native`, in their order
-        others: list[Holding] = []
+    def __init__(self, holdings: Iterable[WatchedObject]) -> None:
+        self._holdings: list[WatchedObject] = []  # first those in `for_native`, in their order
+        others: list[WatchedObject] = []
         for holding in holdings:
             if isinstance(holding.holder, (tuple, frozenset)):
                 continue  # it can't change; what it holds has holdings of its own
@@ -372,12 +372,12 @@ class Watch:
         return None
 
 
-def _is_empty_set(holding: Holding) -> bool:
+def _is_empty_set(holding: WatchedObject) -> bool:
     """Whether it holds an empty set, as each module has one (for buffers that aren't saved)."""
     return holding.read is _set and type(holding.holder) is set and holding.values == (0,)
 
 
-def _for_native(holding: Holding) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
+def _for_native(holding: WatchedObject) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
     """(kind, holder, keys, values, size), as `first_change` in C++ compares them."""
     is_ordered = holding.read is _items and type(holding.holder) is collections.OrderedDict
     if is_ordered:
@@ -431,10 +431,10 @@ class _Part:
         self.notices_new = True
         self.always: frozenset[str] = frozenset()
         self.is_whole = self.takes_all_if_dynamic = False
-        self.holding: Holding | None = None
+        self.holding: WatchedObject | None = None
 
 
-class Picture:
+class ObjectGraph:
     """All objects that a function can see, and what they hold at this moment.
 
     They are what `roots`, pairs of a label and an object, and the tensors `given` lead to.
@@ -456,7 +456,7 @@ class Picture:
         follows_code: bool = True,
     ) -> None:
         self.follows_code = follows_code
-        self.holdings: dict[str, Holding] = {}
+        self.holdings: dict[str, WatchedObject] = {}
         self.generators: list[torch.Generator] = []
         self.arguments: dict[int, str] = {}
         self.instances: list[Any] = []
@@ -546,8 +546,8 @@ class Picture:
         keys: Iterable[Any],
         read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
         write: Callable[[Any, Any, Any], None] | None = None,
-    ) -> Holding:
-        holding = Holding(label, holder, tuple(keys), read, write)
+    ) -> WatchedObject:
+        holding = WatchedObject(label, holder, tuple(keys), read, write)
         # a function and its closure, or an object and its slots, have one label
         n_alike = self._n_alike[label]
         self._n_alike[label] += 1
@@ -562,7 +562,7 @@ class Picture:
             self._follow(holding, range(len(holding.values)))
         return holding
 
-    def _follow(self, holding: Holding, places: Iterable[int]) -> None:
+    def _follow(self, holding: WatchedObject, places: Iterable[int]) -> None:
         """Queue the values at these places of a holding."""
         places = list(places)
         self._count(holding.label, len(places))

@@ -44,7 +44,7 @@ from lazy_tensor.mode import (
     RecordingMode,
     lazy_mode,
     listening_mode,
-    refuse_what_runs_later,
+    reject_generators,
 )
 from lazy_tensor.tensor import flush_here
 
@@ -78,7 +78,7 @@ class Arguments:
     `key` is equal for calls that may run the same plan. It holds the metadata of tensors (see
     `described`), the values of numbers and strings, and the ids of other objects. `tensors` are all
     tensors, in the order found. `objects` are pairs of a label and an object that the call can look
-    into: the roots of a `Picture`.
+    into: the roots of an `ObjectGraph`.
     """
 
     __slots__ = ("_inside", "key", "objects", "tensors")
@@ -226,7 +226,7 @@ class Replay(Generic[P, R]):
             raise TypeError(
                 f"replay(): function is {given}, which can't be called; pass a function or a module"
             )
-        refuse_what_runs_later(function, "replay()", "pass a function that returns its results")
+        reject_generators(function, "replay()", "pass a function that returns its results")
         for name, value in (("warmup", warmup), ("check_every", check_every)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"replay(): {name}={value!r} is not a whole number")
@@ -273,7 +273,7 @@ class Replay(Generic[P, R]):
 
     @property
     def __replayed__(self) -> Callable[P, R]:
-        """The function itself: a `Picture` looks through replays by this name."""
+        """The function itself: an `ObjectGraph` looks through replays by this name."""
         return self._function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -294,7 +294,7 @@ class Replay(Generic[P, R]):
             return True
         watched = _watched(saves=not self._is_part)
         if watched is not None:
-            self._meet(watched)
+            self._note_obstacle(watched)
         return watched is not None
 
     def ran(self) -> CapturedCall | None:
@@ -415,7 +415,9 @@ class Replay(Generic[P, R]):
                 told.append(f"{name} has another value at each call")
             elif before[name][1] != tensors:
                 told.append(f"{name} has another size, dtype or layout at each call")
-        self._meet("; ".join(told) or "grad mode, autocast or options are others", tells=True)
+        self._note_obstacle(
+            "; ".join(told) or "grad mode, autocast or options are others", tells=True
+        )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         start = perf_counter()
@@ -433,7 +435,7 @@ class Replay(Generic[P, R]):
                 return True
         extension = hits.EXTENSION if program.are_there() else program.EXTENSION
         is_coming = extension.status in ("compiling", "compiled")
-        self._meet(f"the C++ that runs plans: {extension.status}", tells=not is_coming)
+        self._note_obstacle(f"the C++ that runs plans: {extension.status}", tells=not is_coming)
         return False
 
     def _taken(
@@ -491,10 +493,10 @@ class Replay(Generic[P, R]):
                 self.obstacle = ""
                 # each captured call is outdated before it can run: only recorded calls would show
                 if changed and not self.n_replayed and self.n_recorded >= CHANGES_BEFORE_WARNING:
-                    self._meet(changed, tells=True)
+                    self._note_obstacle(changed, tells=True)
                 return
         known.postpone()
-        self._meet(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
+        self._note_obstacle(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
 
     def _verified(
         self,
@@ -514,7 +516,7 @@ class Replay(Generic[P, R]):
             raise
         if isinstance(taken, str):
             # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
-            self._meet(taken)
+            self._note_obstacle(taken)
             return result
         found = taken.outline.difference(captured.outline)
         if found is not None:
@@ -554,7 +556,7 @@ class Replay(Generic[P, R]):
         STATS.add_work(start, seconds)
         local.trace.policy.add_replay(seconds)
 
-    def _meet(self, obstacle: str, *, tells: bool = False) -> None:
+    def _note_obstacle(self, obstacle: str, *, tells: bool = False) -> None:
         """Note why a call was recorded; if it `tells`, warn the user, once for each kind."""
         self.obstacle = obstacle = re.sub(r"\bargument (\d+)", self._parameter, obstacle)
         # obstacles that differ in their numbers alone, such as a value read, are of one kind

@@ -3,7 +3,8 @@
 In: a function, its arguments, and the objects that it can look into. Out: its result, and a `Take`,
 or the obstacle that keeps the call from being replayed. Called by `replay`.
 
-A tape is on the trace during the call. A `Picture` before it and one after it show what changed.
+A tape is on the trace during the call. An `ObjectGraph` before it and one after it show what
+changed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.counts import Count, Counts, Formulas
-from lazy_tensor.capture.reach import Holding, Picture, Unreachable, is_atom, is_same
+from lazy_tensor.capture.reach import ObjectGraph, Unreachable, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
@@ -167,7 +168,7 @@ class Take:
     written: tuple[int, ...]
     n_writes: dict[int, int]
     metadata: Any
-    after: Picture
+    after: ObjectGraph
     places: dict[tuple[str, int], torch.Tensor]
 
 
@@ -293,7 +294,7 @@ def take(
         have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
-        before = Picture(roots, tensors, follows_code=follows_code)
+        before = ObjectGraph(roots, tensors, follows_code=follows_code)
     except (Obstacle, Unreachable) as reason:
         return function(*args, **kwargs), str(reason)
     # ids, not tensors: a reference would make what the call throws away look like a result
@@ -311,7 +312,7 @@ def take(
     counts = Counts(trace)
     try:
         # optimizers get step counts and rates as `Count`s, which note what is computed of them
-        with torch_private.step_counts_read_by(counts.read), counts.lent_to_optimizers(before):
+        with torch_private.step_counts_read_by(counts.read), counts.counts_in_param_groups(before):
             result = function(*args, **kwargs)
     except BaseException:
         tape.stop("it raised an exception")
@@ -327,7 +328,7 @@ def take(
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
         if not is_unchanged():
             raise Obstacle("it changes lists, dicts or objects that are arguments")
-        after = Picture(roots, tensors, follows_code=follows_code)
+        after = ObjectGraph(roots, tensors, follows_code=follows_code)
         return result, _Reading(
             trace, tape, counts.formulas(), before, after, tensors, versions, result
         ).take()
@@ -354,8 +355,8 @@ class _Reading:
         trace: Trace,
         tape: Tape,
         formulas: Formulas,
-        before: Picture,
-        after: Picture,
+        before: ObjectGraph,
+        after: ObjectGraph,
         tensors: list[torch.Tensor],
         versions: dict[int, int],
         result: Any,
@@ -618,7 +619,7 @@ class _Reading:
                         left.append(found)
         return tuple(left)
 
-    def _change(self, name: str, holding: Holding, i: int, old: Any, new: Any) -> Left | None:
+    def _change(self, name: str, holding: WatchedObject, i: int, old: Any, new: Any) -> Left | None:
         """What a replay does about the `i`-th place, where the call put `new` for `old`; None if it
         need do nothing."""
         place = holding.spoken(i)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from lazy_tensor.dispatch.ops.request import FIXED, Request, is_shown
+from lazy_tensor.dispatch.ops.request import FIXED, Request, is_observed
 from lazy_tensor.dispatch.ops.rules import Rule, rule_of
 from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
 from lazy_tensor.dispatch.record import sync_points
@@ -64,7 +64,7 @@ def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[s
     if trace.state is not trace.root or trace.tape is not None or trace.policy.is_paused:
         return NotImplemented
     key = _key_of(op, args, kwargs)
-    known = None if key is None or is_shown(owner) else _known.get(key)
+    known = None if key is None or is_observed(owner) else _known.get(key)
     if known is None:
         return NotImplemented
     local: list[Any] = []

@@ -15,7 +15,7 @@ import torch
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.metadata.infer import meta_of
-from lazy_tensor.dispatch.ops.request import Request, is_shown
+from lazy_tensor.dispatch.ops.request import Request, is_observed
 from lazy_tensor.dispatch.ops.rules import Rule, rule_of
 from lazy_tensor.dispatch.record import inputs
 from lazy_tensor.dispatch.record.extend_trie import link, wrapper_arguments
@@ -48,7 +48,7 @@ def call(trace: Trace, request: Request) -> Any:
     trace.policy.span_ranks()
     # numbers that no step has taken are dropped: later steps would take them for theirs
     del trace.scalars[trace.state.n_scalars :]
-    start = None if is_shown(request.owner) else _start(trace, request)
+    start = None if is_observed(request.owner) else _start(trace, request)
     similar = None if start is None else trace.similar_to(start)
     ran, n_numbers = trace.ran, len(trace.scalars)
     layouts = _layouts(request) if request.facts.writes else None
@@ -136,9 +136,9 @@ def _learnt(
         trace.state = known
         return known
     # No step of its own: it stands behind the call's last step. Its path to the root goes through
-    # the steps, while `call_site` tells where the call was made.
+    # the steps, while `call_start` tells where the call was made.
     state = State(end, generic if scalars else key, None)
-    state.call_site = start
+    state.call_start = start
     if not _describe(trace, request, state, result):
         return None
     link(trace, start, similar, state, key, generic)
@@ -201,5 +201,5 @@ def _is_new(trace: Trace, state: State, result: Any) -> bool:
     slot = result._value.slot
     if result._value.leaf is not None:
         return False
-    assert state.call_site is not None, "it is a sharded call's"
-    return slot is not None and slot.trace is trace and slot.index >= state.call_site.n_slots
+    assert state.call_start is not None, "it is a sharded call's"
+    return slot is not None and slot.trace is trace and slot.index >= state.call_start.n_slots

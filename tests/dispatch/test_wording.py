@@ -93,8 +93,8 @@ def ops_of_aten():
 
 def test_every_op_that_runs_at_once_has_a_reason():
     for op in ops_of_aten():
-        if torch._C._dispatch_has_kernel(op.name()) and rules.rule_of(op) is rules.Rule.NOW:
-            assert rules.why_now(op) != "its result is no tensor" or not (
+        if torch._C._dispatch_has_kernel(op.name()) and rules.rule_of(op) is rules.Rule.EAGER:
+            assert rules.why_eager(op) != "its result is no tensor" or not (
                 facts_of(op).returns_tensors
             )
 

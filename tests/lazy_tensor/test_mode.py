@@ -28,6 +28,7 @@ from lazy_tensor.capture.replay import OWN_OPTIONS, Replay, ReplayOptions
 from lazy_tensor.dispatch import options, settings
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.trie.trace import local
 
 
@@ -202,6 +203,7 @@ def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch)
         pytest.skip(hits.status())
     with lazy_mode():
         torch.ones(2) + 1  # C++ sees this thread from its first op on
+    monkeypatch.setattr(Policy, "has_wrapped", False)  # of tests before
     configure(record="auto")
     looked_at, rests = [], lazy_mode._rests
 
@@ -223,11 +225,12 @@ def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch)
     assert stats()["unrecorded_blocks"] > before + 1500
 
 
-def test_a_block_in_one_that_rests_leaves_its_time_alone():
+def test_a_block_in_one_that_rests_leaves_its_time_alone(monkeypatch):
     if hits.native is None:
         pytest.skip(hits.status())
     with lazy_mode():
         torch.ones(2) + 1
+    monkeypatch.setattr(Policy, "has_wrapped", False)
     configure(record="auto")
 
     def run(n):

@@ -794,14 +794,14 @@ def test_every_object_is_looked_at_once_however_late_its_name_is_found(monkeypat
     chained: Any = Chained()
     n_made = 0
 
-    class Counted(reach.Holding):
+    class Counted(reach.WatchedObject):
         def __init__(self, *args):
             nonlocal n_made
             n_made += 1
             super().__init__(*args)
 
-    monkeypatch.setattr(reach, "Holding", Counted)
-    picture = reach.Picture([("f", lambda x: chained.step_0(x))])
+    monkeypatch.setattr(reach, "WatchedObject", Counted)
+    picture = reach.ObjectGraph([("f", lambda x: chained.step_0(x))])
     found = {str(name) for name in picture.holdings}
     assert {f"method'{n}" for n in range(1, 40)} <= found
     assert n_made == len(picture.holdings)
@@ -836,7 +836,7 @@ def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_n
     assert step.n_replayed
     scale.by = 5.0
     assert step(torch.ones(2)).tolist() == [11.0, 11.0]
-    picture = reach.Picture([("step", step.__replayed__)])
+    picture = reach.ObjectGraph([("step", step.__replayed__)])
     assert not any("FACTOR" in holding.keys for holding in picture.holdings.values())
 
 

@@ -14,7 +14,7 @@ from torch.testing._internal.common_methods_invocations import (
 )
 
 from lazy_tensor import is_pending, lazy_mode, materialize, stats
-from lazy_tensor.dispatch.plan.foreach import op_of_each, taken_apart
+from lazy_tensor.dispatch.plan.foreach import expand_foreach, op_of_each
 from lazy_tensor.dispatch.plan.graph import graph_of
 from lazy_tensor.dispatch.plan.interpret import interpret
 from lazy_tensor.dispatch.run.tape import Tape
@@ -41,7 +41,7 @@ def taken_apart_and_run(call):
         call()
         pending = local.trace.pending()
         local.trace.reset()
-    graph = taken_apart(graph_of(pending.state.steps(), ()))
+    graph = expand_foreach(graph_of(pending.state.steps(), ()))
     interpret(graph, pending.leaves, pending.scalars)
     return [node.facts.op for node in graph.nodes]
 

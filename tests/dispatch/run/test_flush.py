@@ -306,7 +306,7 @@ def test_ops_on_what_a_wrong_meta_function_misjudged_are_not_blamed(monkeypatch)
         y = torch.rand(3).digamma().neg().exp()
     assert materialize(y).shape == (3,)
     aten = torch.ops.aten
-    assert rules.rule_of(aten.digamma.default) is rules.Rule.NOW
+    assert rules.rule_of(aten.digamma.default) is rules.Rule.EAGER
     assert rules.rule_of(aten.neg.default) is rules.Rule.RECORD
     assert rules.rule_of(aten.exp.default) is rules.Rule.RECORD
     rules.rule_of.cache_clear()
@@ -404,7 +404,7 @@ def test_an_op_whose_shape_was_misjudged_runs_at_once_from_then_on(options, monk
     assert materialize(kept).shape == (3, 4)
     with lazy_mode():
         assert x.sin().shape == (3, 4)
-    assert rules.rule_of(torch.ops.aten.sin.default) is rules.Rule.NOW
+    assert rules.rule_of(torch.ops.aten.sin.default) is rules.Rule.EAGER
 
 
 def test_kernels_of_a_known_program_are_verified_once_that_is_asked_for():
