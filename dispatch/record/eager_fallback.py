@@ -28,6 +28,7 @@ from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.rules import READS_VALUES, Rule, needs_care, rule_of
 from lazy_tensor.dispatch.record import sync_points
 from lazy_tensor.dispatch.record.inputs import (
+    ALL_TINY,
     SHARES_MEMORY,
     admit,
     flush_foreign,
@@ -46,13 +47,10 @@ from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.dispatch.wording import call_name, op_name
 from lazy_tensor.kernels.logs import FALLBACKS
 
-PLAIN_RESULT = frozenset({
-    "all arguments are computed 0-dim CPU tensors",
-    SHARES_MEMORY,
-})  # fmt: skip
+PLAIN_RESULT = frozenset({ALL_TINY, SHARES_MEMORY})
 """Reasons for which a call on plain tensors gives plain tensors, as in eager."""
 
-EXPECTED = frozenset({"all arguments are computed 0-dim CPU tensors", "debug", LEARNED})
+EXPECTED = frozenset({ALL_TINY, "debug", LEARNED})
 """Reasons that don't count as fallbacks, because the call had best run at once.
 
 The reasons of `rules.why_eager` don't count either: `run` gets these with `by_rule`.

@@ -261,7 +261,7 @@ def _admit(trace: Trace, request: Request) -> str | None:
         newcomers.append(tensor)
         all_tiny = all_tiny and not tensor.dim() and tensor.is_cpu
     if all_tiny and trace.tape is None:
-        return "all arguments are computed 0-dim CPU tensors"
+        return ALL_TINY
     if not request.in_mode and any(is_plain(t) for t in request.written()):
         return "a plain tensor is written outside lazy_mode"
     if not request.in_mode and request.facts.is_view and is_plain(request.tensors[0]):
@@ -298,6 +298,7 @@ def _reason_against_lazy(
     return None
 
 
+ALL_TINY = "all arguments are computed 0-dim CPU tensors"
 SHARES_MEMORY = "an argument shares its memory with an array or a file"
 
 

@@ -46,7 +46,9 @@ def _new_compiler(now: settings.Settings) -> Compiler:
             # the process's own service stays: every block without a `cache_dir` comes back to it
             others = [one for one in _compilers if one != settings.of_process().cache_dir]
             if len(others) >= MOST_COMPILERS:
-                _compilers.pop(others[0]).close()
+                closed = _compilers.pop(others[0])
+                closed.close()
+                atexit.unregister(closed.end)
             made = Compiler(
                 maxsize=now.segment_cache_size,
                 cache_dir=Path(now.cache_dir),

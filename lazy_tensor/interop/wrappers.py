@@ -212,9 +212,8 @@ def with_plain_integers(name: str, own: Any) -> Any:
 
     @functools.wraps(own)
     def with_plain(*args: Any, **kwargs: Any) -> Any:
-        for keyword in ("tensor_indices_or_sections", "batch_sizes"):
-            if keyword in kwargs:
-                kwargs[keyword] = plain(kwargs[keyword])
+        if "batch_sizes" in kwargs:
+            kwargs["batch_sizes"] = plain(kwargs["batch_sizes"])
         if len(args) > 1:
             args = (args[0], plain(args[1]), *args[2:])
         return own(*args, **kwargs)
