@@ -42,9 +42,9 @@ class FlushRecord:
     thread: str
     cause: str
     where: str
-    n_ops: int
-    began_s: float
-    seconds: float
+    n_ops: int = 0
+    began_s: float = 0.0
+    seconds: float = 0.0
     gap_s: float = 0.0
     plan_s: float = 0.0
     grown_s: float = 0.0

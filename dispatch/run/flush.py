@@ -72,64 +72,33 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     where, now = user_line(), settings.current()
     if cause == "bool()" and calling_module().startswith("torch.distributions."):
         cause = DISTRIBUTION_CHECK
-    if not quiet and "flush" in now.forbid:
-        raise RuntimeError(
-            f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
-            "move it out of the block, or call lazy_tensor.flush() first"
-        )
-    if trace.tape is not None:
-        why = f"what was recorded is run ({cause})" if quiet else f"{cause} needs values"
-        trace.tape.stop(f"{why} at {where}")
+    if trace.tape is not None or (not quiet and "flush" in now.forbid):
+        _refuse_or_stop(trace, cause, where, quiet=quiet, options=now)
     # all of this is read before the run, which empties the trace
     watched = watch.before_flush(trace)
-    first_new, grown_s = trace.first_new, trace.policy.grown_s
     ends_region = trace.begun is trace.state
+    record = FlushRecord(traces.local.thread.name, cause, where)
+    record.first_new, record.grown_s = trace.first_new, trace.policy.grown_s
+    n_built = STATS.counts["plans_built"]
     work = _Work(perf_counter())
-    n_built, raised = STATS.counts["plans_built"], ""
     try:
         # the fast way in C++, for a plan that has run before; else by Python
         if not _run_known(trace, work, now):
             _compute(trace, work, cause, ends_region)
     except BaseException as error:
-        raised = type(error).__name__
+        record.raised = type(error).__name__
         _salvage(trace, work, error)
         raise
     finally:
-        seconds = perf_counter() - work.began_s
-        watch.after_flush(watched, failed=bool(raised))
-        plan = work.ran if isinstance(work.ran, Plan) else None
+        record.seconds = perf_counter() - work.began_s
+        watch.after_flush(watched, failed=bool(record.raised))
+        record.was_built = STATS.counts["plans_built"] > n_built
         # `work.state` is None where an error came before anything was taken: nothing was flushed
         if work.state is not None:
             trace.remember(work.state)
-        if work.state is not None and work.state.n_ops:
-            trace.policy.grown_s = 0.0
-            run_s = perf_counter() - work.planned_s
-            gap_s = trace.policy.add_flush(
-                work.began_s, seconds, run_s=run_s, ends_region=ends_region
-            )
-            record = FlushRecord(
-                thread=traces.local.thread.name,
-                cause=cause,
-                where=where,
-                n_ops=work.state.n_ops,
-                began_s=work.began_s,
-                seconds=seconds,
-                gap_s=gap_s,
-                plan_s=work.planned_s - work.began_s,
-                grown_s=grown_s,
-                raised=raised,
-                state=work.state,
-                first_new=first_new,
-                was_built=STATS.counts["plans_built"] > n_built,
-            )
-            if plan is not None:
-                note_plan(record, plan)
-                plan.spent_s += run_s
-                if plan.spent_s >= plan.tier_from_s:
-                    add_tier(plan, work.state)
-            if record.was_built:
-                trace.policy.add_plan(record.plan_s)
-            _account(record)
+            if work.state.n_ops:
+                _note_flush(trace, work.state, work, record, ends_region=ends_region)
+    plan = work.ran if isinstance(work.ran, Plan) else None
     # where all must be recorded, blocks aren't bypassed while their kernels are built
     if plan is not None and not must_record(trace, now):
         trace.policy.note_kernels(plan)
@@ -137,6 +106,20 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         _distrust()
     if plan is not None and "compile" in now.forbid:
         _refuse_compiling(plan, where)
+
+
+def _refuse_or_stop(
+    trace: Trace, cause: str, where: str, *, quiet: bool, options: settings.Settings
+) -> None:
+    """Raise if `options` forbid the flush; else end the capture that it interrupts, if any."""
+    if not quiet and "flush" in options.forbid:
+        raise RuntimeError(
+            f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
+            "move it out of the block, or call lazy_tensor.flush() first"
+        )
+    if trace.tape is not None:
+        why = f"what was recorded is run ({cause})" if quiet else f"{cause} needs values"
+        trace.tape.stop(f"{why} at {where}")
 
 
 class _Work:
@@ -361,6 +344,27 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
                 f"the trace flushed at {where} has a segment without a kernel ({ops}), and forbid "
                 "has 'compile'; run it once without, or with compile='off'"
             )
+
+
+def _note_flush(
+    trace: Trace, state: State, work: _Work, record: FlushRecord, *, ends_region: bool
+) -> None:
+    """Complete the record of a flush that ran what led to `state`, and account for it."""
+    run_s = perf_counter() - work.planned_s
+    record.state, record.n_ops = state, state.n_ops
+    record.began_s, record.plan_s = work.began_s, work.planned_s - work.began_s
+    trace.policy.grown_s = 0.0
+    record.gap_s = trace.policy.add_flush(
+        work.began_s, record.seconds, run_s=run_s, ends_region=ends_region
+    )
+    if isinstance(work.ran, Plan):
+        note_plan(record, work.ran)
+        work.ran.spent_s += run_s
+        if work.ran.spent_s >= work.ran.tier_from_s:
+            add_tier(work.ran, state)
+    if record.was_built:
+        trace.policy.add_plan(record.plan_s)
+    _account(record)
 
 
 def _account(record: FlushRecord) -> None:

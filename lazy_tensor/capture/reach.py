@@ -613,38 +613,50 @@ class ObjectGraph:
         if is_atom(value) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        kind = type(value)
         if isinstance(value, torch.Tensor):
-            self._hold(label, value, AUTOGRAD_FIELDS, _autograd_fields, setattr)
-            state = vars(value)
-            if state:
-                # what comes later is noticed above, by the tensor's names
-                part = _Part(label, state, lambda: _without_lazy(state), _attributes, _put_item)
-                part.is_whole, part.notices_new = not self.follows_code, False
-                self._hold_part(part)
-        elif isinstance(value, dict):
+            self._visit_tensor(label, value)
+        elif not (self._visit_container(label, value) or self._visit_code(label, value)):
+            self._visit_object(label, value)
+
+    def _visit_tensor(self, label: str, value: torch.Tensor) -> None:
+        self._hold(label, value, AUTOGRAD_FIELDS, _autograd_fields, setattr)
+        state = vars(value)
+        if state:
+            # what comes later is noticed above, by the tensor's names
+            part = _Part(label, state, lambda: _without_lazy(state), _attributes, _put_item)
+            part.is_whole, part.notices_new = not self.follows_code, False
+            self._hold_part(part)
+
+    def _visit_container(self, label: str, value: Any) -> bool:
+        """Hold what a container has inside; whether it is one."""
+        if isinstance(value, dict):
             self._hold(label, value, _keys(value), _items, _put_item)
-            self._visit_if_users(label, value)
         elif isinstance(value, (list, deque)):
             self._hold(label, value, range(len(value)), _elements, _put_item)
-            self._visit_if_users(label, value)
         elif isinstance(value, (tuple, frozenset)):
             self._hold(label, value, range(len(value)), _elements)
-            self._visit_if_users(label, value)
         elif isinstance(value, set):
             self._hold(label, value, ("",), _set)
-            self._visit_if_users(label, value)
         elif isinstance(value, (bytearray, array.array)):
             self._hold(label, value, ("",), _bytes)
+            return True
         elif isinstance(value, contextvars.ContextVar):
             self._hold(label, value, ("",), _context)
+            return True
         elif isinstance(value, weakref.ref):
             self._queue.append((label, value()))
-        elif isinstance(value, torch.Generator):
-            self.generators.append(value)
-        elif isinstance(value, _CODE) and not self.follows_code:
-            return
-        elif isinstance(value, types.FunctionType):
+            return True
+        else:
+            return False
+        if not _is_of_library(type(value)):  # a class of the user's, which may have attributes
+            self._visit_attributes(label, value)
+        return True
+
+    def _visit_code(self, label: str, value: Any) -> bool:
+        """Follow functions, classes and modules to what they mention; whether it is one of them."""
+        if isinstance(value, _CODE) and not self.follows_code:
+            return True
+        if isinstance(value, types.FunctionType):
             self._visit_function(label, value)
         elif isinstance(value, types.MethodType):
             self._queue.append((label, value.__func__))
@@ -667,6 +679,15 @@ class ObjectGraph:
         elif isinstance(value, types.ModuleType):
             if not _is_constant(value):
                 self._hold_part(_Part(label, _dict_of(value), lambda: vars(value), _attributes))
+        else:
+            return False
+        return True
+
+    def _visit_object(self, label: str, value: Any) -> None:
+        """Hold what an object of another kind may change: its attributes, as a rule."""
+        kind = type(value)
+        if isinstance(value, torch.Generator):
+            self.generators.append(value)
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
                 raise Unreachable(f"{label} is an array that may change; pass a tensor")
@@ -686,11 +707,6 @@ class ObjectGraph:
             or isinstance(value, _NAMESPACES)
             or getattr(kind, "is_state_of_modules", False)
         ):
-            self._visit_attributes(label, value)
-
-    def _visit_if_users(self, label: str, value: Any) -> None:
-        """Visit a container's attributes if a class of the user's gives it any."""
-        if not _is_of_library(type(value)):
             self._visit_attributes(label, value)
 
     def _visit_attributes(self, label: str, value: Any) -> None:
