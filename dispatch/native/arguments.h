@@ -7,7 +7,7 @@
 
 namespace hits {
 
-PyObject* atoms;  // `capture.reach.ATOMS`
+PyObject* atoms;  // `capture.watched_object.ATOMS`
 
 // Where a value lies among the arguments. It stays on the stack, and becomes text only where Python
 // is asked.

@@ -223,7 +223,7 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
 }
 
 // use_replay(changed, missing, open, atoms): name `captured_call.Changed`, and `MISSING`, `OPEN`
-// and `ATOMS` of reach.py.
+// and `ATOMS` of watched_object.py.
 PyObject* py_use_replay(PyObject*, PyObject* args) {
   PyObject *changed, *missing, *open, *types;
   if (!PyArg_ParseTuple(args, "OOOO", &changed, &missing, &open, &types)) return nullptr;

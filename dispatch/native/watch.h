@@ -1,6 +1,6 @@
 // What `replay` checks before it repeats a call: whether the objects that the function can reach
-// hold what they held (`capture/reach.py`), and whether tensors have the same metadata (rows of
-// words).
+// hold what they held (`capture/watched_object.py`), and whether tensors have the same metadata
+// (rows of words).
 
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace hits {
 
-// Kinds of holders, by the numbers that `_NATIVE`, `_ORDERED` and `_NO_ELEMENTS` of reach.py give
-// them.
+// Kinds of holders, by the numbers that `_NATIVE`, `_ORDERED` and `_NO_ELEMENTS` of
+// watched_object.py give them.
 enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, AUTOGRAD_FIELDS, FUNCTION, ORDERED, NO_ELEMENTS };
 
-// `MISSING` and `OPEN` of reach.py: what is expected where nothing, or any tensor, may lie.
+// `MISSING` and `OPEN` of watched_object.py: what is expected where nothing, or any tensor, may lie.
 PyObject *nothing, *any_tensor;
 
 // What a holder should hold, a tuple. Objects are compared by identity: for an equal number in a
@@ -39,8 +39,8 @@ Py_ssize_t n_attributes(PyObject* object) {
   return PyDict_GET_SIZE(Ref(sure(PyObject_GenericGetDict(object, nullptr))).get());
 }
 
-// Whether the first four of a tensor's `AUTOGRAD_FIELDS` (reach.py) are as expected. torch warns if
-// others than leaves are asked for their gradient.
+// Whether the first four of a tensor's `AUTOGRAD_FIELDS` (watched_object.py) are as expected. torch
+// warns if others than leaves are asked for their gradient.
 bool has_autograd_fields(PyObject* holder, const Expected& expected) {
   const auto* object = reinterpret_cast<THPVariable*>(holder);
   const at::Tensor& tensor = THPVariable_Unpack(holder);

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.counts import Recount
 from lazy_tensor.capture.cuda_graph import CudaGraph
-from lazy_tensor.capture.reach import (
+from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
+from lazy_tensor.capture.watched_object import (
     ATOMS,
     AUTOGRAD_FIELDS,
     MISSING,
@@ -29,7 +30,6 @@ from lazy_tensor.capture.reach import (
     WatchedObject,
     is_same,
 )
-from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.plan.plan import Given, Plan

@@ -21,7 +21,11 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from lazy_tensor.capture.reach import ObjectGraph, is_atom, is_same
+from lazy_tensor.capture.object_graph import ObjectGraph
+from lazy_tensor.capture.watched_object import (
+    is_atom,
+    is_same,
+)
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan import foreach
 from lazy_tensor.dispatch.record.inputs import slot_of

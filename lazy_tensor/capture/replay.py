@@ -28,8 +28,11 @@ import torch
 
 from lazy_tensor.capture.captured_call import CapturedCall, Changed
 from lazy_tensor.capture.cuda_graph import CudaGraph
-from lazy_tensor.capture.reach import is_atom, slots_of
+from lazy_tensor.capture.object_graph import slots_of
 from lazy_tensor.capture.take import Outline, Take, described, take
+from lazy_tensor.capture.watched_object import (
+    is_atom,
+)
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits

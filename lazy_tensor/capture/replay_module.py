@@ -24,9 +24,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.captured_call import CapturedCall
-from lazy_tensor.capture.reach import is_atom
 from lazy_tensor.capture.replay import Replay, recording
 from lazy_tensor.capture.take import Constant
+from lazy_tensor.capture.watched_object import (
+    is_atom,
+)
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape

@@ -21,7 +21,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.counts import Count, Counts, Formulas
-from lazy_tensor.capture.reach import ObjectGraph, Unreachable, WatchedObject, is_atom, is_same
+from lazy_tensor.capture.object_graph import ObjectGraph
+from lazy_tensor.capture.watched_object import (
+    Unreachable,
+    WatchedObject,
+    is_atom,
+    is_same,
+)
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor import replay
-from lazy_tensor.capture import reach
+from lazy_tensor.capture import object_graph, watched_object
 from lazy_tensor.capture.mentions import mentions_of
 
 Space = types.SimpleNamespace
@@ -794,14 +794,14 @@ def test_every_object_is_looked_at_once_however_late_its_name_is_found(monkeypat
     chained: Any = Chained()
     n_made = 0
 
-    class Counted(reach.WatchedObject):
+    class Counted(watched_object.WatchedObject):
         def __init__(self, *args):
             nonlocal n_made
             n_made += 1
             super().__init__(*args)
 
-    monkeypatch.setattr(reach, "WatchedObject", Counted)
-    picture = reach.ObjectGraph([("f", lambda x: chained.step_0(x))])
+    monkeypatch.setattr(object_graph, "WatchedObject", Counted)
+    picture = object_graph.ObjectGraph([("f", lambda x: chained.step_0(x))])
     found = {str(name) for name in picture.holdings}
     assert {f"method'{n}" for n in range(1, 40)} <= found
     assert n_made == len(picture.holdings)
@@ -822,10 +822,10 @@ def installed(tmp_path, monkeypatch):
         "        return x * self.by * FACTOR\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(reach, "INSTALLED", (str(tmp_path),))
+    monkeypatch.setattr(object_graph, "INSTALLED", (str(tmp_path),))
     yield importlib.import_module("installed_package")
     del sys.modules["installed_package"]
-    reach._is_installed.cache_clear()
+    object_graph._is_installed.cache_clear()
 
 
 def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_not(installed):
@@ -836,7 +836,7 @@ def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_n
     assert step.n_replayed
     scale.by = 5.0
     assert step(torch.ones(2)).tolist() == [11.0, 11.0]
-    picture = reach.ObjectGraph([("step", step.__replayed__)])
+    picture = object_graph.ObjectGraph([("step", step.__replayed__)])
     assert not any("FACTOR" in holding.keys for holding in picture.holdings.values())
 
 

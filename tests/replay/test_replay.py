@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor import materialize, replay
-from lazy_tensor.capture.reach import INSTALLED, _is_installed
+from lazy_tensor.capture.object_graph import INSTALLED, _is_installed
 from lazy_tensor.capture.replay import UNCHECKED
 from lazy_tensor.kernels.extension import program
 from tests.processes import run_python

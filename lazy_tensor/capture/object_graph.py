@@ -12,15 +12,12 @@ import argparse
 import array
 import collections
 import contextvars
-import enum
 import functools
 import gc
 import io
 import itertools
 import logging
-import operator
 import random
-import re
 import sys
 import sysconfig
 import threading
@@ -28,19 +25,37 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lazy_tensor.capture.mentions import mentions_of
-from lazy_tensor.dispatch.run import hits
-
-ATOMS: tuple[type, ...] = (
-    int, float, complex, bool, str, bytes, type(None), type(...), range, slice,
-    enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
-)  # fmt: skip
-"""Types whose instances never change, and can't be told apart if they are equal (`is_same` has the
-exceptions)."""
+from lazy_tensor.capture.watched_object import (
+    AUTOGRAD_FIELDS,
+    MISSING,
+    OF_ITSELF,
+    Unreachable,
+    WatchedObject,
+    is_atom,
+    is_number,
+    keys_of,
+    own_attributes,
+    put_cell,
+    put_item,
+    read_array,
+    read_attributes,
+    read_autograd_fields,
+    read_bytes,
+    read_cell,
+    read_context,
+    read_elements,
+    read_function,
+    read_items,
+    read_iterator,
+    read_random,
+    read_set,
+    read_slots,
+)
 
 MOST_HELD = 200_000
 """Values that a picture may hold: each call looks at them all, which takes a few milliseconds."""
@@ -49,16 +64,6 @@ MOST_ARRAY_BYTES = 4096
 """Size of a NumPy array up to which its contents are compared at each call."""
 
 
-class Marker(enum.Enum):
-    """What a holding may have at a place instead of an object."""
-
-    MISSING = "no such attribute"
-    OPEN = "any tensor"
-    NUMBER = "any float"
-
-
-MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
-
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "functorch", "lazy_tensor", "builtins"}
 """Python's own packages, torch and others, and ours. Their code isn't followed, and most of their
 objects aren't entered either."""
@@ -66,341 +71,6 @@ INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 """Where packages are installed. Their code isn't followed, as it leads to thousands of objects.
 Their globals count as constant. What their objects hold, such as a model's configuration, is
 watched."""
-
-
-class Unreachable(Exception):
-    """Says what the function can see that can't be watched."""
-
-
-def is_atom(value: Any) -> bool:
-    """Whether `value` is of a type in `ATOMS`."""
-    return isinstance(value, ATOMS)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number, or a tuple of numbers."""
-    if type(value) is tuple:
-        return all(map(_is_number, value))
-    return type(value) in (int, float, complex)
-
-
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two values can't be told apart: the same object, or equal ones that can't change.
-
-    `a` may be OPEN or NUMBER, which any tensor, or any float, is the same as.
-    """
-    if a is b:
-        return True
-    if a is OPEN:
-        return isinstance(b, torch.Tensor)
-    if a is NUMBER:
-        return type(b) is float
-    if type(a) is not type(b):
-        return False
-    if type(a) in (float, complex, range):
-        return repr(a) == repr(b)  # 0.0 and -0.0 differ, nan is nan; equal ranges may differ
-    if is_atom(a):
-        return bool(a == b)
-    if type(a) is tuple:
-        return len(a) == len(b) and all(map(is_same, a, b))
-    return type(a) is types.MethodType and a.__self__ is b.__self__ and a.__func__ is b.__func__
-
-
-class Place(NamedTuple):
-    """How C++ finds a tensor when a call begins: `kind` says what the other fields mean.
-
-    "object": `holder` itself. "argument": the argument `number`. "open": the tensor at open place
-    `number`. "item": dict `holder` under `key`. "element": list `holder` at `number`. "cell": what
-    the cell `holder` contains. "gradient": that of `holder`, or of argument `number` if that is not
-    negative. "ask": what `holder` returns, called with the tensors among the arguments.
-    """
-
-    kind: str
-    holder: Any = None
-    key: Any = None
-    number: int = -1
-
-
-class WatchedObject:
-    """One object that holds others: its keys, and the values there when they were read.
-
-    `read` reads the values, and `write` sets one, if that is possible. Of an object's attributes
-    only those count whose names are `among` the names in the code, or in `always`. If `among` is
-    None, all count. `size` is how many attributes it had, -1 if later ones don't matter.
-    """
-
-    __slots__ = ("always", "among", "holder", "keys", "label", "read", "size", "values", "write")
-
-    def __init__(
-        self,
-        label: str,
-        holder: Any,
-        keys: tuple[Any, ...],
-        read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
-        write: Callable[[Any, Any, Any], None] | None,
-    ) -> None:
-        self.among: frozenset[str] | None = None
-        self.always: frozenset[str] = frozenset()
-        self.size = len(vars(holder)) if read is _autograd_fields else -1
-        self.label = label
-        self.holder = holder
-        self.keys = keys
-        self.read = read
-        self.write = write
-        values = read(holder, keys)
-        assert values is not None, "its keys were taken from it"
-        self.values = values
-
-    def label_of(self, i: int) -> str:
-        """Where its `i`-th value lies, as a program would write it."""
-        if self.read is _cell or self.read in _OF_ITSELF:
-            return self.label
-        key = self.keys[i]
-        if self.read is _items or self.read is _elements:
-            return f"{self.label}[{repr(key) if is_atom(key) else f'<{i}>'}]"
-        return f"{self.label}.{key}" if self.label else str(key)
-
-    def spoken(self, i: int | None = None) -> str:
-        """The label, or that of its `i`-th value, for messages: `model.weight` in place of
-        `model._parameters['weight']`."""
-        label = self.label if i is None else self.label_of(i)
-        short: str = re.sub(r"\._(?:modules|parameters|buffers)\['(.*?)'\]", r".\1", label)
-        return f"`{short}`"
-
-    def change(self) -> str | None:
-        """The first place whose value has changed; None if there is none."""
-        # a new attribute is a change only if the code mentions its name
-        attributes = vars(self.holder) if self.is_of_tensor else self.holder
-        if self.size >= 0 and len(attributes) != self.size:
-            among, always = self.among, self.always
-            counted = {k for k in attributes if among is None or k in among or k in always}
-            # a tensor's names are among its values
-            if counted != set(self.keys) and not self.is_of_tensor:
-                return self.spoken()
-            self.size = len(attributes)
-        now = self.read(self.holder, self.keys)
-        if now is None or len(now) != len(self.values):
-            return self.spoken()
-        for i, (one, other) in enumerate(zip(self.values, now, strict=True)):
-            if one is not other and not is_same(one, other):
-                return self.spoken(i)
-        # keep the objects that lie there now, if they are equal: C++ compares by identity
-        self.values = tuple(
-            one if type(one) is Marker else other
-            for one, other in zip(self.values, now, strict=True)
-        )
-        return None
-
-    def get(self, i: int) -> Any:
-        """What lies at its `i`-th place now. KeyError or the like if nothing does."""
-        key = self.keys[i]
-        if self.read is _cell:
-            return self.holder.cell_contents
-        return (
-            getattr(self.holder, key)
-            if self.read in (_slots, _autograd_fields)
-            else self.holder[key]
-        )
-
-    def way_to(self, i: int) -> Place | None:
-        """How C++ finds what lies at its `i`-th place; None if only Python can."""
-        if self.read is _cell:
-            return Place("cell", self.holder)
-        if type(self.holder) is list:
-            return Place("element", self.holder, number=self.keys[i])
-        if type(self.holder) in _DICTS:
-            return Place("item", self.holder, self.keys[i])
-        return None
-
-    def expect(self, i: int, value: Any) -> None:
-        """Expect `value` at its `i`-th place from now on: a marker, say."""
-        self.values = (*self.values[:i], value, *self.values[i + 1 :])
-
-    @property
-    def is_of_tensor(self) -> bool:
-        """Whether the holder is a tensor, and its first value the gradient."""
-        return self.read is _autograd_fields
-
-
-_DICTS = (dict, collections.defaultdict, collections.OrderedDict)
-
-
-# A function for each kind of holder. It reads the values under the keys that the holder had, and
-# gives None if it has other keys now.
-def _items(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    now = _keys(holder)
-    if len(now) != len(keys) or not all(map(_is, now, keys)):
-        return None
-    return tuple([dict.__getitem__(holder, key) for key in now])
-
-
-def _keys(holder: Any) -> tuple[Any, ...]:
-    """A dict's keys, whatever its class overrides; an `OrderedDict` keeps its order to itself."""
-    is_ordered = isinstance(holder, collections.OrderedDict)
-    return tuple(collections.OrderedDict.__iter__(holder) if is_ordered else dict.__iter__(holder))
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b or (is_atom(a) and is_same(a, b))
-
-
-def _attributes(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([holder.get(key, MISSING) for key in keys])
-
-
-def _slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([getattr(holder, key, MISSING) for key in keys])
-
-
-def autograd_fields_of(tensor: Any) -> tuple[Any, ...]:
-    """The values of `AUTOGRAD_FIELDS` of a tensor.
-
-    Unreachable if autograd raises, as for one of several views whose base was written.
-    """
-    # only leaves are asked for a gradient: torch warns about others
-    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    try:
-        is_leaf = tensor.is_leaf
-    except RuntimeError as error:
-        raise Unreachable(f"a view is there that autograd refuses: {error}") from None
-    names = tuple(_without_lazy(vars(tensor)))
-    return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks, names)
-
-
-def _autograd_fields(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return autograd_fields_of(holder)
-
-
-def _function(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (holder.__code__, holder.__defaults__, holder.__kwdefaults__)
-
-
-def _elements(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(holder)
-
-
-def _set(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (len(holder), *holder)
-
-
-def _cell(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    try:
-        return (holder.cell_contents,)
-    except ValueError:
-        return (MISSING,)
-
-
-def _array(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (holder.shape, str(holder.dtype), holder.tobytes())
-
-
-def _bytes(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (bytes(holder),)
-
-
-def _context(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (holder.get(MISSING),)
-
-
-def _random(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The state of Python's or numpy's random generators."""
-    bits = getattr(holder, "bit_generator", None)
-    if bits is not None:
-        return (repr(bits.state),)
-    ask = getattr(holder, "getstate", None) or holder.get_state
-    return (repr(ask()),)
-
-
-def _iterator(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    """How far an iterator of Python's own has come."""
-    return (repr(holder),) if type(holder) is itertools.count else (operator.length_hint(holder),)
-
-
-_OF_ITSELF = frozenset({_array, _set, _random, _iterator, _bytes, _context})
-"""Readers whose values describe the holder itself, and are no places that a tensor may lie at."""
-_NATIVE: dict[Any, int] = {
-    _items: 0, _attributes: 1, _elements: 2, _cell: 3, _autograd_fields: 4, _function: 5,
-}  # fmt: skip
-_ORDERED, _NO_ELEMENTS = 6, 7  # `_items` of an `OrderedDict`; `_set` of an empty set
-"""The kinds of holders that C++ reads: `Holder` in `dispatch/native/watch.h`."""
-
-
-class Watch:
-    """Holdings that must not change. `for_native` are those that C++ can compare; `has_others` says
-    whether there are others."""
-
-    def __init__(self, holdings: Iterable[WatchedObject]) -> None:
-        self._holdings: list[WatchedObject] = []  # first those in `for_native`, in their order
-        others: list[WatchedObject] = []
-        for holding in holdings:
-            if isinstance(holding.holder, (tuple, frozenset)):
-                continue  # it can't change; what it holds has holdings of its own
-            # C++ reads builtin types only: a subclass may have its own ways to hold things
-            is_native = _is_empty_set(holding) or (
-                holding.read in _NATIVE
-                and (
-                    type(holding.holder) is list
-                    if holding.read is _elements
-                    else holding.read in (_cell, _autograd_fields, _function)
-                    or type(holding.holder) in _DICTS
-                    or (isinstance(holding.holder, dict) and not holding.keys)
-                )
-            )
-            (self._holdings if is_native else others).append(holding)
-        self.for_native = [_for_native(holding) for holding in self._holdings]
-        self.has_others = bool(others)
-        self._holdings += others
-
-    def change(self) -> str | None:
-        """The first place that changed; None if nothing did."""
-        n_read = 0
-        while True:
-            i: int = hits.loaded.first_change(self.for_native, n_read)
-            if i < 0:
-                n_read = len(self.for_native)
-                break
-            # C++ compares by identity: an equal number in a new object is no change
-            change = self._holdings[i].change()
-            if change is not None:
-                return change
-            self.for_native[i] = _for_native(self._holdings[i])
-            n_read = i + 1
-        for holding in self._holdings[n_read:]:
-            change = holding.change()
-            if change is not None:
-                return change
-        return None
-
-
-def _is_empty_set(holding: WatchedObject) -> bool:
-    """Whether it holds an empty set, as each module has one (for buffers that aren't saved)."""
-    return holding.read is _set and type(holding.holder) is set and holding.values == (0,)
-
-
-def _for_native(holding: WatchedObject) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
-    """(kind, holder, keys, values, size), as `first_change` in C++ compares them."""
-    is_ordered = holding.read is _items and type(holding.holder) is collections.OrderedDict
-    if is_ordered:
-        kind = _ORDERED
-    else:
-        kind = _NO_ELEMENTS if holding.read is _set else _NATIVE[holding.read]
-    return (kind, holding.holder, holding.keys, holding.values, holding.size)
-
-
-def _put_item(holder: Any, key: Any, value: Any) -> None:
-    holder[key] = value
-
-
-def _put_cell(holder: Any, _: Any, value: Any) -> None:
-    holder.cell_contents = value
-
-
-AUTOGRAD_FIELDS = (
-    "grad", "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "__dict__",
-)  # fmt: skip
-"""What a call may read of a tensor besides its value and its metadata. The gradient is first:
-`captured_call` counts on that. Of `__dict__` only the names count here: C++ compares how many there
-are, and asks for the names where that differs."""
 
 
 class _Part:
@@ -506,7 +176,7 @@ class ObjectGraph:
             (name, i, repr(value))
             for name, holding in self.holdings.items()
             for i, value in enumerate(holding.values)
-            if _is_number(value) and (name, i) not in without
+            if is_number(value) and (name, i) not in without
         ]))  # fmt: skip
 
     def tensors(self) -> dict[tuple[str, int], torch.Tensor]:
@@ -552,11 +222,11 @@ class ObjectGraph:
         n_alike = self._n_alike[label]
         self._n_alike[label] += 1
         self.holdings[f"{label}'{n_alike}" if n_alike else label] = holding
-        if read is _autograd_fields:
+        if read is read_autograd_fields:
             hooks = [(f"{label}'s hooks", value) for value in holding.values[2:4]]
             self._queue.extend(pair for pair in hooks if pair[1] is not None)
             self._count(label, len(holding.values))
-        elif read in _OF_ITSELF:
+        elif read in OF_ITSELF:
             self._count(label, len(holding.values))
         else:
             self._follow(holding, range(len(holding.values)))
@@ -619,29 +289,29 @@ class ObjectGraph:
             self._visit_object(label, value)
 
     def _visit_tensor(self, label: str, value: torch.Tensor) -> None:
-        self._hold(label, value, AUTOGRAD_FIELDS, _autograd_fields, setattr)
+        self._hold(label, value, AUTOGRAD_FIELDS, read_autograd_fields, setattr)
         state = vars(value)
         if state:
             # what comes later is noticed above, by the tensor's names
-            part = _Part(label, state, lambda: _without_lazy(state), _attributes, _put_item)
+            part = _Part(label, state, lambda: own_attributes(state), read_attributes, put_item)
             part.is_whole, part.notices_new = not self.follows_code, False
             self._hold_part(part)
 
     def _visit_container(self, label: str, value: Any) -> bool:
         """Hold what a container has inside; whether it is one."""
         if isinstance(value, dict):
-            self._hold(label, value, _keys(value), _items, _put_item)
+            self._hold(label, value, keys_of(value), read_items, put_item)
         elif isinstance(value, (list, deque)):
-            self._hold(label, value, range(len(value)), _elements, _put_item)
+            self._hold(label, value, range(len(value)), read_elements, put_item)
         elif isinstance(value, (tuple, frozenset)):
-            self._hold(label, value, range(len(value)), _elements)
+            self._hold(label, value, range(len(value)), read_elements)
         elif isinstance(value, set):
-            self._hold(label, value, ("",), _set)
+            self._hold(label, value, ("",), read_set)
         elif isinstance(value, (bytearray, array.array)):
-            self._hold(label, value, ("",), _bytes)
+            self._hold(label, value, ("",), read_bytes)
             return True
         elif isinstance(value, contextvars.ContextVar):
-            self._hold(label, value, ("",), _context)
+            self._hold(label, value, ("",), read_context)
             return True
         elif isinstance(value, weakref.ref):
             self._queue.append((label, value()))
@@ -678,7 +348,7 @@ class ObjectGraph:
                 self._queue.extend((label, f) for f in made_by if f is not None)
         elif isinstance(value, types.ModuleType):
             if not _is_constant(value):
-                self._hold_part(_Part(label, _dict_of(value), lambda: vars(value), _attributes))
+                self._hold_part(_Part(label, _dict_of(value), lambda: vars(value), read_attributes))
         else:
             return False
         return True
@@ -691,13 +361,13 @@ class ObjectGraph:
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
                 raise Unreachable(f"{label} is an array that may change; pass a tensor")
-            self._hold(label, value, ("",), _array)
+            self._hold(label, value, ("",), read_array)
         elif isinstance(value, random.Random) or _is_random_of_numpy(kind):
-            self._hold(label, value, ("",), _random)
+            self._hold(label, value, ("",), read_random)
         elif isinstance(value, _OPAQUE):
             return
         elif hasattr(kind, "__length_hint__") or kind is itertools.count:
-            self._hold(label, value, ("",), _iterator)
+            self._hold(label, value, ("",), read_iterator)
         elif hasattr(kind, "__next__") and _is_of_library(kind):
             raise Unreachable(f"{label} is an iterator; pass what it gives as an argument")
         elif hasattr(kind, "__replayed__"):
@@ -717,12 +387,12 @@ class ObjectGraph:
             self._visit_classes(kind, has_instance=True)
         slots = slots_of(kind)
         if slots:
-            part = _Part(label, value, lambda: slots, _slots, setattr)
+            part = _Part(label, value, lambda: slots, read_slots, setattr)
             part.is_whole, part.notices_new = not self.follows_code, False
             self._hold_part(part)
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
-            part = _Part(label, state, functools.partial(tuple, state), _attributes, _put_item)
+            part = _Part(label, state, functools.partial(tuple, state), read_attributes, put_item)
             part.is_whole = not self.follows_code or _is_constant(kind)
             part.takes_all_if_dynamic = True
             self._hold_part(part)
@@ -753,7 +423,7 @@ class ObjectGraph:
             and isinstance(getattr(member, "__func__", member), types.FunctionType)
         )
         self._follow_members(cls, self._names | special)
-        part = _Part(cls.__name__, _dict_of(cls), lambda: vars(cls), _attributes)
+        part = _Part(cls.__name__, _dict_of(cls), lambda: vars(cls), read_attributes)
         part.always = special
         self._hold_part(part)
 
@@ -777,12 +447,12 @@ class ObjectGraph:
         """
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._hold(name, cell, ("",), _cell, _put_cell)
+            self._hold(name, cell, ("",), read_cell, put_cell)
         if vars(function):
             self._queue.append((label, vars(function)))
         if _is_constant(function):
             return
-        self._hold(function.__name__, function, _FUNCTION, _function)
+        self._hold(function.__name__, function, _FUNCTION, read_function)
         mentions = mentions_of(code)
         for name in mentions.imports:
             self._queue.append((name, sys.modules.get(name)))
@@ -791,16 +461,7 @@ class ObjectGraph:
         self._found.update(mentions.names)
         if mentions.globals:
             # names of builtins, too: a global may come later and hide one
-            self._hold("", function.__globals__, mentions.globals, _attributes, _put_item)
-
-
-_OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
-"""Attributes of lazy tensors themselves: what they say is compared as metadata."""
-
-
-def _without_lazy(attributes: Iterable[str]) -> list[str]:
-    """The attributes that the program has given a tensor."""
-    return [name for name in attributes if name not in _OF_LAZY]
+            self._hold("", function.__globals__, mentions.globals, read_attributes, put_item)
 
 
 _CODE = (
