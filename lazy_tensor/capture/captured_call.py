@@ -112,13 +112,13 @@ class CapturedCall:
         if plan is None:
             raise RuntimeError("its ops can't be planned")
         self.plan: Plan = plan
-        if not cuda_graphs:
-            add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
             self.cuda_graph = CudaGraph(
                 plan, outline.state, take.written, numbers_change=self._recount.is_needed
             )
+        else:
+            add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self._reads = take.reads
         self._holdings = take.after.holdings
         # the number of an argument, by the name of its holding
@@ -128,7 +128,6 @@ class CapturedCall:
         # C++ numbers these places so: first renewed ones, then those that were empty
         self._left = sorted(outline.left, key=lambda one: one.was_empty)
         self._n_renewed = sum(not one.was_empty for one in self._left)
-        native = hits.loaded
         # "shared" are results on the memory of leaves, which plain tensors have as well
         fields = {
             "plan": plan,
@@ -147,7 +146,7 @@ class CapturedCall:
         fields |= self._what_must_stay(take, tensors)
         fields |= self._sources(take)
         fields |= self._results(take, gives_plain=gives_plain)
-        self._native: Any = native.CapturedCall(fields)
+        self._native: Any = hits.loaded.CapturedCall(fields)
 
     def find(self, tensors: Tensors) -> Found:
         """What to run the plan on, for a call with these tensors among its arguments.
