@@ -228,7 +228,9 @@ class Call {
       put(words_, Tag::NONE);
       return true;
     }
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return put_number(tensor);
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return is_number(tensor) && put_number(tensor);
+    }
     Ref object;
     Ref value = value_of(tensor, object);
     if (value.get() != nullptr) {

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <ATen/ScalarOps.h>
+
 #include "below.h"
 #include "routes.h"
 
@@ -27,8 +29,22 @@ class FrameGuard {
   ~FrameGuard() { frames.pop_back(); }
 };
 
+// Put numbers for lazy zeros that are marked like a number (see `is_number`): torch would read them.
+void put_numbers_for_zeros(const c10::OperatorHandle& op, Stack* stack) {
+  const auto n = static_cast<long>(op.schema().arguments().size());
+  for (auto value = stack->end() - n; value != stack->end(); ++value) {
+    if (!value->isTensor() || !value->toTensor().defined()) continue;
+    const at::Tensor zeros = value->toTensor();
+    if (!zeros.unsafeGetTensorImpl()->is_wrapped_number() || is_number(zeros)) continue;
+    const at::Tensor number = at::detail::scalar_tensor_static(0, zeros.scalar_type(), c10::kCPU);
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    *value = number;
+  }
+}
+
 // What torch does for this key: `__torch_dispatch__` of the mode, or of the tensors' class.
 void to_python(const c10::OperatorHandle& op, Stack* stack) {
+  put_numbers_for_zeros(op, stack);
   const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE_PYTHON);
   (*c10::impl::getGlobalPyInterpreter())->dispatch(op, stack);
 }
@@ -80,6 +96,7 @@ class Kernel : public c10::OperatorKernel {
       if (ends_turn) notify_turn_end();
       return;
     }
+    if (is_without_mode() && is_all_ordinary(*stack)) return run_below(op, keys, stack);
     WithGil gil;
     bool in_mode = false;
     if (!is_ours(in_mode) || !is_described()) return to_python(op, stack);
@@ -100,6 +117,7 @@ class Kernel : public c10::OperatorKernel {
       if (is_done) return;
       note_last_unrecorded(trace);
     }
+    put_numbers_for_zeros(op, stack);
     const long n = static_cast<long>(info_.schema.arguments().size());
     const FrameGuard call({&info_, {stack->end() - n, stack->end()}, in_mode, number(*stack)});
     to_python(op, stack);
@@ -384,7 +402,7 @@ class Kernel : public c10::OperatorKernel {
       if (!tensor.defined()) return false;
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         tiny.arguments.push_back(value);
-        return true;
+        return is_number(tensor);
       }
       // a tensor of another class may dispatch when it is asked for its dimensions
       const bool answers_itself = made_here(tensor) != nullptr || !has_python(tensor);
@@ -532,11 +550,7 @@ class Kernel : public c10::OperatorKernel {
          op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))) {
       return false;
     }
-    const size_t n = info_.schema.arguments().size();
-    const IValue* arguments = stack->data() + (stack->size() - n);
-    for (size_t i = 0; i < n; ++i) {
-      if (!is_ordinary(arguments[i])) return false;
-    }
+    if (!is_all_ordinary(*stack)) return false;
     if (!count_cold(*stack)) return false;
     ran_cold = &info_;
     run_below(op, keys, stack);
@@ -545,7 +559,13 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // Whether no tensor in an argument has its ops in a class of Python's.
+  // Whether no tensor in the call has its ops in a class of Python's.
+  bool is_all_ordinary(const Stack& stack) const {
+    const IValue* arguments = arguments_on(stack);
+    return std::all_of(arguments, arguments + info_.schema.arguments().size(), is_ordinary);
+  }
+
+  // The same of one argument.
   static bool is_ordinary(const IValue& value) {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();

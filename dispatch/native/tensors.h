@@ -153,6 +153,12 @@ bool has_python(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
 }
 
+// Whether torch has made the tensor of a Python number. Forward-mode differentiation marks the zeros
+// that are a number's tangent like a number, and they are lazy.
+bool is_number(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number() && !has_python(tensor);
+}
+
 // The impl of a lazy tensor that C++ made; null for any other tensor.
 LazyImpl* made_here(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from lazy_tensor.dispatch.metadata.infer import is_dense
+
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float64)
 
@@ -29,6 +31,10 @@ def can_be_recorded(tensors: list[Tensor]) -> bool:
 
 def _checked(tensor: Tensor, holds: Tensor, message: str) -> Tensor:
     """`tensor` behind a check; computing it raises RuntimeError if `holds` is false."""
+    # The check returns a clone, whose strides torch's meta function has wrong if the tensor is not
+    # dense.
+    if not is_dense(tensor.shape, tensor.stride()):
+        tensor = tensor.clone()
     # the check is an op that returns the tensor, so nothing computes the result without it
     checked: Tensor = aten._functional_assert_async.msg(holds, message, tensor)
     return checked

@@ -584,8 +584,9 @@ class _Local(threading.local):
         self.thread = threading.current_thread()
         self.trace, orphans = _adopt()
         for trace in orphans:
-            for run in run_orphan:
-                run(trace)
+            with claimed(trace, self.trace):
+                for run in run_orphan:
+                    run(trace)
 
 
 run_orphan: list[Callable[[Trace], None]] = []
@@ -602,13 +603,14 @@ def _adopt() -> tuple[Trace, list[Trace]]:
     """A trace for this thread, and the traces that ended threads left with something pending.
 
     It is one that an ended thread left empty, if there is any: its trie is known already. Else a
-    new one.
+    new one. A trace that another thread claims looks empty while that thread flushes it.
     """
     own = threading.current_thread()
     with _lock:
         left = [trace for trace, thread in _all.copy().items() if not thread.is_alive()]
         orphans = [trace for trace in left if trace.state is not trace.root]
-        trace = next((trace for trace in left if trace.state is trace.root), None) or Trace()
+        empty = (trace for trace in left if trace.state is trace.root and not trace.claimed)
+        trace = next(empty, None) or Trace()
         _all[trace] = own
         return trace, orphans
 

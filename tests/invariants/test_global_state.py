@@ -146,6 +146,15 @@ def drawn_into_what_is_pending(x):
     return before, y, torch.rand(2)
 
 
+def sampled_by_expanded_parameters(x):
+    p = (x.abs() + 0.25).clamp(max=1).flatten()[:4]
+    rows, columns = p.expand(3, 4), p[::2].expand(3, 2)
+    return (
+        torch.normal(rows, rows), torch.bernoulli(rows), torch.multinomial(columns, 1),
+        torch.distributions.Normal(p, p).sample((2,)), torch.normal(0.0, columns.t()),
+    )  # fmt: skip
+
+
 def unused_draws_count(x):
     torch.rand(5)
     nn.functional.dropout(x, 0.5)
@@ -160,7 +169,7 @@ def seeds_asked(x):
 RANDOM = [
     set_seed, state_taken_and_put_back, lazy_state_put, forked, dropped_out,
     dropped_out_with_gradient, attention_with_dropout, drawn_from_own_generator,
-    drawn_into_what_is_pending, unused_draws_count, seeds_asked,
+    drawn_into_what_is_pending, sampled_by_expanded_parameters, unused_draws_count, seeds_asked,
 ]  # fmt: skip
 
 

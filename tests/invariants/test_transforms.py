@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import (
     functional_call,
     grad,
@@ -60,6 +61,19 @@ def jacobians(x):
     return jacrev(lambda a: a.sin() * a.sum())(x[0]), jacfwd(lambda a: a.tanh())(x[0])
 
 
+def tangents_of_numbers(x):
+    found = []
+    for primal in (x, x[0, 0], x.double()[0, 1]):
+        for function in (
+            lambda t: t.clone().mul_(2.5), lambda t: t * 2.5, lambda t: t.clone().div_(3),
+            lambda t: torch.where(t > 0.5, t, 1.0), lambda t: t.clone().sub_(1) / 3,
+        ):  # fmt: skip
+            with forward_ad.dual_level():
+                dual = function(forward_ad.make_dual(primal, primal + 1))
+                found += [part.clone() for part in forward_ad.unpack_dual(dual)]
+    return found
+
+
 def second_derivatives(x):
     return hessian(f)(x[0]), grad(lambda a: grad(f)(a).sum())(x)
 
@@ -96,8 +110,8 @@ def random_in_vmap(x):
 
 PROGRAMS = [
     per_row, nested_vmap, vmap_of_other_dims, gradient, per_sample_gradients, forward_derivative,
-    backward_derivative, jacobians, second_derivatives, linearized, with_closure,
-    module_as_function, ensemble, random_in_vmap,
+    tangents_of_numbers, backward_derivative, jacobians, second_derivatives, linearized,
+    with_closure, module_as_function, ensemble, random_in_vmap,
 ]  # fmt: skip
 
 

@@ -468,6 +468,25 @@ def test_ops_of_a_block_that_is_asleep_are_not_seen(sleepy: None) -> None:
         assert lazy_tensor.is_pending(x + 1)
 
 
+@needs_cpp
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "transform", [lambda x: torch.func.jvp(torch.sin, (x,), (x,)), torch.func.grad(torch.sum)]
+)
+def test_a_block_falls_asleep_within_a_transform(sleepy: None, transform: Any) -> None:
+    x = torch.arange(3.0)
+    expected = transform(x)
+    with lazy_tensor.lazy_mode():
+        read(x, ROUND)
+        torch.testing.assert_close(transform(x), expected, rtol=0, atol=0)  # the first op after it
+        assert local.trace.policy.is_asleep
+        assert type(x + 1) is torch.Tensor
+        assert not are_seen()
+        torch.testing.assert_close(transform(x), expected, rtol=0, atol=0)
+    assert (x + 1).tolist() == [1.0, 2.0, 3.0]
+    assert not are_seen()
+
+
 def test_blocks_that_are_long_bypassed_are_not_even_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 
-from lazy_tensor import lazy_mode, reset_stats
+from lazy_tensor import lazy_mode, reset_stats, wrap
 from lazy_tensor.dispatch.plan.interpret import MISJUDGED
+from lazy_tensor.dispatch.run import flush
 from lazy_tensor.dispatch.trie import trace as traces
 from lazy_tensor.dispatch.trie.trace import MOST_SPARE, local
 from tests.processes import run_python
@@ -78,6 +79,26 @@ def test_tries_of_threads_that_ended_are_freed():
     assert sum(type(one) is traces.Trace for one in gc.get_objects()) <= len(traces._all)
 
 
+def test_a_trace_that_is_being_flushed_is_not_given_to_a_thread_that_begins(monkeypatch):
+    def in_thread(function):
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    def beside_the_flush(values):
+        monkeypatch.undo()  # the trace is empty by now, and its values have no data yet
+        in_thread(lambda: given.append(local.trace))
+        return live_values(values)
+
+    left, given, live_values = [], [], flush.live_values
+    in_thread(lambda: left.append((local.trace, wrap(torch.ones(3)) * 2)))
+    monkeypatch.setattr(flush, "live_values", beside_the_flush)
+    in_thread(lambda: local.trace)  # runs what the other left
+    (trace, pending), (other,) = left[0], given
+    assert other is not trace
+    assert pending.tolist() == [2.0, 2.0, 2.0]
+
+
 def test_what_is_misjudged_is_forgotten_by_all_threads():
     ready, go, sizes = threading.Event(), threading.Event(), []
 
@@ -105,6 +126,7 @@ def test_what_is_misjudged_is_forgotten_by_all_threads():
 
 FORKS = """
 import os, sys, threading, torch, lazy_tensor
+from lazy_tensor.dispatch.run import flush
 from lazy_tensor.dispatch.trie import trace as traces
 from lazy_tensor.dispatch.trie.trace import local
 held, go = threading.Event(), threading.Event()
