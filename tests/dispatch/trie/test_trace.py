@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,9 @@ def test_a_trace_that_is_being_flushed_is_not_given_to_a_thread_that_begins(monk
         in_thread(lambda: given.append(local.trace))
         return live_values(values)
 
-    left, given, live_values = [], [], flush.live_values
+    left: list[Any] = []
+    given: list[Any] = []
+    live_values = traces.live_values
     in_thread(lambda: left.append((local.trace, wrap(torch.ones(3)) * 2)))
     monkeypatch.setattr(flush, "live_values", beside_the_flush)
     in_thread(lambda: local.trace)  # runs what the other left
