@@ -7,13 +7,14 @@ against Inductor's lowerings and decompositions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.kernels.scalar_rules import scalars_refused
-from lazy_tensor.kernels.segment import Call
+from lazy_tensor.kernels.segment import Call, TensorSpec
 
 
 def _names(text: str) -> frozenset[str]:
@@ -61,6 +62,9 @@ MOVES = _names(
     zeros_like"""
 )
 FUSIBLE = POINTWISE | REDUCTIONS | NORMS | VIEWS | MOVES
+REDUCES_BYTES_WRONGLY = _names("amax amin aminmax argmax argmin max min prod sum")
+"""Reductions whose vector code on the CPU is wrong for numbers of one byte. Inductor pads the last
+vector with zeros, which are then the largest or the smallest number (torch 2.13)."""
 LIBRARY = _names(
     """addmm baddbmm bmm convolution convolution_backward embedding_dense_backward
     max_pool2d_with_indices max_pool2d_with_indices_backward mm
@@ -120,6 +124,20 @@ def refuses(call: Call, taken: frozenset[str] = FUSIBLE) -> str | None:
         if spec is not None and spec.dtype not in _DTYPES:
             return f"{call.op}: dtype {spec.dtype} can't be fused"
     return scalars_refused(call)
+
+
+def refuses_bytes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
+    """Why Inductor can't have `call`, if it is a reduction of numbers of one byte; else None.
+
+    `sum` and `prod` compute in their result's dtype, the others in their argument's.
+    """
+    name = base_name(call.op)
+    if name not in REDUCES_BYTES_WRONGLY:
+        return None
+    computed_in = call.outputs if name in ("prod", "sum") else inputs
+    if any(spec is not None and spec.dtype.itemsize == 1 for spec in computed_in):
+        return f"{call.op}: Inductor reduces numbers of one byte wrongly"
+    return None
 
 
 def base_name(op: OpOverload) -> str:

@@ -243,9 +243,10 @@ def needs_care(op: Any) -> bool:
     """Whether the op does something else when it is called below dispatch than above it.
 
     There kernels of linear algebra may fail to resolve the `conj()` that they use inside (see
-    `kernels_only`). And nobody counts the writes of an in-place foreach op.
+    `kernels_only`). Nobody counts the writes of an in-place foreach op. The sizes of a packed
+    sequence's batches stay plain, and C++ would make them lazy (see `eager_fallback`).
     """
     if not isinstance(op, OpOverload):
         return False
-    names = ("linalg", "pinv", "lstsq", "::lu_", "_lu_with", "cholesky", "ormqr")
+    names = ("linalg", "pinv", "lstsq", "::lu_", "_lu_with", "cholesky", "ormqr", "_pack_padded")
     return facts_of(op).writes_list or any(part in op._schema.name for part in names)

@@ -91,7 +91,7 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
     else:
         result = _careful(request, request.args, request.kwargs)
         if reason not in PLAIN_RESULT and not request.facts.is_view:
-            result = _returned(result, {}, True)
+            result = _result_of(request, result, {}, True)
     if is_fallback:
         call, times_s = f"{op_name(request.op)} at {user_line()} ({reason})", STATS.ran_at_once_s
         times_s[call] = times_s.get(call, 0.0) + perf_counter() - start
@@ -261,7 +261,7 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
         memory_sharing.share(_data(request.tensors[0]))
     for tensor in request.written():
         _follow_data(tensor)
-    return _returned(result, lazy_of, wraps)
+    return _result_of(request, result, lazy_of, wraps)
 
 
 def _real_arguments(request: Request) -> tuple[list[Any], dict[str, Any], dict[int, torch.Tensor]]:
@@ -309,6 +309,16 @@ def _follow_data(tensor: torch.Tensor) -> None:
     if meta_of(tensor) == meta_of(data):
         return
     tensor_types.become(tensor, tensor_types.concrete(data))
+
+
+PACK = torch.ops.aten._pack_padded_sequence.default
+
+
+def _result_of(request: Request, result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:
+    """`_returned`, for the call of any op."""
+    returned = _returned(result, lazy_of, wraps)
+    # The C++ of its backward reads the sizes of batches before any mode is asked.
+    return (returned[0], result[1]) if request.op is PACK else returned
 
 
 def _returned(result: Any, lazy_of: dict[int, torch.Tensor], wraps: bool) -> Any:

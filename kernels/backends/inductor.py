@@ -41,7 +41,7 @@ class InductorBackend:
         return f"it runs on cpu and cuda, not on {device_type}"
 
     def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
-        return fusible.refuses(call)
+        return fusible.refuses(call) or fusible.refuses_bytes(call, inputs)
 
     def compile(self, segment: Segment) -> Kernel:
         if self.can_build(segment):
@@ -125,8 +125,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 SOURCES = (
-    "backends/artifact", "backends/index_checks", "backends/lower", "backends/torch_inductor",
-    "generic", "scalar_rules",
+    "backends/artifact", "backends/divisions", "backends/index_checks", "backends/lower",
+    "backends/torch_inductor", "generic", "scalar_rules",
 )  # fmt: skip
 """The modules whose code decides what an artifact holds. Any change of a file here makes all
 artifacts on disk stale."""

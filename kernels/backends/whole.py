@@ -32,7 +32,7 @@ class WholeBackend:
         return self._inductor.unavailable(device_type) if device_type == "cpu" else "for CPUs alone"
 
     def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
-        return fusible.refuses(call, TAKEN)
+        return fusible.refuses(call, TAKEN) or fusible.refuses_bytes(call, inputs)
 
     def compile(self, segment: Segment) -> Kernel:
         return self.load(segment, self.build(segment))

@@ -95,6 +95,27 @@ def test_dtypes_without_vector_code_are_refused(dtype):
     )
 
 
+def _spec(dtype):
+    return TensorSpec((4, 70), (70, 1), dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
+@pytest.mark.parametrize("op", [aten.amax.default, aten.argmin.default, aten.max.dim])
+def test_reductions_that_compute_in_bytes_are_not_inductors(op, dtype):
+    inductor = InductorBackend()
+    results = (_spec(dtype), _spec(torch.int64))
+    assert "reduces numbers of one byte" in str(
+        inductor.refuses(call(op, outputs=results), (_spec(dtype),))
+    )
+    assert inductor.refuses(call(op, outputs=results), (_spec(torch.int16),)) is None
+
+
+def test_a_sum_of_bytes_is_inductors_if_it_computes_in_int64():
+    inductor, bytes_ = InductorBackend(), (_spec(torch.uint8),)
+    assert inductor.refuses(call(aten.sum.default, outputs=(_spec(torch.int64),)), bytes_) is None
+    assert inductor.refuses(call(aten.sum.default, outputs=bytes_), bytes_) is not None
+
+
 def test_run_time_scalar_without_a_rule_is_refused():
     norm = call(aten.norm.Scalar, Ref(0), ScalarRef(0))
     assert refuses(norm) == "aten.norm.Scalar: 'p' can't be a run-time scalar"

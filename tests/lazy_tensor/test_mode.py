@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -23,11 +24,13 @@ from lazy_tensor import (
     replay,
     reset_stats,
     stats,
+    wrap,
 )
 from lazy_tensor.capture.replay import OWN_OPTIONS, Replay, ReplayOptions
 from lazy_tensor.dispatch import options, settings
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.tiering import policy
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.trie.trace import local
 
@@ -582,6 +585,28 @@ def test_packed_sequences(kind):
         found = materialize(program())
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("record", ["always", "auto"])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_backward_through_a_packed_sequence(record, wrapped, monkeypatch):
+    monkeypatch.setattr(policy, "FIRST_CALLS", 0)
+    model = torch.nn.Linear(3, 4)
+    batches = [torch.randn(5, 2, 3) for _ in range(6)]
+
+    def program(x):
+        packed = rnn.pack_padded_sequence(model(x), torch.tensor([4, 2]))
+        padded, _ = rnn.pad_packed_sequence(packed)
+        return torch.autograd.grad(padded.square().sum(), model.weight)[0]
+
+    expected = [program(x) for x in batches]
+    if wrapped:
+        wrap(model)
+    configure(record=record)
+    for x, gradient in zip(batches, expected, strict=True):
+        with nullcontext() if wrapped else lazy_mode():
+            found = program(x)
+        assert torch.equal(materialize(found), gradient)
 
 
 def test_split_at_lazy_indices():

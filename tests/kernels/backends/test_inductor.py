@@ -118,6 +118,19 @@ def empty(x: Tensor) -> tuple[Tensor, ...]:
     return x * 2, x.sum(), x.sum(0)
 
 
+INF = float("inf")
+DIVIDENDS = torch.tensor([-7.5, -1.0, 0.0, 1.0, 7.25, 1e6, -1e6, 1e30, INF, -INF, float("nan")])
+DIVISORS = torch.tensor([-3.0, -0.7, 0.0, 0.7, 2.0, 1e-5, 1e30, INF, -INF])
+
+
+def floor_divisions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x = x[:, None]
+    return (
+        x // y, x % y, torch.div(x, y, rounding_mode="floor"), x // 0.7, x % -0.7,
+        torch.remainder(0.7, y), x.double() // y.double(), x.double() % y.double(),
+    )  # fmt: skip
+
+
 CASES = {
     "pointwise": (pointwise, [X, Y], []),
     "reductions": (reductions, [X], []),
@@ -143,6 +156,7 @@ CASES = {
     "expanded input": (lambda x, y: (x + y,), [seeded(8, 1).expand(8, 8), seeded(8, 8)], []),
     "shared memory": (shared, [seeded(8, 8)], []),
     "no elements": (empty, [seeded(0, 4)], []),
+    "floor division": (floor_divisions, [DIVIDENDS, DIVISORS], []),
     "several threads": (
         lambda x, y: (torch.tanh(x * y).sum(), x.mul_(2) * y),
         [seeded(256, 512), seeded(256, 512)], []),
