@@ -21,10 +21,15 @@ bool multiplies_one_by_one(const at::Tensor& left, const at::Tensor& right) {
   return one.size(0) == 1 && !one.requires_grad();
 }
 
-// Whether `matmul` would expand both to the sizes that they have. Nested tensors have no sizes.
+// Whether `matmul` would expand both to the sizes that they have, and nobody needs a gradient: the
+// nodes of these views decide in which order autograd adds the gradients of `x @ x` to others of
+// `x`. Nested tensors have no sizes.
 bool are_equal_batches(const at::Tensor& left, const at::Tensor& right) {
   const int64_t n_dims = left.dim();
-  return n_dims >= 3 && right.dim() == n_dims && !left.is_nested() && !right.is_nested() &&
+  const bool needs_gradient =
+      at::GradMode::is_enabled() && (left.requires_grad() || right.requires_grad());
+  return !needs_gradient && n_dims >= 3 && right.dim() == n_dims && !left.is_nested() &&
+         !right.is_nested() &&
          left.sizes().slice(0, n_dims - 2) == right.sizes().slice(0, n_dims - 2);
 }
 
@@ -62,8 +67,7 @@ void multiply_equal_batches(Stack* stack) {
     right = right.reshape({n, right.size(-2), n_columns});
   }
   at::Tensor product = left.bmm(right);
-  // where gradients are wanted, the product's `grad_fn` is this view's in eager
-  if (n_dims > 3 || product.requires_grad()) product = at::_unsafe_view(product, sizes);
+  if (n_dims > 3) product = at::_unsafe_view(product, sizes);
   stack->emplace_back(std::move(product));
 }
 

@@ -70,6 +70,19 @@ def test_equal_batches_are_multiplied_without_views_of_the_same_sizes(setting):
         assert ops_pending() == ["aten.bmm.default"]
 
 
+def test_gradients_of_a_product_with_itself_are_added_in_eagers_order():
+    x = torch.randn(4, 6, 6, requires_grad=True)
+
+    def gradient():
+        square = x @ x
+        power = square @ x @ square
+        return torch.autograd.grad((power @ power * 1e3).sum(), x)[0]
+
+    with lazy_mode(record="always"):
+        found = gradient()
+    assert torch.equal(materialize(found), gradient())
+
+
 def test_gradients_of_equal_batches_are_eagers():
     """Its strides and its node too."""
     for sizes in ((4, 3, 5), (4, 5, 2)), ((2, 4, 3, 5), (2, 4, 5, 2)):
