@@ -1,7 +1,7 @@
 """Sequence lengths that vary: twenty of them in each pass through a data set, a small transformer.
 
-The first pass shows what new lengths cost, later ones what comes of kernels whose sizes are
-symbols. Writes `results/lengths.md` and its plot.
+The first pass shows what new lengths cost. Later passes show what is gained by kernels whose sizes
+are symbols. Writes `results/lengths.md` and its plot.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -
         except Exception as error:
             notes.append(f"{peer} does not take it: {refusal(error)}")
         else:
-            # forget what was compiled to find out whether the peer accepts the model
+            # the call above was a trial: the peer is timed with its compiling
             torch.compiler.reset()
             sides[peer] = step_of(model_of(width), peer)
     # what torch does once in a process is on no side's account

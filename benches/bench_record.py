@@ -95,7 +95,7 @@ def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def forget_recording() -> None:
-    """Drop what was recorded without running it, so that recording alone is timed."""
+    """Drop the pending ops without running them. So recording alone is timed."""
     pending = local.trace.pending()
     local.trace.reset()
     # leaves have their data, and must not point into the trace any more

@@ -218,9 +218,7 @@ class Computed {
       Ref(sure(PyObject_CallOneArg(share_with_parts, given.get())));
       return result;
     }
-    const Ref value = new_value();
-    reinterpret_cast<Value*>(value.get())->data = object_of(result).release();
-    return another(result, value.get());
+    return lazy_with(result);
   }
 
   c10::SmallVector<IValue, 8> arguments_;

@@ -126,13 +126,6 @@ double seconds_now() {  // as `time.perf_counter`
   return std::chrono::duration<double>(now).count();
 }
 
-// A value with this data; without any for None.
-Ref valued(PyObject* data) {
-  Ref value = new_value();
-  if (data != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
-  return value;
-}
-
 // Give a lazy tensor a new value, with this data, or without any for None. False, and nothing done,
 // if the tensor isn't lazy, if its layout is another, or if the data has other metadata. The old
 // value stays as it is: an alias of the tensor may own it, too.
@@ -147,7 +140,7 @@ bool renew(PyObject* object, PyObject* data, PyObject* layout) {
       return false;
     }
   }
-  sure(value_of_tensor.set(object, valued(data).get(), nullptr));
+  sure(value_of_tensor.set(object, value_with(data).get(), nullptr));
   return true;
 }
 
@@ -227,8 +220,8 @@ class CapturedCall {
     return Ref(sure(PyTuple_Pack(3, leaves.get(), numbers.get(), open.get())));
   }
 
-  // Run the plan on what was found, with all effects of the call, and give what the call would have
-  // returned. If it raises, what doesn't depend on that is done all the same.
+  // Replay the call on the leaves that `find` found: run the plan, write the state that the call
+  // writes, and return the call's result. If an op raises, all that doesn't depend on it is done.
   PyObject* run(PyObject* found, PyObject* tensors, bool is_looked_at) const {
     PyObject* leaves = PyTuple_GET_ITEM(found, 0);
     PyObject* open = PyTuple_GET_ITEM(found, 2);
@@ -264,7 +257,7 @@ class CapturedCall {
       if (data == Py_None) continue;
       // the tensor there takes the value if it can; else another tensor takes its place
       if (is_renewed && renew(PyList_GET_ITEM(open, i), data, target.layout)) continue;
-      const Ref value = valued(data);
+      const Ref value = value_with(data);
       at::Tensor made = target.like == Py_None ? another(THPVariable_Unpack(data), value.get())
                                                : like(target.like, value.get());
       if (target.requires_grad) made.requires_grad_(true);
@@ -450,7 +443,7 @@ class CapturedCall {
             return pair.first == one.number;
           });
           if (known == values.end()) {
-            values.emplace_back(one.number, valued(PyList_GET_ITEM(results, one.number)));
+            values.emplace_back(one.number, value_with(PyList_GET_ITEM(results, one.number)));
             known = values.end() - 1;
           }
           made = object_of(like(one.object, known->second.get()));

@@ -294,13 +294,8 @@ class Kernel : public c10::OperatorKernel {
     of_trace.ran.set(trace, ran.get());
     run_below(op, keys, &call);
     const at::Tensor drawn = call.back().toTensor();
-    if (is_dense(drawn)) {
-      const Ref value = new_value();
-      reinterpret_cast<Value*>(value.get())->data = object_of(drawn).release();
-      call.back() = another(drawn, value.get());
-    }
     torch::jit::drop(*stack, n);
-    stack->push_back(std::move(call.back()));
+    stack->emplace_back(is_dense(drawn) ? lazy_with(drawn) : drawn);
     return true;
   }
 
@@ -342,8 +337,7 @@ class Kernel : public c10::OperatorKernel {
       const c10::impl::ExcludeDispatchKeyGuard guard(PYTHON_TOO);
       return at::empty_strided(target.sizes(), target.strides(), target.options());
     }();
-    Ref data = object_of(numbers), held = new_value();
-    reinterpret_cast<Value*>(held.get())->data = Ref::to(data.get()).release();
+    Ref data = object_of(numbers), held = value_with(data.get());
     // Making objects may have run finalizers, which may have changed the trie. From here on the
     // call must not fail: Python would draw again, other numbers than eager has.
     const Step* known = step();
@@ -468,9 +462,7 @@ class Kernel : public c10::OperatorKernel {
     if (data.isTensor() && result.is_same(data.toTensor())) {
       stack->back() = first;
     } else if (is_dense(result)) {
-      const Ref value = new_value();
-      reinterpret_cast<Value*>(value.get())->data = object_of(result).release();
-      stack->back() = another(result, value.get());
+      stack->back() = lazy_with(result);
     }
     return true;
   }

@@ -111,6 +111,11 @@ at::Tensor another(const at::Tensor& tensor, PyObject* value, Ref layout = Ref()
   return made;
 }
 
+// A lazy tensor that has its value, which is `data`.
+at::Tensor lazy_with(const at::Tensor& data) {
+  return another(data, value_with(object_of(data).get()).get());
+}
+
 // Take a step: afterwards the trace stands at its state, and the stack holds the call's results.
 // False, with nothing changed, if the trace moved meanwhile: making Python objects may start a
 // garbage collection, and its finalizers may call ops.

@@ -72,6 +72,13 @@ Ref new_value() {
   return Ref(reinterpret_cast<PyObject*>(made));
 }
 
+// A value with this data; without any for None.
+Ref value_with(PyObject* data) {
+  Ref value = new_value();
+  if (data != Py_None) reinterpret_cast<Value*>(value.get())->data = Ref::to(data).release();
+  return value;
+}
+
 // An attribute of a value of either kind; None if it was never set.
 Ref in_value(PyObject* value, PyObject* Value::* member, PyObject* name) {
   if (Py_TYPE(value) != &value_type) return Ref(sure(PyObject_GetAttr(value, name)));

@@ -236,6 +236,8 @@ def run_at_once(op: OpOverload) -> None:
     rule_of.cache_clear()
     reads_values.cache_clear()
     why_eager.cache_clear()
+    draws.cache_clear()
+    is_part_of_past.cache_clear()
 
 
 @cache

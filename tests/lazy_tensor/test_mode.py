@@ -31,7 +31,6 @@ from lazy_tensor.dispatch import options, settings
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tiering import policy
-from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.trie.trace import local
 
 
@@ -206,7 +205,7 @@ def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch)
         pytest.skip(hits.status())
     with lazy_mode():
         torch.ones(2) + 1  # C++ sees this thread from its first op on
-    monkeypatch.setattr(Policy, "has_wrapped", False)  # of tests before
+    monkeypatch.setattr(policy.Policy, "has_wrapped", False)  # of tests before
     configure(record="auto")
     looked_at, rests = [], lazy_mode._rests
 
@@ -233,7 +232,7 @@ def test_a_block_in_one_that_rests_leaves_its_time_alone(monkeypatch):
         pytest.skip(hits.status())
     with lazy_mode():
         torch.ones(2) + 1
-    monkeypatch.setattr(Policy, "has_wrapped", False)
+    monkeypatch.setattr(policy.Policy, "has_wrapped", False)
     configure(record="auto")
 
     def run(n):
