@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/ScalarOps.h>
+#include <ATen/core/PythonFallbackKernel.h>
 
 #include "below.h"
 #include "routes.h"
@@ -45,6 +46,18 @@ void put_numbers_for_zeros(const c10::OperatorHandle& op, Stack* stack) {
 // What torch does for this key: `__torch_dispatch__` of the mode, or of the tensors' class.
 void to_python(const c10::OperatorHandle& op, Stack* stack) {
   put_numbers_for_zeros(op, stack);
+  // The thread's keys when the program called the op, for `torch.overrides.enable_reentrant_dispatch`
+  // in somebody else's handler: autograd has excluded itself since. `listen` says why torch hasn't
+  // noted them.
+  std::optional<at::impl::MaybeSetTLSOnEntryGuard> noted;
+  {
+    const auto now = c10::impl::tls_local_dispatch_key_set();
+    const auto by_autograd = c10::InferenceMode::is_enabled()
+                                 ? DispatchKeySet()
+                                 : c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+    const c10::impl::ForceDispatchKeyGuard before(now.included_, now.excluded_ - by_autograd);
+    noted.emplace();
+  }
   const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE_PYTHON);
   (*c10::impl::getGlobalPyInterpreter())->dispatch(op, stack);
 }

@@ -80,11 +80,17 @@ PyObject* py_met(PyObject*, PyObject* collects) {
 // listen(namespace): register a `Kernel` for each op of it, for as long as the process lives. torch
 // reads its tables of kernels without a lock, so no other thread may be recording
 // (`hits.start_if_compiled`).
+//
+// The key "PythonTLSSnapshot" comes before "Python": torch's kernel for it notes the thread's keys
+// for handlers in Python, and packs the arguments once more, which takes a tenth of a hit, and twice
+// that of a composite op. These ops pass it by; `to_python` does the same for calls that need it.
 PyObject* py_listen(PyObject*, PyObject* name) {
   HANDLE_TH_ERRORS
   const std::string space = PyUnicode_AsUTF8(name);
   auto* library =
       new torch::Library(torch::Library::IMPL, space, DispatchKey::Python, __FILE__, __LINE__);
+  auto* passed_by = new torch::Library(torch::Library::IMPL, space, DispatchKey::PythonTLSSnapshot,
+                                       __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& op_name : dispatcher.getAllOpNames()) {
     if (op_name.getNamespace() != space) continue;
@@ -94,6 +100,9 @@ PyObject* py_listen(PyObject*, PyObject* name) {
     if (!op_name.overload_name.empty()) local += "." + op_name.overload_name;
     library->impl(local.c_str(),
                   torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(*op)));
+    if (!op->hasKernelForDispatchKey(DispatchKey::PythonTLSSnapshot)) {
+      passed_by->impl(local.c_str(), torch::CppFunction::makeFallthrough());
+    }
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -234,7 +243,15 @@ PyObject* py_use_replay(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// concrete(data): a lazy tensor that has its value.
+PyObject* py_concrete(PyObject*, PyObject* data) {
+  HANDLE_TH_ERRORS
+  return object_of(lazy_with(THPVariable_Unpack(data))).release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
+    {"concrete", py_concrete, METH_O, nullptr},
     {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
     {"sharded", py_sharded, METH_VARARGS, nullptr},

@@ -21,7 +21,7 @@ from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import input_snapshots
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
-from lazy_tensor.dispatch.trie import memory_sharing
+from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.tensor_types import Layout
 from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.kernels.disk import Disk
@@ -118,6 +118,7 @@ def _listen() -> None:
     if _sharded is not None:
         loaded.listen("lazy_tensor")
     native, learn = loaded, loaded.learn
+    tensor_types.concrete_in_cpp = native.concrete
     Policy.make_past = native.Past
     Policy.native = native
     # traces made before kept their call history by the Python class, which knows nothing

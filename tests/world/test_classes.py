@@ -148,3 +148,35 @@ def test_broadcast_shapes_gives_a_size_in_a_block(shapes):
     with lazy_mode():
         got = torch.broadcast_shapes(*shapes)
     assert (type(got), got) == (type(expected), expected)
+
+
+class Slope(torch.Tensor):
+    """Each op on such a tensor gives its slope, for which its handler asks autograd."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        with torch.overrides.enable_reentrant_dispatch():
+            x = args[0].inner.detach().requires_grad_()
+            func(x, *args[1:]).sum().backward()
+        return x.grad
+
+
+def test_another_class_may_use_autograd_in_its_handler():
+    def slopes():
+        plain, needing = Slope(torch.ones(3) * 2), Slope(torch.ones(2).requires_grad_())
+        return plain.square(), needing.exp(), needing.requires_grad_().square()
+
+    expected = slopes()
+    assert expected[0].tolist() == [4.0, 4.0, 4.0]
+    with lazy_mode(record="always"):
+        found = slopes()
+    for one, other in zip((*found, *slopes()), expected * 2, strict=True):
+        assert_same(one, other)
