@@ -37,6 +37,7 @@ USERS_NAMES = {
     "_unsafe_view": ".view()",
     "mkldnn_rnn_layer": "torch.nn.LSTM",
     "rnn_layer": "torch.nn.LSTM",
+    "rnn_layer_inference": "torch.nn.LSTM",
     **dict.fromkeys(
         (
             "_efficient_attention_forward", "_flash_attention_forward",

@@ -2,5 +2,5 @@
 
 `schema` reads an op's schema, `rules` is the table of what schemas don't say, `request` is one
 call. `may_raise` tells plans which ops may raise for their values. `composite_overrides` has ops
-that torch decomposes otherwise for lazy tensors, and `rnn_layer` an op of our own.
+that torch decomposes otherwise for lazy tensors, and `rnn_layer` two ops of our own.
 """

@@ -62,7 +62,7 @@ EAGER_BECAUSE: dict[OpOverload, str] = {
     **dict.fromkeys(torch_private.RANGE_OPS, "it marks a range for profilers"),
 }  # fmt: skip
 """Ops that run at once though their schemas don't say so, and why."""
-METADATA_FROM_RUN = frozenset({aten.mkldnn_rnn_layer.default, rnn_layer.WITH_WORKSPACE})
+METADATA_FROM_RUN = frozenset({rnn_layer.TRAINING, rnn_layer.INFERENCE})
 """Ops whose meta functions don't know all of their outputs: each runs once for its sizes.
 
 oneDNN's recurrent layers keep a workspace for backward. Sizes alone decide how large it is, but
@@ -96,7 +96,8 @@ RULES: dict[OpOverload, Rule] = {
     **dict.fromkeys(EAGER_BECAUSE, Rule.EAGER),
     **dict.fromkeys(VIEWS_IN_PLACE, Rule.VIEW_IN_PLACE),
     aten.mkldnn_rnn_layer.default: Rule.RNN,
-    rnn_layer.WITH_WORKSPACE: Rule.RECORD,
+    rnn_layer.TRAINING: Rule.RECORD,
+    rnn_layer.INFERENCE: Rule.RECORD,
 }
 for _packet, _overloads in {
     "bernoulli": ("p",), "rand_like": ("default", "generator"),

@@ -16,7 +16,7 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.ops.composite_overrides import ROUTES
 from lazy_tensor.dispatch.ops.request import Request
-from lazy_tensor.dispatch.ops.rnn_layer import WITH_WORKSPACE
+from lazy_tensor.dispatch.ops.rnn_layer import INFERENCE, TRAINING
 from lazy_tensor.dispatch.ops.rules import DRAWS, VIEWS_IN_PLACE, Rule, rule_from_schema, why_eager
 from lazy_tensor.dispatch.record import eager_fallback
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
@@ -164,10 +164,9 @@ def _if_no_dropout(trace: Trace, request: Request) -> Handled:
 
 
 def _rnn(trace: Trace, request: Request) -> Handled:
-    """oneDNN's recurrent layer: in grad mode record the op that always gives the workspace."""
-    if not torch.is_grad_enabled():
-        return RECORD_IT
-    return True, record_again(request, WITH_WORKSPACE, *request.args, **request.kwargs)
+    """oneDNN's recurrent layer: record the op that runs as in the grad mode that is on now."""
+    op = TRAINING if torch.is_grad_enabled() else INFERENCE
+    return True, record_again(request, op, *request.args, **request.kwargs)
 
 
 def _view_in_place(trace: Trace, request: Request) -> Handled:

@@ -85,12 +85,15 @@ def test_a_layer_recorded_for_backward_runs_where_no_gradients_are_wanted():
 
 def test_a_layer_recorded_without_gradients_runs_where_they_are_wanted():
     model, x = nn.LSTM(6, 5), torch.randn(3, 4, 6)
+    with torch.no_grad():
+        expected = model(x)[0]
     for n in range(3):
         with lazy_mode(record="always"):
             with torch.no_grad():
                 y = model(x)[0]
             assert is_pending(y) or n == 0  # it runs once for these sizes
-        assert torch.equal(materialize(y), model(x)[0])
+        # the layer for training may round otherwise
+        assert torch.equal(materialize(y), expected)
 
 
 VIEWS = {
