@@ -474,11 +474,12 @@ class Replay(Generic[P, R]):
 
     def _parameter(self, found: re.Match[str]) -> str:
         """The name of the function's parameter with that number; the text itself if it has none."""
-        with suppress(TypeError, ValueError):  # functions in C may have no signature
+        # functions in C may have no signature
+        with suppress(TypeError, ValueError, IndexError):
             parameters = list(inspect.signature(self._function).parameters.values())
-            parameter = parameters[int(found[1]) - 1 :][:1]
-            if parameter and parameter[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                return parameter[0].name
+            parameter = parameters[int(found[1]) - 1]
+            if parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                return parameter.name
         return found[0]
 
     def summary(self) -> str:
@@ -517,10 +518,8 @@ REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
 
 def _remedy(obstacle: str) -> str:
     """Advice to append to an obstacle; "" if there is none."""
-    for part, words in _REMEDIES.items():
-        if part in obstacle:
-            return f"; {words}"
-    return ""
+    found = (f"; {words}" for part, words in _REMEDIES.items() if part in obstacle)
+    return next(found, "")
 
 
 # Advice, by a part of the obstacle's text. The first part that occurs in it counts, so a special

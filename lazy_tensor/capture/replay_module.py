@@ -261,16 +261,13 @@ class _Form(Constant):
 
     spec: Any
     objects: tuple[tuple[int, type[Any], tuple[str, ...], _Form], ...]
-    n_leaves: int
-    """The leaves of the containers."""
 
 
 def _flattened(result: Any) -> tuple[list[Any], _Form]:
     """The leaves of what a module returned, those in objects too, and their form."""
     leaves, spec = pytree.tree_flatten(result)
-    n_leaves = len(leaves)
     objects: list[tuple[int, type[Any], tuple[str, ...], _Form]] = []
-    for i in range(n_leaves):
+    for i in range(spec.num_leaves):
         one = leaves[i]
         if not _is_taken_apart(one):
             continue
@@ -279,7 +276,7 @@ def _flattened(result: Any) -> tuple[list[Any], _Form]:
             leaves[i] = None
             leaves += inner
             objects.append((i, type(one), tuple(vars(one)), form))
-    return leaves, _Form(spec, tuple(objects), n_leaves)
+    return leaves, _Form(spec, tuple(objects))
 
 
 def _is_taken_apart(one: Any) -> bool:
@@ -294,7 +291,8 @@ def _made_of(leaves: list[Any], form: _Form) -> Any:
     """What a module returned, from its leaves: undoes `_flattened`."""
     if form.spec.is_leaf() and not form.objects:
         return leaves[0]
-    found, left = leaves[: form.n_leaves], leaves[form.n_leaves :]
+    n = form.spec.num_leaves
+    found, left = leaves[:n], leaves[n:]
     for i, kind, names, inner in form.objects:
         n = _n_leaves(inner)
         found[i] = made = object.__new__(kind)
@@ -305,7 +303,7 @@ def _made_of(leaves: list[Any], form: _Form) -> Any:
 
 def _n_leaves(form: _Form) -> int:
     """All leaves of a form, those in objects too."""
-    return form.n_leaves + sum(_n_leaves(inner) for *_, inner in form.objects)
+    return int(form.spec.num_leaves) + sum(_n_leaves(inner) for *_, inner in form.objects)
 
 
 class ReplayedModule:
@@ -314,7 +312,7 @@ class ReplayedModule:
     is_replay = True  # for `unwrap`
 
     def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
-        self._options = options
+        self.options = options
         self._name = type(module).__name__
         self.forward = Replay(_Forward(self._name), is_part=True, **options)
         self.backward = self.new_backward()  # for calls of which no forward is captured
@@ -328,7 +326,7 @@ class ReplayedModule:
         It needs no warmup, as that call has repeated, and no checks of its own: it is checked
         whenever forward is.
         """
-        options = {**self._options, "warmup": 0, "check_every": 0}
+        options = {**self.options, "warmup": 0, "check_every": 0}
         return Replay(_Backward(f"{self._name}, backward"), is_part=True, **options)
 
     def _teaches(self, captured: CapturedCall) -> bool:
@@ -392,10 +390,6 @@ class ReplayedModule:
             if self._n_in_vain >= RECORDED_BEFORE_EAGER * min(n_learnt, MOST_LEARNT):
                 self.go_eager()
         return self._n_eager > 0
-
-    def may_run_kernels(self) -> bool:
-        """Whether results may differ by rounding from those of single ops."""
-        return bool(self._options.get("compile", settings.current().compile) != "off")
 
     def go_eager(self) -> None:
         """Run the next `EAGER_CALLS` as in eager, and forget what was learnt."""
@@ -503,7 +497,8 @@ class _Run:
         graph, _here.made = _here.made, None
         n_outputs, n_saved = found[0], found[3]
         again = found[N_HEADER + n_outputs : N_HEADER + n_outputs + n_saved]
-        rounds = self.module.may_run_kernels()
+        # results of kernels may differ by rounding from those of single ops
+        rounds = self.module.options.get("compile", settings.current().compile) != "off"
         if graph is None or graph.flaw or not _are_equal(again, saved, rounds=rounds):
             raise RuntimeError(
                 f"backward of a replayed {type(module).__name__} has to be recorded, and its "
