@@ -29,10 +29,10 @@ int number_of(const std::array<const char*, n>& names, PyObject* told) {
   return static_cast<int>(found - names.begin());
 }
 
-// Where a tensor lies when a call begins: (kind, holder, key, number), as in `reach.Place`, which
-// says what each kind means.
+// Where a tensor lies when a call begins: (kind, holder, key, number), as in `captured_call.Way`,
+// which says what each kind means.
 struct Place {
-  enum Kind { OBJECT, ARGUMENT, OPEN, ITEM, ELEMENT, CELL, GRADIENT, ASK } kind = OBJECT;
+  enum Kind { OBJECT, ARGUMENT, OPEN, ITEM, GRADIENT, ASK } kind = OBJECT;
   PyObject* holder = nullptr;
   PyObject* key = nullptr;
   Py_ssize_t number = -1;
@@ -42,8 +42,7 @@ struct Place {
       : holder(PyTuple_GET_ITEM(told, 1)),
         key(PyTuple_GET_ITEM(told, 2)),
         number(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 3))) {
-    static constexpr std::array names = {"object",  "argument", "open",     "item",
-                                         "element", "cell",     "gradient", "ask"};
+    static constexpr std::array names = {"object", "argument", "open", "item", "gradient", "ask"};
     kind = static_cast<Kind>(number_of(names, PyTuple_GET_ITEM(told, 0)));
   }
 
@@ -63,12 +62,6 @@ struct Place {
       case ITEM:
         found = PyDict_GetItemWithError(holder, key);
         if (found == nullptr && PyErr_Occurred()) throw python_error();
-        break;
-      case ELEMENT:
-        if (number < PyList_GET_SIZE(holder)) found = PyList_GET_ITEM(holder, number);
-        break;
-      case CELL:
-        found = PyCell_GET(holder);
         break;
       case GRADIENT: {
         PyObject* of = number < 0 ? holder : PyList_GET_ITEM(tensors, number);
@@ -101,11 +94,10 @@ struct Target {
 };
 
 // One leaf of what the call returns: (kind, number, object, finish), as `captured_call._given`
-// gives it. PLAIN is a result of the plan, LAZY a lazy tensor on one, OBJECT the object itself,
-// PLACE what lies at a place, AGAIN what was returned before, ASK what `object` gives for the
-// leaves.
+// gives it. PLAIN is a result of the plan, LAZY a lazy tensor on one, PLACE what lies at a place,
+// AGAIN what was returned before, ASK what `object` gives for the leaves.
 struct Given {
-  enum Kind { PLAIN, LAZY, OBJECT, PLACE, AGAIN, ASK } kind;
+  enum Kind { PLAIN, LAZY, PLACE, AGAIN, ASK } kind;
   Py_ssize_t number;  // of the plan's result, or of what was returned before
   PyObject* object;   // of LAZY a tensor with the same metadata
   PyObject* finish;   // called with the tensor, or None
@@ -115,10 +107,19 @@ struct Given {
       : number(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 1))),
         object(PyTuple_GET_ITEM(told, 2)),
         finish(PyTuple_GET_ITEM(told, 3)) {
-    static constexpr std::array names = {"plain", "lazy", "object", "place", "again", "ask"};
+    static constexpr std::array names = {"plain", "lazy", "place", "again", "ask"};
     kind = static_cast<Kind>(number_of(names, PyTuple_GET_ITEM(told, 0)));
     if (kind == PLACE) place = Place(object);
   }
+};
+
+// A tensor that the call writes in place, with the writes that autograd counts.
+struct Written {
+  Place place;
+  Py_ssize_t n;
+
+  explicit Written(PyObject* told)
+      : place(PyTuple_GET_ITEM(told, 0)), n(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 1))) {}
 };
 
 double seconds_now() {  // as `time.perf_counter`
@@ -148,45 +149,7 @@ class CapturedCall {
  public:
   // `fields` is a dict that lives as long as this, and that nobody changes: the pointers here are
   // borrowed from it. So the garbage collector has to see the dict alone.
-  explicit CapturedCall(PyObject* fields)
-      : fields_(Ref::to(fields)),
-        pinned_(field("pinned")),
-        watched_ids_(field("watched_ids")),
-        instances_(field("instances")),
-        watch_list_(field("watch_list")),
-        ask_watch_(field("ask_watch")),
-        autograd_fields_(field("autograd_fields")),
-        watched_(field("watched")),
-        watched_words_(field("watched_words")),
-        open_words_(field("open_words")),
-        leaf_words_(field("leaf_words")),
-        scalars_(field("scalars")),
-        ask_numbers_(field("ask_numbers")),
-        ask_reads_(field("ask_reads")),
-        draws_(field("draws")),
-        plan_(field("plan")),
-        run_otherwise_(field("run_otherwise")),
-        fail_(field("fail")),
-        account_(field("account")),
-        put_(field("put")),
-        note_writes_(field("note_writes")),
-        share_(field("share")),
-        structure_(field("structure")),
-        watch_asks_always_(field("watch_asks_always") == Py_True),
-        keeps_leaves_(field("keeps_leaves") == Py_True),
-        runs_otherwise_(field("runs_otherwise") == Py_True) {
-    each("open", [this](PyObject* one) { open_.emplace_back(one); });
-    each("leaves", [this](PyObject* one) { leaves_.emplace_back(one); });
-    each("unread", [this](PyObject* one) { unread_.push_back(PyLong_AsSsize_t(one)); });
-    each("shared", [this](PyObject* one) { shared_.push_back(PyLong_AsSsize_t(one)); });
-    each("given", [this](PyObject* one) { given_.emplace_back(one); });
-    each("written", [this](PyObject* one) {
-      written_.emplace_back(Place(PyTuple_GET_ITEM(one, 0)),
-                            PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 1)));
-    });
-    each("renewed", [this](PyObject* one) { renewed_.emplace_back(one); });
-    each("filled", [this](PyObject* one) { filled_.emplace_back(one); });
-  }
+  explicit CapturedCall(PyObject* fields) : fields_(Ref::to(fields)) {}
 
   PyObject* fields() const { return fields_.get(); }
 
@@ -227,21 +190,20 @@ class CapturedCall {
     PyObject* open = PyTuple_GET_ITEM(found, 2);
     // found now: afterwards other tensors may lie at these places
     std::vector<Ref> written;
-    for (const auto& [place, _] : written_) written.push_back(place.get(tensors, open));
+    for (const Written& one : written_) written.push_back(one.place.get(tensors, open));
     // These places get new tensors, and the call doesn't read the old ones: their memory is freed
-    // for the plan to use. The first open places are those of `renewed_`, in the same order.
-    for (const Py_ssize_t i : unread_) {
-      renew(PyList_GET_ITEM(open, i), Py_None, renewed_[i].layout);
+    // for the plan to use. The first open places are those of `targets_`, in the same order.
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(unread_); ++k) {
+      const Py_ssize_t i = PyLong_AsSsize_t(PyList_GET_ITEM(unread_, k));
+      renew(PyList_GET_ITEM(open, i), Py_None, targets_[i].layout);
     }
     const Ref results = results_of(found, tensors, is_looked_at);
     if (results.get() == nullptr) return nullptr;
-    for (const Py_ssize_t i : shared_) share(PyList_GET_ITEM(results.get(), i));
-    if (!renewed_.empty() || !filled_.empty()) {
-      leave(results.get(), open, tensors);
-      // a graph that saved one of these tensors must not use its new value: backward raises
-      for (size_t i = 0; i < renewed_.size(); ++i) {
-        count_write(THPVariable_Unpack(PyList_GET_ITEM(open, i)));
-      }
+    if (share_ != Py_None) Ref(sure(PyObject_CallOneArg(share_, results.get())));
+    leave(results.get(), open, tensors);
+    // a graph that saved one of these tensors must not use its new value: backward raises
+    for (size_t i = 0; i < n_renewed_; ++i) {
+      count_write(THPVariable_Unpack(PyList_GET_ITEM(open, i)));
     }
     if (!written.empty()) note_writes(written);
     return given(results.get(), leaves, tensors, open);
@@ -250,13 +212,12 @@ class CapturedCall {
   // Put results where the call would have put them. A result that was not computed is None, and its
   // place stays as it is.
   void leave(PyObject* results, PyObject* open, PyObject* tensors) const {
-    for (size_t i = 0; i < renewed_.size() + filled_.size(); ++i) {
-      const bool is_renewed = i < renewed_.size();
-      const Target& target = is_renewed ? renewed_[i] : filled_[i - renewed_.size()];
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const Target& target = targets_[i];
       PyObject* data = PyList_GET_ITEM(results, target.result);
       if (data == Py_None) continue;
       // the tensor there takes the value if it can; else another tensor takes its place
-      if (is_renewed && renew(PyList_GET_ITEM(open, i), data, target.layout)) continue;
+      if (i < n_renewed_ && renew(PyList_GET_ITEM(open, i), data, target.layout)) continue;
       const Ref value = value_with(data);
       at::Tensor made = target.like == Py_None ? another(THPVariable_Unpack(data), value.get())
                                                : like(target.like, value.get());
@@ -276,10 +237,15 @@ class CapturedCall {
     return found;
   }
 
-  template <class Use>
-  void each(const char* name, const Use& use) {
+  // The items of a list, each made of what Python tells.
+  template <class T>
+  std::vector<T> all(const char* name) const {
     PyObject* items = field(name);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); ++i) use(PyList_GET_ITEM(items, i));
+    std::vector<T> made;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); ++i) {
+      made.emplace_back(PyList_GET_ITEM(items, i));
+    }
+    return made;
   }
 
   static bool equals(const std::vector<uint64_t>& words, PyObject* bytes) {
@@ -400,8 +366,6 @@ class CapturedCall {
     Py_XDECREF(place);
   }
 
-  void share(PyObject* data) const { Ref(sure(PyObject_CallOneArg(share_, data))); }
-
   // Have Python put a tensor in the `i`-th place that the call leaves one in.
   void put(size_t i, const at::Tensor& made, PyObject* tensors) const {
     const Ref number(sure(PyLong_FromSize_t(i))), object = object_of(made);
@@ -413,7 +377,7 @@ class CapturedCall {
   void note_writes(const std::vector<Ref>& written) const {
     const Ref all(sure(PyList_New(0)));
     for (size_t i = 0; i < written.size(); ++i) {
-      for (Py_ssize_t n = 0; n < written_[i].second; ++n) {
+      for (Py_ssize_t n = 0; n < written_[i].n; ++n) {
         count_write(THPVariable_Unpack(written[i].get()));
       }
       sure(PyList_Append(all.get(), written[i].get()));
@@ -449,9 +413,6 @@ class CapturedCall {
           made = object_of(like(one.object, known->second.get()));
           break;
         }
-        case Given::OBJECT:
-          made = Ref::to(one.object);
-          break;
         case Given::PLACE:
           made = one.place.get(tensors, open);
           break;
@@ -472,16 +433,37 @@ class CapturedCall {
 
   Ref fields_;
   // For what these are see `captured_call.py`, which has them under the same names.
-  PyObject *pinned_, *watched_ids_, *instances_, *watch_list_, *ask_watch_, *autograd_fields_,
-      *watched_, *watched_words_, *open_words_, *leaf_words_, *scalars_, *ask_numbers_, *ask_reads_,
-      *draws_, *plan_, *run_otherwise_, *fail_, *account_, *put_, *note_writes_, *share_,
-      *structure_;
-  bool watch_asks_always_, keeps_leaves_, runs_otherwise_;
-  std::vector<Place> open_, leaves_;
-  std::vector<Py_ssize_t> unread_, shared_;
-  std::vector<std::pair<Place, Py_ssize_t>> written_;  // with the writes that autograd counts
-  std::vector<Target> renewed_, filled_;
-  std::vector<Given> given_;
+  PyObject* const pinned_ = field("pinned");
+  PyObject* const watched_ids_ = field("watched_ids");
+  PyObject* const instances_ = field("instances");
+  PyObject* const watch_list_ = field("watch_list");
+  PyObject* const ask_watch_ = field("ask_watch");
+  PyObject* const autograd_fields_ = field("autograd_fields");
+  PyObject* const watched_ = field("watched");
+  PyObject* const watched_words_ = field("watched_words");
+  PyObject* const open_words_ = field("open_words");
+  PyObject* const leaf_words_ = field("leaf_words");
+  PyObject* const scalars_ = field("scalars");
+  PyObject* const ask_numbers_ = field("ask_numbers");
+  PyObject* const ask_reads_ = field("ask_reads");
+  PyObject* const draws_ = field("draws");
+  PyObject* const plan_ = field("plan");
+  PyObject* const run_otherwise_ = field("run_otherwise");
+  PyObject* const fail_ = field("fail");
+  PyObject* const account_ = field("account");
+  PyObject* const put_ = field("put");
+  PyObject* const note_writes_ = field("note_writes");
+  PyObject* const share_ = field("share");
+  PyObject* const structure_ = field("structure");
+  PyObject* const unread_ = field("unread");
+  const bool watch_asks_always_ = field("watch_asks_always") == Py_True;
+  const bool keeps_leaves_ = field("keeps_leaves") == Py_True;
+  const bool runs_otherwise_ = field("runs_otherwise") == Py_True;
+  const std::vector<Place> open_ = all<Place>("open"), leaves_ = all<Place>("leaves");
+  const std::vector<Written> written_ = all<Written>("written");
+  const std::vector<Target> targets_ = all<Target>("targets");  // the renewed ones first
+  const size_t n_renewed_ = PyLong_AsSize_t(field("n_renewed"));
+  const std::vector<Given> given_ = all<Given>("given");
 };
 
 struct CapturedObject {

@@ -13,9 +13,8 @@
 
 namespace hits {
 
-// Kinds of holders, by the numbers that `_NATIVE`, `_ORDERED` and `_NO_ELEMENTS` of
-// watched_object.py give them.
-enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, AUTOGRAD_FIELDS, FUNCTION, ORDERED, NO_ELEMENTS };
+// Kinds of holders, by the numbers that watched_object.py gives them.
+enum Holder { ITEMS, ATTRIBUTES, ELEMENTS, CELL, AUTOGRAD_FIELDS, FUNCTION };
 
 // `MISSING` and `OPEN` of watched_object.py: what is expected where nothing, or any tensor, may lie.
 PyObject *nothing, *any_tensor;
@@ -51,6 +50,19 @@ bool has_autograd_fields(PyObject* holder, const Expected& expected) {
          expected.is(3, or_none(object->post_accumulate_grad_hooks));
 }
 
+// Whether an `OrderedDict` of the right size holds these values under `keys`, in this order.
+bool holds_in_order(PyObject* holder, PyObject* keys, const Expected& expected) {
+  const Ref iterator(sure(PyObject_GetIter(holder)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); ++i) {
+    const Ref key(PyIter_Next(iterator.get()));
+    PyObject* value = nullptr;
+    if (key.get() != nullptr) value = PyDict_GetItemWithError(holder, key.get());
+    if (PyErr_Occurred()) throw python_error();
+    if (key.get() != PyTuple_GET_ITEM(keys, i) || !expected.is(i, value)) return false;
+  }
+  return true;
+}
+
 // Whether a holder holds just these values under `keys`. False, too, where only Python can tell.
 // `size` is how many attributes an object or a tensor had; -1 if others don't matter.
 bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected, long size) {
@@ -58,6 +70,9 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
   switch (kind) {
     case ITEMS: {
       if (PyDict_GET_SIZE(holder) != n) return false;
+      // an `OrderedDict` keeps an order of its own, which `move_to_end` changes and PyDict_Next
+      // ignores
+      if (n > 0 && PyODict_Check(holder)) return holds_in_order(holder, keys, expected);
       Py_ssize_t at = 0, i = 0;
       PyObject *key, *value;
       while (PyDict_Next(holder, &at, &key, &value)) {
@@ -75,27 +90,12 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
       }
       return true;
     case ELEMENTS:
+      if (PyAnySet_Check(holder)) return n == 0 && PySet_GET_SIZE(holder) == 0;
       if (PyList_GET_SIZE(holder) != n) return false;
       for (Py_ssize_t i = 0; i < n; ++i) {
         if (!expected.is(i, PyList_GET_ITEM(holder, i))) return false;
       }
       return true;
-    // an `OrderedDict` keeps an order of its own, which `move_to_end` changes and PyDict_Next
-    // ignores
-    case ORDERED: {
-      if (PyDict_GET_SIZE(holder) != n) return false;
-      const Ref iterator(sure(PyObject_GetIter(holder)));
-      for (Py_ssize_t i = 0; i < n; ++i) {
-        const Ref key(PyIter_Next(iterator.get()));
-        PyObject* value = nullptr;
-        if (key.get() != nullptr) value = PyDict_GetItemWithError(holder, key.get());
-        if (PyErr_Occurred()) throw python_error();
-        if (key.get() != PyTuple_GET_ITEM(keys, i) || !expected.is(i, value)) return false;
-      }
-      return true;
-    }
-    case NO_ELEMENTS:  // a set
-      return PySet_GET_SIZE(holder) == 0;
     case CELL:
       return expected.is(0, PyCell_GET(holder));
     case AUTOGRAD_FIELDS:
@@ -110,7 +110,7 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
 }
 
 // The number of the first holder in `watched`, from `start` on, that doesn't hold what is expected;
-// -1 if all do. Each is (kind, holder, keys, values, size), as `reach._for_native` gives it.
+// -1 if all do. Each is (kind, holder, keys, values, size), as `WatchedObject.for_native` gives it.
 Py_ssize_t first_change(PyObject* watched, Py_ssize_t start = 0) {
   for (Py_ssize_t i = start; i < PyList_GET_SIZE(watched); ++i) {
     const Ref one = Ref::to(PyList_GET_ITEM(watched, i));

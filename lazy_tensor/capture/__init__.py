@@ -1,7 +1,8 @@
 """`replay`: repeated calls of a function run as a plan, without the function's Python.
 
-Read `replay` first, then `take` (records one call) and `captured_call` (runs such a call as its
-plan). `reach` and `mentions` find the Python objects that a function can see. `counts` recomputes
-the numbers that optimizers make from step counts and rates. `cuda_graph` makes a CUDA graph of a
-plan. `replay_module` applies all this to a module's forward and backward.
+Read `replay` first, then `take` (records one call), `outline` (what it did) and `captured_call`
+(runs such a call as its plan). `object_graph`, `watched_object` and `mentions` find and watch the
+Python objects that a function can see, `arguments` reads those that it is given. `counts`
+recomputes the numbers that optimizers make from step counts and rates. `cuda_graph` makes a CUDA
+graph of a plan. `replay_module` applies all this to a module's forward and backward.
 """

@@ -8,24 +8,24 @@ called by `replay`. This file decides once what each replay has to do, and handl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.counts import Recount
 from lazy_tensor.capture.cuda_graph import CudaGraph
-from lazy_tensor.capture.take import Left, Outline, Returned, Source, Take, concrete
+from lazy_tensor.capture.outline import Outline, Returned, Source
+from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
     ATOMS,
-    AUTOGRAD_FIELDS,
+    DICTS,
     MISSING,
     NUMBER,
     OPEN,
+    Obstacle,
     Place,
-    Unreachable,
     Watch,
     WatchedObject,
     is_same,
@@ -67,6 +67,21 @@ class Changed(Exception):
 
 # what C++ raises, and the markers and types that it compares with
 hits.use_replay(Changed, MISSING, OPEN, frozenset(ATOMS))
+
+
+class Way(NamedTuple):
+    """How C++ finds a tensor when a call begins: `kind` says what the other fields mean.
+
+    "object": `holder` itself. "argument": the argument `number`. "open": the tensor at open place
+    `number`. "item": dict `holder` under `key`. "gradient": that of `holder`, or of argument
+    `number` if that is not negative. "ask": what `holder` returns, called with the tensors among
+    the arguments.
+    """
+
+    kind: str
+    holder: Any = None
+    key: Any = None
+    number: int = -1
 
 
 class CapturedCall:
@@ -128,24 +143,26 @@ class CapturedCall:
         # C++ numbers these places so: first renewed ones, then those that were empty
         self._left = sorted(outline.left, key=lambda one: one.was_empty)
         self._n_renewed = sum(not one.was_empty for one in self._left)
-        # "shared" are results on the memory of leaves, which plain tensors have as well
+        # results on the memory of leaves, which plain tensors have as well
+        shared = [place for place, _ in plan.parts_of_leaves]
         fields = {
             "plan": plan,
             "scalars": scalars,
             "ask_numbers": self._numbers if self._recount.is_needed else None,
             "ask_reads": self._check_reads if take.reads else None,
-            "shared": [place for place, _ in plan.parts_of_leaves],
             "run_otherwise": self._run_otherwise,
             "runs_otherwise": cuda_graphs,
             "fail": self._fail,
             "account": self._account,
             "note_writes": watch.note_writes,
-            "share": memory_sharing.share,
+            "share": partial(_share, shared) if shared else None,
+            "put": self._put,
+            "targets": self._targets(),
+            "n_renewed": self._n_renewed,
         }
-        fields |= self._targets()
         fields |= self._what_must_stay(take, tensors)
         fields |= self._sources(take)
-        fields |= self._results(take, gives_plain=gives_plain)
+        fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
 
     def find(self, tensors: Tensors) -> Found:
@@ -155,7 +172,7 @@ class CapturedCall:
         """
         try:
             found: Found = self._native.find(tensors)
-        except (RuntimeError, Unreachable) as error:
+        except (RuntimeError, Obstacle) as error:
             raise Changed(f"a tensor can't be looked at any more: {error}") from None
         return found
 
@@ -168,38 +185,63 @@ class CapturedCall:
         self.n_runs += 1
         return self._native.run(found, tensors, profiling.is_looked_at())
 
+    # Places
+
+    def _value(self, place: Place) -> Any:
+        """What lay at a place when the call was captured; OPEN if the place is open."""
+        name, key = place
+        return self._holdings[name].values[key]
+
+    def _look_up(self, place: Place, tensors: Tensors) -> Any:
+        """What lies at a place: where C++ can't look, it asks for this."""
+        holding, holder = self._held(place[0], tensors)
+        assert holding.kind.get is not None, "a tensor or a number lies there"
+        return holding.kind.get(holder, holding.keys[place[1]])
+
+    def _put(self, i: int, tensor: torch.Tensor, tensors: Tensors) -> None:
+        """Put a new tensor at the `i`-th place in `_left`."""
+        name, key = self._left[i].place
+        holding, holder = self._held(name, tensors)
+        assert holding.kind.put is not None, "a take leaves nothing where nothing can be put"
+        holding.kind.put(holder, holding.keys[key], tensor)
+
+    def _held(self, name: str, tensors: Tensors) -> tuple[WatchedObject, Any]:
+        """A holding, and its holder in the call that has these tensors among its arguments."""
+        holding, argument = self._holdings[name], self._argument_of.get(name)
+        return holding, holding.holder if argument is None else tensors[argument]
+
+    def _way_to(self, place: Place) -> Way:
+        """How C++ finds what lies at a place."""
+        name, key = place
+        holding = self._holdings[name]
+        if holding.is_of_tensor and key == 0:
+            return Way("gradient", holding.holder, number=self._argument_of.get(name, -1))
+        if type(holding.holder) in DICTS:
+            return Way("item", holding.holder, holding.keys[key])
+        return Way("ask", partial(self._look_up, place))
+
     # Where results go
 
-    def _targets(self) -> dict[str, Any]:
-        """Where the plan's results go: "renewed" places hold a tensor, "filled" ones None.
+    def _targets(self) -> list[tuple[Any, ...]]:
+        """Where the plan's results go, for each place in `_left`.
 
         For each: (number of the result, layout of a sharded tensor, a template for the tensor, the
         tensor whose gradient is filled, whether a new tensor requires a gradient).
         """
-        renewed: list[tuple[Any, ...]] = []
-        filled: list[tuple[Any, ...]] = []
+        targets: list[tuple[Any, ...]] = []
         for one in self._left:
-            holding = self._holdings[one.holding]
-            tensor = holding.values[one.key]
+            name, _ = one.place
+            tensor, holding = self._value(one.place), self._holdings[name]
             layout = tensor_types.layout_of(tensor)
-            like, holder, requires_grad = None, None, False
+            like = None  # the new value of a tensor may have another storage offset
             if one.was_empty or layout is not None:
                 like = _lazy_like(wrapper_arguments(meta_of(tensor)), layout)
-            if not one.was_empty:
-                requires_grad = tensor.requires_grad and tensor.is_leaf
-            elif holding.is_of_tensor and one.holding not in self._argument_of:
-                holder = holding.holder  # C++ sets its gradient; other places go through `_put`
-            target = (self._slots.index(one.slot), layout, like, holder, requires_grad)
-            (filled if one.was_empty else renewed).append(target)
-        return {"renewed": renewed, "filled": filled, "put": self._put}
-
-    def _put(self, i: int, tensor: torch.Tensor, tensors: Tensors) -> None:
-        """Put a new tensor at the `i`-th place in `_left`."""
-        place = self._left[i]
-        holding, argument = self._holdings[place.holding], self._argument_of.get(place.holding)
-        assert holding.write is not None, "a take leaves nothing where nothing can be put"
-        holder = holding.holder if argument is None else tensors[argument]
-        holding.write(holder, holding.keys[place.key], tensor)
+            # C++ sets the gradient of a tensor; at other empty places `_put` does
+            is_gradient = one.was_empty and holding.is_of_tensor and name not in self._argument_of
+            holder = holding.holder if is_gradient else None
+            requires_grad = not one.was_empty and tensor.requires_grad and tensor.is_leaf
+            targets.append((self._slots.index(one.slot), layout, like, holder, requires_grad))
+        return targets
 
     # What must not have changed
 
@@ -210,42 +252,30 @@ class CapturedCall:
         "autograd_fields" are those that the other arguments must have. "watched" are tensors that
         must keep their metadata. "open" says how to find the tensors at open places.
         """
-        objects = [self._holdings[one.holding].values[one.key] for one in self._left]
-        left_objects = {id(tensor) for tensor in objects}
-        made = {
-            id(tensor) for one, tensor in zip(self._left, objects, strict=True) if one.was_empty
+        left = {id(self._value(one.place)): one.was_empty for one in self._left}
+        self._expect_what_a_call_finds()
+        self._places = {
+            place: one for place, one in take.places.items() if self._value(place) is not OPEN
         }
-        # the holdings show the end of the call: put in what a call finds when it begins. `Watch`
-        # copies these values, so this comes before it is made.
-        for one in self._left:
-            self._holdings[one.holding].expect(one.key, None if one.was_empty else OPEN)
-        self._numbers_at = [(self._holdings[name], key) for name, key in self._recount.places]
-        for holding, key in self._numbers_at:
-            holding.expect(key, NUMBER)
-        for holding in self._holdings.values():
-            if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
-                holding.expect(0, OPEN)
         fixed: list[WatchedObject] = []
         autograd_fields: list[tuple[int, tuple[Any, ...]]] = []
         for name, holding in self._holdings.items():
             if name in self._argument_of:
                 autograd_fields.append((self._argument_of[name], holding.values))
                 holding.holder = None  # the next call has another argument: this one may die
-            elif id(holding.holder) not in made:  # else it isn't there when a call begins
+            elif not left.get(id(holding.holder)):  # else it isn't there when a call begins
                 fixed.append(holding)
         self._fixed = Watch(fixed)
         of_tensors = [holding.holder for holding in fixed if holding.is_of_tensor]
-        watched = [tensor for tensor in of_tensors if id(tensor) not in left_objects]
+        watched = [tensor for tensor in of_tensors if id(tensor) not in left]
         # renewed places come first, as in `_left`; then gradients that the call doesn't replace
-        places = [_place(one) for one in self._left]
+        places = [one.place for one in self._left]
+        gradients = [(name, 0) for name, one in self._holdings.items() if one.is_of_tensor]
         open_places = places[: self._n_renewed]
         open_places += [
-            (name, 0)
-            for name, holding in self._holdings.items()
-            if holding.is_of_tensor and holding.values[0] is OPEN and (name, 0) not in places
+            place for place in gradients if self._value(place) is OPEN and place not in places
         ]
-        self._open_places = open_places
-        ways = [self._way_to(*place) for place in open_places]
+        self._at_open = {place: k for k, place in enumerate(open_places)}
         lasting = [self._look_up(place, tensors) for place in open_places]
         return {
             "pinned": [
@@ -254,14 +284,25 @@ class CapturedCall:
             "watched_ids": {id(tensor) for tensor in of_tensors},
             "instances": [(instance, type(instance)) for instance in take.after.instances],
             "watch_list": self._fixed.for_native,
-            "watch_asks_always": self._fixed.has_others,
+            "watch_asks_always": bool(self._fixed.others),
             "ask_watch": self._check_fixed,
             "autograd_fields": autograd_fields,
             "watched": watched,
             "watched_words": hits.loaded.argument_words(watched, True),
-            "open": ways,
+            "open": [self._way_to(place) for place in open_places],
             "open_words": hits.loaded.argument_words(lasting, False),
         }
+
+    def _expect_what_a_call_finds(self) -> None:
+        """Have the holdings, which show the end of the call, say what the next one begins with."""
+        for one in self._left:
+            name, key = one.place
+            self._holdings[name].expect(key, None if one.was_empty else OPEN)
+        for name, key in self._recount.places:
+            self._holdings[name].expect(key, NUMBER)
+        for holding in self._holdings.values():
+            if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
+                holding.expect(0, OPEN)
 
     def _check_fixed(self) -> None:
         """Changed if a holding has changed: C++ asks where it found a difference or can't read."""
@@ -271,7 +312,7 @@ class CapturedCall:
 
     def _numbers(self, leaves: Tensors) -> list[complex]:
         """The numbers that the plan gets for these leaves, as the optimizers would compute them."""
-        numbers = [holding.get(key) for holding, key in self._numbers_at]
+        numbers = [self._look_up(place, []) for place in self._recount.places]
         scalars = self._recount(leaves, numbers)
         if scalars is None:
             raise Changed("step counts that were equal are not, or numbers lead elsewhere")
@@ -289,102 +330,81 @@ class CapturedCall:
     def _sources(self, take: Take) -> dict[str, Any]:
         """How C++ finds the leaves, draws random numbers, and notes which tensors were written."""
         sources = take.outline.sources
-        at_open = {place: k for k, place in enumerate(self._open_places)}
-        ways = [self._way_to_leaf(i, source, take, at_open) for i, source in enumerate(sources)]
+        ways = [self._way_to_leaf(i, source, take) for i, source in enumerate(sources)]
         leaf_drawn = {source.name: i for i, source in enumerate(sources) if source.kind == "draw"}
         # draws and constants are left out: the program has no tensor on their memory. A write to a
         # view such as `.data` doesn't count for its tensor.
         written = [
-            (ways[i], take.n_writes.get(i, 1))
-            for i in take.written
+            (ways[i], n_writes)
+            for i, n_writes in take.written.items()
             if sources[i].view is None and sources[i].kind in ("argument", "place", "object")
         ]
         read = {source.name for source in sources if source.kind == "place"}
         # renewed tensors that the plan doesn't read give up their memory before it runs
-        places = [_place(one) for one in self._left[: self._n_renewed]]
+        renewed = [one.place for one in self._left[: self._n_renewed]]
         return {
             "leaves": ways,
             "leaf_words": take.metadata,
             "draws": [(leaf_drawn.get(i, -1), draw) for i, draw in enumerate(take.draws)],
             "written": written,
-            "unread": [i for i, place in enumerate(places) if place not in read],
+            "unread": [i for i, place in enumerate(renewed) if place not in read],
         }
 
-    def _way_to_leaf(
-        self, i: int, source: Source, take: Take, at_open: dict[tuple[str, int], int]
-    ) -> Place:
-        """How a replay finds leaf `i`. `at_open` has the numbers of open places."""
+    def _way_to_leaf(self, i: int, source: Source, take: Take) -> Way:
+        """How a replay finds leaf `i`."""
         if source.kind == "draw":
-            return Place("object")  # None, until C++ has drawn
+            return Way("object")  # None, until C++ has drawn
         if source.kind == "object":
-            return Place("object", source.name.tensor)
+            return Way("object", source.name.tensor)
         if source.kind == "constant":
             constant = take.constants[i]
             # what the plan writes must not show in the next run
             if i in take.written:
-                return Place("ask", lambda _: torch_private.copy_of(constant))
-            return Place("object", constant)
-        if source.is_copy:
-            return Place("ask", partial(_copied, self._get_of(source, take), source.view))
+                return Way("ask", lambda _: torch_private.copy_of(constant))
+            return Way("object", constant)
+        if source.is_copy or source.view is not None:
+            return Way("ask", partial(self._on_memory, source))
+        if source.kind == "argument":
+            return Way("argument", number=source.name)
+        if source.name in self._at_open:
+            return Way("open", number=self._at_open[source.name])
+        return Way("object", self._places[source.name])
+
+    def _on_memory(self, source: Source, tensors: Tensors) -> torch.Tensor:
+        """The leaf that is a view, or a copy, of a tensor; see `Source`."""
+        if source.kind == "argument":
+            tensor = tensors[source.name]
+        elif source.name in self._places:
+            tensor = self._places[source.name]
+        else:
+            tensor = self._look_up(source.name, tensors)
+        data = concrete(tensor)
+        assert data is not None, "what is pending was flushed"
         if source.view is not None:
-            return Place("ask", partial(_viewed, self._get_of(source, take), source.view))
-        if source.kind == "argument":
-            return Place("argument", number=source.name)
-        if source.name in at_open:
-            return Place("open", number=at_open[source.name])
-        name, key = source.name
-        if self._holdings[name].values[key] is OPEN:
-            return self._way_to(name, key)
-        return Place("object", take.places[source.name])
-
-    def _get_of(self, source: Source, take: Take) -> Callable[[Tensors], torch.Tensor]:
-        """A function that finds the tensor that a leaf is a view, or a copy, of."""
-        if source.kind == "argument":
-            return lambda tensors: tensors[source.name]
-        name, key = source.name
-        if self._holdings[name].values[key] is OPEN:
-            return partial(self._look_up, source.name)
-        found = take.places[source.name]
-        return lambda _: found
-
-    def _way_to(self, name: str, key: int) -> Place:
-        """How C++ finds what lies at a place."""
-        holding = self._holdings[name]
-        if holding.is_of_tensor and key == 0:
-            argument = self._argument_of.get(name, -1)
-            return Place("gradient", holding.holder, number=argument)
-        return holding.way_to(key) or Place("ask", partial(self._look_up, (name, key)))
-
-    def _look_up(self, place: tuple[str, int], tensors: Tensors) -> Any:
-        """What lies at a place: where C++ can't look, it asks for this."""
-        name, key = place
-        holding, argument = self._holdings[name], self._argument_of.get(name)
-        if argument is not None:
-            return getattr(tensors[argument], AUTOGRAD_FIELDS[key])
-        return (
-            getattr(holding.holder, AUTOGRAD_FIELDS[key])
-            if holding.is_of_tensor
-            else holding.get(key)
-        )
+            size, stride, moved = source.view
+            with torch_private.no_dispatch(), torch_private.below_autograd():
+                data = data.as_strided(size, stride, data.storage_offset() + moved)
+        # a copy, as the trace takes one, of memory that others may write
+        return input_snapshots.copied(data) if source.is_copy else data
 
     # What is returned
 
-    def _results(self, take: Take, *, gives_plain: bool) -> dict[str, Any]:
+    def _results(self, *, gives_plain: bool) -> dict[str, Any]:
         """How C++ makes what the call returns."""
         outline = self.outline
         # None: one leaf, True: a flat list, both made in C++; else pytree makes the structure
-        structure: Any = partial(_unflattened, outline.structure)
+        structure: Any = outline.structure.unflatten
         if outline.structure.is_leaf():
             structure = None
         elif torch_private.is_flat_list(outline.structure):
             structure = True
         return {
-            "given": [self._given(one, take, gives_plain) for one in outline.returned],
+            "given": [self._given(one, gives_plain) for one in outline.returned],
             "keeps_leaves": any(one.kind == "leaf" for one in outline.returned),
             "structure": structure,
         }
 
-    def _given(self, one: Returned, take: Take, gives_plain: bool) -> tuple[Any, ...]:
+    def _given(self, one: Returned, gives_plain: bool) -> tuple[Any, ...]:
         """(kind, number, object, finish): see `Given` in `dispatch/native/captured.h`."""
         if one.kind == "slot":
             assert one.meta is not None, "what makes a tensor has its metadata"
@@ -394,8 +414,6 @@ class CapturedCall:
                 is_left = any(left.slot == one.name for left in self._left)
                 return "plain", number, None, _shared if is_left else None
             return "lazy", number, _lazy_like(one.meta, one.layout), _FINISH[one.grad]
-        if one.kind == "argument":
-            return "place", 0, Place("argument", number=one.name), None
         if one.kind == "again":
             return "again", one.name, None, None
         if one.kind == "data":
@@ -404,12 +422,14 @@ class CapturedCall:
             return "ask", 0, lambda _: torch_private.copy_of(data), None
         if one.kind == "leaf":
             return "ask", 0, partial(_leaf, one), _FINISH[one.grad]
-        if one.kind in ("left", "place"):
-            name, key = one.name
-            if one.kind == "left" or self._holdings[name].values[key] is OPEN:
-                return "place", 0, self._way_to(name, key), None
-            return "object", 0, take.places[one.name], None
-        return "object", 0, one.name, None  # a constant
+        way = Way("object", one.name)  # of a constant
+        if one.kind == "argument":
+            way = Way("argument", number=one.name)
+        elif one.kind == "place" and one.name in self._places:
+            way = Way("object", self._places[one.name])
+        elif one.kind == "place":
+            way = self._way_to(one.name)
+        return "place", 0, way, None
 
     # What is rare
 
@@ -468,10 +488,6 @@ class CapturedCall:
         STATS.log.append(record)
 
 
-def _place(left: Left) -> tuple[str, int]:
-    return (left.holding, left.key)
-
-
 def _lazy_like(
     meta: Any, layout: tensor_types.Layout | None, data: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -484,39 +500,20 @@ def _lazy_like(
     return tensor_types.new_tensor(value, meta)
 
 
-def _viewed(
-    get: Callable[[Tensors], torch.Tensor], view: tuple[Any, ...], tensors: Tensors
-) -> torch.Tensor:
-    """The view of a tensor's memory that a leaf is; see `Source.view`."""
-    size, stride, moved = view
-    base = concrete(get(tensors))
-    assert base is not None, "what is pending was flushed"
-    with torch_private.no_dispatch(), torch_private.below_autograd():
-        return base.as_strided(size, stride, base.storage_offset() + moved)
-
-
-def _copied(
-    get: Callable[[Tensors], torch.Tensor], view: tuple[Any, ...] | None, tensors: Tensors
-) -> torch.Tensor:
-    """A copy, as the trace takes one, of memory that others may write; see `Source.is_copy`."""
-    tensor = concrete(get(tensors)) if view is None else _viewed(get, view, tensors)
-    assert tensor is not None, "what is pending was flushed"
-    return input_snapshots.copied(tensor)
-
-
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """A new tensor on the memory of a leaf, to be returned."""
     return _lazy_like(one.meta, one.layout, _shared(leaves[one.name].detach()))
+
+
+def _share(places: list[int], results: Tensors) -> None:
+    for i in places:
+        memory_sharing.share(results[i])
 
 
 def _shared(data: torch.Tensor) -> torch.Tensor:
     """The tensor, after noting that a plain tensor and a lazy one have its memory."""
     memory_sharing.share(data)
     return data
-
-
-def _unflattened(structure: Any, leaves: list[Any]) -> Any:
-    return pytree.tree_unflatten(leaves, structure)
 
 
 _FINISH: dict[str, Any] = {

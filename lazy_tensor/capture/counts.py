@@ -22,10 +22,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.capture.object_graph import ObjectGraph
-from lazy_tensor.capture.watched_object import (
-    is_atom,
-    is_same,
-)
+from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan import foreach
 from lazy_tensor.dispatch.record.inputs import slot_of
@@ -38,7 +35,7 @@ class Line(NamedTuple):
     """How one value is made from the values of other lines; `operands` are their numbers.
 
     "leaf", "scalar": the trace's, `what` is its number. "place": a number in an optimizer's group,
-    `what` is its holding and the number of the key there (see `reach`). "constant": `what` is its
+    `what` is its place in an `ObjectGraph`. "constant": `what` is its
     type and text. "op": an op's result, its last operands passed by `names`. "item": a tensor's
     value. "number": the result of Python's operator `what`. "branch": a comparison, with its
     `outcome`. "read": a number that was turned into something that no line follows.
@@ -53,8 +50,6 @@ class Line(NamedTuple):
 
 NUMBERS = frozenset({"place", "item", "number"})
 """Kinds of lines whose values an op may have got as a number."""
-
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +125,7 @@ class Counts:
                 for i, key in enumerate(() if name is None else picture.holdings[name].keys):
                     number = group.get(key)
                     if type(number) is float:
-                        line = self._noted(Line("place", (name, i)), number)
-                        group[key] = count = Count.of(self, number, line)
+                        group[key] = count = self._count(Line("place", (name, i)), number)
                         lent.append((group, key, number, count))
 
         def take_back(*_: Any) -> None:
@@ -165,7 +159,7 @@ class Counts:
         value = torch_private.values_of(self._values[line])
         if type(value) is not float:
             return None
-        return Count.of(self, value, self._noted(Line("item", None, (line,)), value))
+        return self._count(Line("item", None, (line,)), value)
 
     def computed(self, name: str, *arguments: Any) -> Any:
         """Apply Python's operator `name`, and note it. The result is a `Count` if it is a float."""
@@ -181,7 +175,7 @@ class Counts:
         if type(result) is bool:
             self._noted(Line("branch", name, operands, outcome=result), result)
             return result
-        return Count.of(self, result, self._noted(Line("number", name, operands), result))
+        return self._count(Line("number", name, operands), result)
 
     def read_as_it_is(self, line: int) -> None:
         """Note that a count was read in a way that no line follows: it must stay the same."""
@@ -196,6 +190,11 @@ class Counts:
             self._code.append(line)
             self._values.append(value)
         return number
+
+    def _count(self, line: Line, value: float) -> Count:
+        made = Count(value)
+        made.counts, made.line = self, self._noted(line, value)
+        return made
 
     def _constant(self, value: Any) -> int:
         return self._noted(Line("constant", (type(value), repr(value))), value)
@@ -310,12 +309,6 @@ class Count(float):
     __slots__ = ("counts", "line")
     counts: Counts
     line: int
-
-    @classmethod
-    def of(cls, counts: Counts, value: float, line: int) -> Count:
-        made = cls(value)
-        made.counts, made.line = counts, line
-        return made
 
     def __bool__(self) -> bool:
         return bool(self.counts.computed("truth", self))
@@ -450,7 +443,8 @@ class Recount:
         for place, number in zip(self._moving, numbers, strict=True):
             values[place] = number
         for place, members in self._alike.items():
-            if not _are_equal(leaves, members):
+            # 0-dim tensors of one dtype on the CPU
+            if not hits.loaded.are_equal(leaves, members):
                 return None
             values[place] = leaves[members[0]]
         try:
@@ -476,9 +470,3 @@ def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
     with torch_private.kernels_only():
         rounded = torch.tensor(numbers, dtype=torch.float64).to(constant.dtype)
         return bool(torch.isin(rounded.double(), constant.double()).any())
-
-
-def _are_equal(tensors: list[torch.Tensor], which: list[int]) -> bool:
-    """Whether the tensors with these numbers have one value. They are 0-dim, of one dtype, on the
-    CPU."""
-    return bool(hits.loaded.are_equal(tensors, which))

@@ -19,9 +19,6 @@ from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
 from lazy_tensor.dispatch.wording import op_name
 
 Tensors = Sequence[torch.Tensor]
-Capture = Callable[[Callable[[], Tensors]], tuple[Callable[[], object], Tensors]]
-"""Captures a function's kernels. It returns a function that runs them, and the results, which lie
-in the same memory after each run. Nothing has been computed when it returns."""
 
 RUNS_BEFORE = 3
 """Runs of a plan before it is captured: libraries initialize in the first ones."""
@@ -30,10 +27,16 @@ MOST_CAPTURES = 4
 address moves, or when a kernel changes its status."""
 UNSETTLED = frozenset({"queued", "compiling", "measuring"})
 """Statuses of fusions that will change soon: a graph captured now would be dropped."""
+DEVICE = "cuda"
+"""The type of the device that all tensors must be on. Tests capture on the CPU."""
 
 
 def capture_on_cuda(run: Callable[[], Tensors]) -> tuple[Callable[[], object], Tensors]:
-    """Capture a function's kernels in a `torch.cuda.CUDAGraph`: a `Capture`."""
+    """Capture a function's kernels in a `torch.cuda.CUDAGraph`.
+
+    Returns a function that runs them, and the results, which lie in the same memory after each run.
+    Nothing has been computed when it returns.
+    """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = run()
@@ -45,8 +48,7 @@ class CudaGraph:
 
     `written` are the numbers of the leaves that the plan writes. `refusal` says why it can't become
     a graph, "" if it can. A graph keeps the numbers that it was captured with, so with
-    `numbers_change` there is none. Tests pass another `device_type` and `capture`, to capture on
-    the CPU.
+    `numbers_change` there is none.
     """
 
     def __init__(
@@ -56,13 +58,10 @@ class CudaGraph:
         written: Collection[int],
         *,
         numbers_change: bool = False,
-        device_type: str = "cuda",
-        capture: Capture = capture_on_cuda,
     ) -> None:
         self._plan = plan
-        self._capture = capture
         self._written = written
-        self.refusal = _refusal(state.steps(), device_type)
+        self.refusal = _refusal(state.steps())
         if numbers_change and not self.refusal:
             self.refusal = "numbers that it gets change"
         self._before: list[int] = []  # the leaves' addresses in the last run
@@ -137,7 +136,7 @@ class CudaGraph:
                 )
                 self._inputs.append(buffer)
         try:
-            made = self._capture(lambda: self._planned(scalars))
+            made = capture_on_cuda(lambda: self._planned(scalars))
         except Exception as error:  # without a graph the plan runs as before
             self._forget()
             self.refusal = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
@@ -175,11 +174,11 @@ class CudaGraph:
         return found
 
 
-def _refusal(steps: list[Node | Leaf], device_type: str) -> str:
+def _refusal(steps: list[Node | Leaf]) -> str:
     """Why a trace can't be captured, as far as its steps show; "" if they show nothing."""
     for step in steps:
         specs = step.specs if isinstance(step, Node) else (step.spec,)
-        others = {spec.device.type for spec in specs if spec is not None} - {device_type}
+        others = {spec.device.type for spec in specs if spec is not None} - {DEVICE}
         if others:
             return f"a tensor is on {others.pop()}"
         if isinstance(step, Node) and step.facts.communicates:

@@ -1,7 +1,7 @@
 """The names that a function's code mentions: attributes, globals, modules that it imports.
 
 In: a code object. Out: its `Mentions`, with those of nested functions. Each code object is read
-once. `reach` asks for them, to follow only objects that the code can get at.
+once. `object_graph` asks for them, to follow only objects that the code can get at.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+ANY_NAME = "*"
+"""Among the names of code that may also get at attributes whose names don't occur in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mentions:
     """What a function's code mentions.
 
     `names` may be names of attributes; those in strings are included, as `getattr` takes strings.
-    `imports` are modules that it imports when it runs. `computes_names` says that it may also get
-    at attributes whose names don't occur in it.
+    `imports` are modules that it imports when it runs.
     """
 
     names: frozenset[str]
     imports: tuple[str, ...]
     globals: tuple[str, ...]
-    computes_names: bool
 
 
 @functools.lru_cache(1 << 14)
@@ -34,7 +35,6 @@ def mentions_of(code: types.CodeType) -> Mentions:
     names: set[str] = set()
     imports: list[str] = []
     used: dict[str, None] = {}
-    computes_names = False
     for part in _codes(code):
         names.update(part.co_names)
         # a class pattern has the names of its attributes in a tuple
@@ -43,14 +43,15 @@ def mentions_of(code: types.CodeType) -> Mentions:
             # `attrgetter` takes a path: names with dots between them
             paths = [one.split(".") for one in several if isinstance(one, str)]
             names.update(name for path in paths for name in path if name.isidentifier())
-        computes_names |= not _ALL_ATTRIBUTES.isdisjoint(part.co_names) or _computes_names(part)
+        if not _ALL_ATTRIBUTES.isdisjoint(part.co_names) or _computes_names(part):
+            names.add(ANY_NAME)
         for instruction in dis.get_instructions(part):
             name, argument = instruction.opname, instruction.argval
             if name == "IMPORT_NAME":
                 imports.append(argument)
             elif name in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
                 used[argument] = None
-    return Mentions(frozenset(names), tuple(imports), tuple(used), computes_names)
+    return Mentions(frozenset(names), tuple(imports), tuple(used))
 
 
 def _computes_names(code: types.CodeType) -> bool:

@@ -2,37 +2,34 @@
 
 In: a function and its calls. Out: the results that recording each call would give. Calls are
 recorded (`take`) until one does the same as an earlier one. From then on the plan of that call runs
-(`captured_call`), as long as nothing that the function can see has changed (`reach`).
+(`captured_call`), as long as nothing that the function can see has changed (`object_graph`).
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import inspect
 import math
-import operator
 import random
 import re
 import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 
+from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.captured_call import CapturedCall, Changed
 from lazy_tensor.capture.cuda_graph import CudaGraph
-from lazy_tensor.capture.object_graph import slots_of
-from lazy_tensor.capture.take import Outline, Take, described, take
-from lazy_tensor.capture.watched_object import (
-    is_atom,
-)
+from lazy_tensor.capture.outline import Outline
+from lazy_tensor.capture.take import Take, take
+from lazy_tensor.capture.watched_object import is_atom
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
@@ -43,12 +40,7 @@ from lazy_tensor.dispatch.user_frame import warn_user
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.extension import program
-from lazy_tensor.mode import (
-    RecordingMode,
-    lazy_mode,
-    listening_mode,
-    reject_generators,
-)
+from lazy_tensor.mode import RecordingMode, lazy_mode, listening_mode, reject_generators
 from lazy_tensor.tensor import flush_here
 
 P = ParamSpec("P")
@@ -75,80 +67,6 @@ several replays."""
 _random = random.Random()
 
 
-class Arguments:
-    """The arguments of one call, read once.
-
-    `key` is equal for calls that may run the same plan. It holds the metadata of tensors (see
-    `described`), the values of numbers and strings, and the ids of other objects. `tensors` are all
-    tensors, in the order found. `objects` are pairs of a label and an object that the call can look
-    into: the roots of an `ObjectGraph`.
-    """
-
-    __slots__ = ("_inside", "key", "objects", "tensors")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self.objects: list[tuple[str, Any]] = []
-        self._inside: set[int] = set()  # ids of containers being read: one may contain itself
-        parts: list[Any] = []
-        native = hits.loaded
-        native.read_arguments(args, kwargs, parts, self.tensors, self._read_other)
-        self.key = (tuple(parts), described(self.tensors))
-
-    def are_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the arguments still hold the same objects; tensors may have other values."""
-        # equal keys mean equally many tensors, so `map` leaves none out
-        now = Arguments(args, kwargs)
-        mine, theirs = self.tensors, now.tensors
-        return self.key[0] == now.key[0] and all(map(operator.is_, mine, theirs))
-
-    def _read(self, label: str, value: Any, parts: list[Any]) -> None:
-        hits.loaded.read_argument(label, value, parts, self.tensors, self._read_other)
-
-    def _read_other(self, label: str, value: Any, parts: list[Any]) -> None:
-        """Read a value that C++ passes back: of a subclass, a dataclass or any other class, or a
-        tensor with attributes."""
-        parts.append(type(value))
-        if isinstance(value, torch.Tensor):
-            self.tensors.append(value)
-            self._read_attributes(label, value, parts)
-            return
-        # the class is a root too: the function may call its methods, which can see more
-        self.objects.append((label, type(value)))
-        if isinstance(value, (list, tuple)):
-            self._read_items(label, value, enumerate(value), parts)
-        elif isinstance(value, Mapping):
-            # keys with their types, because 1, 1.0 and True are equal
-            parts.append(tuple([(type(name), name) for name in value]))
-            self._read_items(label, value, value.items(), parts)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            self._read_items(label, value, (), parts)
-        else:
-            parts.append(id(value))
-            self.objects.append((label, value))
-
-    def _read_items(
-        self, label: str, value: Any, items: Iterable[tuple[Any, Any]], parts: list[Any]
-    ) -> None:
-        """Read a container's items, then its attributes."""
-        if id(value) in self._inside:
-            parts.append("again")
-            return
-        self._inside.add(id(value))
-        for name, item in items:
-            self._read(f"{label}[{name!r}]", item, parts)
-        parts.append("end")
-        self._read_attributes(label, value, parts)
-        self._inside.discard(id(value))
-
-    def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
-        slots = [name for name in slots_of(type(value)) if hasattr(value, name)]
-        in_slots = {name: getattr(value, name) for name in slots}
-        for name, item in (in_slots | getattr(value, "__dict__", {})).items():
-            parts.append(name)
-            self._read(f"{label}.{name}", item, parts)
-
-
 class _Here(threading.local):
     is_recording = False
     """Whether this thread records a call for some replay."""
@@ -165,15 +83,6 @@ def recording() -> Iterator[None]:
         yield
     finally:
         _here.is_recording = was_recording
-
-
-def _watched(*, saves: bool) -> str | None:
-    """As `torch_private.is_watched`, with a quick answer from C++ where nothing watches."""
-    # C++ doesn't look for forward-mode differentiation
-    is_unwatched = hits.loaded is not None and hits.loaded.is_unwatched(saves)
-    if is_unwatched and not torch_private.is_forward_differentiated():
-        return None
-    return torch_private.is_watched(RecordingMode, saves=saves)
 
 
 class _Signature:
@@ -204,6 +113,11 @@ class ReplayOptions(Options, total=False):
     warmup: int
     check_every: int
     cuda_graphs: bool
+
+
+Outcome = tuple[Any, CapturedCall | None, _Signature | None, bool]
+"""What a call gave; the captured call that was replayed, or could have been when the call was
+recorded; what is known of calls with the same signature; whether the call was replayed."""
 
 
 class Replay(Generic[P, R]):
@@ -251,17 +165,17 @@ class Replay(Generic[P, R]):
         self._check_every = check_every
         self._cuda_graphs = cuda_graphs
         self._is_part = is_part  # whether it runs a module's forward or backward
-        # asked before a replay: True has the call recorded, for `replay_module`'s backward to learn
-        self.must_record: Callable[[CapturedCall], bool] = lambda _: False
-        self.checks_next = False  # whether the next call is recorded and compared, not replayed
         self._cuda_graph: CudaGraph | None = None  # of the call captured last, for `summary()`
         self._options = options
+        # for a copy or a pickle, which begins without captured calls
+        own = (state, warmup, check_every, cuda_graphs)
+        self._made_with = {**dict(zip(OWN_OPTIONS, own, strict=True)), **options}
         self._lock = threading.RLock()
-        # of this thread: `is_inside`, and of its last call `ran`, `has_replayed` and `known`
-        self._here = threading.local()
+        self._here = threading.local()  # `is_inside`
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
         # key and signature of the last replayed call: a steady loop needs no look in the cache
         self._latest: tuple[Any, _Signature | None] = (None, None)
+        self._names: set[str] = set()  # that the function's code mentions, as far as is known
         self._told: set[str] = set()  # kinds of obstacles that the user was warned of
         self.n_signatures = 0
         self.period = STATS.period  # at the last call: reports leave out replays of earlier periods
@@ -280,13 +194,28 @@ class Replay(Generic[P, R]):
         return self._function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.call(args, kwargs)[0]
+        return result
+
+    def call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        must_record: Callable[[CapturedCall], bool] = lambda _: False,
+        checks: bool = False,
+    ) -> Outcome:
+        """Call the function, and say how that was done.
+
+        If `must_record` says so of the captured call that fits, the call is recorded all the same.
+        If it `checks`, the call is recorded, and compared with the captured one.
+        """
         if _here.is_recording or getattr(self._here, "is_inside", False):
             # part of a call that is recorded, or a recursive call
-            return self._function(*args, **kwargs)
+            return self._function(*args, **kwargs), None, None, False
         self._here.is_inside = True
         try:
-            result: R = self._call(args, kwargs)
-            return result
+            return self._call(args, kwargs, must_record, checks)
         finally:
             self._here.is_inside = False
 
@@ -295,25 +224,15 @@ class Replay(Generic[P, R]):
         mode sees its ops."""
         if _here.is_recording or torch_private.is_traced():
             return True
-        watched = _watched(saves=not self._is_part)
+        saves = not self._is_part
+        # a quick answer from C++, which doesn't look for forward-mode differentiation
+        is_unwatched = hits.loaded is not None and hits.loaded.is_unwatched(saves)
+        if is_unwatched and not torch_private.is_forward_differentiated():
+            return False
+        watched = torch_private.is_watched(RecordingMode, saves=saves)
         if watched is not None:
             self._note_obstacle(watched)
         return watched is not None
-
-    def ran(self) -> CapturedCall | None:
-        """The captured call of this thread's last call: it was replayed, or it was recorded though
-        it could have been."""
-        found: CapturedCall | None = getattr(self._here, "ran", None)
-        return found
-
-    def has_replayed(self) -> bool:
-        """Whether this thread's last call was replayed."""
-        return bool(getattr(self._here, "has_replayed", False))
-
-    def is_captured(self) -> bool:
-        """Whether calls with the signature of this thread's last call can be replayed."""
-        known: _Signature | None = getattr(self._here, "known", None)
-        return known is not None and bool(known.captured)
 
     def captured(self) -> list[CapturedCall]:
         """The calls that can be replayed, of all signatures."""
@@ -330,21 +249,29 @@ class Replay(Generic[P, R]):
             self._signatures.clear()
             self._latest = (None, None)
 
-    def recorded(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call and learn nothing from it."""
-        result: R = self._recorded(args, kwargs)
+        start = perf_counter()
+        with recording():
+            result = self._in_mode(*args, **kwargs)
+        self._account_recorded(start)
         return result
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        must_record: Callable[[CapturedCall], bool],
+        checks: bool,
+    ) -> Outcome:
         start = perf_counter()
         self.period = STATS.period
-        self._here.ran, self._here.has_replayed = None, False
         # a take begins with an empty trace, and a plan reads tensors that have their data
         flush_here("replay", quiet=True)
         if not self._is_part and self.is_seen_by_others():
-            return self._function(*args, **kwargs)
+            return self._function(*args, **kwargs), None, None, False
         if not self.may_plan():
-            return self._recorded(args, kwargs)
+            return self.recorded(args, kwargs), None, None, False
         arguments = Arguments(args, kwargs)
         # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
         environment = (
@@ -361,7 +288,7 @@ class Replay(Generic[P, R]):
             if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
                 self._compare_arguments(args, kwargs)
         taught = verified = None
-        changed, self._here.known = "", known
+        changed = ""
         # held until the plan has run: another thread's replay could change what `find` has checked.
         # Not while the function's Python runs, which may wait for a thread that calls this replay.
         with self._lock:
@@ -371,12 +298,12 @@ class Replay(Generic[P, R]):
                 except Changed as reason:
                     self.obstacle = changed = str(reason)
                     continue  # another captured call of this signature may fit
-                if self.must_record(captured):
+                if must_record(captured):
                     self.obstacle = ""
                     taught = captured
                     break
                 is_due = self._check_every and captured.n_runs >= captured.next_check
-                if is_due or self.checks_next:
+                if is_due or checks:
                     # it leaves the list until the check has found no difference
                     known.captured.remove(captured)
                     verified = captured
@@ -385,22 +312,19 @@ class Replay(Generic[P, R]):
                 self._latest = key, known
                 result = captured.run(found, arguments.tensors)
                 self._account(start)
-                self._here.ran, self._here.has_replayed = captured, True
-                return result
+                return result, captured, known, True
         if taught is not None:
-            result = self._recorded(args, kwargs)
-            self._here.ran = taught
-            return result
+            return self.recorded(args, kwargs), taught, known, False
         if verified is not None:
-            return self._verified(known, verified, arguments, args, kwargs)
+            return self._verified(known, verified, arguments)
         if known.n_calls < self._warmup or known.wait > 0:
             known.n_calls += 1
             known.wait -= known.wait > 0
-            return self._recorded(args, kwargs)
-        result, taken = self._taken(arguments, args, kwargs)
+            return self.recorded(args, kwargs), None, known, False
+        result, taken = self._taken(arguments)
         with self._lock:
             self._learn(known, taken, arguments, changed)
-        return result
+        return result, None, known, False
 
     def _compare_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Warn which arguments differ from the last call's, where no signature repeats."""
@@ -422,13 +346,6 @@ class Replay(Generic[P, R]):
             "; ".join(told) or "grad mode, autocast or options are others", tells=True
         )
 
-    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        start = perf_counter()
-        with recording():
-            result = self._in_mode(*args, **kwargs)
-        self._account_recorded(start)
-        return result
-
     def may_plan(self) -> bool:
         """Whether plans can be made and run; if not, ask for the C++ that runs them."""
         if program.are_there() and hits.loaded is not None:
@@ -441,39 +358,23 @@ class Replay(Generic[P, R]):
         self._note_obstacle(f"the C++ that runs plans: {extension.status}", tells=not is_coming)
         return False
 
-    def _taken(
-        self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Take | str]:
+    def _taken(self, arguments: Arguments) -> tuple[Any, Take | str]:
         """Record a call with a tape on: its result, and its take or the obstacle to one."""
+        root = ("state", self._state)
         if self._state is None:
             root = getattr(self._function, "__name__", ""), self._function
-        else:
-            root = "state", self._state
-        roots = [root, *arguments.objects]
         start = perf_counter()
         # `listening_mode`, as `lazy_mode` may bypass the block, which leaves nothing in the trace
         with recording(), listening_mode(**self._options):
             taken = take(
-                self._function, args, kwargs, arguments.tensors, roots,
-                lambda: arguments.are_unchanged(args, kwargs),
+                self._function, arguments, root, self._names,
                 follows_code=self._state is None, may_have_graphs=self._is_part,
             )  # fmt: skip
         self._account_recorded(start)
         return taken
 
-    def _captured(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
-        name = f"replay({self._name})"
-        with lazy_mode(**self._options):  # a plan depends on the options in force
-            captured = CapturedCall(
-                taken, before, arguments.tensors, name,
-                cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
-            )  # fmt: skip
-        captured.next_check = self._next_check(0)
-        self._cuda_graph = captured.cuda_graph
-        return captured
-
     def _learn(
-        self, known: _Signature, taken: Take | str, arguments: Arguments, changed: str = ""
+        self, known: _Signature, taken: Take | str, arguments: Arguments, changed: str
     ) -> None:
         """Capture the call if it did the same as an earlier take; else note what differs. `changed`
         says why the calls captured before could not be replayed, "" if there were none."""
@@ -501,17 +402,21 @@ class Replay(Generic[P, R]):
         known.postpone()
         self._note_obstacle(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
 
-    def _verified(
-        self,
-        known: _Signature,
-        captured: CapturedCall,
-        arguments: Arguments,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _captured(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
+        name = f"replay({self._name})"
+        with lazy_mode(**self._options):  # a plan depends on the options in force
+            captured = CapturedCall(
+                taken, before, arguments.tensors, name,
+                cuda_graphs=self._cuda_graphs, gives_plain=self._is_part,
+            )  # fmt: skip
+        captured.next_check = self._next_check(0)
+        self._cuda_graph = captured.cuda_graph
+        return captured
+
+    def _verified(self, known: _Signature, captured: CapturedCall, arguments: Arguments) -> Outcome:
         """Record a call that could be replayed; RuntimeError if it did something else."""
         try:
-            result, taken = self._taken(arguments, args, kwargs)
+            result, taken = self._taken(arguments)
         except BaseException:
             # the user's exception says nothing of the plan
             with self._lock:
@@ -520,7 +425,7 @@ class Replay(Generic[P, R]):
         if isinstance(taken, str):
             # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
             self._note_obstacle(taken)
-            return result
+            return result, None, known, False
         found = taken.outline.difference(captured.outline)
         if found is not None:
             # replays of such calls were wrong: the next capture needs two new takes that agree
@@ -534,8 +439,7 @@ class Replay(Generic[P, R]):
             captured.n_runs += 1
             captured.next_check = self._next_check(captured.n_runs)
             known.captured.insert(0, captured)
-        self._here.ran = captured
-        return result
+        return result, captured, known, False
 
     def _next_check(self, n_runs: int) -> int:
         """How many replays must be done before the next check, after `n_runs` of them.
@@ -570,11 +474,12 @@ class Replay(Generic[P, R]):
 
     def _parameter(self, found: re.Match[str]) -> str:
         """The name of the function's parameter with that number; the text itself if it has none."""
-        with suppress(TypeError, ValueError):  # functions in C may have no signature
+        # functions in C may have no signature
+        with suppress(TypeError, ValueError, IndexError):
             parameters = list(inspect.signature(self._function).parameters.values())
-            parameter = parameters[int(found[1]) - 1 :][:1]
-            if parameter and parameter[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                return parameter[0].name
+            parameter = parameters[int(found[1]) - 1]
+            if parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                return parameter.name
         return found[0]
 
     def summary(self) -> str:
@@ -606,17 +511,6 @@ class Replay(Generic[P, R]):
     def __reduce__(self) -> Any:
         return functools.partial(replay, **self._made_with), (self._function,)
 
-    @property
-    def _made_with(self) -> dict[str, Any]:
-        """The options for a copy or a pickle, which begins without captured calls."""
-        return {
-            "state": self._state,
-            "warmup": self._warmup,
-            "check_every": self._check_every,
-            "cuda_graphs": self._cuda_graphs,
-            **self._options,
-        }
-
 
 REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
 """All replays that are alive, for `explain()`."""
@@ -624,10 +518,8 @@ REPLAYS: weakref.WeakSet[Replay[Any, Any]] = weakref.WeakSet()
 
 def _remedy(obstacle: str) -> str:
     """Advice to append to an obstacle; "" if there is none."""
-    for part, words in _REMEDIES.items():
-        if part in obstacle:
-            return f"; {words}"
-    return ""
+    found = (f"; {words}" for part, words in _REMEDIES.items() if part in obstacle)
+    return next(found, "")
 
 
 # Advice, by a part of the obstacle's text. The first part that occurs in it counts, so a special

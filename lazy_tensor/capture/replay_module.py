@@ -15,8 +15,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,11 +24,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.captured_call import CapturedCall
+from lazy_tensor.capture.outline import Constant
 from lazy_tensor.capture.replay import Replay, recording
-from lazy_tensor.capture.take import Constant
-from lazy_tensor.capture.watched_object import (
-    is_atom,
-)
+from lazy_tensor.capture.take import is_strided
+from lazy_tensor.capture.watched_object import is_atom
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape
@@ -262,16 +261,13 @@ class _Form(Constant):
 
     spec: Any
     objects: tuple[tuple[int, type[Any], tuple[str, ...], _Form], ...]
-    n_leaves: int
-    """The leaves of the containers."""
 
 
 def _flattened(result: Any) -> tuple[list[Any], _Form]:
     """The leaves of what a module returned, those in objects too, and their form."""
     leaves, spec = pytree.tree_flatten(result)
-    n_leaves = len(leaves)
     objects: list[tuple[int, type[Any], tuple[str, ...], _Form]] = []
-    for i in range(n_leaves):
+    for i in range(spec.num_leaves):
         one = leaves[i]
         if not _is_taken_apart(one):
             continue
@@ -280,7 +276,7 @@ def _flattened(result: Any) -> tuple[list[Any], _Form]:
             leaves[i] = None
             leaves += inner
             objects.append((i, type(one), tuple(vars(one)), form))
-    return leaves, _Form(spec, tuple(objects), n_leaves)
+    return leaves, _Form(spec, tuple(objects))
 
 
 def _is_taken_apart(one: Any) -> bool:
@@ -295,18 +291,19 @@ def _made_of(leaves: list[Any], form: _Form) -> Any:
     """What a module returned, from its leaves: undoes `_flattened`."""
     if form.spec.is_leaf() and not form.objects:
         return leaves[0]
-    found, left = leaves[: form.n_leaves], leaves[form.n_leaves :]
+    n = form.spec.num_leaves
+    found, left = leaves[:n], leaves[n:]
     for i, kind, names, inner in form.objects:
         n = _n_leaves(inner)
         found[i] = made = object.__new__(kind)
         vars(made).update(zip(names, _made_of(left[:n], inner), strict=True))
         left = left[n:]
-    return pytree.tree_unflatten(found, form.spec)
+    return form.spec.unflatten(found)
 
 
 def _n_leaves(form: _Form) -> int:
     """All leaves of a form, those in objects too."""
-    return form.n_leaves + sum(_n_leaves(inner) for *_, inner in form.objects)
+    return int(form.spec.num_leaves) + sum(_n_leaves(inner) for *_, inner in form.objects)
 
 
 class ReplayedModule:
@@ -315,10 +312,9 @@ class ReplayedModule:
     is_replay = True  # for `unwrap`
 
     def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
-        self._options = options
+        self.options = options
         self._name = type(module).__name__
         self.forward = Replay(_Forward(self._name), is_part=True, **options)
-        self.forward.must_record = self._teaches
         self.backward = self.new_backward()  # for calls of which no forward is captured
         self._module = weakref.ref(module)  # the module has this object as an attribute
         self._n_eager = 0  # calls still to run as in eager
@@ -330,7 +326,7 @@ class ReplayedModule:
         It needs no warmup, as that call has repeated, and no checks of its own: it is checked
         whenever forward is.
         """
-        options = {**self._options, "warmup": 0, "check_every": 0}
+        options = {**self.options, "warmup": 0, "check_every": 0}
         return Replay(_Backward(f"{self._name}, backward"), is_part=True, **options)
 
     def _teaches(self, captured: CapturedCall) -> bool:
@@ -349,9 +345,9 @@ class ReplayedModule:
         # for `_made_again`, should the forward have to run once more
         states = torch_private.generator_states() if torch.is_grad_enabled() else ()
         call = (module, args, kwargs)
-        found = self.forward(*call)
+        found, captured, _, is_replayed = self.forward.call(call, {}, must_record=self._teaches)
         graph, _here.made = _here.made, None
-        self._n_in_vain = 0 if self.forward.has_replayed() else self._n_in_vain + 1
+        self._n_in_vain = 0 if is_replayed else self._n_in_vain + 1
         n_outputs, bits, form, n_saved, reached, n_parameters = found[:N_HEADER]
         at = N_HEADER + n_outputs
         outputs = list(map(_plain, found[N_HEADER:at]))
@@ -364,10 +360,10 @@ class ReplayedModule:
             inputs = _differentiated(args, kwargs)
             wanted = [one for i, one in enumerate(inputs) if reached >> i & 1]
             wanted += found[at : at + n_parameters]
-            run = _Run(self, call, states, graph, self.forward.ran(), wanted)
+            run = _Run(self, call, states, graph, captured, wanted)
             seen = [*_tensors_in(args, kwargs), *outputs, *found[at:]]
             # kept by the node only for autograd to raise if one was written before backward
-            saved_too = [seen[i] for i in self._whose_memory_is_saved(saved, seen)]
+            saved_too = [seen[i] for i in _whose_memory_is_saved(captured, saved, seen)]
             given = hits.loaded.joined(
                 run.backward, saved + saved_too, len(saved), [outputs[i] for i in places], wanted
             )
@@ -376,28 +372,6 @@ class ReplayedModule:
         for i, output in zip(places, given, strict=True):
             outputs[i] = output
         return _made_of(outputs, form)
-
-    def _whose_memory_is_saved(self, saved: Tensors, seen: Tensors) -> list[int]:
-        """The numbers of the tensors in `seen` that have the memory of a saved tensor.
-
-        A write to one of them before backward is an error, as in eager. A saved tensor may be a new
-        one on that memory, for which autograd doesn't count the write.
-        """
-        captured = self.forward.ran()
-        if captured is not None and captured.shared is not None:
-            return captured.shared
-        storages = {torch_private.storage_id(_plain(one)) for one in saved if _is_strided(one)}
-        found = [
-            i
-            for i, one in enumerate(seen)
-            if isinstance(one, torch.Tensor)
-            and _is_strided(one)
-            and not one.is_inference()
-            and torch_private.storage_id(_plain(one)) in storages
-        ]
-        if captured is not None:
-            captured.shared = found
-        return found
 
     def _runs_eagerly(self) -> bool:
         """Whether this call runs as in eager, since recording led to no replay, or there can't be
@@ -417,16 +391,37 @@ class ReplayedModule:
                 self.go_eager()
         return self._n_eager > 0
 
-    def may_run_kernels(self) -> bool:
-        """Whether results may differ by rounding from those of single ops."""
-        return bool(self._options.get("compile", settings.current().compile) != "off")
-
     def go_eager(self) -> None:
         """Run the next `EAGER_CALLS` as in eager, and forget what was learnt."""
         self._n_eager, self._n_in_vain = EAGER_CALLS, 0
         self.forward.forget()
 
 
+def _whose_memory_is_saved(
+    captured: CapturedCall | None, saved: Tensors, seen: Sequence[Any]
+) -> list[int]:
+    """The numbers of the tensors in `seen` that have the memory of a saved tensor.
+
+    A write to one of them before backward is an error, as in eager. A saved tensor may be a new
+    one on that memory, for which autograd doesn't count the write.
+    """
+    if captured is not None and captured.shared is not None:
+        return captured.shared
+    storages = {torch_private.storage_id(one) for one in saved if is_strided(one)}
+    found = [
+        i
+        for i, one in enumerate(seen)
+        if isinstance(one, torch.Tensor)
+        and is_strided(one)
+        and not one.is_inference()
+        and torch_private.storage_id(_plain(one)) in storages
+    ]
+    if captured is not None:
+        captured.shared = found
+    return found
+
+
+@dataclass(slots=True, eq=False)
 class _Run:
     """One forward, with what its backward needs; the autograd node calls `backward`.
 
@@ -435,24 +430,13 @@ class _Run:
     are the tensors whose gradients are computed.
     """
 
-    __slots__ = ("_autocast", "_call", "_graph", "_module", "_captured", "_states", "_wanted")
-
-    def __init__(
-        self,
-        module: ReplayedModule,
-        call: tuple[Any, ...],
-        states: tuple[Any, ...],
-        graph: Graph | None,
-        captured: CapturedCall | None,
-        wanted: Tensors,
-    ) -> None:
-        self._module = module
-        self._call = call
-        self._states = states
-        self._graph = graph
-        self._captured = captured
-        self._wanted = wanted
-        self._autocast = torch_private.autocast_state()
+    module: ReplayedModule
+    call: tuple[Any, ...]
+    states: tuple[Any, ...]
+    graph: Graph | None
+    captured: CapturedCall | None
+    wanted: Tensors
+    autocast: Any = field(default_factory=torch_private.autocast_state)
 
     def backward(self, saved: Tensors, given: Gradients) -> Gradients:
         """The gradients wanted, from the saved tensors and the gradients of the outputs."""
@@ -462,57 +446,64 @@ class _Run:
 
     def _gradients(self, saved: Tensors, given: Gradients) -> Gradients:
         """The gradients without a graph, by a plan where there is one."""
-        captured = self._captured
+        captured, module = self.captured, self.module
+        arguments = (saved, given)
         if captured is None:
-            return list(map(_plain, self._by(self._module.backward.recorded, saved, given)))
+            return list(map(_plain, self._by(module.backward.recorded, arguments, {})))
         if captured.companion is None:
-            captured.companion = self._module.new_backward()
-        backward = captured.companion
-        # a recorded forward has a graph, so backward can be recorded and compared with its plan
-        backward.checks_next = self._graph is not None
+            captured.companion = module.new_backward()
+        backward: Replay[Any, Any] = captured.companion
         try:
-            found = self._by(backward, saved, given)
+            # a recorded forward has a graph: backward can be recorded, and compared with its plan
+            found, _, known, _ = self._by(
+                backward.call, arguments, {}, checks=self.graph is not None
+            )
         except _NeedsGraph:
             # outputs were used that were not used before, say: learn this backward from the next
             # forwards, and run this forward again for its graph
             captured.n_to_teach = TAUGHT_AFTER
-            self._graph = self._made_again(saved)
-            found = self._by(backward, saved, given)
-        finally:
-            backward.checks_next = False
-        if backward.is_captured():
+            self.graph = self._made_again(saved)
+            found, _, known, _ = self._by(backward.call, arguments, {})
+        if known is not None and known.captured:
             captured.n_to_teach = 0
         elif backward.n_replayed == 0 and backward.n_recorded >= RECORDED_BEFORE_EAGER:
-            self._module.go_eager()
+            module.go_eager()
         return list(map(_plain, found))
 
-    def _by(
-        self, backward: Callable[..., Gradients], saved: Tensors, given: Gradients
-    ) -> Gradients:
-        """Call `backward` with this forward's graph for `_Backward` to use."""
-        used_before, _here.used = _here.used, self._graph
+    def _by(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a `Replay` of `_Backward`, with this forward's graph for it to use."""
+        used_before, _here.used = _here.used, self.graph
         try:
-            return backward(saved, given)
+            return call(*args, **kwargs)
         finally:
             _here.used = used_before
 
     def _made_again(self, saved: Tensors) -> Graph:
-        """The graph of a forward that was replayed, by running it again.
+        """The graph of a forward that was replayed, by running it again. Generators and the
+        module's attributes stay as they are.
 
         RuntimeError unless the same values are saved, up to rounding if the replay may have run
         kernels.
         """
-        with self._as_then():
-            found = _Forward("")(*self._call)
+        module = self.call[0]
+        with (
+            torch_private.attributes_kept(module),
+            torch_private.generators_at(self.states),
+            torch_private.autocast_as(self.autocast),
+            recording(),
+            torch.enable_grad(),
+        ):
+            found = _Forward("")(*self.call)
         graph, _here.made = _here.made, None
         n_outputs, n_saved = found[0], found[3]
         again = found[N_HEADER + n_outputs : N_HEADER + n_outputs + n_saved]
-        rounds = self._module.may_run_kernels()
+        # results of kernels may differ by rounding from those of single ops
+        rounds = self.module.options.get("compile", settings.current().compile) != "off"
         if graph is None or graph.flaw or not _are_equal(again, saved, rounds=rounds):
             raise RuntimeError(
-                f"backward of a replayed {type(self._call[0]).__name__} has to be recorded, and "
-                "its forward does something else when it runs again; run backward before what "
-                "forward reads changes, or call the module without replay"
+                f"backward of a replayed {type(module).__name__} has to be recorded, and its "
+                "forward does something else when it runs again; run backward before what forward "
+                "reads changes, or call the module without replay"
             )
         return graph
 
@@ -524,44 +515,27 @@ class _Run:
         again = self._made_again(saved).outputs
         pairs = [pair for pair in zip(again, given, strict=True) if pair[1] is not None]
         gradients = torch.autograd.grad(
-            [output for output, _ in pairs], self._wanted, [gradient for _, gradient in pairs],
+            [output for output, _ in pairs], self.wanted, [gradient for _, gradient in pairs],
             allow_unused=True, create_graph=True,
         )  # fmt: skip
         return list(gradients)
 
-    @contextmanager
-    def _as_then(self) -> Iterator[None]:
-        """Inside, the module can be called again, with the generators and autocast of the forward.
-        Afterwards generators and the module's attributes are as before."""
-        with ExitStack() as stack:
-            stack.enter_context(torch_private.attributes_kept(self._call[0]))
-            stack.enter_context(torch_private.generators_at(self._states))
-            stack.enter_context(torch_private.autocast_as(self._autocast))
-            stack.enter_context(recording())
-            stack.enter_context(torch.enable_grad())
-            yield
-
 
 def _are_equal(some: Sequence[Any], others: Tensors, *, rounds: bool) -> bool:
     """Whether values are the same: up to the rounding of kernels if `rounds`, else exactly."""
-    if len(some) != len(others):
+    pairs = zip(map(_plain, some), others, strict=False)
+    are_equal = all(_is_equal(one, other, rounds) for one, other in pairs)
+    return len(some) == len(others) and are_equal
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor, rounds: bool) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    for one, other in zip(map(_plain, some), others, strict=True):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if not _is_strided(one):
-            is_equal = torch.equal(one, other)
-        elif rounds:
-            is_equal = difference([one.detach()], [other.detach()]) is None
-        else:
-            is_equal = torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
-        if not is_equal:
-            return False
-    return True
-
-
-def _is_strided(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+    if not is_strided(one):
+        return torch.equal(one, other)
+    if rounds:
+        return difference([one.detach()], [other.detach()]) is None
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _plain(tensor: Any) -> Any:

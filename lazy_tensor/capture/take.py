@@ -1,6 +1,6 @@
 """Records one call of a function, and notes what it read, left behind and returned.
 
-In: a function, its arguments, and the objects that it can look into. Out: its result, and a `Take`,
+In: a function, its arguments, and what the call depends on besides. Out: its result, and a `Take`,
 or the obstacle that keeps the call from being replayed. Called by `replay`.
 
 A tape is on the trace during the call. An `ObjectGraph` before it and one after it show what
@@ -12,222 +12,27 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.counts import Count, Counts, Formulas
-from lazy_tensor.capture.object_graph import ObjectGraph
-from lazy_tensor.capture.watched_object import (
-    Unreachable,
-    WatchedObject,
-    is_atom,
-    is_same,
-)
+from lazy_tensor.capture.object_graph import ObjectGraph, explore
+from lazy_tensor.capture.outline import Constant, Left, Outline, Returned, Same, Source, named
+from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
-from lazy_tensor.dispatch.run.tape import Draw, Read, Tape
+from lazy_tensor.dispatch.run.tape import Tape
 from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.dispatch.trie.trace import Leaf, Node, State, Trace, live_values, local
+from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
-from lazy_tensor.kernels.segment import Ref, ScalarRef
 from lazy_tensor.tensor import LazyTensor
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a leaf of the trace came from: `kind` says what `name` is.
-
-    "argument" and "draw": its number. "place": its holding and the number of the key there.
-    "constant": the contents of a small tensor that the call made. "object": `Same` as a tensor that
-    `state` doesn't lead to. `view` is set if the leaf is another tensor on the memory of that one,
-    as `Tensor.data` gives: size, stride, and offset from that tensor's. `is_copy`: others, such as
-    an array, may write that memory, so the trace copied what lay there.
-    """
-
-    kind: str
-    name: Any
-    view: tuple[Any, ...] | None = None
-    is_copy: bool = False
-
-
-class Constant:
-    """What a replay returns as it is. An instance never changes, and equal ones are the same."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Same:
-    """A tensor compared by identity, where `==` of tensors compares elements."""
-
-    tensor: torch.Tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.tensor is other.tensor
-
-    def __hash__(self) -> int:
-        return id(self.tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A place where the call put a new tensor: its holding, the number of the key there, and the
-    tensor's slot in the trace (-1 - i for draw i).
-
-    `was_empty`: None lay there before. Else the tensor that lies there gets the new value, and
-    stays the same object.
-    """
-
-    holding: str
-    key: int
-    slot: int
-    was_empty: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """How to make one leaf of what the call returned: `kind` says what `name` is.
-
-    "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
-    memory of that leaf. "data": a new tensor of these values. "argument", "place", "left": the very
-    object there. "again": the object returned as that earlier leaf. "constant": `name` itself,
-    which is no tensor. `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that
-    requires a gradient, "spent" for one whose graph a backward pass has freed, else "".
-    """
-
-    kind: str
-    name: Any
-    meta: tuple[Any, ...] | None = None
-    grad: str = ""
-    layout: tensor_types.Layout | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What a call did, without the tensors it worked on: equal for calls that did the same."""
-
-    state: State
-    scalars: tuple[complex, ...]
-    formulas: Formulas
-    numbers: int  # digest of all numbers that the call can see, less those of `formulas`
-    draws: tuple[Any, ...]
-    reads: tuple[Any, ...]
-    sources: tuple[Source, ...]
-    left: tuple[Left, ...]
-    live: tuple[int, ...]
-    returned: tuple[Returned, ...]
-    structure: Any
-
-    def difference(self, before: Outline) -> str | None:
-        """The first difference from an earlier call, in words; None if there is none."""
-        # another thread has another trie: there equal traces end in different states
-        if self.state is not before.state:
-            found = _first_difference(before, self)
-            if found is not None:
-                return found
-        # a value read at the same line is named with its line, which `_WORDS` can't do
-        for now, then in zip(self.reads, before.reads, strict=False):
-            if now != then and now[0] == then[0]:
-                return f"it reads {now[1]} at {now[0]} where the call before read {then[1]}"
-        for name, words in _WORDS.items():
-            if getattr(self, name) != getattr(before, name):
-                return words
-        if self.formulas.read_another(before.formulas):
-            return "an optimizer's step count or rate is turned into a plain number, or into text"
-        # if other numbers changed too, an equal number of an optimizer explains nothing: it may be
-        # equal by chance, or follow the other number for a while
-        is_known = self.numbers == before.numbers
-        explained = self.formulas.explained(before.formulas) if is_known else {}
-        for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
-            if not is_same(now, then) and (repr(now), repr(then)) not in explained:
-                return self._other_number(i, now, then)
-        return None
-
-    def _other_number(self, i: int, now: complex, before: complex) -> str:
-        nodes = [step for step in self.state.steps() if isinstance(step, Node)]
-        where = next((_named(n) for n in nodes if ScalarRef(i) in _flat(n)), "an op")
-        return f"{where} gets {now!r} where the call before gave it {before!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """A recorded call: its outline, and what a replay of it needs.
-
-    `constants` are copies of the small tensors that the call made, by leaf. `written` are the
-    numbers of the leaves that it wrote. `n_writes` says how many writes autograd counted of each:
-    none of a batch norm's to its running mean. `metadata` describes all leaves that are not draws.
-    `after` shows what the call could see when it ended. `places` are the tensors that it found when
-    it began, and read or returned.
-    """
-
-    outline: Outline
-    draws: tuple[Draw, ...]
-    reads: tuple[Read, ...]
-    constants: dict[int, torch.Tensor]
-    written: tuple[int, ...]
-    n_writes: dict[int, int]
-    metadata: Any
-    after: ObjectGraph
-    places: dict[tuple[str, int], torch.Tensor]
-
-
-# What to say if a field of two outlines differs. Fields are compared in this order.
-_WORDS = {
-    "formulas": "it computes other numbers from its step counts each call",
-    "draws": "it draws other random numbers each call",
-    "reads": "it reads values at other places each call",
-    "sources": "it reads other tensors each call",
-    "left": "it leaves tensors in other places each call",
-    "live": "other results outlive it each call",
-    "returned": "it returns something else each call",
-    "structure": "it returns something else each call",
-}
-
-
-def _flat(node: Node) -> list[Any]:
-    """The arguments of a recorded call, with those inside lists."""
-    leaves: list[Any] = pytree.tree_leaves((node.args, [value for _, value in node.kwargs]))
-    return leaves
-
-
-def _first_difference(before: Outline, now: Outline) -> str | None:
-    """Where two traces diverge, with the user's line; None if their steps are equal."""
-    old, new = before.state.steps(), now.state.steps()
-    if old == new:
-        return None
-    for one, other in zip(old, new, strict=False):
-        if one == other:
-            continue
-        if isinstance(one, Leaf) or isinstance(other, Leaf):
-            specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
-            return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
-        if one.facts.op is not other.facts.op:
-            called = op_name(one.facts.op)
-            return f"it calls {_named(other)} where the call before called {called}"
-        for a, b in zip(_flat(one), _flat(other), strict=False):
-            shown = _shown(b, now), _shown(a, before)
-            if shown[0] != shown[1]:
-                return f"{_named(other)} gets {shown[0]} where the call before gave it {shown[1]}"
-        return f"{_named(other)} gives something else than before"
-    return f"it has {len(new)} steps where the call before had {len(old)}"
-
-
-def _named(node: Node) -> str:
-    return f"{op_name(node.facts.op)} at {node.where}"
-
-
-def _shown(argument: Any, outline: Outline) -> str:
-    if isinstance(argument, ScalarRef):
-        return repr(outline.scalars[argument.index])
-    return f"tensor {argument.index}" if isinstance(argument, Ref) else repr(argument)
-
 
 MOST_SHOWN = 100
 """Characters of an obstacle that show a changed value; a longer text is left out."""
@@ -237,71 +42,30 @@ MOST_CONSTANTS = 16
 do the same only if its values are equal."""
 
 
-class Obstacle(Exception):
-    """Why a call can't be replayed."""
-
-
-def _found(
-    leaf: torch.Tensor,
-    known: dict[int, Source],
-    by_storage: dict[int, tuple[Source, torch.Tensor]],
-) -> Source | None:
-    """The source of a leaf that is a known tensor, or lies on the memory of one."""
-    found = known.get(id(leaf))
-    if found is not None:
-        return found
-    # a replay makes the view by `as_strided`, which keeps the dtype
-    source, data = by_storage.get(torch_private.storage_id(leaf), (None, leaf))
-    if source is None or data.dtype is not leaf.dtype:
-        return None
-    moved = leaf.storage_offset() - data.storage_offset()
-    return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
-
-
-def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The plain tensor by which a trace knows `tensor`; None while its value is pending."""
-    return tensor._value.data if isinstance(tensor, LazyTensor) else tensor
-
-
-def described(tensors: list[torch.Tensor]) -> Any:
-    """Metadata that decides whether a call may treat such tensors alike, to be compared only.
-
-    For each tensor: its class, size, strides, dtype and device; whether it requires a gradient, has
-    a graph, has a storage offset, is a conjugate or negative view; the first place of the same
-    object; and how it is sharded.
-    """
-    try:
-        return hits.loaded.argument_words(tensors, True)
-    except RuntimeError:
-        return object()  # equal to nothing: autograd raises for a view whose base was written
-
-
 def take(
     function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    tensors: list[torch.Tensor],
-    objects: list[tuple[str, Any]],
-    is_unchanged: Callable[[], bool],
+    arguments: Arguments,
+    root: tuple[str, Any],
+    names: set[str],
     *,
     follows_code: bool = True,
     may_have_graphs: bool = False,
 ) -> tuple[Any, Take | str]:
     """Call the function with a tape on. Return its result, and the take or the obstacle to one.
 
-    `tensors` are those among the arguments. `objects` are the others that the call can look into,
-    with their labels: the roots of the pictures, which follow code or not. `is_unchanged` tells
-    after the call whether the arguments hold the same objects.
-    Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
+    `root` is what the call can look into besides its arguments, with a label; `names` are those
+    that code is known to mention. The pictures follow code or not. Called inside `lazy_mode`, with
+    nothing pending; leaves the call's ops pending.
     """
+    args, kwargs, tensors = arguments.args, arguments.kwargs, arguments.tensors
     # torch runs these hooks for every module and optimizer, but its code isn't followed
-    roots = [*objects, *torch_private.hooks_of_all_modules()]
+    roots = [root, *arguments.objects, *torch_private.hooks_of_all_modules()]
     try:
         have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
-        before = ObjectGraph(roots, tensors, follows_code=follows_code)
-    except (Obstacle, Unreachable) as reason:
+        before = explore(roots, tensors, names, follows_code=follows_code)
+    except Obstacle as reason:
         return function(*args, **kwargs), str(reason)
     # ids, not tensors: a reference would make what the call throws away look like a result
     versions = {
@@ -332,13 +96,13 @@ def take(
     try:
         if numbers != _random_states():
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
-        if not is_unchanged():
+        if not arguments.are_unchanged():
             raise Obstacle("it changes lists, dicts or objects that are arguments")
-        after = ObjectGraph(roots, tensors, follows_code=follows_code)
-        return result, _Reading(
+        after = explore(roots, tensors, names, follows_code=follows_code)
+        return result, Take(
             trace, tape, counts.formulas(), before, after, tensors, versions, result
-        ).take()
-    except (Obstacle, Unreachable) as reason:
+        )  # fmt: skip
+    except Obstacle as reason:
         return result, str(reason)
     except Exception as error:  # the call has run, and its result must not be lost
         return result, f"it can't be taken down: {error!r}; please report it"
@@ -353,8 +117,16 @@ def _random_states() -> tuple[Any, ...]:
     return (random.getstate(), kind, words.tobytes(), *rest)
 
 
-class _Reading:
-    """Makes the take of a call from the trace that holds just this call."""
+class Take:
+    """A recorded call: its outline, and what a replay of it needs.
+
+    Read from the trace that holds just this call; Obstacle if the call can't be replayed.
+    `constants` are copies of the small tensors that the call made, by leaf. `written` are the
+    numbers of the leaves that it wrote, with how many writes autograd counted of each: none of a
+    batch norm's to its running mean. `metadata` describes all leaves that are not draws. `after`
+    shows what the call could see when it ended. `places` are the tensors that it found when it
+    began, and read or returned.
+    """
 
     def __init__(
         self,
@@ -367,117 +139,111 @@ class _Reading:
         versions: dict[int, int],
         result: Any,
     ) -> None:
-        self.trace = trace
-        self.tape = tape
-        self.formulas = formulas
-        self.before = before
         self.after = after
-        self.tensors = tensors  # among the arguments
-        self.versions = versions  # autograd's counts of writes before the call, by `id` of a tensor
-        self.result = result
+        self.reads = tuple(tape.reads)
+        self.draws = tuple([draw for draw, _ in tape.draws])
+        self._trace = trace
+        self._drawn = [data for _, data in tape.draws]
+        self._before = before
+        self._tensors = tensors  # among the arguments
+        self._result = result
+        steps = trace.state.steps()
+        self._nodes = [step for step in steps if isinstance(step, Node)]
         # the number of each leaf, by its slot
-        self.leaf_at = {
-            step.slot: i
-            for i, step in enumerate(s for s in trace.state.steps() if isinstance(s, Leaf))
-        }
-        self.live = self._live()  # slots of results that something besides the trace still holds
-        self.claimed: set[int] = set()  # those of them that replay knows the holder of
-        tensors_given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        data = [concrete(tensor) for tensor in tensors_given]
-        # how many tensors the call returns on each memory, for `_made_inside`
-        self.n_given = Counter(
-            torch_private.storage_id(one)
-            for one in data
-            if one is not None and one.layout is torch.strided and not one.is_nested
-        )
-
-    def _live(self) -> tuple[int, ...]:
-        values = live_values(self.trace.values)
-        return tuple(value.slot.index for value in values if value.slot is not None)
-
-    def take(self) -> Take:
-        places = self.before.tensors()
-        sources = self._sources(places)
+        leaves_of_steps = [step for step in steps if isinstance(step, Leaf)]
+        self._leaf_at = {step.slot: i for i, step in enumerate(leaves_of_steps)}
+        self._live = self._slots_alive()  # of results that something besides the trace still holds
+        self._claimed: set[int] = set()  # those of them that replay knows the holder of
+        self.places = before.tensors()
+        sources = self._sources()
         left = self._left()
         self._check_identities(left)
-        leaves, structure = pytree.tree_flatten(self._whole(self.result))
-        returned = self._all_returned(leaves, left, places)
+        # a container that the function itself keeps is one leaf: a replay returns the same one
+        is_kept = isinstance(result, (list, dict)) and after.has(result)
+        leaves, structure = pytree.tree_flatten(result, is_leaf=lambda _: is_kept)
+        returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
-        kept = {one.name for one in sources if one.kind == "place"}
-        kept |= {one.name for one in returned if one.kind == "place"}
-        kept -= {(one.holding, one.key) for one in left}
-        places = {place: tensor for place, tensor in places.items() if place in kept}
-        # `before` keeps alive what the call has thrown away: let go of it, and look again
-        self.before.forget()
-        self.live = self._live()
-        if self._unclaimed():
-            gc.collect()  # it may be held by a cycle of objects that nobody can reach
-            self.live = self._live()
-        for slot in self._unclaimed():
-            raise Obstacle(
-                f"{self._made_by(slot)} outlives it where replay can't see it: in a graph that "
-                "backward() hasn't freed, or with an object that keeps tensors to itself"
-            )
-        # a replay computes what the call reads before it draws: it can't read a draw
-        drawn = {id(data) for _, data in self.tape.draws}
-        for read in self.tape.reads:
-            if any(id(self.trace.leaves[i]) in drawn for i in read.aside.leaves):
-                raise Obstacle(
-                    f"it reads a random number at {read.where}; torch.distributions reads what it "
-                    "samples to check it, unless validate_args=False"
-                )
-        leaves_now = [None if id(leaf) in drawn else leaf for leaf in self.trace.leaves]
-        draws = tuple(draw for draw, _ in self.tape.draws)
-        outline = Outline(
-            state=self.trace.state,
-            scalars=tuple(self.trace.scalars),
-            formulas=self.formulas,
-            numbers=self.after.numbers(self.formulas.places()) if self.formulas.code else 0,
-            draws=tuple(draw.key for draw in draws),
-            reads=tuple(read.key for read in self.tape.reads),
+        tensors_named: list[Source | Returned] = [*sources, *returned]
+        kept = {one.name for one in tensors_named if one.kind == "place"}
+        kept -= {one.place for one in left}
+        self.places = {place: one for place, one in self.places.items() if place in kept}
+        self._check_claims()
+        self._check_reads()
+        self.outline = Outline(
+            state=trace.state,
+            scalars=tuple(trace.scalars),
+            formulas=formulas,
+            numbers=after.numbers(formulas.places()) if formulas.code else 0,
+            draws=tuple([draw.key for draw in self.draws]),
+            reads=tuple([read.key for read in self.reads]),
             sources=sources,
             left=left,
-            live=self.live,
+            live=self._live,
             returned=returned,
             structure=structure,
         )
-        constants = {
-            i: torch_private.copy_of(self.trace.leaves[i])
+        self.constants = {
+            i: torch_private.copy_of(trace.leaves[i])
             for i, source in enumerate(sources)
             if source.kind == "constant"
         }
-        told = hits.loaded.leaf_words(leaves_now)
-        reads = tuple(self.tape.reads)
-        written = self._written()
-        return Take(
-            outline, draws, reads, constants, written, self._n_writes(written, sources, places),
-            told, self.after, places,
-        )  # fmt: skip
+        drawn = {id(data) for data in self._drawn}
+        leaves_now = [None if id(leaf) in drawn else leaf for leaf in trace.leaves]
+        self.metadata = hits.loaded.leaf_words(leaves_now)
+        self.written = self._written(sources, versions)
+
+    def _slots_alive(self) -> tuple[int, ...]:
+        values = live_values(self._trace.values)
+        return tuple(value.slot.index for value in values if value.slot is not None)
+
+    def _check_claims(self) -> None:
+        """Obstacle if a result outlives the call and lies nowhere that replay looks."""
+        # it keeps alive what the call has thrown away: let go of it, and look again
+        self._before.forget()
+        self._live = self._slots_alive()
+        if self._unclaimed():
+            gc.collect()  # it may be held by a cycle of objects that nobody can reach
+            self._live = self._slots_alive()
+        for slot in self._unclaimed():
+            node = next(node for node in self._nodes if slot in node.outs)
+            raise Obstacle(
+                f"what {op_name(node.facts.op)} gives at {node.where} outlives it where replay "
+                "can't see it: in a graph that backward() hasn't freed, or with an object that "
+                "keeps tensors to itself"
+            )
 
     def _unclaimed(self) -> list[int]:
         """Slots of results that outlive the call and lie nowhere that replay looks. A view that is
         claimed keeps its base alive, which nobody else can see."""
-        roots = {self.trace.root_of(slot) for slot in self.claimed if slot >= 0}
-        return [
-            slot
-            for slot in self.live
-            if slot not in self.claimed and self.trace.root_of(slot) not in roots
-        ]
+        root_of = self._trace.root_of
+        roots = {root_of(slot) for slot in self._claimed if slot >= 0}
+        unclaimed = [slot for slot in self._live if slot not in self._claimed]
+        return [slot for slot in unclaimed if root_of(slot) not in roots]
+
+    def _check_reads(self) -> None:
+        """Obstacle if the call reads a draw: a replay computes what it reads before it draws."""
+        drawn = {id(data) for data in self._drawn}
+        for read in self.reads:
+            if any(id(self._trace.leaves[i]) in drawn for i in read.aside.leaves):
+                raise Obstacle(
+                    f"it reads a random number at {read.where}; torch.distributions reads what it "
+                    "samples to check it, unless validate_args=False"
+                )
 
     def _check_identities(self, left: tuple[Left, ...]) -> None:
         """Obstacle if two places held one tensor before the call and hold two now, or the reverse.
 
         These are the places whose tensors a replay renews one by one, and gradients.
         """
-        places = [(one.holding, one.key) for one in left if not one.was_empty]
-        places += [(name, 0) for name, h in self.after.holdings.items() if h.is_of_tensor]
+        places = [one.place for one in left if not one.was_empty]
+        places += [(name, 0) for name, one in self.after.holdings.items() if one.is_of_tensor]
         patterns: list[list[int]] = []
-        for picture in (self.before, self.after):
-            first: dict[int, int] = {}
+        for picture in (self._before, self.after):
             found = [
                 picture.holdings[name].values[key] if name in picture.holdings else None
                 for name, key in places
             ]
+            first: dict[int, int] = {}
             patterns.append([
                 first.setdefault(id(value), i) if isinstance(value, torch.Tensor) else -1
                 for i, value in enumerate(found)
@@ -486,148 +252,126 @@ class _Reading:
             if before != after and before >= 0 and after >= 0:
                 raise Obstacle("tensors that were one object are two now, or the other way round")
 
-    def _whole(self, result: Any) -> Any:
-        """The call's result. A container that the function itself keeps becomes one leaf, so that
-        a replay returns that very container."""
-        is_kept = isinstance(result, (list, dict)) and self.after.has(result)
-        return _Kept(result) if is_kept else result
+    # What the call read
 
-    def _all_returned(
-        self,
-        leaves: list[Any],
-        left: tuple[Left, ...],
-        places: dict[tuple[str, int], torch.Tensor],
-    ) -> tuple[Returned, ...]:
-        found: dict[int, Returned] = {
-            id(self.after.holdings[one.holding].values[one.key]): Returned(
-                "left", (one.holding, one.key)
-            )
-            for one in left
-        }
-        replaced = {(one.holding, one.key) for one in left}
-        returned: list[Returned] = []
-        for i, leaf in enumerate(leaves):
-            returned.append(found.get(id(leaf)) or self._returned(leaf, places, replaced))
-            if isinstance(leaf, torch.Tensor):
-                found[id(leaf)] = Returned("again", i)
-        return tuple(returned)
-
-    def _sources(self, places: dict[tuple[str, int], torch.Tensor]) -> tuple[Source, ...]:
-        known: dict[int, Source] = {}
-        by_storage: dict[int, tuple[Source, torch.Tensor]] = {}
-        of_arguments: dict[int, tuple[Source, torch.Tensor]] = {}
+    def _sources(self) -> tuple[Source, ...]:
+        known = {id(data): Source("draw", i) for i, data in enumerate(self._drawn)}
+        bases: dict[int, tuple[Source, torch.Tensor]] = {}  # by storage
         shared: set[int] = set()  # storages of an argument that another tensor has too
-        for i, (_, data) in enumerate(self.tape.draws):
-            known[id(data)] = Source("draw", i)
         # an argument that the picture finds elsewhere too is a place: replays pin it by identity
-        named = [(Source("place", path), tensor) for path, tensor in places.items()]
-        named += [
-            (Source("argument", i), tensor)
-            for i, tensor in enumerate(self.tensors)
-            if i in self.before.arguments
-        ]
+        named = [(Source("place", place), tensor) for place, tensor in self.places.items()]
+        named += [(Source("argument", i), self._tensors[i]) for i in self._before.arguments]
         for source, tensor in named:
-            found = concrete(tensor)
-            if found is None or found.layout is not torch.strided or found.is_nested:
+            data = concrete(tensor)
+            if data is None or not is_strided(data):
                 continue
-            known.setdefault(id(found), source)
-            storage = torch_private.storage_id(found)
-            if source.kind != "argument":
-                by_storage.setdefault(storage, (source, found))
-            elif storage in of_arguments or storage in by_storage:
+            known.setdefault(id(data), source)
+            storage = torch_private.storage_id(data)
+            if source.kind == "argument" and storage in bases:
                 shared.add(storage)
-            else:
-                of_arguments[storage] = source, found
-        # views of an argument are found by its storage. In a storage that another tensor shares,
-        # the next call's argument may lie elsewhere, so such a view can't be told.
-        views_of = {k: base for k, base in (of_arguments | by_storage).items() if k not in shared}
+            bases.setdefault(storage, (source, data))
+        # Views are found by their storage. In one that an argument shares with another tensor, the
+        # next call's argument may lie elsewhere, so such a view can't be told.
+        bases = {storage: base for storage, base in bases.items() if storage not in shared}
         copied = self._copied()
         sources: list[Source] = []
-        for leaf in self.trace.leaves:
-            original = copied.get(id(leaf))
-            if original is None:
-                sources.append(_found(leaf, known, by_storage) or self._made_inside(leaf))
+        for leaf in self._trace.leaves:
+            original = copied.get(id(leaf), leaf)
+            found = _found(original, known, bases)
+            if original is leaf:
+                is_view_of_argument = found is not None and found.kind == "argument" and found.view
+                if found is None or is_view_of_argument:
+                    found = self._made_inside(leaf)
+                sources.append(found)
                 continue
-            copied_from = _found(original, known, views_of)
-            if copied_from is None:
+            if found is None:
                 raise Obstacle(
                     f"it reads a tensor of shape {tuple(leaf.shape)} on memory of an array or a "
                     "file that replay can't find again: make it by torch.from_numpy outside, and "
                     "pass it as an argument"
                 )
-            sources.append(replace(copied_from, is_copy=True))
+            sources.append(replace(found, is_copy=True))
         return tuple(sources)
 
     def _copied(self) -> dict[int, torch.Tensor]:
         """The tensors that were copied because others may write their memory, by `id` of the copy.
         Obstacle if one was copied twice: it was written during the call."""
         copied: dict[int, torch.Tensor] = {}
-        for copies in self.trace.copies.values():
-            for i, copy in enumerate(copies):
-                meta = meta_of(copy.tensor)
-                if any(meta_of(before.tensor) == meta for before in copies[:i]):
-                    raise Obstacle("an array that it reads is written meanwhile")
-                copied[id(copy.data)] = copy.tensor
+        for copies in self._trace.copies.values():
+            metas = [meta_of(copy.tensor) for copy in copies]
+            if any(meta in metas[:i] for i, meta in enumerate(metas)):
+                raise Obstacle("an array that it reads is written meanwhile")
+            copied |= {id(copy.data): copy.tensor for copy in copies}
         return copied
 
     def _made_inside(self, leaf: torch.Tensor) -> Source:
         """The source of a leaf that is no draw, no argument and at no place."""
-        # a constant if only the trace and the returned tensors have its memory: else somebody keeps
-        # it, and may give it other values before the next call
-        n_given = self.n_given[torch_private.storage_id(leaf)]
-        if _is_small(leaf) and torch_private.n_users(leaf) <= 1 + n_given:
-            return Source("constant", _contents(leaf))
+        if _is_small(leaf):
+            # a constant if only the trace and the returned tensors have its memory: else somebody
+            # keeps it, and may give it other values before the next call
+            given = [one for one in pytree.tree_leaves(self._result) if _is_on(leaf, one)]
+            if torch_private.n_users(leaf) <= 1 + len(given):
+                return Source("constant", _contents(leaf))
         if not self.after.follows_code:
             return Source("object", Same(leaf))
-        slot = next(s for s, i in self.leaf_at.items() if self.trace.leaves[i] is leaf)
-        users = [n for n in self._nodes() if slot in n.reads]
-        used = f", first used by {_named(users[0])}" if users else ""
+        slot = next(s for s, i in self._leaf_at.items() if self._trace.leaves[i] is leaf)
+        users = [node for node in self._nodes if slot in node.reads]
+        used = f", first used by {named(users[0])}" if users else ""
         raise Obstacle(
             f"a tensor of shape {tuple(leaf.shape)}{used} is neither an argument nor anywhere that "
             "replay looks: made from data inside, or handed over by an object that keeps it to "
             "itself; pass it as an argument"
         )
 
-    def _nodes(self) -> list[Node]:
-        return [step for step in self.trace.state.steps() if isinstance(step, Node)]
+    def _written(self, sources: tuple[Source, ...], versions: dict[int, int]) -> dict[int, int]:
+        root_of = self._trace.root_of
+        roots = {root_of(slot) for node in self._nodes for slot in node.writes}
+        written: dict[int, int] = {}
+        for slot, i in self._leaf_at.items():
+            if not roots or root_of(slot) not in roots:
+                continue
+            source, tensor = sources[i], None
+            if source.kind == "argument":
+                tensor = self._tensors[source.name]
+            elif source.kind == "place":
+                tensor = self.places.get(source.name)
+            written[i] = 1
+            if tensor is not None and source.view is None and id(tensor) in versions:
+                written[i] = tensor._version - versions[id(tensor)]
+        return written
 
-    def _made_by(self, slot: int) -> str:
-        node = next(n for n in self._nodes() if slot in n.outs)
-        return f"what {op_name(node.facts.op)} gives at {node.where}"
+    # What the call left behind
 
     def _slot_of(self, tensor: torch.Tensor) -> int | None:
         """The slot of a pending result, -1 - i for draw i; None for any other tensor."""
         if not isinstance(tensor, LazyTensor):
             return None
         value = tensor._value
-        for i, (_, data) in enumerate(self.tape.draws):
+        for i, data in enumerate(self._drawn):
             if data is value.data:
                 return -1 - i
         slot = value.slot
-        return slot.index if slot is not None and slot.index in self.live else None
+        return slot.index if slot is not None and slot.index in self._live else None
 
     def _left(self) -> tuple[Left, ...]:
         """The places that hold another tensor than before the call; Obstacle for other changes."""
-        before, after = self.before.holdings, self.after.holdings
         left: list[Left] = []
-        for name, now in after.items():
-            then = before.get(name)
+        for name, now in self.after.holdings.items():
+            then = self._before.holdings.get(name)
             if then is None:
                 if isinstance(now.holder, torch.Tensor):
                     continue  # the tensor is new itself: its place is noted, or is an obstacle
                 raise Obstacle(f"it makes {now.spoken()}; the next call may find it")
-            if len(now.values) != len(then.values) or now.keys != then.keys:
+            if len(now.keys) != len(then.keys) or now.keys != then.keys:
                 raise Obstacle(f"it adds to {now.spoken()}, or takes from it")
             for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
-                if old is not new and not is_same(old, new):
-                    found = self._change(name, now, i, old, new)
-                    if found is not None:
-                        left.append(found)
+                if not is_same(old, new):
+                    left += self._change(name, now, i, old, new)
         return tuple(left)
 
-    def _change(self, name: str, holding: WatchedObject, i: int, old: Any, new: Any) -> Left | None:
-        """What a replay does about the `i`-th place, where the call put `new` for `old`; None if it
-        need do nothing."""
+    def _change(self, name: str, holding: WatchedObject, i: int, old: Any, new: Any) -> list[Left]:
+        """What a replay does about the `i`-th place, where the call put `new` for `old`; nothing if
+        it need do nothing."""
         place = holding.spoken(i)
         if isinstance(new, torch.Tensor):
             slot = self._slot_of(new)
@@ -635,32 +379,40 @@ class _Reading:
             if slot is None or not (was_empty or isinstance(old, torch.Tensor)):
                 raise Obstacle(f"it puts a tensor that it didn't compute at {place}")
             # a replay makes no conjugate or negative views, and needs a way to write the place
-            if is_marked(new) or (was_empty and (holding.write is None or new.requires_grad)):
+            if is_marked(new) or (was_empty and (holding.kind.put is None or new.requires_grad)):
                 raise Obstacle(f"it puts a tensor at {place}, which replay can't")
             if _graph_of(new) is not None and not _is_spent(new):
                 raise Obstacle(f"it puts a tensor with a graph at {place}")
-            self.claimed.add(slot)
-            return Left(name, i, slot, was_empty)
+            self._claimed.add(slot)
+            return [Left((name, i), slot, was_empty)]
         path = holding.label_of(i)
         are_atoms = is_atom(old) and is_atom(new)
-        are_held = path in self.before.holdings and path in self.after.holdings
+        are_held = path in self._before.holdings and path in self.after.holdings
         if are_held and not are_atoms and type(old) is type(new):
-            return None  # a new container: its contents have a holding, which is compared itself
+            return []  # a new container: its contents have a holding, which is compared itself
         shown = f" from {old!r} to {new!r}" if are_atoms else ""
         if len(shown) > MOST_SHOWN:
             shown = ""
         raise Obstacle(f"it changes {place}{shown}, which a replay would not")
 
-    def _returned(
-        self,
-        leaf: Any,
-        places: dict[tuple[str, int], torch.Tensor],
-        replaced: set[tuple[str, int]],
-    ) -> Returned:
+    # What the call returned
+
+    def _all_returned(self, leaves: list[Any], left: tuple[Left, ...]) -> tuple[Returned, ...]:
+        found: dict[int, Returned] = {}
+        for one in left:
+            name, key = one.place
+            found[id(self.after.holdings[name].values[key])] = Returned("place", one.place)
+        replaced = {one.place for one in left}
+        returned: list[Returned] = []
+        for i, leaf in enumerate(leaves):
+            returned.append(found.get(id(leaf)) or self._returned(leaf, replaced))
+            if isinstance(leaf, torch.Tensor):
+                found[id(leaf)] = Returned("again", i)
+        return tuple(returned)
+
+    def _returned(self, leaf: Any, replaced: set[Place]) -> Returned:
         """How a replay gives `leaf` back. It is not looked up at places in `replaced`, where the
         call has put another tensor."""
-        if isinstance(leaf, _Kept):
-            return Returned("constant", leaf.value)
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
         if not isinstance(leaf, torch.Tensor):
@@ -668,14 +420,14 @@ class _Reading:
                 return Returned("constant", leaf)
             given = with_article(type(leaf).__name__)
             raise Obstacle(f"it returns {given}; return tensors in lists or dicts")
-        for i, tensor in enumerate(self.tensors):
+        for i, tensor in enumerate(self._tensors):
             if leaf is tensor:
                 return Returned("argument", i)
         slot = self._slot_of(leaf)
         if slot is None:
-            for path, tensor in places.items():
-                if leaf is tensor and path not in replaced:
-                    return Returned("place", path)
+            for place, tensor in self.places.items():
+                if leaf is tensor and place not in replaced:
+                    return Returned("place", place)
         if is_marked(leaf):
             raise Obstacle("it returns a conjugate or negative view; return a copy")
         grad = ""
@@ -688,60 +440,62 @@ class _Reading:
             )
         meta, layout = wrapper_arguments(meta_of(leaf)), tensor_types.layout_of(leaf)
         if slot is not None:
-            self.claimed.add(slot)
+            self._claimed.add(slot)
             return Returned("slot", slot, meta, grad, layout)
         if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
             # another tensor object on a leaf, as `detach()` of a parameter gives
-            return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad, layout)
+            return Returned("leaf", self._leaf_at[leaf._value.slot.index], meta, grad, layout)
         # made from Python data: its values are in the outline, so they are equal at each replay
         if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
             return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
         raise Obstacle("it returns a tensor that it didn't compute")
 
-    def _n_writes(
-        self,
-        written: tuple[int, ...],
-        sources: tuple[Source, ...],
-        places: dict[tuple[str, int], torch.Tensor],
-    ) -> dict[int, int]:
-        """How many writes autograd counted of the tensors behind these leaves, by leaf. Leaves that
-        are views of such a tensor are left out."""
-        found: dict[int, int] = {}
-        for i in written:
-            source, tensor = sources[i], None
-            if source.kind == "argument":
-                tensor = self.tensors[source.name]
-            elif source.kind == "place":
-                tensor = places.get(source.name)
-            if tensor is not None and source.view is None and id(tensor) in self.versions:
-                found[i] = tensor._version - self.versions[id(tensor)]
-        return found
 
-    def _written(self) -> tuple[int, ...]:
-        """The indices of the leaves whose memory the call writes."""
-        roots = {self.trace.root_of(slot) for node in self._nodes() for slot in node.writes}
-        return tuple(
-            i for slot, i in self.leaf_at.items() if roots and self.trace.root_of(slot) in roots
-        )
+def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor by which a trace knows `tensor`; None while its value is pending."""
+    return tensor._value.data if isinstance(tensor, LazyTensor) else tensor
+
+
+def _found(
+    leaf: torch.Tensor,
+    known: dict[int, Source],
+    by_storage: dict[int, tuple[Source, torch.Tensor]],
+) -> Source | None:
+    """The source of a leaf that is a known tensor, or lies on the memory of one."""
+    found = known.get(id(leaf))
+    if found is not None:
+        return found
+    # a replay makes the view by `as_strided`, which keeps the dtype
+    source, data = by_storage.get(torch_private.storage_id(leaf), (None, leaf))
+    if source is None or data.dtype is not leaf.dtype:
+        return None
+    moved = leaf.storage_offset() - data.storage_offset()
+    return Source(source.kind, source.name, (leaf.size(), leaf.stride(), moved))
+
+
+def _is_on(leaf: torch.Tensor, given: Any) -> bool:
+    """Whether what a call returned is a tensor on the memory of a leaf."""
+    data = concrete(given) if isinstance(given, torch.Tensor) else None
+    if data is None or not is_strided(data):
+        return False
+    return torch_private.storage_id(data) == torch_private.storage_id(leaf)
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a storage of its elements."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor made inside the call is treated as a number: see `MOST_CONSTANTS`."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested
-    return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_CONSTANTS
+    is_plain = is_strided(tensor) and tensor.device.type == "cpu"
+    return is_plain and tensor.numel() <= MOST_CONSTANTS
 
 
 def _contents(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What two small tensors must have in common; values as text, in which nan equals nan."""
     values = torch_private.values_of(tensor)
     return (tensor.dtype, tensor.size(), tensor.stride(), repr(values))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """A container that a replay returns as it is: pytree takes this wrapper for a leaf."""
-
-    value: Any
 
 
 def _graph_of(tensor: torch.Tensor) -> Any:

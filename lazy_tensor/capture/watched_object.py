@@ -1,7 +1,7 @@
 """Objects that hold others, read again to see whether what they hold has changed.
 
-In: an object, with the keys under which it holds values. Out: a `WatchedObject`, which has read
-the values by the reader for its kind; and a `Watch` on many, which C++ compares as far as it can.
+In: an object, and the `Kind` that says how such objects hold values. Out: a `WatchedObject`, which
+has read the values under their keys; and a `Watch` on many, which C++ compares as far as it can.
 `object_graph` finds the objects, and `captured_call` watches them.
 """
 
@@ -13,7 +13,7 @@ import itertools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +39,8 @@ class Marker(enum.Enum):
 MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
 
 
-class Unreachable(Exception):
-    """Says what the function can see that can't be watched."""
+class Obstacle(Exception):
+    """Why a call can't be replayed."""
 
 
 def is_atom(value: Any) -> bool:
@@ -77,59 +77,56 @@ def is_same(a: Any, b: Any) -> bool:
     return type(a) is types.MethodType and a.__self__ is b.__self__ and a.__func__ is b.__func__
 
 
-class Place(NamedTuple):
-    """How C++ finds a tensor when a call begins: `kind` says what the other fields mean.
+Names = Collection[str] | None
+"""Names of attributes that count; None if all do."""
+Contents = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Keys, and the values under them."""
+Place = tuple[str, int]
+"""Where a value lies: the name of a holding in an `ObjectGraph`, and the number of a key there."""
 
-    "object": `holder` itself. "argument": the argument `number`. "open": the tensor at open place
-    `number`. "item": dict `holder` under `key`. "element": list `holder` at `number`. "cell": what
-    the cell `holder` contains. "gradient": that of `holder`, or of argument `number` if that is not
-    negative. "ask": what `holder` returns, called with the tensors among the arguments.
+
+class Kind(NamedTuple):
+    """How the objects of one kind hold others.
+
+    `read` gives all keys and values, of attributes those whose names count. `get` and `put` read
+    and set one value. Without `get`, the values describe the holder itself: a tensor can't lie
+    there. `form` is how a program writes a place: "[]" for an item, "." for an attribute. `native`
+    is the number that C++ gives the kind (`Holder` in `dispatch/native/watch.h`), -1 if only Python
+    can compare it. `size` is a number that changes when an attribute comes that may count.
     """
 
-    kind: str
-    holder: Any = None
-    key: Any = None
-    number: int = -1
+    read: Callable[[Any, Names], Contents]
+    form: str = ""
+    get: Callable[[Any, Any], Any] | None = None
+    put: Callable[[Any, Any, Any], None] | None = None
+    native: int = -1
+    size: Callable[[Any], int] = lambda _: -1
 
 
 class WatchedObject:
     """One object that holds others: its keys, and the values there when they were read.
 
-    `read` reads the values, and `write` sets one, if that is possible. Of an object's attributes
-    only those count whose names are `among` the names in the code, or in `always`. If `among` is
-    None, all count. `size` is how many attributes it had, -1 if later ones don't matter.
+    Of an object's attributes only those in `names` count.
     """
 
-    __slots__ = ("always", "among", "holder", "keys", "label", "read", "size", "values", "write")
+    __slots__ = ("holder", "keys", "kind", "label", "names", "size", "values")
 
-    def __init__(
-        self,
-        label: str,
-        holder: Any,
-        keys: tuple[Any, ...],
-        read: Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None],
-        write: Callable[[Any, Any, Any], None] | None,
-    ) -> None:
-        self.among: frozenset[str] | None = None
-        self.always: frozenset[str] = frozenset()
-        self.size = len(vars(holder)) if read is read_autograd_fields else -1
+    def __init__(self, label: str, holder: Any, kind: Kind, names: Names = None) -> None:
         self.label = label
         self.holder = holder
-        self.keys = keys
-        self.read = read
-        self.write = write
-        values = read(holder, keys)
-        assert values is not None, "its keys were taken from it"
-        self.values = values
+        self.kind = kind
+        self.names = names
+        self.size = kind.size(holder)
+        self.keys, self.values = kind.read(holder, names)
 
     def label_of(self, i: int) -> str:
         """Where its `i`-th value lies, as a program would write it."""
-        if self.read is read_cell or self.read in OF_ITSELF:
-            return self.label
         key = self.keys[i]
-        if self.read is read_items or self.read is read_elements:
+        if self.kind.form == "[]":
             return f"{self.label}[{repr(key) if is_atom(key) else f'<{i}>'}]"
-        return f"{self.label}.{key}" if self.label else str(key)
+        if self.kind.form == ".":
+            return f"{self.label}.{key}" if self.label else str(key)
+        return self.label
 
     def spoken(self, i: int | None = None) -> str:
         """The label, or that of its `i`-th value, for messages: `model.weight` in place of
@@ -140,47 +137,16 @@ class WatchedObject:
 
     def change(self) -> str | None:
         """The first place whose value has changed; None if there is none."""
-        # a new attribute is a change only if the code mentions its name
-        attributes = vars(self.holder) if self.is_of_tensor else self.holder
-        if self.size >= 0 and len(attributes) != self.size:
-            among, always = self.among, self.always
-            counted = {k for k in attributes if among is None or k in among or k in always}
-            # a tensor's names are among its values
-            if counted != set(self.keys) and not self.is_of_tensor:
-                return self.spoken()
-            self.size = len(attributes)
-        now = self.read(self.holder, self.keys)
-        if now is None or len(now) != len(self.values):
+        now = WatchedObject(self.label, self.holder, self.kind, self.names)
+        if len(now.keys) != len(self.keys) or not all(map(_is, now.keys, self.keys)):
             return self.spoken()
-        for i, (one, other) in enumerate(zip(self.values, now, strict=True)):
-            if one is not other and not is_same(one, other):
+        pairs = list(zip(self.values, now.values, strict=True))
+        for i, (one, other) in enumerate(pairs):
+            if not is_same(one, other):
                 return self.spoken(i)
         # keep the objects that lie there now, if they are equal: C++ compares by identity
-        self.values = tuple(
-            one if type(one) is Marker else other
-            for one, other in zip(self.values, now, strict=True)
-        )
-        return None
-
-    def get(self, i: int) -> Any:
-        """What lies at its `i`-th place now. KeyError or the like if nothing does."""
-        key = self.keys[i]
-        if self.read is read_cell:
-            return self.holder.cell_contents
-        return (
-            getattr(self.holder, key)
-            if self.read in (read_slots, read_autograd_fields)
-            else self.holder[key]
-        )
-
-    def way_to(self, i: int) -> Place | None:
-        """How C++ finds what lies at its `i`-th place; None if only Python can."""
-        if self.read is read_cell:
-            return Place("cell", self.holder)
-        if type(self.holder) is list:
-            return Place("element", self.holder, number=self.keys[i])
-        if type(self.holder) in _DICTS:
-            return Place("item", self.holder, self.keys[i])
+        self.size, self.keys = now.size, now.keys
+        self.values = tuple([one if type(one) is Marker else other for one, other in pairs])
         return None
 
     def expect(self, i: int, value: Any) -> None:
@@ -190,181 +156,93 @@ class WatchedObject:
     @property
     def is_of_tensor(self) -> bool:
         """Whether the holder is a tensor, and its first value the gradient."""
-        return self.read is read_autograd_fields
+        return self.kind is TENSOR
+
+    @property
+    def is_native(self) -> bool:
+        """Whether C++ can compare it: only builtin types, as a subclass may have its own ways to
+        hold things. Each module has an empty set (for buffers that aren't saved)."""
+        if self.kind.native >= 0 and not self.keys and isinstance(self.holder, (dict, set)):
+            return True
+        return self.kind.native >= 0 and (type(self.holder) in _BUILTIN or self.is_of_tensor)
+
+    @property
+    def for_native(self) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
+        """(kind, holder, keys, values, size), as `first_change` in C++ compares them."""
+        return (self.kind.native, self.holder, self.keys, self.values, self.size)
 
 
-_DICTS = (dict, collections.defaultdict, collections.OrderedDict)
-
-
-# A function for each kind of holder. It reads the values under the keys that the holder had, and
-# gives None if it has other keys now.
-def read_items(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    now = keys_of(holder)
-    if len(now) != len(keys) or not all(map(_is, now, keys)):
-        return None
-    return tuple([dict.__getitem__(holder, key) for key in now])
-
-
-def keys_of(holder: Any) -> tuple[Any, ...]:
-    """A dict's keys, whatever its class overrides; an `OrderedDict` keeps its order to itself."""
-    is_ordered = isinstance(holder, collections.OrderedDict)
-    return tuple(collections.OrderedDict.__iter__(holder) if is_ordered else dict.__iter__(holder))
+DICTS = (dict, collections.defaultdict, collections.OrderedDict)
+_BUILTIN = frozenset({*DICTS, list, types.CellType, types.FunctionType})
 
 
 def _is(a: Any, b: Any) -> bool:
     return a is b or (is_atom(a) and is_same(a, b))
 
 
-def read_attributes(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([holder.get(key, MISSING) for key in keys])
+# What each kind of holder has inside
 
 
-def read_slots(holder: Any, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([getattr(holder, key, MISSING) for key in keys])
+def _items(holder: Any, _: Names) -> Contents:
+    # whatever its class overrides; an `OrderedDict` keeps its order to itself
+    is_ordered = isinstance(holder, collections.OrderedDict)
+    keys = (collections.OrderedDict if is_ordered else dict).__iter__(holder)
+    found = tuple(keys)
+    return found, tuple([dict.__getitem__(holder, key) for key in found])
 
 
-def autograd_fields_of(tensor: Any) -> tuple[Any, ...]:
-    """The values of `AUTOGRAD_FIELDS` of a tensor.
+def _elements(holder: Any, _: Names) -> Contents:
+    found = tuple(holder)
+    return tuple(range(len(found))), found
 
-    Unreachable if autograd raises, as for one of several views whose base was written.
-    """
+
+def _attributes(holder: Any, names: Names) -> Contents:
+    # sorted, as their order says nothing
+    keys = sorted([key for key in tuple(holder) if names is None or key in names], key=str)
+    return tuple(keys), tuple([holder.get(key, MISSING) for key in keys])
+
+
+def _attributes_of_tensor(holder: Any, names: Names) -> Contents:
+    return _attributes({key: holder[key] for key in own_attributes(holder)}, names)
+
+
+def _globals(holder: Any, names: Names) -> Contents:
+    assert names is not None, "only those that the code mentions count"
+    return tuple(names), tuple([holder.get(key, MISSING) for key in names])
+
+
+def _slots(holder: Any, names: Names) -> Contents:
+    counted = [name for name in slots_of(type(holder)) if names is None or name in names]
+    return tuple(counted), tuple([getattr(holder, name, MISSING) for name in counted])
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes for which a class and its bases have slots."""
+    found: dict[str, None] = {}
+    for cls in kind.__mro__[:-1]:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            found[_mangled(cls, name)] = None
+    # these two aren't the program's: attributes in a `__dict__` are read one by one
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
+def _mangled(cls: type, name: str) -> str:
+    """The attribute that a name in a class's body stands for: `__s` in class C is `_C__s`."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if is_private else name
+
+
+def _autograd_fields(tensor: Any, _: Names) -> Contents:
+    """Obstacle if autograd raises, as for one of several views whose base was written."""
     # only leaves are asked for a gradient: torch warns about others
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     try:
         is_leaf = tensor.is_leaf
     except RuntimeError as error:
-        raise Unreachable(f"a view is there that autograd refuses: {error}") from None
+        raise Obstacle(f"a view is there that autograd refuses: {error}") from None
     names = tuple(own_attributes(vars(tensor)))
-    return (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks, names)
-
-
-def read_autograd_fields(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return autograd_fields_of(holder)
-
-
-def read_function(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (holder.__code__, holder.__defaults__, holder.__kwdefaults__)
-
-
-def read_elements(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(holder)
-
-
-def read_set(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (len(holder), *holder)
-
-
-def read_cell(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    try:
-        return (holder.cell_contents,)
-    except ValueError:
-        return (MISSING,)
-
-
-def read_array(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (holder.shape, str(holder.dtype), holder.tobytes())
-
-
-def read_bytes(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (bytes(holder),)
-
-
-def read_context(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (holder.get(MISSING),)
-
-
-def read_random(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The state of Python's or numpy's random generators."""
-    bits = getattr(holder, "bit_generator", None)
-    if bits is not None:
-        return (repr(bits.state),)
-    ask = getattr(holder, "getstate", None) or holder.get_state
-    return (repr(ask()),)
-
-
-def read_iterator(holder: Any, _: tuple[Any, ...]) -> tuple[Any, ...]:
-    """How far an iterator of Python's own has come."""
-    return (repr(holder),) if type(holder) is itertools.count else (operator.length_hint(holder),)
-
-
-OF_ITSELF = frozenset({read_array, read_set, read_random, read_iterator, read_bytes, read_context})
-"""Readers whose values describe the holder itself, and are no places that a tensor may lie at."""
-_NATIVE: dict[Any, int] = {
-    read_items: 0, read_attributes: 1, read_elements: 2, read_cell: 3, read_autograd_fields: 4,
-    read_function: 5,
-}  # fmt: skip
-_ORDERED, _NO_ELEMENTS = 6, 7  # `read_items` of an `OrderedDict`; `read_set` of an empty set
-"""The kinds of holders that C++ reads: `Holder` in `dispatch/native/watch.h`."""
-
-
-class Watch:
-    """Holdings that must not change. `for_native` are those that C++ can compare; `has_others` says
-    whether there are others."""
-
-    def __init__(self, holdings: Iterable[WatchedObject]) -> None:
-        self._holdings: list[WatchedObject] = []  # first those in `for_native`, in their order
-        others: list[WatchedObject] = []
-        for holding in holdings:
-            if isinstance(holding.holder, (tuple, frozenset)):
-                continue  # it can't change; what it holds has holdings of its own
-            # C++ reads builtin types only: a subclass may have its own ways to hold things
-            is_native = _is_empty_set(holding) or (
-                holding.read in _NATIVE
-                and (
-                    type(holding.holder) is list
-                    if holding.read is read_elements
-                    else holding.read in (read_cell, read_autograd_fields, read_function)
-                    or type(holding.holder) in _DICTS
-                    or (isinstance(holding.holder, dict) and not holding.keys)
-                )
-            )
-            (self._holdings if is_native else others).append(holding)
-        self.for_native = [_for_native(holding) for holding in self._holdings]
-        self.has_others = bool(others)
-        self._holdings += others
-
-    def change(self) -> str | None:
-        """The first place that changed; None if nothing did."""
-        n_read = 0
-        while True:
-            i: int = hits.loaded.first_change(self.for_native, n_read)
-            if i < 0:
-                n_read = len(self.for_native)
-                break
-            # C++ compares by identity: an equal number in a new object is no change
-            change = self._holdings[i].change()
-            if change is not None:
-                return change
-            self.for_native[i] = _for_native(self._holdings[i])
-            n_read = i + 1
-        for holding in self._holdings[n_read:]:
-            change = holding.change()
-            if change is not None:
-                return change
-        return None
-
-
-def _is_empty_set(holding: WatchedObject) -> bool:
-    """Whether it holds an empty set, as each module has one (for buffers that aren't saved)."""
-    return holding.read is read_set and type(holding.holder) is set and holding.values == (0,)
-
-
-def _for_native(holding: WatchedObject) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
-    """(kind, holder, keys, values, size), as `first_change` in C++ compares them."""
-    is_ordered = holding.read is read_items and type(holding.holder) is collections.OrderedDict
-    if is_ordered:
-        kind = _ORDERED
-    else:
-        kind = _NO_ELEMENTS if holding.read is read_set else _NATIVE[holding.read]
-    return (kind, holding.holder, holding.keys, holding.values, holding.size)
-
-
-def put_item(holder: Any, key: Any, value: Any) -> None:
-    holder[key] = value
-
-
-def put_cell(holder: Any, _: Any, value: Any) -> None:
-    holder.cell_contents = value
+    return AUTOGRAD_FIELDS, (tensor.grad if is_leaf else None, tensor.requires_grad, *hooks, names)
 
 
 AUTOGRAD_FIELDS = (
@@ -375,10 +253,97 @@ AUTOGRAD_FIELDS = (
 are, and asks for the names where that differs."""
 
 
-_OF_LAZY = frozenset({"_value", "_is_param", "_layout"})
-"""Attributes of lazy tensors themselves: what they say is compared as metadata."""
-
-
 def own_attributes(attributes: Iterable[str]) -> list[str]:
-    """The attributes that the program has given a tensor."""
-    return [name for name in attributes if name not in _OF_LAZY]
+    """The attributes that the program has given a tensor, less those of lazy tensors themselves:
+    what these say is compared as metadata."""
+    return [name for name in attributes if name not in ("_value", "_is_param", "_layout")]
+
+
+def _function(holder: Any, _: Names) -> Contents:
+    keys = ("__code__", "__defaults__", "__kwdefaults__")
+    return keys, tuple([getattr(holder, key) for key in keys])
+
+
+def _contents(cell: Any, _: Any) -> Any:
+    return cell.cell_contents
+
+
+def _set_contents(cell: Any, _: Any, value: Any) -> None:
+    cell.cell_contents = value
+
+
+def _cell(holder: Any, _: Names) -> Contents:
+    try:
+        return ("",), (holder.cell_contents,)
+    except ValueError:
+        return ("",), (MISSING,)
+
+
+def _array(holder: Any, _: Names) -> Contents:
+    return ("shape", "dtype", ""), (str(holder.shape), str(holder.dtype), holder.tobytes())
+
+
+def _random_state(holder: Any) -> str:
+    """The state of one of Python's or numpy's random generators."""
+    bits = getattr(holder, "bit_generator", None)
+    if bits is not None:
+        return repr(bits.state)
+    ask = getattr(holder, "getstate", None) or holder.get_state
+    return repr(ask())
+
+
+def _progress(holder: Any) -> Any:
+    """How far an iterator of Python's own has come."""
+    return repr(holder) if type(holder) is itertools.count else operator.length_hint(holder)
+
+
+def _of_itself(read: Callable[[Any], Any]) -> Kind:
+    """A kind of object that is compared by one value."""
+    return Kind(lambda holder, _: (("",), (read(holder),)))
+
+
+ITEMS = Kind(_items, "[]", operator.getitem, operator.setitem, native=0)
+ATTRIBUTES = Kind(_attributes, ".", operator.getitem, operator.setitem, native=1, size=len)
+MEMBERS = ATTRIBUTES._replace(put=None)
+"""Those of a class or a module."""
+OF_TENSOR = Kind(_attributes_of_tensor, ".", operator.getitem, operator.setitem, native=1)
+GLOBALS = Kind(_globals, ".", operator.getitem, operator.setitem, native=1)
+SLOTS = Kind(_slots, ".", getattr, setattr)
+ELEMENTS = Kind(_elements, "[]", operator.getitem, operator.setitem, native=2)
+FIXED = ELEMENTS._replace(put=None)
+SET = Kind(_elements, native=2)
+CELL = Kind(_cell, "", _contents, _set_contents, native=3)
+TENSOR = Kind(
+    _autograd_fields, ".", getattr, setattr, native=4, size=lambda tensor: len(vars(tensor))
+)
+FUNCTION = Kind(_function, ".", getattr, native=5)
+ARRAY = Kind(_array)
+BYTES = _of_itself(bytes)
+CONTEXT = _of_itself(lambda variable: variable.get(MISSING))
+RANDOM = _of_itself(_random_state)
+ITERATOR = _of_itself(_progress)
+
+
+class Watch:
+    """Holdings that must not change: `for_native` are those that C++ can compare, `others` those
+    that it can't."""
+
+    def __init__(self, holdings: Iterable[WatchedObject]) -> None:
+        # tuples can't change; what they hold has holdings of its own
+        watched = [one for one in holdings if not isinstance(one.holder, (tuple, frozenset))]
+        self._native = [one for one in watched if one.is_native]
+        self.for_native = [one.for_native for one in self._native]
+        self.others = [one for one in watched if not one.is_native]
+
+    def change(self) -> str | None:
+        """The first place that changed; None if nothing did."""
+        i: int = hits.loaded.first_change(self.for_native, 0)
+        while i >= 0:
+            # C++ compares by identity: an equal number in a new object is no change
+            change = self._native[i].change()
+            if change is not None:
+                return change
+            self.for_native[i] = self._native[i].for_native
+            i = hits.loaded.first_change(self.for_native, i + 1)
+        changes = (one.change() for one in self.others)
+        return next((change for change in changes if change is not None), None)

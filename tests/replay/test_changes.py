@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 import lazy_tensor
 from lazy_tensor import replay
-from lazy_tensor.capture import object_graph, watched_object
-from lazy_tensor.capture.mentions import mentions_of
+from lazy_tensor.capture import object_graph
+from lazy_tensor.capture.mentions import ANY_NAME, mentions_of
 
 Space = types.SimpleNamespace
 N_CALLS, CHANGED_AT = 8, 6
@@ -292,7 +292,7 @@ class Names:
 
 @pytest.mark.parametrize("code", [Names.plain, Names.nested, Names.getters])
 def test_names_that_are_constants_are_not_computed(code):
-    assert not mentions_of(code.__code__).computes_names
+    assert ANY_NAME not in mentions_of(code.__code__).names
 
 
 @case
@@ -790,22 +790,12 @@ for i in range(40):
     setattr(Chained, f"step_{i}", _mention(i))
 
 
-def test_every_object_is_looked_at_once_however_late_its_name_is_found(monkeypatch):
+def test_code_is_followed_however_late_its_name_is_found():
     chained: Any = Chained()
-    n_made = 0
-
-    class Counted(watched_object.WatchedObject):
-        def __init__(self, *args):
-            nonlocal n_made
-            n_made += 1
-            super().__init__(*args)
-
-    monkeypatch.setattr(object_graph, "WatchedObject", Counted)
-    picture = object_graph.ObjectGraph([("f", lambda x: chained.step_0(x))])
+    picture = object_graph.explore([("f", lambda x: chained.step_0(x))], [], set())
     found = {str(name) for name in picture.holdings}
     assert {f"method'{n}" for n in range(1, 40)} <= found
-    assert n_made == len(picture.holdings)
-    names = [holding.among for holding in picture.holdings.values() if holding.among is not None]
+    names = [one.names for one in picture.holdings.values() if isinstance(one.names, set)]
     assert len(names) > 1
     assert len({id(some) for some in names}) == 1  # they can be thousands, for thousands of objects
 
@@ -836,7 +826,7 @@ def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_n
     assert step.n_replayed
     scale.by = 5.0
     assert step(torch.ones(2)).tolist() == [11.0, 11.0]
-    picture = object_graph.ObjectGraph([("step", step.__replayed__)])
+    picture = object_graph.explore([("step", step.__replayed__)], [], set())
     assert not any("FACTOR" in holding.keys for holding in picture.holdings.values())
 
 

@@ -1,7 +1,6 @@
 """Plans as CUDA graphs, with a stand-in for these graphs on the CPU: memory that stays, inputs that
 are copied in, results that are copied out. `test_on_a_gpu` is the same with real ones."""
 
-import functools
 import inspect
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 
 import lazy_tensor
 from lazy_tensor import replay
-from lazy_tensor.capture import captured_call, cuda_graph
+from lazy_tensor.capture import cuda_graph
 
 N = 12
 
@@ -44,8 +43,8 @@ def capture(run):
 @pytest.fixture
 def graphs(monkeypatch):
     """Where graphs are found that were captured on the CPU."""
-    made = functools.partial(cuda_graph.CudaGraph, device_type="cpu", capture=capture)
-    monkeypatch.setattr(captured_call, "CudaGraph", made)
+    monkeypatch.setattr(cuda_graph, "DEVICE", "cpu")
+    monkeypatch.setattr(cuda_graph, "capture_on_cuda", capture)
     monkeypatch.setattr(Graph, "made", [])
     return Graph.made
 
@@ -147,8 +146,7 @@ def test_a_capture_that_fails_runs_the_plan(graphs, monkeypatch):
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    made = functools.partial(cuda_graph.CudaGraph, device_type="cpu", capture=fails)
-    monkeypatch.setattr(captured_call, "CudaGraph", made)
+    monkeypatch.setattr(cuda_graph, "capture_on_cuda", fails)
     found, step = trained(lambda f: replay(f, cuda_graphs=True, backend="aten"))
     for mine, theirs in zip(found, eager(), strict=True):
         assert torch.equal(mine, theirs)

@@ -1,0 +1,100 @@
+"""The arguments of a call, read once.
+
+In: what a function is called with. Out: `Arguments`, by whose `key` `replay` finds what it knows of
+such calls. C++ reads numbers, plain tensors and builtin containers (`dispatch/native/arguments.h`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from lazy_tensor.capture.watched_object import slots_of
+from lazy_tensor.dispatch.run import hits
+
+
+class Arguments:
+    """The arguments of one call.
+
+    `key` is equal for calls that may run the same plan. It holds the metadata of tensors, the
+    values of numbers and strings, and the ids of other objects. `tensors` are all tensors, in the
+    order found. `objects` are pairs of a label and an object that the call can look into: the roots
+    of an `ObjectGraph`.
+    """
+
+    __slots__ = ("_inside", "args", "key", "kwargs", "objects", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.tensors: list[torch.Tensor] = []
+        self.objects: list[tuple[str, Any]] = []
+        self._inside: set[int] = set()  # ids of containers being read: one may contain itself
+        parts: list[Any] = []
+        hits.loaded.read_arguments(args, kwargs, parts, self.tensors, self._read_other)
+        # for each tensor: its class, size, strides, dtype and device; whether it requires a
+        # gradient, has a graph, has a storage offset, is a conjugate or negative view; the first
+        # place of the same object; and how it is sharded
+        try:
+            words = hits.loaded.argument_words(self.tensors, True)
+        except RuntimeError:  # autograd raises for a view whose base was written
+            words = object()  # equal to nothing
+        self.key = (tuple(parts), words)
+
+    def are_unchanged(self) -> bool:
+        """Whether the arguments still hold the same objects; tensors may have other values."""
+        # equal keys mean equally many tensors, so `map` leaves none out
+        now = Arguments(self.args, self.kwargs)
+        is_same = map(operator.is_, self.tensors, now.tensors)
+        return self.key[0] == now.key[0] and all(is_same)
+
+    def _read(self, label: str, value: Any, parts: list[Any]) -> None:
+        hits.loaded.read_argument(label, value, parts, self.tensors, self._read_other)
+
+    def _read_other(self, label: str, value: Any, parts: list[Any]) -> None:
+        """Read a value that C++ passes back: of a subclass, a dataclass or any other class, or a
+        tensor with attributes."""
+        parts.append(type(value))
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            self._read_attributes(label, value, parts)
+            return
+        # the class is a root too: the function may call its methods, which can see more
+        self.objects.append((label, type(value)))
+        if isinstance(value, (list, tuple)):
+            self._read_items(label, value, enumerate(value), parts)
+        elif isinstance(value, Mapping):
+            # keys with their types, because 1, 1.0 and True are equal
+            parts.append(tuple([(type(name), name) for name in value]))
+            self._read_items(label, value, value.items(), parts)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._read_items(label, value, (), parts)
+        else:
+            parts.append(id(value))
+            self.objects.append((label, value))
+
+    def _read_items(
+        self, label: str, value: Any, items: Iterable[tuple[Any, Any]], parts: list[Any]
+    ) -> None:
+        """Read a container's items, then its attributes."""
+        if id(value) in self._inside:
+            parts.append("again")
+            return
+        self._inside.add(id(value))
+        for name, item in items:
+            self._read(f"{label}[{name!r}]", item, parts)
+        parts.append("end")
+        self._read_attributes(label, value, parts)
+        self._inside.discard(id(value))
+
+    def _read_attributes(self, label: str, value: Any, parts: list[Any]) -> None:
+        slots = {
+            name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)
+        }
+        for name, item in (slots | getattr(value, "__dict__", {})).items():
+            parts.append(name)
+            self._read(f"{label}.{name}", item, parts)

@@ -1,0 +1,183 @@
+"""What a call did, without the tensors that it worked on: equal for calls that did the same.
+
+In: what `take` has noted of a call. Out: its `Outline`, and in words how it differs from another.
+`captured_call` makes a replay of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazy_tensor.capture.counts import Formulas
+from lazy_tensor.capture.watched_object import Place, is_same
+from lazy_tensor.dispatch.trie import tensor_types
+from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
+from lazy_tensor.dispatch.wording import op_name
+from lazy_tensor.kernels.segment import Ref, ScalarRef
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a leaf of the trace came from: `kind` says what `name` is.
+
+    "argument" and "draw": its number. "place": its holding and the number of the key there.
+    "constant": the contents of a small tensor that the call made. "object": `Same` as a tensor that
+    `state` doesn't lead to. `view` is set if the leaf is another tensor on the memory of that one,
+    as `Tensor.data` gives: size, stride, and offset from that tensor's. `is_copy`: others, such as
+    an array, may write that memory, so the trace copied what lay there.
+    """
+
+    kind: str
+    name: Any
+    view: tuple[Any, ...] | None = None
+    is_copy: bool = False
+
+
+class Constant:
+    """What a replay returns as it is. An instance never changes, and equal ones are the same."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """A tensor compared by identity, where `==` of tensors compares elements."""
+
+    tensor: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.tensor is other.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A place where the call put a new tensor, and the tensor's slot in the trace (-1 - i for draw
+    i).
+
+    `was_empty`: None lay there before. Else the tensor that lies there gets the new value, and
+    stays the same object.
+    """
+
+    place: Place
+    slot: int
+    was_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """How to make one leaf of what the call returned: `kind` says what `name` is.
+
+    "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
+    memory of that leaf. "data": a new tensor of these values. "argument", "place": the very object
+    there. "again": the object returned as that earlier leaf. "constant": `name` itself,
+    which is no tensor. `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that
+    requires a gradient, "spent" for one whose graph a backward pass has freed, else "".
+    """
+
+    kind: str
+    name: Any
+    meta: tuple[Any, ...] | None = None
+    grad: str = ""
+    layout: tensor_types.Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a call did, without the tensors it worked on: equal for calls that did the same."""
+
+    state: State
+    scalars: tuple[complex, ...]
+    formulas: Formulas
+    numbers: int  # digest of all numbers that the call can see, less those of `formulas`
+    draws: tuple[Any, ...]
+    reads: tuple[Any, ...]
+    sources: tuple[Source, ...]
+    left: tuple[Left, ...]
+    live: tuple[int, ...]
+    returned: tuple[Returned, ...]
+    structure: Any
+
+    def difference(self, before: Outline) -> str | None:
+        """The first difference from an earlier call, in words; None if there is none."""
+        # another thread has another trie: there equal traces end in different states
+        if self.state is not before.state:
+            found = _first_difference(before, self)
+            if found is not None:
+                return found
+        # a value read at the same line is named with its line, which `_WORDS` can't do
+        for now, then in zip(self.reads, before.reads, strict=False):
+            if now != then and now[0] == then[0]:
+                return f"it reads {now[1]} at {now[0]} where the call before read {then[1]}"
+        for name, words in _WORDS.items():
+            if getattr(self, name) != getattr(before, name):
+                return words
+        if self.formulas.read_another(before.formulas):
+            return "an optimizer's step count or rate is turned into a plain number, or into text"
+        # if other numbers changed too, an equal number of an optimizer explains nothing: it may be
+        # equal by chance, or follow the other number for a while
+        is_known = self.numbers == before.numbers
+        explained = self.formulas.explained(before.formulas) if is_known else {}
+        for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
+            if not is_same(now, then) and (repr(now), repr(then)) not in explained:
+                nodes = [step for step in self.state.steps() if isinstance(step, Node)]
+                where = next((named(n) for n in nodes if ScalarRef(i) in _flat(n)), "an op")
+                return f"{where} gets {now!r} where the call before gave it {then!r}"
+        return None
+
+
+# What to say if a field of two outlines differs. Fields are compared in this order.
+_WORDS = {
+    "formulas": "it computes other numbers from its step counts each call",
+    "draws": "it draws other random numbers each call",
+    "reads": "it reads values at other places each call",
+    "sources": "it reads other tensors each call",
+    "left": "it leaves tensors in other places each call",
+    "live": "other results outlive it each call",
+    "returned": "it returns something else each call",
+    "structure": "it returns something else each call",
+}
+
+
+def _flat(node: Node) -> list[Any]:
+    """The arguments of a recorded call, with those inside lists."""
+    leaves: list[Any] = pytree.tree_leaves((node.args, [value for _, value in node.kwargs]))
+    return leaves
+
+
+def _first_difference(before: Outline, now: Outline) -> str | None:
+    """Where two traces diverge, with the user's line; None if their steps are equal."""
+    old, new = before.state.steps(), now.state.steps()
+    if old == new:
+        return None
+    for one, other in zip(old, new, strict=False):
+        if one == other:
+            continue
+        if isinstance(one, Leaf) or isinstance(other, Leaf):
+            specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
+            return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
+        if one.facts.op is not other.facts.op:
+            called = op_name(one.facts.op)
+            return f"it calls {named(other)} where the call before called {called}"
+        for a, b in zip(_flat(one), _flat(other), strict=False):
+            shown = _shown(b, now), _shown(a, before)
+            if shown[0] != shown[1]:
+                return f"{named(other)} gets {shown[0]} where the call before gave it {shown[1]}"
+        return f"{named(other)} gives something else than before"
+    return f"it has {len(new)} steps where the call before had {len(old)}"
+
+
+def named(node: Node) -> str:
+    return f"{op_name(node.facts.op)} at {node.where}"
+
+
+def _shown(argument: Any, outline: Outline) -> str:
+    if isinstance(argument, ScalarRef):
+        return repr(outline.scalars[argument.index])
+    return f"tensor {argument.index}" if isinstance(argument, Ref) else repr(argument)
