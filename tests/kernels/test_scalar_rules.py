@@ -46,6 +46,11 @@ CASES = {
     "0-dim int64": (integers, torch.tensor(2), FLOAT),
     "in place": (in_place, torch.linspace(-3, 3, 37), FLOAT),
     "in place in int64": (in_place, torch.arange(-5, 5), 3),
+    "a number alone": (
+        lambda x, s: (x * s, torch.full((), s, dtype=torch.float64)),
+        torch.ones(3),
+        FLOAT,
+    ),
 }
 ULPS = {torch.float64: 4e-15, torch.float32: 4e-7, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
