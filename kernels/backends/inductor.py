@@ -19,7 +19,14 @@ import torch
 
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.backends.artifact import Outputs, holds_for, kernel_of, packed, unpacked
+from lazy_tensor.kernels.backends.artifact import (
+    Outputs,
+    Steps,
+    holds_for,
+    kernel_of,
+    packed,
+    unpacked,
+)
 from lazy_tensor.kernels.backends.torch_inductor import (
     Compiled,
     Unit,
@@ -29,6 +36,7 @@ from lazy_tensor.kernels.backends.torch_inductor import (
 )
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.extension.cpp import built_for, compiler_identity, found_compiler
+from lazy_tensor.kernels.generic import Generic
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 
 
@@ -44,7 +52,11 @@ class PortableInductor:
         return fusible.refuses(call, self.taken) or fusible.refuses_bytes(call, inputs)
 
     def compile(self, segment: Segment) -> Kernel:
-        return self.load(segment, self.build(segment))
+        kernel = self.load(segment, self.build(segment))
+        # a generic segment has sizes of its own, as an example
+        if isinstance(kernel, Steps) and isinstance(segment, Generic):
+            return kernel.for_sizes(segment.own_values, is_long=False)
+        return kernel
 
     def can_build(self, segment: Segment) -> bool:
         return segment.device.type == "cpu"

@@ -57,10 +57,15 @@ def key_of(
     Tensors count by layout, operands by type, other arguments by type and value. With `any_size`
     sizes count only by how they divide among the ranks.
     """
-    numbers = facts_of(op).number_args
-    given = [*enumerate(args), *kwargs.items()]
-    # the builtin behind the op, as it has its hash in C
-    return (op._op, *[(label, _described(a, label in numbers, any_size)) for label, a in given])
+    numbers, sharded = facts_of(op).number_args, tensor_types.sharded_class
+    key: list[Any] = [op._op]  # the builtin behind the op, as it has its hash in C
+    for i, a in enumerate(args):
+        # the usual argument costs no call
+        is_usual = type(a) is sharded and not any_size
+        key.append(a._layout if is_usual else _described(a, i in numbers, any_size))
+    for name, a in kwargs.items():
+        key.append((name, _described(a, name in numbers, any_size)))
+    return tuple(key)
 
 
 _families: Cache[tuple[Any, ...], Any] = Cache("sharding_families", 4096)
@@ -117,12 +122,13 @@ def _described(argument: Any, may_vary: bool, any_size: bool) -> Any:
     if kind in FIXED:
         return argument
     if kind in NUMBERS:
-        # as text, by which 0.0 and -0.0 differ
-        return kind if may_vary else (kind, str(argument))
-    if isinstance(argument, torch.Tensor):
-        return (argument.shape, argument.dtype)
+        # as text where 0.0 and -0.0 would be equal; either part of a complex number may be -0.0
+        fixed = str(argument) if kind is complex or not argument else argument
+        return kind if may_vary else (kind, fixed)
     if isinstance(argument, (list, tuple)):
         return tuple([_described(item, may_vary, any_size) for item in argument])
+    if isinstance(argument, torch.Tensor):
+        return (argument.shape, argument.dtype)
     return argument
 
 
