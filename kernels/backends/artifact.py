@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.backend import Declined, Kernel
 from lazy_tensor.kernels.backends.torch_inductor import Compiled, addresses_of
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.library import loaded
@@ -125,7 +125,10 @@ class Steps:
 
     def for_sizes(self, sizes: Sequence[int], *, is_long: bool) -> program.Program:
         """The kernel for these values of the symbols. `is_long` as for `unpacked`."""
-        return _Numbered(self, sizes, is_long=is_long).build()
+        try:
+            return _Numbered(self, sizes, is_long=is_long).build()
+        except KeyError as name:  # a number has no slot, and so no memory for a view or a call
+            raise Declined(f"the run-time number {name} is needed as a tensor") from None
 
 
 class _Numbered:

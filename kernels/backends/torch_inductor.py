@@ -397,6 +397,7 @@ class _Steps:
 
         The program copies the result if the library returns others.
         """
+        name = self._same.get(name, name)
         if name in self._calls:
             _, _, _, _, made, strides, _ = self._calls[name]
             strides[made.index(name)] = self._sizes(stride)

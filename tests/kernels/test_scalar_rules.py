@@ -78,6 +78,13 @@ def test_other_values_need_no_other_kernel(record, compiler):
             torch.testing.assert_close(ours, expected)
 
 
+def test_a_number_that_a_library_call_needs_as_a_tensor_is_declined(record, compiler):
+    recorded = record(lambda x, n: x.pow(n) * 2, [torch.arange(4)], [3])
+    fusion = compiler.fusion_of(recorded.segment, InductorBackend(), mode="blocking")
+    assert fusion.status == "declined", fusion.reason
+    assert torch.equal(fusion.run(recorded.inputs, [3])[0], recorded.results[0])
+
+
 def test_same_segment_in_two_threads_keeps_their_scalars_apart(record, compiler):
     from concurrent.futures import ThreadPoolExecutor
 

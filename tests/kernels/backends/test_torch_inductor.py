@@ -148,6 +148,13 @@ def test_library_calls_are_steps_with_the_strides_of_what_they_give() -> None:
     assert steps["results"] == ["buf4", "buf3"]
 
 
+def test_the_strides_of_a_library_call_may_be_said_of_its_results_other_name() -> None:
+    line = "assert_size_stride(buf4, "
+    other = LIBRARY_CALLS.replace(line, "buf5 = buf4\n        assert_size_stride(buf5, ")
+    steps, _ = steps_of(other)
+    assert steps == steps_of(LIBRARY_CALLS)[0]
+
+
 def test_library_calls_that_do_not_say_their_strides_are_no_steps() -> None:
     lines = [one for one in LIBRARY_CALLS.splitlines() if "assert_size_stride(buf3" not in one]
     with pytest.raises(NotPortable):
