@@ -148,8 +148,8 @@ void call_with(void* kernel, void* const* arguments, std::index_sequence<I...>) 
 }
 
 // Call a C function that takes `n` pointers, or integers as wide, with N or more. `arguments` has
-// room for MOST_ARGUMENTS. On x86-64 and AArch64 it does no harm to pass more than a function takes:
-// the caller removes arguments from the stack, and the function looks at its own alone.
+// room for MOST_ARGUMENTS. On x86-64 and AArch64 it does no harm to pass more than a function
+// takes: the caller removes arguments from the stack, and the function looks at its own alone.
 template <size_t N = 8>
 void call_kernel(void* kernel, size_t n, void* const* arguments) {
   if constexpr (N < MOST_ARGUMENTS) {
