@@ -88,10 +88,6 @@ class Cache(Generic[K, V]):
         with self._lock:
             self._map[key] = value
 
-    def pop(self, key: K) -> V | None:
-        with self._lock:
-            return self._map.pop(key, None)
-
     def values(self) -> list[V]:
         with self._lock:
             # not `self._map.values()`, which counts as a use of each

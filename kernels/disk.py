@@ -191,7 +191,10 @@ def _unsafe(path: Path, may_be_a_link: bool) -> str | None:
             return f"{path} is a link; delete it"
         path = path.resolve(strict=True)
     # then its target, or again `path` itself
-    return _foreign(path) or _writable(path.stat(), path)
+    foreign = _foreign(path)
+    if foreign is None and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by other users; chmod go-w it"
+    return foreign
 
 
 def _foreign(path: Path) -> str | None:
@@ -215,12 +218,6 @@ def _foreign_below(folder: Path) -> Iterator[str]:
             reason = _foreign(path)
             if reason is not None:
                 yield reason
-
-
-def _writable(status: os.stat_result, path: Path) -> str | None:
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} can be written by other users; chmod go-w it"
-    return None
 
 
 def _content(path: Path) -> bytes:

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.kernels.scalar_rules import scalars_refused
-from lazy_tensor.kernels.segment import Call, TensorSpec
+from lazy_tensor.kernels.segment import Call, TensorSpec, base_name as base_name
 
 
 def _names(text: str) -> frozenset[str]:
@@ -138,13 +138,6 @@ def refuses_bytes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
     if any(spec is not None and spec.dtype.itemsize == 1 for spec in computed_in):
         return f"{call.op}: Inductor reduces numbers of one byte wrongly"
     return None
-
-
-def base_name(op: OpOverload) -> str:
-    """The op's name without namespace, overload and the `_` of an in-place op."""
-    name: str = op._schema.name.partition("::")[2]
-    # `__and__` and its like keep their underscores
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 @cache

@@ -13,8 +13,8 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 from torch._ops import OpOverload
@@ -77,14 +77,13 @@ def structure_of(segment: Segment) -> Structure | None:
         size = [_taken(n, of_inputs) for n in spec.size]
         text.append(f"{spec.dtype} {size} {order} {spec.device}")
     text.append(repr([kind.__name__ for kind in segment.scalars]))
-    specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
     for call in segment.calls:
         args, kwargs = _mapped(call, lambda n: _taken(n, of_calls))
         # the sizes of results follow from the inputs and arguments, so their rank is enough
         kinds = [None if s is None else (s.dtype, s.device, len(s.size)) for s in call.outputs]
         text.append(f"{call.op}{args!r}{kwargs!r}->{kinds!r}")
     for number in segment.outputs:
-        promised = specs[number]
+        promised = segment.specs[number]
         order = None if promised is None else order_of(promised)
         if order is None:
             return None
@@ -129,27 +128,20 @@ def _dense_strides(order: Sequence[int], size: Sequence[Any]) -> tuple[Any, ...]
     return tuple(strides)
 
 
-class _Hole:
-    """Stands for a size in a structure's text, where its `repr` is written."""
-
-    def __repr__(self) -> str:
-        return "?"
-
-
-_HOLE = _Hole()
-
-
 def _can_be_symbol(n: Any) -> bool:
     # `type`, as a bool is an int
     return type(n) is int and LEAST <= n < MOST
 
 
 def _taken(n: Any, taken: list[int]) -> Any:
-    """Append `n` to `taken` and return a hole, if it can be a symbol; else return `n` itself."""
+    """Append `n` to `taken` and return `...`, if it can be a symbol; else return `n` itself.
+
+    `...` stands for a size in the text of a structure.
+    """
     if not _can_be_symbol(n):
         return n
     taken.append(n)
-    return _HOLE
+    return ...
 
 
 def _mapped(
@@ -202,8 +194,10 @@ class Generic(Segment):
         object.__setattr__(self, "_text", "\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = (self.inputs, self.scalars, self.calls, self.outputs, self.default_dtype)
-        return _generic, (*own, self.structure, self.of_inputs, self.of_calls)
+        kind = partial(
+            Generic, structure=self.structure, of_inputs=self.of_inputs, of_calls=self.of_calls
+        )
+        return kind, super().__reduce__()[1]
 
     @property
     def own_values(self) -> Sizes:
@@ -225,28 +219,24 @@ class Generic(Segment):
                 return None
         return found
 
-    def with_symbols(self, values: Sequence[Any]) -> tuple[list[tuple[Any, ...]], list[Call]]:
-        """The inputs' sizes and the calls, with `values` in place of the symbols.
+    def with_symbols(
+        self, values: Sequence[Any]
+    ) -> tuple[tuple[TensorSpec, ...], tuple[Call, ...]]:
+        """The inputs' specs and the calls, with `values` in place of the symbols.
 
         It walks the sizes in the order in which `structure_of` listed them.
         """
-        symbols = iter(self.of_inputs)
-        sizes = [
-            tuple(values[next(symbols)] if _can_be_symbol(n) else n for n in spec.size)
-            for spec in self.inputs
-        ]
-        given = iter(self.of_calls)
+        symbols, given = iter(self.of_inputs), iter(self.of_calls)
+
+        def spec_with(spec: TensorSpec) -> TensorSpec:
+            size = tuple(values[next(symbols)] if _can_be_symbol(n) else n for n in spec.size)
+            return replace(spec, size=size, stride=strides_like(spec, size))
 
         def replaced(n: int) -> Any:
             return next(given).at(values) if _can_be_symbol(n) else n
 
-        calls = [Call(call.op, *_mapped(call, replaced), call.outputs) for call in self.calls]
-        return sizes, calls
-
-
-def _generic(*parts: Any) -> Generic:
-    *own, structure, of_inputs, of_calls = parts
-    return Generic(*own, structure=structure, of_inputs=of_inputs, of_calls=of_calls)
+        calls = (Call(call.op, *_mapped(call, replaced), call.outputs) for call in self.calls)
+        return tuple(map(spec_with, self.inputs)), tuple(calls)
 
 
 def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | None:

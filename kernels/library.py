@@ -7,7 +7,6 @@ kernels, for the package's C++, and for nvFuser's helper.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import shutil
 import tempfile
@@ -17,21 +16,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_serial = itertools.count()
 
-
-def loaded(library: bytes, load: Callable[[str, str], T]) -> T:
-    """Write `library` to a new file, return `load(path, name)`, and delete the file."""
+def loaded(library: bytes, load: Callable[[str], T]) -> T:
+    """Write `library` to a new file, return `load(path)`, and delete the file."""
     # dlopen needs a file. For a path that it knows it would return the library loaded before, so
     # each path is new. Once the library is mapped, the file can be deleted.
-    name = f"lazy_tensor_kernel_{next(_serial)}"
-    path = os.path.join(own_folder(), f"{os.getpid()}_{name}.so")
-    with open(path, "xb") as file:
+    with tempfile.NamedTemporaryFile(dir=own_folder(), suffix=".so") as file:
         file.write(library)
-    try:
-        return load(path, name)
-    finally:
-        os.unlink(path)
+        file.flush()
+        return load(file.name)
 
 
 @cache

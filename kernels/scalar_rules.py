@@ -8,13 +8,13 @@ bfloat16). Called by `backends.lower`; `fusible` asks here which arguments may b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lazy_tensor.kernels.segment import Call, ScalarRef
+from lazy_tensor.kernels.segment import Call, ScalarRef, base_name
 
 Arguments = dict[str, Any]
 
@@ -26,9 +26,9 @@ class ScalarRule:
     All tensors in it but masks have the computation dtype.
     """
 
-    compute: Callable[[Arguments], torch.Tensor]
-    scalars: frozenset[str]
-    """The names of the arguments that may be run-time scalars."""
+    compute: Callable[[Arguments], Any]
+    scalars: str
+    """The names of the arguments that may be run-time scalars, separated by spaces."""
     int_to_float: bool = False
     """Whether integers are computed in the default float dtype, as `div` does."""
 
@@ -37,18 +37,6 @@ def _scaled(a: Arguments) -> Any:
     """`other * alpha`, or just `other` if alpha is not given."""
     alpha = a.get("alpha")
     return a["other"] if alpha is None else a["other"] * alpha
-
-
-def _addcdiv(a: Arguments) -> torch.Tensor:
-    value = a.get("value", 1)
-    result: torch.Tensor = a["self"] + value * a["tensor1"] / a["tensor2"]
-    return result
-
-
-def _addcmul(a: Arguments) -> torch.Tensor:
-    value = a.get("value", 1)
-    result: torch.Tensor = a["self"] + value * a["tensor1"] * a["tensor2"]
-    return result
 
 
 def _clamp(a: Arguments) -> torch.Tensor:
@@ -61,78 +49,60 @@ def _clamp(a: Arguments) -> torch.Tensor:
     return result
 
 
-def _fill(a: Arguments) -> torch.Tensor:
-    value: torch.Tensor = a["value"]
-    return value.expand(a["self"].shape)
-
-
 def _full(a: Arguments) -> torch.Tensor:
     value: torch.Tensor = a["fill_value"]
     return value.expand(a["size"] if "size" in a else a["self"].shape)
 
 
-def _masked_fill(a: Arguments) -> torch.Tensor:
-    return torch.where(a["mask"], a["value"], a["self"])
-
-
-def _where(a: Arguments) -> torch.Tensor:
-    return torch.where(a["condition"], a["self"], a["other"])
-
-
-def _rule(
-    compute: Callable[[Arguments], Any], scalars: str, *, int_to_float: bool = False
-) -> ScalarRule:
-    return ScalarRule(compute, frozenset(scalars.split()), int_to_float)
-
-
 # by the op's name without overload and without the `_` of in-place ops
 RULES: Mapping[str, ScalarRule] = {
-    "add": _rule(lambda a: a["self"] + _scaled(a), "other alpha"),
-    "sub": _rule(lambda a: a["self"] - _scaled(a), "other alpha"),
-    "rsub": _rule(
+    "add": ScalarRule(lambda a: a["self"] + _scaled(a), "other alpha"),
+    "sub": ScalarRule(lambda a: a["self"] - _scaled(a), "other alpha"),
+    "rsub": ScalarRule(
         lambda a: a["other"] - (a["self"] * a["alpha"] if "alpha" in a else a["self"]),
         "other alpha",
     ),
-    "mul": _rule(lambda a: a["self"] * a["other"], "other"),
-    "div": _rule(lambda a: a["self"] / a["other"], "other", int_to_float=True),
-    "pow": _rule(lambda a: torch.pow(a["self"], a["exponent"]), "self exponent"),
-    "remainder": _rule(lambda a: torch.remainder(a["self"], a["other"]), "other"),
-    "fmod": _rule(lambda a: torch.fmod(a["self"], a["other"]), "other"),
-    "addcdiv": _rule(_addcdiv, "value"),
-    "addcmul": _rule(_addcmul, "value"),
-    "lerp": _rule(lambda a: torch.lerp(a["self"], a["end"], a["weight"]), "weight"),
-    "clamp": _rule(_clamp, "min max"),
-    "clamp_min": _rule(_clamp, "min"),
-    "clamp_max": _rule(_clamp, "max"),
-    "fill": _rule(_fill, "value"),
-    "full": _rule(_full, "fill_value"),
-    "full_like": _rule(_full, "fill_value"),
-    "new_full": _rule(_full, "fill_value"),
-    "scalar_tensor": _rule(lambda a: a["s"], "s"),
-    "masked_fill": _rule(_masked_fill, "value"),
-    "where": _rule(_where, "self other"),
-    "leaky_relu": _rule(
+    "mul": ScalarRule(lambda a: a["self"] * a["other"], "other"),
+    "div": ScalarRule(lambda a: a["self"] / a["other"], "other", int_to_float=True),
+    "pow": ScalarRule(lambda a: torch.pow(a["self"], a["exponent"]), "self exponent"),
+    "remainder": ScalarRule(lambda a: torch.remainder(a["self"], a["other"]), "other"),
+    "fmod": ScalarRule(lambda a: torch.fmod(a["self"], a["other"]), "other"),
+    "addcdiv": ScalarRule(
+        lambda a: a["self"] + a.get("value", 1) * a["tensor1"] / a["tensor2"], "value"
+    ),
+    "addcmul": ScalarRule(
+        lambda a: a["self"] + a.get("value", 1) * a["tensor1"] * a["tensor2"], "value"
+    ),
+    "lerp": ScalarRule(lambda a: torch.lerp(a["self"], a["end"], a["weight"]), "weight"),
+    "clamp": ScalarRule(_clamp, "min max"),
+    "clamp_min": ScalarRule(_clamp, "min"),
+    "clamp_max": ScalarRule(_clamp, "max"),
+    "fill": ScalarRule(lambda a: a["value"].expand(a["self"].shape), "value"),
+    "full": ScalarRule(_full, "fill_value"),
+    "full_like": ScalarRule(_full, "fill_value"),
+    "new_full": ScalarRule(_full, "fill_value"),
+    "scalar_tensor": ScalarRule(lambda a: a["s"], "s"),
+    "masked_fill": ScalarRule(lambda a: torch.where(a["mask"], a["value"], a["self"]), "value"),
+    "where": ScalarRule(lambda a: torch.where(a["condition"], a["self"], a["other"]), "self other"),
+    "leaky_relu": ScalarRule(
         lambda a: torch.where(a["self"] > 0, a["self"], a["self"] * a["negative_slope"]),
         "negative_slope",
     ),
-    "native_dropout_backward": _rule(lambda a: a["grad_output"] * a["mask"] * a["scale"], "scale"),
-    "eq": _rule(lambda a: a["self"] == a["other"], "other"),
-    "ne": _rule(lambda a: a["self"] != a["other"], "other"),
-    "lt": _rule(lambda a: a["self"] < a["other"], "other"),
-    "le": _rule(lambda a: a["self"] <= a["other"], "other"),
-    "gt": _rule(lambda a: a["self"] > a["other"], "other"),
-    "ge": _rule(lambda a: a["self"] >= a["other"], "other"),
+    "native_dropout_backward": ScalarRule(
+        lambda a: a["grad_output"] * a["mask"] * a["scale"], "scale"
+    ),
+    "eq": ScalarRule(lambda a: a["self"] == a["other"], "other"),
+    "ne": ScalarRule(lambda a: a["self"] != a["other"], "other"),
+    "lt": ScalarRule(lambda a: a["self"] < a["other"], "other"),
+    "le": ScalarRule(lambda a: a["self"] <= a["other"], "other"),
+    "gt": ScalarRule(lambda a: a["self"] > a["other"], "other"),
+    "ge": ScalarRule(lambda a: a["self"] >= a["other"], "other"),
 }
 
 # arguments that take no part in type promotion and stay bool
 _MASKS = ("mask", "condition")
 # ops whose result dtype is given, and doesn't follow from the arguments
 _FACTORIES = ("full", "full_like", "new_full", "scalar_tensor")
-
-
-def _name(call: Call) -> str:
-    name: str = call.op._schema.name.partition("::")[2]
-    return name.removesuffix("_")
 
 
 def has_scalars(call: Call) -> bool:
@@ -146,8 +116,8 @@ def scalars_refused(call: Call) -> str | None:
         if isinstance(value, tuple) and any(isinstance(item, ScalarRef) for item in value):
             return f"{call.op}: {name!r} holds a run-time scalar in a list"
         if isinstance(value, ScalarRef):
-            rule = RULES.get(_name(call))
-            if rule is None or name not in rule.scalars or _rounds(call):
+            rule = RULES.get(base_name(call.op))
+            if rule is None or name not in rule.scalars.split() or _rounds(call):
                 return f"{call.op}: {name!r} can't be a run-time scalar"
     return None
 
@@ -157,36 +127,43 @@ def _rounds(call: Call) -> bool:
     return any(name == "rounding_mode" and value is not None for name, value in call.kwargs)
 
 
-def computed(call: Call, arguments: Arguments, kinds: Mapping[str, type]) -> torch.Tensor:
+def computed(call: Call, arguments: Arguments, kinds: Sequence[type]) -> torch.Tensor:
     """The result of `call`. For an in-place op it is written to `self`, which is returned.
 
-    `arguments` are its arguments by name, run-time scalars as 0-dim tensors. `kinds` maps the names
-    of the run-time scalars to their Python types.
+    `arguments` are its arguments by name, run-time scalars as 0-dim tensors. `kinds` are the Python
+    types of the segment's run-time scalars.
     """
     from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, elementwise_dtypes
 
-    rule = RULES[_name(call)]
-    weighed = [n for n, v in arguments.items() if n not in _MASKS and _is_number_or_tensor(v)]
-    if _name(call) in _FACTORIES:
-        spec = call.outputs[0]
-        assert spec is not None
-        dtype = spec.dtype
+    rule = RULES[base_name(call.op)]
+    weighed = [
+        n
+        for n, v in arguments.items()
+        if n not in _MASKS and isinstance(v, (torch.Tensor, bool, int, float))
+    ]
+    is_factory = base_name(call.op) in _FACTORIES
+    if is_factory:
+        dtype = _dtype_of(call)
     else:
         # A run-time scalar counts as a Python number of its type; any value does. The float64 or
         # int64 tensor that carries it would make the result too wide.
+        samples = {n: kinds[v.index](1) for n, v in call.arguments() if isinstance(v, ScalarRef)}
         dtype, _ = elementwise_dtypes(
-            *(kinds[n](1) if n in kinds else arguments[n] for n in weighed),
+            *(samples.get(n, arguments[n]) for n in weighed),
             type_promotion_kind=KIND.INT_TO_FLOAT if rule.int_to_float else KIND.DEFAULT,
         )
     cast = {n: arguments[n].to(dtype) for n in weighed if isinstance(arguments[n], torch.Tensor)}
-    result = rule.compute(arguments | cast)
+    result: torch.Tensor = rule.compute(arguments | cast)
+    if not call.outputs:
+        target: torch.Tensor = arguments["self"]
+        return target.copy_(result)
     # computed wide, stored in the op's own dtype
-    if call.outputs:
-        assert call.outputs[0] is not None
-        return result.to(call.outputs[0].dtype)
-    target: torch.Tensor = arguments["self"]
-    return target.copy_(result)
+    result = result.to(_dtype_of(call))
+    # For programs a run-time scalar is a number: it can't be a result itself.
+    return result.clone() if is_factory else result
 
 
-def _is_number_or_tensor(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, bool, int, float))
+def _dtype_of(call: Call) -> torch.dtype:
+    (spec,) = call.outputs
+    assert spec is not None, "ops with run-time scalars have one result"
+    return spec.dtype

@@ -87,6 +87,13 @@ def op_named(name: str) -> OpOverload:
     return found
 
 
+def base_name(op: OpOverload) -> str:
+    """The op's name without namespace, overload and the `_` of an in-place op."""
+    name: str = op._schema.name.partition("::")[2]
+    # `__and__` and its like keep their underscores
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One aten op on values, run-time scalars and static arguments. `args` nest by tuples only.
@@ -176,22 +183,22 @@ class Segment:
         return Segment, own
 
     @cached_property
+    def specs(self) -> list[TensorSpec | None]:
+        """The spec of each value by its number; None for an undefined output."""
+        return [*self.inputs, *(spec for call in self.calls for spec in call.outputs)]
+
+    @cached_property
     def device(self) -> torch.device:
         """The device on which the segment runs: all its tensors but 0-dim CPU ones are there."""
-        specs = [s for call in self.calls for s in call.outputs if s is not None]
-        devices = (spec.device for spec in (*specs, *self.inputs))
+        devices = (spec.device for spec in self.specs if spec is not None)
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
     @cached_property
     def inputs_of_calls(self) -> list[list[TensorSpec]]:
         """For each call the specs of its tensor arguments, in order."""
-        specs: list[TensorSpec | None] = list(self.inputs)
-        found: list[list[TensorSpec]] = []
-        for call in self.calls:
-            taken = [specs[ref.index] for ref in refs(value for _, value in call.arguments())]
-            found.append([spec for spec in taken if spec is not None])
-            specs += call.outputs
-        return found
+        taken = [[*refs(value for _, value in call.arguments())] for call in self.calls]
+        specs = [[self.specs[ref.index] for ref in one] for one in taken]
+        return [[spec for spec in one if spec is not None] for one in specs]
 
     @cached_property
     def written(self) -> tuple[int, ...]:

@@ -49,30 +49,28 @@ class ShardLayout(tensor_types.Layout):
     """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype.
 
     `parts` says how the ranks' parts compare. `moves` holds the checked calls of `redistribute` on
-    tensors of this layout; `tensor` fills it.
+    tensors of this layout; `tensor` fills it. `is_regular`: the global metadata of an op's result
+    follow from its result on the local part. That is so if global and local tensor are dense, and
+    the ranks have equal parts of more than one row.
     """
 
-    __slots__ = ("_family", "_is_regular", "moves", "parts", "spec")
+    __slots__ = ("family", "is_regular", "moves", "parts", "spec")
 
     def __init__(self, spec: DTensorSpec, local: Meta) -> None:
         meta = spec.tensor_meta
         assert meta is not None, "layouts are of tensors"
         self.spec = spec
         self.parts = parts_of(spec)
-        self._family: Family | None = None
-        self._is_regular: bool | None = None
         self.moves: dict[tuple[Any, ...], Any] = {}
         # the global tensor has no memory of its own, and so no offset in any
         *_, device = local
         described = (meta.shape, meta.stride, 0, meta.dtype, device)
         super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(local))
-
-    @property
-    def family(self) -> Family:
-        if self._family is None:
-            with _lock:
-                self._family = _families.setdefault(self._divided(), Family())
-        return self._family
+        self.family = _families.setdefault(self._divided(), Family())
+        dense = self.meta[1] is None and self.local[1] is None
+        # a part of one row has size 1, which broadcasts and squeezes where the whole doesn't
+        alike = not (self.parts.uneven or self.parts.single)
+        self.is_regular = dense and alike and not any(map(is_strided_shard, spec.placements))
 
     def _divided(self) -> tuple[Any, ...]:
         """What layouts of a family have in common."""
@@ -82,21 +80,6 @@ class ShardLayout(tensor_types.Layout):
         ways = [spec.mesh.size(dim) for dim in range(spec.mesh.ndim)]
         sizes = [(n == 1, *[(n % way == 0, n >= way) for way in ways]) for n in size]
         return (spec.mesh, spec.placements, self.meta[4], is_dense, tuple(sizes), self.parts)
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether the global metadata of an op's result follow from its result on the local part.
-
-        That is so if global and local tensor are dense, and the ranks have equal parts of more than
-        one row.
-        """
-        if self._is_regular is None:
-            dense = self.meta[1] is None and self.local[1] is None
-            # a part of one row has size 1, which broadcasts and squeezes where the whole doesn't
-            alike = not (self.parts.uneven or self.parts.single)
-            strided = any(map(is_strided_shard, self.spec.placements))
-            self._is_regular = dense and alike and not strided
-        return self._is_regular
 
     def __repr__(self) -> str:
         return f"ShardLayout({self.spec})"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -366,23 +367,6 @@ def _another(tensor: torch.Tensor) -> torch.Tensor:
     return tensor_types.local_like(tensor)
 
 
-class _Linked(torch.autograd.Function):
-    """`linked` of the C++, in Python, for processes without the C++."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, made: torch.Tensor, function: Any, argument: Any
-    ) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.function, ctx.argument = function, argument
-        return _another(made)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
-        back = None if grad is None else ctx.function(grad, ctx.argument)
-        return back, None, None, None
-
-
 def _linked(made: Any, tensor: torch.Tensor, function: Any, argument: Any) -> Any:
     """`made` with an autograd edge to `tensor`, whose gradient is `function(gradient, argument)`.
 
@@ -392,7 +376,13 @@ def _linked(made: Any, tensor: torch.Tensor, function: Any, argument: Any) -> An
         return made
     if hits.native is not None:
         return hits.native.linked(made, tensor, function, argument)
-    return _Linked.apply(tensor, made, function, argument)  # type: ignore[no-untyped-call]
+    (linked,) = linked_all([made], [tensor], partial(_of_one, function), argument)
+    return linked
+
+
+def _of_one(function: Any, grads: Sequence[Any], argument: Any) -> list[Any]:
+    """The gradients of one tensor's node: of none if there is none."""
+    return [None if grad is None else function(grad, argument) for grad in grads]
 
 
 class _LinkedAll(torch.autograd.Function):

@@ -12,12 +12,12 @@ import math
 import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, NamedTuple
 
 import torch
 
 from lazy_tensor.dispatch.torch_private import FAKES, no_modes
+from lazy_tensor.kernels.extension.build_apart import module_at
 
 NEEDED = (
     "lazy_tensor.sharding needs torch.distributed as torch 2.13 has it; the installed torch "
@@ -335,16 +335,11 @@ def rebound(function: Any, **names: Any) -> Any:
 
     So torch's code runs with our classes, and torch's own function stays as it is.
     """
-    copy = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **names},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    names = {**function.__globals__, **names}
+    rest = function.__name__, function.__defaults__, function.__closure__
+    copy = types.FunctionType(function.__code__, names, *rest)
+    functools.update_wrapper(copy, function)
     copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__doc__ = function.__doc__
-    copy.__annotations__ = function.__annotations__
     return copy
 
 
@@ -354,11 +349,7 @@ def second_instance(module: types.ModuleType, name: str, **names: Any) -> types.
     So torch's own code makes tensors of our class. AssertionError if the module lacks a name.
     """
     assert module.__file__ is not None, "torch is installed as files"
-    spec = spec_from_file_location(name, module.__file__)
-    assert spec is not None, "it is a Python file"
-    assert spec.loader is not None, "it is a Python file"
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made: types.ModuleType = module_at(name, module.__file__)
     for key, value in names.items():
         assert hasattr(made, key), f"{module.__name__} no longer has {key}"
         setattr(made, key, value)

@@ -185,7 +185,7 @@ class Plan:
         metadata, as by `interpret`.
         """
         check = None if self.is_checked else partial(self._check, set())
-        self.program.run_observed(leaves, scalars, given, around, check)
+        self.program.run(leaves, scalars, given, around, check)
 
     def _check(
         self, wrong: set[int], number: int, tensors: list[torch.Tensor]

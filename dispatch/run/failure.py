@@ -28,7 +28,6 @@ from lazy_tensor.dispatch.plan.interpret import interpret, run_node
 from lazy_tensor.dispatch.plan.plan import Plan, Step
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Node
-from lazy_tensor.kernels.backends.artifact import SOURCE, WRAPPER
 from lazy_tensor.kernels.segment import Ref, ScalarRef
 
 Values = dict[int, torch.Tensor]
@@ -63,15 +62,11 @@ def _had_run(place: TracebackType) -> bool:
 
     Python handles signals after a call into C, or where a Python function begins. By convention a
     function that runs a segment stores its outputs in a variable `results` at once (see `Fusion`).
-    A wrapper of Inductor's calls several kernels in turn. If it was interrupted between two, the
-    remaining ones are run here.
     """
     while True:
         frame, instruction, after = place.tb_frame, *_instructions(place)
         if "results" in frame.f_locals:
             return True
-        if frame.f_code.co_filename == WRAPPER:
-            return _finish_wrapper(place)
         stores_results = after.argrepr.startswith("results")
         if "results" in frame.f_code.co_varnames and not stores_results:
             return False  # the interrupted call isn't the one that runs the segment: it prepared
@@ -96,25 +91,6 @@ def _instructions(place: TracebackType) -> tuple[dis.Instruction, dis.Instructio
     n = sum(one.offset <= place.tb_lasti for one in instructions)
     at = instructions[n - 1]
     return at, next((one for one in instructions[n:] if not one.opname.startswith(CALLS)), at)
-
-
-def _finish_wrapper(place: TracebackType) -> bool:
-    """Run the lines of Inductor's wrapper that an interrupt left out, up to its `return`.
-
-    Only writes matter here: the outputs are lost with the frame, and values that need them fail.
-    The source has one statement a line, so that each can run by itself.
-    """
-    frame, instruction, after = place.tb_frame, *_instructions(place)
-    number, names = place.tb_lineno, dict(frame.f_locals)
-    if instruction.opname == "RESUME" or after.opname == "POP_TOP":
-        # the line is over: it is the `def` (RESUME), or it is one call whose result is dropped. A
-        # line that stores a result runs again: the assignment was lost with the interrupt.
-        number += 1
-    for line in frame.f_globals[SOURCE].splitlines()[number - 1 :]:
-        if line.lstrip().startswith("return"):
-            break
-        exec(line.strip(), frame.f_globals, names)
-    return True
 
 
 def _called_at(place: TracebackType) -> TracebackType | None:

@@ -26,7 +26,8 @@ from lazy_tensor.dispatch.trie.tensor_types import Layout
 from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, all_traces, alone, local
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import cpp
-from lazy_tensor.kernels.extension.extension import Extension, module_at
+from lazy_tensor.kernels.extension.build_apart import module_at
+from lazy_tensor.kernels.extension.extension import Extension
 from lazy_tensor.kernels.library import loaded as load_library
 
 learn: Callable[[Trace, Any, State], None] | None = None

@@ -1,9 +1,8 @@
-"""A compiled segment as bytes, and back: a JSON header, then the shared libraries that it lists.
+"""A compiled segment as bytes, and back: a JSON header, then a shared library.
 
 `packed` takes what Inductor compiled, and how the results make up the segment's outputs (from
-`lower`). `unpacked` makes a kernel of the bytes: a `Program` that C++ runs, if the steps of
-Inductor's wrapper are known, else a Python function. Loading takes about a millisecond and imports
-nothing of Inductor. Called by the backends `inductor` and `whole`.
+`lower`). `unpacked` makes a kernel of the bytes: a `Program`, which C++ runs. Loading takes about a
+millisecond and imports nothing of Inductor. Called by the backends `inductor` and `whole`.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.backends.torch_inductor import Compiled, addresses_of, load_kernels
+from lazy_tensor.kernels.backend import Declined, Kernel
+from lazy_tensor.kernels.backends.torch_inductor import Compiled, addresses_of
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.library import loaded
 from lazy_tensor.kernels.segment import Ref, op_named
@@ -49,27 +48,18 @@ class Outputs:
     outputs: tuple[int | View, ...]
     has_check: bool
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the results are exactly the outputs, in their order."""
-        return not self.has_check and self.outputs == tuple(range(len(self.outputs)))
-
-    def expressions(self) -> list[str]:
-        """A Python expression for each output, in terms of the variable `results`."""
-        return [_expression(output) for output in self.outputs]
-
     def return_line(self, *, has_more: bool = False) -> str:
-        """The `return` line of a generated kernel. With `has_more` the results hold others too."""
-        if self.is_plain and not has_more:
+        """The `return` line of a generated kernel, in terms of its variable `results`. With
+        `has_more` the results hold others too."""
+        is_plain = not self.has_check and self.outputs == tuple(range(len(self.outputs)))
+        if is_plain and not has_more:
             return " return results"
-        return f" return ({''.join(f'{text}, ' for text in self.expressions())})"
+        return f" return ({''.join(f'{_expression(output)}, ' for output in self.outputs)})"
 
 
-def packed(compiled: Compiled, outputs: Outputs) -> bytes:
-    """The artifact: the length of the header, the header as JSON, and the libraries."""
+def packed(compiled: Compiled, outputs: Outputs, library: bytes) -> bytes:
+    """The artifact: the length of the header, the header as JSON, and the library."""
     header = {
-        "source": compiled.source,
-        "library_bytes": [len(library) for library in compiled.libraries],
         "kernels": compiled.kernels,
         "steps": compiled.steps,
         "outputs": [astuple(o) if isinstance(o, View) else o for o in outputs.outputs],
@@ -78,11 +68,11 @@ def packed(compiled: Compiled, outputs: Outputs) -> bytes:
         "conditions": compiled.conditions,
     }
     text = json.dumps(header).encode()
-    return b"".join((len(text).to_bytes(8, "little"), text, *compiled.libraries))
+    return b"".join((len(text).to_bytes(8, "little"), text, library))
 
 
 def _header(artifact: bytes) -> tuple[dict[str, Any], int]:
-    """The header, and the offset at which the libraries begin."""
+    """The header, and the offset at which the library begins."""
     start = 8 + int.from_bytes(artifact[:8], "little")
     header: dict[str, Any] = json.loads(artifact[8:start])
     return header, start
@@ -100,64 +90,20 @@ def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int
     return all(eval(condition, names) for condition in conditions)
 
 
-WRAPPER, SOURCE = "<inductor wrapper>", "_source"
-"""The file name under which Inductor's wrapper is compiled, and the global that holds its source.
-
-The source has one statement a line. `dispatch.run.failure` uses both: after Ctrl-C in the middle of
-a wrapper it runs the remaining lines.
-"""
-
-
 def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False) -> Kernel:
     """The kernel in `artifact`, for run-time scalars of the given Python types.
 
-    It is a `Program` if its steps are known, or `Steps` if its sizes are symbols as well, else a
-    Python function. With `is_long` the program releases the interpreter while its kernels run.
+    It is a `Program`, or `Steps` if its sizes are symbols. With `is_long` the program releases the
+    interpreter while its kernels run.
     """
     header, start = _header(artifact)
     outputs = [o if isinstance(o, int) else View(*o) for o in header["outputs"]]
     told = Outputs(tuple(outputs), header["has_check"])
-    is_program = program.are_there() and _is_program(header["steps"], len(scalars))
-    # a program calls kernels by address, Python by a function of the library's extension module
-    load: Callable[..., list[Any]] = addresses_of if is_program else load_kernels
-    kernels: dict[tuple[int, str], Any] = {}
-    for i, n_bytes in enumerate(header["library_bytes"]):
-        wanted = [name for library, name in header["kernels"] if library == i]
-        found = loaded(artifact[start : start + n_bytes], partial(load, wanted))
-        kernels.update(zip([(i, name) for name in wanted], found, strict=True))
-        start += n_bytes
-    ordered = [kernels[i, name] for i, name in header["kernels"]]
-    if is_program:
-        steps = Steps(header["steps"], ordered, told, len(scalars), header["symbols"])
-        return steps if steps.symbols else steps.for_sizes((), is_long=is_long)
-    names: dict[str, Any] = {"_kernels": ordered}
-    names[SOURCE] = header["source"]
-    exec(compile(header["source"], WRAPPER, "exec"), names)
-    return kernel_of(names["call"], told, scalars)
-
-
-def _is_program(steps: dict[str, Any] | None, n_scalars: int) -> bool:
-    """Whether a program can run these steps.
-
-    They must be known. The last `n_scalars` arguments are scalars, which only kernels may use: in a
-    program they are numbers, and there is no tensor for a view or a library call.
-    """
-    if steps is None:
-        return False
-    arguments = steps["arguments"]
-    scalars = arguments[len(arguments) - n_scalars :]
-    used = [step[2] for step in steps["steps"] if step[0] == "view"]
-    used += [one for step in steps["steps"] if step[0] == "call" for one in _tensors_in(step[2:4])]
-    return set(scalars).isdisjoint((*used, *steps["results"]))
-
-
-def _tensors_in(given: Any) -> Iterator[str]:
-    """The names of tensors among arguments in the form that `torch_inductor.steps_of` gives."""
-    if isinstance(given, dict) and set(given) == {"tensor"}:
-        yield given["tensor"]
-    elif isinstance(given, (list, dict)):
-        for one in given.values() if isinstance(given, dict) else given:
-            yield from _tensors_in(one)
+    kernels = header["kernels"]
+    # `packed` is given no library if there is no kernel in it
+    addresses = loaded(artifact[start:], partial(addresses_of, kernels)) if kernels else []
+    steps = Steps(header["steps"], addresses, told, len(scalars), header["symbols"])
+    return steps if steps.symbols else steps.for_sizes((), is_long=is_long)
 
 
 @dataclass(frozen=True)
@@ -179,7 +125,10 @@ class Steps:
 
     def for_sizes(self, sizes: Sequence[int], *, is_long: bool) -> program.Program:
         """The kernel for these values of the symbols. `is_long` as for `unpacked`."""
-        return _Numbered(self, sizes, is_long=is_long).build()
+        try:
+            return _Numbered(self, sizes, is_long=is_long).build()
+        except KeyError as name:  # a number has no slot, and so no memory for a view or a call
+            raise Declined(f"the run-time number {name} is needed as a tensor") from None
 
 
 class _Numbered:
@@ -198,62 +147,60 @@ class _Numbered:
         self._values.update(zip(steps.symbols, sizes, strict=True))
         self._steps = steps
         self._is_long = is_long
-        self._instructions: list[program.Instruction] = []
 
     def build(self) -> program.Program:
-        for kind, *rest in self._steps.told["steps"]:
-            getattr(self, f"_{kind}")(*rest)
-        results = [self._slots[name] for name in self._steps.told["results"]]
-        outputs = self._steps.outputs
+        told, outputs = self._steps.told, self._steps.outputs
+        made = [getattr(self, f"_{kind}")(*rest) for kind, *rest in told["steps"]]
+        results = [self._slots[name] for name in told["results"]]
         # before the outputs are made: an index out of range raises and returns nothing
         if outputs.has_check:
-            self._instructions.append(program.check(results[-1]))
-        live = [self._output(i, output, results) for i, output in enumerate(outputs.outputs)]
+            made.append(program.check(results[-1]))
+        live: list[int] = []
+        for i, output in enumerate(outputs.outputs):
+            if isinstance(output, int):
+                live.append(results[output])
+                continue
+            live.append(self._slot(f"output {i}"))
+            base, place = results[output.result], (output.size, output.stride)
+            # `View` counts from the start of the storage, Inductor's views count from their base
+            view = program.view(live[-1], base, *place, output.storage_offset, is_absolute=True)
+            made.append(view)
         leaves = range(self._n_tensors)
-        return program.program_of(len(self._slots), leaves, live, self._instructions, is_inner=True)
+        return program.program_of(len(self._slots), leaves, live, made, is_inner=True)
 
-    def _output(self, i: int, output: int | View, results: Sequence[int]) -> int:
-        if isinstance(output, int):
-            return results[output]
-        made = self._slot(f"output {i}")
-        place = self._sizes(output.size), self._sizes(output.stride)
-        offset = self._size(output.storage_offset)
-        base = results[output.result]
-        # `View` counts from the start of the storage, while Inductor's views count from their base
-        self._instructions.append(program.view(made, base, *place, offset, is_absolute=True))
-        return made
-
-    def _allocate(self, name: str, size: Any, stride: Any, dtype: str) -> None:
+    def _allocate(self, name: str, size: Any, stride: Any, dtype: str) -> program.Instruction:
         place = self._sizes(size), self._sizes(stride)
-        self._instructions.append(program.allocate(self._slot(name), *place, getattr(torch, dtype)))
+        return program.allocate(self._slot(name), *place, getattr(torch, dtype))
 
-    def _view(self, name: str, base: str, size: Any, stride: Any, offset: int | str) -> None:
+    def _view(
+        self, name: str, base: str, size: Any, stride: Any, offset: int | str
+    ) -> program.Instruction:
         place = self._sizes(size), self._sizes(stride), self._size(offset)
-        self._instructions.append(program.view(self._slot(name), self._slots[base], *place))
+        return program.view(self._slot(name), self._slots[base], *place)
 
-    def _kernel(self, number: int, taken: Sequence[str | list[int | str]], dead: Any) -> None:
-        self._instructions.append(
-            program.kernel(
-                self._steps.addresses[number],
-                [self._argument(one) for one in taken],
-                [self._slots[name] for name in dead if name in self._slots],
-                lets_go=self._is_long,
-            )
-        )
+    def _kernel(
+        self, number: int, taken: Sequence[str | list[int | str]], dead: Sequence[str]
+    ) -> program.Instruction:
+        arguments = [self._argument(one) for one in taken]
+        gone = self._known(dead)
+        address = self._steps.addresses[number]
+        return program.kernel(address, arguments, gone, lets_go=self._is_long)
 
     def _call(
         self, op: str, args: Any, kwargs: Any, made: Any, strides: Any, dead: Sequence[str]
-    ) -> None:
+    ) -> program.Instruction:
         arguments = [self._given(one) for one in args]
         named = {name: self._given(one) for name, one in kwargs.items()}
         slots = [None if name is None else self._slot(name) for name in made]
-        gone = [self._slots[name] for name in dead if name in self._slots]
-        laid_out = [None if stride is None else tuple(stride) for stride in strides]
-        self._instructions.append(
-            program.call(
-                op_named(op), arguments, named, slots, gone, (), laid_out, lets_go=self._is_long
-            )
-        )
+        laid_out = [None if stride is None else self._sizes(stride) for stride in strides]
+        return program.call(
+            op_named(op), arguments, named, slots, self._known(dead), (), laid_out,
+            lets_go=self._is_long,
+        )  # fmt: skip
+
+    def _known(self, names: Sequence[str]) -> list[int]:
+        """The slots of those of the names that are tensors."""
+        return [self._slots[name] for name in names if name in self._slots]
 
     def _given(self, argument: Any) -> Any:
         match argument:
@@ -289,15 +236,11 @@ def kernel_of(
 ) -> Kernel:
     """A kernel in Python around `call`, which takes one list of tensors and returns results.
 
-    It passes scalars as 0-dim tensors, checks for bad indices, and makes views of the results. The
-    source is generated, so that each call costs only what this segment needs.
+    It passes scalars as 0-dim tensors, and makes views of the results. The source is generated, so
+    that each call costs only what this segment needs.
     """
     names: dict[str, Any] = {"call": call, "new_slots": lambda: _new_slots(scalars), "free": []}
-    lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars)]
-    if outputs.has_check:
-        lines.append(" if results[-1].item():")
-        lines.append("  raise IndexError('index out of range in a compiled segment')")
-    lines.append(outputs.return_line())
+    lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars), outputs.return_line()]
     exec(compile("\n".join(lines), "<kernel>", "exec"), names)
     kernel: Kernel = names["kernel"]
     return kernel

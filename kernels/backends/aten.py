@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates, refs
@@ -33,12 +31,10 @@ class AtenBackend:
 
 
 def compile_aten(segment: Segment) -> Kernel:
-    """A callable that runs the calls of `segment` in order.
+    """A program in C++ that runs the calls of `segment` in order.
 
-    It takes tens of microseconds to make. It is a C++ program if the C++ is there.
+    It takes tens of microseconds to make.
     """
-    if not program.are_there():
-        return _Interpreted(segment)
     specs: list[TensorSpec | None] = list(segment.inputs)
     instructions = []
     for call, dead in zip(segment.calls, _last_uses(segment), strict=True):
@@ -53,33 +49,7 @@ def compile_aten(segment: Segment) -> Kernel:
     return program.program_of(len(specs), leaves, segment.outputs, instructions, is_inner=True)
 
 
-class _Interpreted:
-    """Runs a segment's calls in Python, where C++ programs are not available."""
-
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-
-    def __call__(
-        self, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
-    ) -> tuple[torch.Tensor, ...]:
-        values: list[Any] = [*tensors]
-        for call in self._segment.calls:
-            args = real(call.args, values, scalars)
-            kwargs = {name: real(value, values, scalars) for name, value in call.kwargs}
-            results = call.op._op(*args, **kwargs)
-            # it wrote an argument, and returns nothing new
-            if not call.outputs:
-                continue
-            made = _made(call, len(values))
-            values += [None] * len(call.outputs)
-            given = results if _gives_many(call) else (results,)
-            for number, result in zip(made, given, strict=True):
-                if number is not None:
-                    values[number] = result
-        return tuple(values[number] for number in self._segment.outputs)
-
-
-def real(argument: Any, values: Any, scalars: Sequence[complex]) -> Any:
+def real(argument: Any, values: Any, scalars: Sequence[Any]) -> Any:
     """An argument with each `Ref` and `ScalarRef` replaced by its value, and tuples by lists."""
     if isinstance(argument, Ref):
         return values[argument.index]
@@ -90,22 +60,14 @@ def real(argument: Any, values: Any, scalars: Sequence[complex]) -> Any:
     return argument
 
 
-def _gives_many(call: Call) -> bool:
-    """Whether the op returns a tuple or a list, and not one tensor."""
-    returns = call.op._schema.returns
-    return len(returns) > 1 or str(returns[0].type).startswith("List")
-
-
 def _made(call: Call, first: int) -> list[int | None]:
     """For each return of `call` the number of the value it creates, or None if it creates none.
 
     `first` is the number of the first created value.
     """
-    if not call.outputs:
-        return []
     numbers = iter(range(first, first + len(call.outputs)))
-    # one tensor, or one list whose items are all new
-    if not _gives_many(call) or len(call.op._schema.returns) == 1:
+    # nothing, one tensor, or one list whose items are all new
+    if not call.outputs or len(call.op._schema.returns) == 1:
         return [*numbers]
     return [next(numbers) if new else None for new in creates(call)]
 
@@ -115,18 +77,16 @@ def _last_uses(segment: Segment) -> list[list[int]]:
 
     They are freed after the call, as eager execution frees its temporaries.
     """
-    # the last call that uses each value; the call that creates it, if nothing does
-    last: dict[int, int] = {}
     n_values = len(segment.inputs)
-    for position, call in enumerate(segment.calls):
-        for number in range(n_values, n_values + len(call.outputs)):
-            last[number] = position
+    alive = {*range(n_values), *segment.outputs}
+    named: list[list[int]] = []
+    for call in segment.calls:
+        taken = [ref.index for ref in refs(value for _, value in call.arguments())]
+        named.append([*taken, *range(n_values, n_values + len(call.outputs))])
         n_values += len(call.outputs)
-        for ref in refs(value for _, value in call.arguments()):
-            if ref.index >= len(segment.inputs):
-                last[ref.index] = position
-    dying: list[list[int]] = [[] for _ in segment.calls]
-    for number, position in last.items():
-        if number not in segment.outputs:
-            dying[position].append(number)
-    return dying
+    dying: list[list[int]] = []
+    for numbers in reversed(named):
+        dead = [number for number in dict.fromkeys(numbers) if number not in alive]
+        alive.update(dead)
+        dying.append(dead)
+    return dying[::-1]

@@ -11,22 +11,70 @@ import importlib.util
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.backend import Kernel
-from lazy_tensor.kernels.backends.artifact import Outputs, holds_for, kernel_of, packed, unpacked
-from lazy_tensor.kernels.backends.torch_inductor import Compiled, Unit
+from lazy_tensor.kernels.backends.artifact import (
+    Outputs,
+    Steps,
+    holds_for,
+    kernel_of,
+    packed,
+    unpacked,
+)
+from lazy_tensor.kernels.backends.torch_inductor import (
+    Compiled,
+    Unit,
+    compile_graph,
+    compile_in_process,
+    decompositions,
+)
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.extension.cpp import built_for, compiler_identity, found_compiler
+from lazy_tensor.kernels.generic import Generic
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 
 
-class InductorBackend:
+class PortableInductor:
+    """Inductor's kernels for the CPU as artifacts: what the backends `inductor` and `whole` share.
+
+    `taken` are the names of the ops that the kernels can hold.
+    """
+
+    taken = fusible.FUSIBLE
+
+    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
+        return fusible.refuses(call, self.taken) or fusible.refuses_bytes(call, inputs)
+
+    def compile(self, segment: Segment) -> Kernel:
+        kernel = self.load(segment, self.build(segment))
+        # a generic segment has sizes of its own, as an example
+        if isinstance(kernel, Steps) and isinstance(segment, Generic):
+            return kernel.for_sizes(segment.own_values, is_long=False)
+        return kernel
+
+    def can_build(self, segment: Segment) -> bool:
+        return segment.device.type == "cpu"
+
+    def fingerprint(self) -> str:
+        # the number of threads is compiled into kernels
+        return f"{_fingerprint()} threads={torch.get_num_threads()}"
+
+    def build(self, segment: Segment) -> bytes:
+        unit = Unit()
+        made = _compiled(segment, unit)
+        return packed(*made, unit.compile())
+
+    def load(self, segment: Segment, artifact: bytes) -> Kernel:
+        return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
+
+
+class InductorBackend(PortableInductor):
     """Fuses pointwise ops, reductions, norms and moves of data; see `fusible` for which."""
 
     name = "inductor"
@@ -40,69 +88,45 @@ class InductorBackend:
             return None if found else "triton, which it needs on CUDA, is not installed"
         return f"it runs on cpu and cuda, not on {device_type}"
 
-    def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
-        return fusible.refuses(call) or fusible.refuses_bytes(call, inputs)
-
     def compile(self, segment: Segment) -> Kernel:
         if self.can_build(segment):
-            return self.load(segment, self.build(segment))
-        # imported late: it imports torch's tracing
-        from lazy_tensor.kernels.backends import lower, torch_inductor
-
-        with default_dtype(segment.default_dtype):
-            lowered = lower.lower(segment, torch_inductor.decompositions())
-        call = torch_inductor.compile_in_process(lowered.graph, lowered.inputs)
+            return super().compile(segment)
+        lowered = _lowered(segment)
+        call = compile_in_process(lowered.graph, lowered.inputs)
         return kernel_of(call, lowered.outputs, segment.scalars)
-
-    def can_build(self, segment: Segment) -> bool:
-        return segment.device.type == "cpu"
-
-    def fingerprint(self) -> str:
-        # the number of threads is compiled into kernels
-        return f"{_fingerprint()} threads={torch.get_num_threads()}"
-
-    def build(self, segment: Segment) -> bytes:
-        return packed(*compiled(segment))
 
     def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
         unit = Unit()
-        found = [_compiled_in(unit, segment) for segment in segments]
+        found = [_compiled_if_possible(segment, unit) for segment in segments]
         library = unit.compile()
         # each artifact has the whole library, as segments may be loaded in different processes
-        return [
-            one and packed(replace(one[0], libraries=(library,) if one[0].kernels else ()), one[1])
-            for one in found
-        ]
-
-    def load(self, segment: Segment, artifact: bytes) -> Kernel:
-        return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
+        return [one and packed(*one, library) for one in found]
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)
 
 
-def compiled(segment: Segment, *, calls_libraries: bool = False) -> tuple[Compiled, Outputs]:
-    """A segment compiled by Inductor, and how the results make up its outputs.
-
-    With `calls_libraries` the segment may hold library calls.
-    """
+def _lowered(segment: Segment) -> Any:
     # imported late: it imports torch's tracing
-    from lazy_tensor.kernels.backends import lower, torch_inductor
+    from lazy_tensor.kernels.backends.lower import lower
 
     with default_dtype(segment.default_dtype):
-        lowered = lower.lower(segment, torch_inductor.decompositions())
-    made = torch_inductor.compile_graph(
-        lowered.graph, lowered.inputs, lowered.symbols, calls_libraries=calls_libraries
-    )
+        return lower(segment, decompositions())
+
+
+def _compiled(segment: Segment, unit: Unit) -> tuple[Compiled, Outputs]:
+    """A segment compiled by Inductor, but for its kernels' C++, which is added to `unit`; and how
+    the results make up its outputs."""
+    lowered = _lowered(segment)
+    with unit:
+        made = compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
     lowered.check_strides(made.strides)
     return made, lowered.outputs
 
 
-def _compiled_in(unit: Unit, segment: Segment) -> tuple[Compiled, Outputs] | None:
-    """Like `compiled`, with the kernels' C++ collected in `unit`; None if it fails."""
+def _compiled_if_possible(segment: Segment, unit: Unit) -> tuple[Compiled, Outputs] | None:
     try:
-        with unit:
-            return compiled(segment)
+        return _compiled(segment, unit)
     except Exception:
         return None
 

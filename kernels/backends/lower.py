@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +23,11 @@ from lazy_tensor.kernels import scalar_rules
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends import index_checks
 from lazy_tensor.kernels.backends.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.backends.aten import real
 from lazy_tensor.kernels.backends.torch_inductor import SymbolicSizes
 from lazy_tensor.kernels.fusible import NORMS, base_name
 from lazy_tensor.kernels.generic import Generic, strides_like
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, creates
 
 aten = torch.ops.aten
 
@@ -73,43 +73,42 @@ def lower(
     with FakeTensorMode():
         values, roots = _shadow(segment)
         kept, outputs = _kept(segment, values, roots)
-        strides, sizes = _promised(segment, kept)
-        specs = _specs(segment)
+        promised = {n: spec for n in kept if (spec := segment.specs[n]) is not None}
         # the specs were recorded under the program's modes; here they must come out the same
-        if any(values[number].dtype is not specs[number].dtype for number in kept):
+        if any(values[n].dtype is not spec.dtype for n, spec in promised.items()):
             raise RuntimeError("a result has another dtype than was promised")
     symbols: SymbolicSizes | None = None
-    calls: Sequence[Call] = segment.calls
-    given: list[tuple[Any, ...]] = [spec.size for spec in segment.inputs]
-    layouts: list[Layout] = [partial(_as_promised, stride) for stride in strides]
+    taken, calls = segment.inputs, segment.calls
     if isinstance(segment, Generic):
         # a View holds sizes, strides and an offset as numbers
         if any(isinstance(output, View) for output in outputs):
             raise RuntimeError("outputs share memory, at places that depend on sizes")
         symbols = SymbolicSizes(segment.own_values)
-        given, calls = segment.with_symbols(symbols.values)
-        layouts = [partial(_in_order, specs[number]) for number in kept]
+        taken, calls = segment.with_symbols(symbols.values)
     if checks_index is None:
         checks_index = segment.device.type == "cpu"
     checks_index = checks_index and index_checks.has_any(segment)
     # Then the trace: writes are functionalized, and composite ops decomposed.
     with symbols.fake_mode if symbols is not None else FakeTensorMode():
-        inputs = [_input(*pair, symbols) for pair in zip(segment.inputs, given, strict=True)]
-        # on the CPU wherever the segment runs: Inductor passes 0-dim CPU tensors by value
+        # scalars on the CPU wherever the segment runs: Inductor passes 0-dim CPU tensors by value
+        inputs = [_empty(spec) for spec in taken]
         inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
-        laid_out = dict(zip(kept, layouts, strict=True))
-        program = _program(calls, segment.scalars, len(segment.inputs), laid_out, checks_index)
+        program = _program(segment, calls, promised, checks_index)
         functional = torch.func.functionalize(program, remove="mutations")
         graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
     results: Any = graph.graph.output_node().args[0]
     if any(_would_be_an_input(node, graph.graph) for node in results):
         raise Declined("a result is a copy of an input that is written in part")
+    strides = [spec.stride for spec in promised.values()]
+    sizes = [spec.size for spec in promised.values()]
     # the check is a 0-dim result behind the others
     if checks_index:
-        strides, sizes = (*strides, ()), (*sizes, ())
+        strides.append(())
+        sizes.append(())
     # Inductor keeps the strides of results with this mark, and may choose those of any other
     graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
-    return Lowered(graph, inputs, strides, sizes, Outputs(outputs, checks_index), symbols)
+    told = Outputs(outputs, checks_index)
+    return Lowered(graph, inputs, tuple(strides), tuple(sizes), told, symbols)
 
 
 PARTS = frozenset({
@@ -157,37 +156,8 @@ def _is_view(node: fx.Node) -> bool:
     )
 
 
-Layout = Callable[[torch.Tensor], Sequence[int]]
-"""Gives the strides that a result must have, from the tensor as traced."""
-
-
-def _as_promised(stride: tuple[int, ...], tensor: torch.Tensor) -> Sequence[int]:
-    return stride
-
-
-def _in_order(spec: TensorSpec, tensor: torch.Tensor) -> Sequence[int]:
-    return strides_like(spec, tensor.size())
-
-
-def _input(spec: TensorSpec, size: Sequence[int], symbols: SymbolicSizes | None) -> torch.Tensor:
-    if symbols is None:
-        return _empty(spec)
-    return torch.empty_strided(size, strides_like(spec, size), dtype=spec.dtype, device=spec.device)
-
-
 def _empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
-
-
-def _resolved(value: Any, values: Sequence[Any], scalars: Sequence[Any]) -> Any:
-    match value:
-        case Ref(index):
-            return values[index]
-        case ScalarRef(index):
-            return scalars[index]
-        case tuple():
-            return [_resolved(item, values, scalars) for item in value]
-    return value
 
 
 def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
@@ -223,8 +193,8 @@ def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
     # any number does: only dtypes and strides are wanted
     samples = [kind(1) for kind in segment.scalars]
     for call in segment.calls:
-        args = [_resolved(arg, values, samples) for arg in call.args]
-        kwargs = {name: _resolved(value, values, samples) for name, value in call.kwargs}
+        args = real(call.args, values, samples)
+        kwargs = {name: real(value, values, samples) for name, value in call.kwargs}
         values += _created(call, call.op(*args, **kwargs))
     first: dict[int, int] = {}
     for number, value in enumerate(values):
@@ -262,44 +232,27 @@ def _kept(
     return kept, tuple(outputs)
 
 
-def _promised(
-    segment: Segment, kept: Sequence[int]
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Strides and sizes of the `kept` values, as recorded in the calls."""
-    specs = _specs(segment)
-    return tuple(specs[n].stride for n in kept), tuple(specs[n].size for n in kept)
-
-
-def _specs(segment: Segment) -> dict[int, TensorSpec]:
-    """The recorded spec of each value by number, without undefined ones."""
-    specs = [*segment.inputs, *(spec for call in segment.calls for spec in call.outputs)]
-    return {number: spec for number, spec in enumerate(specs) if spec is not None}
-
-
 def _program(
-    calls: Sequence[Call],
-    scalar_kinds: Sequence[type],
-    n_inputs: int,
-    kept: dict[int, Layout],
-    checks_index: bool,
+    segment: Segment, calls: Sequence[Call], kept: dict[int, TensorSpec], checks_index: bool
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """`calls` as a function that `make_fx` can trace.
+    """`calls`, those of the segment, as a function that `make_fx` can trace.
 
     It takes the inputs and then the scalars, all as tensors. It returns the `kept` values, and
     whether an index was out of range if `checks_index`.
     """
 
     def program(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values: list[Any] = list(arguments[:n_inputs])
-        scalars = arguments[n_inputs:]
+        values: list[Any] = list(arguments[: len(segment.inputs)])
+        scalars = arguments[len(segment.inputs) :]
         bad: list[torch.Tensor] = []
         for call in calls:
             if scalar_rules.has_scalars(call):
-                returned = _with_scalars(call, values, scalars, scalar_kinds)
+                given = {name: real(value, values, scalars) for name, value in call.arguments()}
+                returned = scalar_rules.computed(call, given, segment.scalars)
             else:
                 returned = _called(call, values, bad if checks_index else None)
             values += _created(call, returned)
-        results = [_laid_out(values[n], layout(values[n])) for n, layout in kept.items()]
+        results = [_laid_out(values[n], _stride(segment, s, values[n])) for n, s in kept.items()]
         if checks_index:
             results.append(torch.stack(bad).any())
         return tuple(results)
@@ -307,24 +260,23 @@ def _program(
     return program
 
 
-def _with_scalars(
-    call: Call, values: Sequence[Any], scalars: Sequence[torch.Tensor], kinds: Sequence[type]
-) -> torch.Tensor:
-    arguments = {name: _resolved(value, values, scalars) for name, value in call.arguments()}
-    scalar_kinds = {n: kinds[v.index] for n, v in call.arguments() if isinstance(v, ScalarRef)}
-    return scalar_rules.computed(call, arguments, scalar_kinds)
+def _stride(segment: Segment, promised: TensorSpec, traced: torch.Tensor) -> Sequence[int]:
+    """The strides that a result must have."""
+    if isinstance(segment, Generic):
+        return strides_like(promised, traced.size())
+    return promised.stride
 
 
 def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
     """What the op returns; checks of its indices go to `bad_indices`, unless that is None."""
-    op, args = call.op, [_resolved(arg, values, ()) for arg in call.args]
+    op, args = call.op, real(call.args, values, ())
     if base_name(op) in NORMS:
         args = _in_one_dtype(args)
     if op is aten.native_batch_norm.default:
         op, args = _declared_batch_norm(args)
     if bad_indices is not None:
         args = index_checks.clamped(op, args, bad_indices)
-    return op(*args, **{name: _resolved(value, values, ()) for name, value in call.kwargs})
+    return op(*args, **{name: real(value, values, ()) for name, value in call.kwargs})
 
 
 def _in_one_dtype(args: list[Any]) -> list[Any]:

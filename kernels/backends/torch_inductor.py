@@ -1,8 +1,8 @@
 """The adapter to Inductor, and the only module that uses its private names.
 
-Checked with torch 2.13. In: a functional graph. Out: a `Compiled`: the shared libraries that
-Inductor compiled, the source of its Python wrapper, and the wrapper's steps as data. Importing this
-module doesn't import Inductor; `compile_graph` does, which takes seconds.
+Checked with torch 2.13. In: a functional graph. Out: a `Compiled`: the steps of Inductor's Python
+wrapper as data. The C++ of its kernels goes to a `Unit`, which compiles it to a shared library.
+Importing this module doesn't import Inductor; `compile_graph` does, which takes seconds.
 
 A *wrapper* is the Python that Inductor generates around its kernels: it allocates buffers, calls
 kernels, and returns results.
@@ -14,8 +14,6 @@ import ast
 import ctypes
 import functools
 import importlib
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -30,8 +28,6 @@ from lazy_tensor.kernels.segment import op_named
 
 VERSIONS_CHECKED = ("2.13",)
 
-Library = Callable[..., None]
-
 
 class NotPortable(RuntimeError):
     """The compiled kernel can run only in the process that compiled it."""
@@ -41,17 +37,14 @@ class NotPortable(RuntimeError):
 class Compiled:
     """A graph compiled by Inductor, in a form that another process can load.
 
-    `source` defines `call(list_of_tensors) -> results`, which empties its argument. It calls
-    `_kernels[i]`, which `kernels[i]` describes: the number of a library, and the kernel's name in
-    it. `steps` says the same as data (see `steps_of`), or is None if it can't. `strides` are those
-    of the results. If sizes are symbolic, the kernel is correct for values of the `symbols` for
-    which all `conditions` hold; these are Python expressions.
+    `steps` are those of the wrapper (see `steps_of`). Kernel number i is the function `kernels[i]`
+    of the library that the `Unit` compiles. `strides` are those of the results. If sizes are
+    symbolic, the kernel is correct for values of the `symbols` for which all `conditions` hold;
+    these are Python expressions.
     """
 
-    source: str
-    steps: dict[str, Any] | None
-    libraries: tuple[bytes, ...]
-    kernels: tuple[tuple[int, str], ...]
+    steps: dict[str, Any]
+    kernels: tuple[str, ...]
     strides: tuple[tuple[int, ...] | None, ...]
     symbols: tuple[str, ...]
     conditions: tuple[str, ...]
@@ -168,7 +161,7 @@ _SETTINGS = {
     "assert_indirect_indexing": False,
     # `kernels.disk` keeps artifacts instead
     "fx_graph_cache": False,
-    # `portable_source` and `steps_of` read the wrapper in Python
+    # `steps_of` reads the wrapper in Python
     "cpp_wrapper": False,
     "keep_output_stride": True,
     # `Workers` has processes of its own
@@ -177,7 +170,7 @@ _SETTINGS = {
 
 
 class Unit:
-    """Collects the C++ of several graphs, to compile it as one file.
+    """Collects the C++ of graphs, to compile it as one file.
 
     Two thirds of the time that one kernel takes go to headers, which a unit compiles once. While it
     is entered (`with unit:`), Inductor's kernels are added to it instead of being compiled.
@@ -195,24 +188,23 @@ class Unit:
         del self._codecache.load_async
 
     def _put(self, text: str, *_: Any, **__: Any) -> Callable[[], ModuleType]:
-        """Keep the C++ text of an extension module, and return a stand-in for the module."""
+        """Keep the C++ text of an extension module, and return a stand-in for the module.
+
+        In place of the kernel it has the name under which `compile` will compile it.
+        """
         module = ModuleType("kernel")
-        module.kernel = InUnit(f"kernel_{len(self._texts)}")  # type: ignore[attr-defined]
+        module.kernel = f"kernel_{len(self._texts)}"  # type: ignore[attr-defined]
         self._texts.append(text)
         return lambda: module
 
     def compile(self) -> bytes:
-        """Compile all kernels that were added; the bytes of the shared library."""
+        """Compile all kernels that were added; the bytes of the shared library, none without a
+        kernel."""
+        if not self._texts:
+            return b""
         module = self._codecache.load_async(unit_of(self._texts), "cpu")()
         with open(module.__file__, "rb") as file:
             return file.read()
-
-
-@dataclass(frozen=True, slots=True)
-class InUnit:
-    """Stands for a kernel that `Unit.compile` compiles later, under `name`."""
-
-    name: str
 
 
 def unit_of(texts: Sequence[str]) -> str:
@@ -243,108 +235,66 @@ def _is_include(line: str) -> bool:
 
 
 def compile_graph(
-    graph: fx.GraphModule,
-    inputs: Sequence[torch.Tensor],
-    symbols: SymbolicSizes | None = None,
-    *,
-    calls_libraries: bool = False,
+    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: SymbolicSizes | None = None
 ) -> Compiled:
-    """Compile `graph` for the CPU; NotPortable if the result can't run in another process.
+    """Compile `graph` for the CPU, within a `Unit`, to whose library the kernels are added.
 
-    Inside a `Unit` the kernels are only added to its library, and `libraries` is empty. With
-    `calls_libraries` the result has steps but no source: the wrapper's imports, which library calls
-    need, are not kept.
+    NotPortable if the result can't run in another process.
     """
-    compiled = compile_in_process(graph, inputs, says_strides=calls_libraries)
+    compiled = compile_in_process(graph, inputs, says_strides=True)
     call = compiled.current_callable
     if compiled.constants or not hasattr(call, "__func__"):
         raise NotPortable("the wrapper holds constants or isn't a method of Inductor's Runner")
-    # the wrapper's module: there the names of kernels lead to the functions that Inductor loaded
-    names = call.__func__.__globals__
-    source, kernels = portable_source(compiled.source_code, may_call=calls_libraries)
-    found = [names[kernel] for kernel in kernels]
-    libraries: tuple[bytes, ...] = ()
-    if all(isinstance(one, InUnit) for one in found):
-        places = tuple((0, one.name) for one in found)
-    else:
-        libraries = tuple(_library_bytes(one) for one in found)
-        places = tuple((i, "kernel") for i in range(len(found)))
-    conditions = symbols.conditions() if symbols is not None else []
     own = symbols.own if symbols is not None else {}
+    steps, kernels = steps_of(compiled.source_code, tuple(own))
+    # the wrapper's module: there the kernels' names lead to what `Unit._put` has given for them
+    names = call.__func__.__globals__
+    conditions = symbols.conditions() if symbols is not None else []
     # strides come as the text of expressions in the symbols
     strides = tuple(
         None if stride is None else tuple(int(eval(str(s), {}, own)) for s in stride)
         for stride in compiled.output_strides
     )
-    steps = steps_of(source, kernels, tuple(own), may_call=calls_libraries)
-    if calls_libraries:
-        if steps is None:
-            raise NotPortable("the wrapper does something that no step stands for")
-        source = ""
-    return Compiled(source, steps, libraries, places, strides, tuple(own), tuple(conditions))
+    found = tuple(names[kernel] for kernel in kernels)
+    return Compiled(steps, found, strides, tuple(own), tuple(conditions))
 
 
-def _library_bytes(kernel: Any) -> bytes:
-    path = kernel.__self__.__file__
-    with open(path, "rb") as file:
-        return file.read()
+def steps_of(source: str, symbols: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """The steps of a wrapper as data that fits JSON, and the names of its kernels.
 
-
-def portable_source(source: str, *, may_call: bool = False) -> tuple[str, list[str]]:
-    """A wrapper's source without Inductor's imports and C++ texts, and its kernels' names in order.
-
-    NotPortable if the rest uses a name that was imported from Inductor, as library calls do, unless
-    it `may_call` libraries.
-    """
-    tree = ast.parse(source)
-    kernels: list[str] = []
-    dropped: set[str] = set()
-    kept: list[ast.stmt] = []
-    for statement in tree.body:
-        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(
-            "torch._i"
-        ):
-            dropped.update(alias.asname or alias.name for alias in statement.names)
-        elif _is_kernel(statement):
-            # whoever runs the source provides the loaded kernels as `_kernels`
-            kernel = statement.targets[0].id  # type: ignore[attr-defined]
-            kept.append(ast.parse(f"{kernel} = _kernels[{len(kernels)}]").body[0])
-            kernels.append(kernel)
-        elif not _is_for_inductor_alone(statement):
-            kept.append(statement)
-    used = {n.id for s in kept for n in ast.walk(s) if isinstance(n, ast.Name)} & dropped
-    if used and not may_call:
-        raise NotPortable(f"the wrapper uses {', '.join(sorted(used))}")
-    return ast.unparse(ast.Module(kept, [])), kernels
-
-
-def steps_of(
-    source: str, kernels: Sequence[str], symbols: Sequence[str] = (), *, may_call: bool = False
-) -> dict[str, Any] | None:
-    """The steps of a wrapper as data that fits JSON; None if a statement of it is no known step.
-
-    The result has `arguments` and `results`, which are names, and `steps`, each one of:
+    The steps have `arguments` and `results`, which are names, and `steps`, each one of:
     - `["allocate", name, size, stride, dtype]`
     - `["view", name, base, size, stride, offset]`
     - `["kernel", number, arguments, dead]`: `dead` are names that no later step needs
-    - `["call", op, args, kwargs, made, strides, dead]`: a library call, only if it `may_call`
-      libraries; the arguments have the form that `_Steps.given` returns
+    - `["call", op, args, kwargs, made, strides, dead]`: a library call, whose arguments have the
+      form that `_Steps.given` returns
 
     A size is an integer, or a text: an expression in the `symbols`. An argument of a kernel is a
-    name, or a list of one size.
+    name, or a list of one size. NotPortable if a statement is no known step.
     """
+    tree = ast.parse(source)
+    kernels = [name for statement in tree.body for name in _kernels_in(statement)]
     (call,) = (
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == "call"
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "call"
     )
-    read = _Steps(kernels, symbols, may_call=may_call)
-    try:
-        for statement in call.body:
+    read = _Steps(kernels, symbols)
+    for statement in call.body:
+        try:
             read.take(statement)
-    except (KeyError, ValueError):
-        return None
-    return {"arguments": read.arguments, "steps": read.steps, "results": read.results}
+        except (KeyError, ValueError) as error:
+            text = ast.unparse(statement)
+            raise NotPortable(f"the wrapper has {text!r}, which is no known step") from error
+    return {"arguments": read.arguments, "steps": read.steps, "results": read.results}, kernels
+
+
+def _kernels_in(statement: ast.stmt) -> list[str]:
+    """The name of the kernel that the statement compiles, if it does."""
+    match statement:
+        case ast.Assign(
+            [ast.Name(name)], ast.Call(ast.Attribute(ast.Name("async_compile"), "cpp_pybinding"))
+        ):
+            return [name]
+    return []
 
 
 MOST_ARGUMENTS = 1024
@@ -354,12 +304,10 @@ MOST_ARGUMENTS = 1024
 class _Steps:
     """Reads the steps of a wrapper, statement by statement.
 
-    `take` raises ValueError or KeyError for a statement that is no known step. The wrapper then
-    runs as Python.
+    `take` raises ValueError or KeyError for a statement that is no known step.
     """
 
-    def __init__(self, kernels: Sequence[str], symbols: Sequence[str], *, may_call: bool) -> None:
-        self._may_call = may_call
+    def __init__(self, kernels: Sequence[str], symbols: Sequence[str]) -> None:
         self._kernels = {name: i for i, name in enumerate(kernels)}
         self._symbols = frozenset(symbols)
         # `buf1 = buf0`: a buffer's names -> the first one, by which the steps know it
@@ -390,9 +338,9 @@ class _Steps:
                 self._calls[name] = self._calls[several]
             case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute() as op, given, named)):
                 self._call(name, op, given, named)
-            case ast.Expr(ast.Call(ast.Attribute() as op, given, named)) if (
-                ast.unparse(op) != "args.clear"
-            ):
+            case ast.Expr(ast.Call(ast.Attribute(ast.Name("args"), "clear"))):
+                pass
+            case ast.Expr(ast.Call(ast.Attribute() as op, given, named)):
                 self._call(None, op, given, named)
             case ast.Expr(
                 ast.Call(ast.Name("assert_size_stride"), [ast.Name(name), _, stride, *_])
@@ -401,9 +349,7 @@ class _Steps:
             case ast.Assign([ast.Name(name)], ast.Name(other)):
                 self._same[name] = self._same.setdefault(other, other)
             case ast.Assign([ast.Name(name)], value):
-                self._make(name, value)
-            case ast.Expr(ast.Call(ast.Attribute(ast.Name("args"), "clear"))):
-                pass
+                self.steps.append(self._buffer(name, value))
             case ast.Expr(ast.Call(ast.Name(function), given, [])):
                 taken = [self._argument(one) for one in given]
                 if len(taken) > MOST_ARGUMENTS:
@@ -429,8 +375,6 @@ class _Steps:
         named: Sequence[ast.keyword],
     ) -> None:
         """Add a library call that returns `name`, or writes its `out` argument if that is None."""
-        if not self._may_call:
-            raise ValueError("a library call")
         kwargs = {one.arg: self.given(one.value) for one in named if one.arg is not None}
         op = _op_called(ast.unparse(called), is_out="out" in kwargs)
         returns = [] if name is None else op_named(op)._schema.returns
@@ -453,6 +397,7 @@ class _Steps:
 
         The program copies the result if the library returns others.
         """
+        name = self._same.get(name, name)
         if name in self._calls:
             _, _, _, _, made, strides, _ = self._calls[name]
             strides[made.index(name)] = self._sizes(stride)
@@ -464,12 +409,11 @@ class _Steps:
         for a constant of torch such as a dtype.
         """
         match value:
-            case ast.Name():
+            case ast.Name(name) if name not in self._symbols:
                 return {"tensor": self._name(value)}
-            case ast.Call(ast.Name("reinterpret_tensor"), [base, size, stride, offset]):
+            case ast.Call(ast.Name("reinterpret_tensor")):
                 name = f"view {len(self.steps) + len(self._temporary)}"
-                place = self._sizes(size), self._sizes(stride), self._size(offset)
-                self._temporary.append(["view", name, self._name(base), *place])
+                self._temporary.append(self._buffer(name, value))
                 return {"tensor": name}
             case ast.Tuple(items) | ast.List(items):
                 return [self.given(one) for one in items]
@@ -480,16 +424,15 @@ class _Steps:
                 return float(text)
         return ast.literal_eval(value)
 
-    def _make(self, name: str, value: ast.expr) -> None:
-        """Add the step that gives `name` its buffer: new memory, or a view."""
+    def _buffer(self, name: str, value: ast.expr) -> list[Any]:
+        """The step that gives `name` its buffer: new memory, or a view."""
         match value:
             case ast.Call(ast.Name("empty_strided_cpu"), [size, stride, ast.Attribute(_, dtype)]):
-                self.steps.append(["allocate", name, self._sizes(size), self._sizes(stride), dtype])
+                return ["allocate", name, self._sizes(size), self._sizes(stride), dtype]
             case ast.Call(ast.Name("reinterpret_tensor"), [base, size, stride, offset]):
                 place = self._sizes(size), self._sizes(stride), self._size(offset)
-                self.steps.append(["view", name, self._name(base), *place])
-            case _:
-                raise ValueError(ast.unparse(value))
+                return ["view", name, self._name(base), *place]
+        raise ValueError(ast.unparse(value))
 
     def _name(self, value: ast.expr) -> str:
         if not isinstance(value, ast.Name):
@@ -515,7 +458,7 @@ class _Steps:
     def _result(self, i: int, value: ast.expr) -> str:
         if isinstance(value, ast.Name):
             return self._name(value)
-        self._make(f"result {i}", value)
+        self.steps.append(self._buffer(f"result {i}", value))
         return f"result {i}"
 
     def _drop(self, names: list[str]) -> None:
@@ -544,50 +487,7 @@ def _op_called(text: str, *, is_out: bool) -> str:
     return f"aten.{name}.{'out' if is_out else 'default'}"
 
 
-def _is_kernel(statement: ast.stmt) -> bool:
-    """Whether it is `name = async_compile.cpp_pybinding(...)`, which compiles a kernel."""
-    return (
-        isinstance(statement, ast.Assign)
-        and isinstance(statement.value, ast.Call)
-        and ast.unparse(statement.value.func) == "async_compile.cpp_pybinding"
-    )
-
-
-def _is_for_inductor_alone(statement: ast.stmt) -> bool:
-    """Whether it compiles or benchmarks, and has no part in a call of the wrapper."""
-    match statement:
-        case ast.FunctionDef(name="get_args" | "benchmark_compiled_module") | ast.If():
-            return True
-        case ast.Assign(targets=[ast.Name(id="async_compile")]):
-            return True
-        case ast.Delete() | ast.Expr():
-            return "async_compile" in ast.unparse(statement)
-    return False
-
-
-_DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
-
-
-def load_kernels(kernels: Sequence[str], path: str, name: str) -> list[Library]:
-    """The kernels of these names in the library at `path`, as functions of Python.
-
-    `name` must be new in this process, as an extension module is known by its name.
-    """
-    # when loaded, the library reads the address of torch's accessor of tensor data from here
-    pointer = private("torch._C", "_dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
-    os.environ[_DATA_POINTER] = str(pointer)
-    found: list[Library] = []
-    for kernel in kernels:
-        spec = importlib.util.spec_from_file_location(f"{name}.{kernel}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(module.kernel)
-    return found
-
-
-def addresses_of(kernels: Sequence[str], path: str, _: str) -> list[int]:
+def addresses_of(kernels: Sequence[str], path: str) -> list[int]:
     """The addresses of the kernels of these names, in the library at `path`.
 
     The library stays loaded: ctypes never unloads one.

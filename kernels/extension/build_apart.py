@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 
 def main(directory: str, key: str, *command: str) -> None:
@@ -23,7 +23,8 @@ def main(directory: str, key: str, *command: str) -> None:
     # session of its own: Linux gives each session an equal share of the CPU, whatever the niceness
     # of its processes (sched(7), "The autogroup feature").
     os.setpgrp()
-    disk = _by_path("disk").Disk(Path(directory))
+    # by its path: to import the package imports torch
+    disk = module_at("disk", Path(__file__).parents[1] / "disk.py").Disk(Path(directory))
     with disk.alone_with([key]):
         if disk.get(key) is None:
             disk.put(key, compiled(command), "C++ of lazy_tensor")
@@ -46,12 +47,11 @@ def compiled(command: Sequence[str]) -> bytes:
         return target.read_bytes()
 
 
-def _by_path(name: str) -> ModuleType:
-    """The module `name` of `kernels`, loaded from its file: to import the package imports torch."""
-    path = Path(__file__).parents[1] / f"{name}.py"
+def module_at(name: str, path: str | Path) -> Any:
+    """The module `name`, loaded from a file."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None, "it is a file of Python's or an extension"
+    assert spec.loader is not None, "it is a file of Python's or an extension"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -24,12 +25,12 @@ FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-shared", "-fPIC")
 BUILT = Path(__file__).parents[1] / "built"
 
 
+@dataclass(frozen=True)
 class Source:
     """A C++ file, the headers in its folder, and the libraries of torch that it is linked to."""
 
-    def __init__(self, path: Path, libraries: Sequence[str]) -> None:
-        self.path = path
-        self.libraries = libraries
+    path: Path
+    libraries: Sequence[str]
 
     def key(self) -> str:
         """A name for the compiled library. It differs if the text of the file or of a header, the

@@ -8,15 +8,12 @@ have one `Extension` each.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
-from typing import Any
 
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension.build_apart import compiled
@@ -83,11 +80,15 @@ class Extension:
             return
         self._disk_was_asked = True
         with self._lock:
-            library = self.source.built()
-            if library is None and disk is not None:
-                library = disk.get(self.source.key())
+            library = self._compiled_before(disk)
             if library is not None:
                 self._have(library)
+
+    def _compiled_before(self, disk: Disk | None) -> bytes | None:
+        library = self.source.built()
+        if library is None and disk is not None:
+            library = disk.get(self.source.key())
+        return library
 
     def ask(self, disk: Disk | None, *, may_compile: bool, wait: bool) -> None:
         """Load it from disk; if it isn't there and `may_compile`, compile it: in a thread, or at
@@ -136,19 +137,16 @@ class Extension:
 
         Raises CompileError, or RuntimeError if there is no compiler.
         """
-        built = self.source.built()
-        if built is not None:
-            return built
+        library = self._compiled_before(disk)
+        if library is not None:
+            return library
         command, key = [*prefix, *self.source.command()], self.source.key()
-        if disk is None or disk.is_off:
-            return compiled(command)
-        library = disk.get(key)
-        if library is None:
+        if disk is not None and not disk.is_off:
             _build_apart(disk, key, command)
             library = disk.get(key)
         # None if it couldn't be kept on disk, or not compiled. Then compile it here: for this
         # process alone, or for the compiler's message.
-        return library if library is not None else compiled(command)
+        return compiled(command) if library is None else library
 
 
 def _build_apart(disk: Disk, key: str, command: Sequence[str]) -> None:
@@ -167,14 +165,3 @@ def _behind() -> list[str]:
     """What begins a command that is to run with niceness `BEHIND`, as compile workers do."""
     nice = shutil.which("nice")
     return [nice, "-n", str(BEHIND)] if nice else []
-
-
-def module_at(name: str, path: str, _: str) -> Any:
-    """Python's extension module `name`, loaded from a path. The third argument is not used:
-    `library.loaded` passes a name."""
-    spec = importlib.util.spec_from_loader(name, ExtensionFileLoader(name, path))
-    assert spec is not None, "a loader was given"
-    assert spec.loader is not None, "a loader was given"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import _CacheInfo as CacheInfo
 from typing import Any
 
-from lazy_tensor.kernels.disk import Disk
+import torch
+
 from lazy_tensor.kernels.extension import cpp
 from lazy_tensor.kernels.extension.extension import Extension
 from lazy_tensor.kernels.library import loaded
@@ -40,30 +41,13 @@ class _Using:
         self._leave()
 
 
-class Pool:
-    """The process's pool. Nothing is pooled before `ask_for` or `ask_disk` has loaded the C++."""
+class Pool(Extension):
+    """The process's pool. Nothing is pooled before the C++ is loaded."""
 
     def __init__(self) -> None:
-        self._extension = Extension(cpp.POOL.path, cpp.POOL.libraries, self._use)
+        super().__init__(cpp.POOL.path, cpp.POOL.libraries, self._install)
         self._library: Any = None
         self._using: AbstractContextManager[None] = nullcontext()
-
-    @property
-    def status(self) -> str:
-        """As `Extension.status`."""
-        return self._extension.status
-
-    @property
-    def is_asked_for(self) -> bool:
-        return self._extension.is_asked_for
-
-    def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
-        """Load or compile it: in a thread, or at once if `wait`. See `Extension.ask_for`."""
-        self._extension.ask_for(disk, wait=wait)
-
-    def ask_disk(self, disk: Disk | None) -> None:
-        """Load it now if it was compiled before. See `Extension.ask_disk`."""
-        self._extension.ask_disk(disk)
 
     def using(self) -> AbstractContextManager[None]:
         """A context in which this thread's large allocations are pooled, if the C++ is loaded."""
@@ -83,8 +67,8 @@ class Pool:
         self._library.lazy_tensor_pool_counts(counts)
         return CacheInfo(*counts)
 
-    def _use(self, compiled: bytes) -> None:
-        library = loaded(compiled, lambda path, _: ctypes.PyDLL(path))
+    def _install(self, compiled: bytes) -> None:
+        library = loaded(compiled, ctypes.PyDLL)
         library.lazy_tensor_pool_install()
         self._library, self._using = library, _Using(library)
         threading.Thread(target=_offer, args=(library,), daemon=True).start()
@@ -102,10 +86,7 @@ def keep_freed_heap() -> None:
     time: 20,000 of them where 64 ops compute 2 MiB each, which takes three quarters of the step. So
     one block is freed here; nobody touches its pages. Thresholds that the user has set stay.
     """
-    library = ctypes.CDLL(None)
-    library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
-    library.free(library.malloc(LARGEST_LEARNT))
+    torch.UntypedStorage(LARGEST_LEARNT, device="cpu")
 
 
 def _offer(library: Any) -> None:

@@ -55,22 +55,13 @@ struct Argument {
   py::object object;  // of OTHER
 };
 
-// Whether an argument names slots, itself or in a tuple.
-bool names_values(py::handle object) {
-  if (Py_TYPE(object.ptr()) == ref_type) return true;
+// Whether an argument is of this type, or a tuple with one within: `ref_type` names slots,
+// `number_type` run-time numbers.
+bool has_any(PyTypeObject* type, py::handle object) {
+  if (Py_TYPE(object.ptr()) == type) return true;
   if (!PyTuple_Check(object.ptr())) return false;
   for (py::handle item : py::reinterpret_borrow<py::tuple>(object)) {
-    if (names_values(item)) return true;
-  }
-  return false;
-}
-
-// Whether it names run-time numbers.
-bool names_numbers(py::handle object) {
-  if (Py_TYPE(object.ptr()) == number_type) return true;
-  if (!PyTuple_Check(object.ptr())) return false;
-  for (py::handle item : py::reinterpret_borrow<py::tuple>(object)) {
-    if (names_numbers(item)) return true;
+    if (has_any(type, item)) return true;
   }
   return false;
 }
@@ -87,7 +78,7 @@ Argument argument_of(const c10::FunctionSchema& schema, size_t place, py::handle
   if (Py_TYPE(object.ptr()) == ref_type) {
     made.kind = Argument::TENSOR;
     made.slots = {index_of(object)};
-  } else if (names_values(object)) {
+  } else if (has_any(ref_type, object)) {
     auto type = schema.arguments()[place].type();
     if (auto maybe = type->cast<c10::OptionalType>()) type = maybe->getElementType();
     const auto item_type = type->expect<c10::ListType>()->getElementType();
@@ -96,7 +87,7 @@ Argument argument_of(const c10::FunctionSchema& schema, size_t place, py::handle
     for (py::handle item : py::reinterpret_borrow<py::tuple>(object)) {
       made.slots.push_back(item.is_none() ? -1 : index_of(item));
     }
-  } else if (names_numbers(object)) {
+  } else if (has_any(number_type, object)) {
     made.kind = Argument::OTHER;
     made.object = py::reinterpret_borrow<py::object>(object);
   } else {
@@ -146,8 +137,6 @@ struct Failure {
 thread_local Failure failure;
 
 constexpr size_t MOST_ARGUMENTS = 1024;  // as in torch_inductor.py
-// Arguments up to which a kernel is called with just as many: for each number there is a caller.
-constexpr size_t MOST_EXACT = 64;
 
 template <size_t>
 using Pointer = void*;
@@ -158,34 +147,15 @@ void call_with(void* kernel, void* const* arguments, std::index_sequence<I...>) 
   reinterpret_cast<void (*)(Pointer<I>...)>(kernel)(arguments[I]...);
 }
 
-// Call a function with N pointers, which may be more than it takes. On x86-64 and AArch64 that does
-// no harm: the caller removes arguments from the stack, and the function looks at its own alone.
-template <size_t N>
-void call_with_up_to(void* kernel, void* const* arguments) {
-  call_with(kernel, arguments, std::make_index_sequence<N>());
-}
-
-// Call a function with `n` pointers, by the caller for that number.
-template <size_t... N>
-void call_with_any(void* kernel, size_t n, void* const* arguments, std::index_sequence<N...>) {
-  using Caller = void (*)(void*, void* const*);
-  static constexpr std::array<Caller, sizeof...(N)> callers = {
-      [](void* function, void* const* given) {
-        call_with(function, given, std::make_index_sequence<N>());
-      }...};
-  callers.at(n)(kernel, arguments);
-}
-
-// Call a C function that takes `n` pointers, or integers as wide. `arguments` has room for
-// MOST_ARGUMENTS: more than `n` may be passed on.
+// Call a C function that takes `n` pointers, or integers as wide, with N or more. `arguments` has
+// room for MOST_ARGUMENTS. On x86-64 and AArch64 it does no harm to pass more than a function
+// takes: the caller removes arguments from the stack, and the function looks at its own alone.
+template <size_t N = 8>
 void call_kernel(void* kernel, size_t n, void* const* arguments) {
-  if (n <= MOST_EXACT) {
-    call_with_any(kernel, n, arguments, std::make_index_sequence<MOST_EXACT + 1>());
-  } else if (n <= 256) {
-    call_with_up_to<256>(kernel, arguments);
-  } else {
-    call_with_up_to<MOST_ARGUMENTS>(kernel, arguments);
+  if constexpr (N < MOST_ARGUMENTS) {
+    if (n > N) return call_kernel<2 * N>(kernel, n, arguments);
   }
+  call_with(kernel, arguments, std::make_index_sequence<N>());
 }
 
 // A run of a program: the values by slot, and how each kind of instruction runs on them.
@@ -440,7 +410,7 @@ void Run::run_segment(const Instruction& at) {
 }
 
 // What each instruction runs within, and what looks at its results; either may be None. See
-// `Program.run_observed` in program.py.
+// `Program.run` in program.py.
 struct Observer {
   py::object around, check;
 };
@@ -539,29 +509,22 @@ PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers
 
 const Program& of(PyObject* self) { return *reinterpret_cast<ProgramObject*>(self)->program; }
 
-// run(leaves, numbers, given): append the tuple of results to `given`. They are not returned: an
-// interrupt that comes as this call ends would lose them.
+// run(leaves, numbers, given[, around, check]): append the tuple of results to `given`. They are
+// not returned: an interrupt that comes as this call ends would lose them. With the other two the
+// program runs under an observer.
 PyObject* py_run(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  if (n != 3 || !PyList_Check(args[2])) {
-    PyErr_SetString(PyExc_TypeError, "run(leaves, numbers, given)");
+  if ((n != 3 && n != 5) || !PyList_Check(args[2])) {
+    PyErr_SetString(PyExc_TypeError, "run(leaves, numbers, given[, around, check])");
     return nullptr;
   }
-  const auto results =
-      py::reinterpret_steal<py::object>(results_of(of(self), args[0], args[1], nullptr));
+  Observer observer;
+  if (n == 5) {
+    observer = {py::reinterpret_borrow<py::object>(args[3]),
+                py::reinterpret_borrow<py::object>(args[4])};
+  }
+  const auto results = py::reinterpret_steal<py::object>(
+      results_of(of(self), args[0], args[1], n == 5 ? &observer : nullptr));
   if (!results || PyList_Append(args[2], results.ptr()) != 0) return nullptr;
-  Py_RETURN_NONE;
-}
-
-// run_observed(leaves, numbers, given, around, check): the same under an observer.
-PyObject* py_run_observed(PyObject* self, PyObject* args) {
-  PyObject *leaves, *numbers, *given, *around, *check;
-  if (!PyArg_ParseTuple(args, "OOO!OO", &leaves, &numbers, &PyList_Type, &given, &around, &check))
-    return nullptr;
-  const Observer observer{py::reinterpret_borrow<py::object>(around),
-                          py::reinterpret_borrow<py::object>(check)};
-  const auto results =
-      py::reinterpret_steal<py::object>(results_of(of(self), leaves, numbers, &observer));
-  if (!results || PyList_Append(given, results.ptr()) != 0) return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -748,7 +711,6 @@ PyObject* py_measure_after(PyObject* self, PyObject* n) {
 PyMethodDef program_methods[] = {
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_run)), METH_FASTCALL,
      nullptr},
-    {"run_observed", py_run_observed, METH_VARARGS, nullptr},
     {"measure_after", py_measure_after, METH_O, nullptr},
     {"step", py_step, METH_VARARGS, nullptr},
     {"take_failure", py_take_failure, METH_NOARGS, nullptr},

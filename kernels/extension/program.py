@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import cpp
-from lazy_tensor.kernels.extension.extension import Extension, module_at
+from lazy_tensor.kernels.extension.build_apart import module_at
+from lazy_tensor.kernels.extension.extension import Extension
 from lazy_tensor.kernels.library import loaded
 from lazy_tensor.kernels.segment import Ref, ScalarRef, Segment, TensorSpec, n_bytes
 
@@ -47,23 +48,18 @@ class Program(Protocol):
         leaves: list[torch.Tensor],
         numbers: list[complex],
         given: list[Sequence[torch.Tensor]],
+        around: Any = None,
+        check: Any = None,
+        /,
     ) -> None:
         """Run the program and append its results to `given`.
 
         `leaves` is emptied, so that each leaf is freed at its last use. Results that were returned
         would be lost if an interrupt came behind the last instruction.
-        """
 
-    def run_observed(
-        self,
-        leaves: list[torch.Tensor],
-        numbers: list[complex],
-        given: list[Sequence[torch.Tensor]],
-        around: Any,
-        check: Any,
-    ) -> None:
-        """The same with each instruction `i` run within the context `around(i)`. What an op gave is
-        replaced by `check(i, tensors)`. Either may be None."""
+        With both `around` and `check`, of which either may be None, each instruction `i` runs
+        within the context `around(i)`, and what an op gave is replaced by `check(i, tensors)`.
+        """
 
     def measure_after(self, n: int) -> None:
         """Call `measure_again` of the fusion whose `program` this is at the n-th run from now on;
@@ -88,8 +84,7 @@ def is_long(touched: Iterable[TensorSpec | None]) -> bool:
 
 def touches_much(segment: Segment) -> bool:
     """Whether a segment takes so long."""
-    outputs = (spec for call in segment.calls for spec in call.outputs)
-    return is_long((*segment.inputs, *outputs))
+    return is_long(segment.specs)
 
 
 def call(
@@ -99,7 +94,7 @@ def call(
     made: Slots,
     dead: Sequence[int],
     touched: Iterable[TensorSpec | None],
-    strides: Sequence[tuple[int, ...] | None] = (),
+    strides: Sequence[Sequence[int] | None] = (),
     *,
     lets_go: bool = False,
 ) -> Instruction:
@@ -172,7 +167,9 @@ def program_of(
     One that `is_inner` runs within an instruction of another program, and so without a look for
     signals.
     """
-    assert _class is not None, "it was asked for"
+    # plans are made once it is there; others, such as a script that runs a kernel alone, may wait
+    if not ask_for(None, may_compile=True, wait=True):
+        raise RuntimeError(f"the C++ that runs programs is missing: {EXTENSION.status}")
     made: Program = _class(n_slots, leaves, live, instructions, is_inner)
     return made
 
@@ -192,7 +189,7 @@ EXTENSION = Extension(cpp.PROGRAM.path, cpp.PROGRAM.libraries, _use)
 
 def is_program(kernel: Any) -> TypeGuard[Program]:
     """Whether a kernel is a program, which C++ can run within another."""
-    return _class is not None and type(kernel) is _class
+    return type(kernel) is _class
 
 
 def are_there() -> bool:

@@ -163,7 +163,7 @@ def _use_gil(compiled: bytes) -> None:
     global _gil
     module = importlib.import_module(MODULE)
     # PyDLL calls functions without releasing the lock: `gil.cpp` does that itself
-    library = loaded(compiled, lambda path, _: ctypes.PyDLL(path))
+    library = loaded(compiled, ctypes.PyDLL)
     library.lazy_tensor_gil_count.restype = ctypes.c_uint64
     if not library.lazy_tensor_gil_install(module._C_DIRECT.__file__.encode()):
         raise RuntimeError("this nvFuser doesn't call its library as is expected")

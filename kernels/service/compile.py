@@ -10,11 +10,14 @@ or declines, the next one is tried. `Fusion` then decides whether the kernel is 
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple, TypeGuard, TypeVar, cast
@@ -44,7 +47,6 @@ from lazy_tensor.kernels.extension.program import touches_much
 from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.logs import COMPILES
 from lazy_tensor.kernels.segment import Segment, counted
-from lazy_tensor.kernels.service import fork
 from lazy_tensor.kernels.service.families import Families, Member
 from lazy_tensor.kernels.service.fusion import Fusion
 from lazy_tensor.kernels.service.jobs import Jobs
@@ -87,10 +89,10 @@ MOST_BUILDS = 256
 class Compiler:
     """Makes fusions of segments, at most `maxsize` of them, and obtains their kernels.
 
-    Kernels are kept in `cache_dir`, or in memory only if it is None. `n_workers` is the number of
-    worker processes; the default leaves one core to the program. In "background" mode a kernel is
-    built once its segment has run `threshold` times and `may_build()` returns true. That is so when
-    the program has run for a while: a short program ends before a build would pay.
+    Kernels are kept in `cache_dir`, or until the process ends if it is None. `n_workers` is the
+    number of worker processes; the default leaves one core to the program. In "background" mode a
+    kernel is built once its segment has run `threshold` times and `may_build()` returns true. That
+    is so when the program has run for a while: a short program ends before a build would pay.
     """
 
     def __init__(
@@ -98,16 +100,15 @@ class Compiler:
         *,
         maxsize: int = 1024,
         cache_dir: Path | None = None,
-        max_disk_bytes: int = 2 << 30,
         n_workers: int | None = None,
         counters: Counters | None = None,
-        may_build: Callable[[], bool] | None = None,
+        may_build: Callable[[], bool] = lambda: True,
     ) -> None:
         self.counters = counters or Counters()
         # the last builds, read by `report`
         self.builds: deque[Build] = deque(maxlen=MOST_BUILDS)
         self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
-        self.disk = Disk(cache_dir, max_disk_bytes) if cache_dir is not None else None
+        self.disk = Disk(cache_dir or Path(tempfile.mkdtemp(dir=own_folder())))
         self._may_build = may_build
         # guards making a fusion, and the step from status "aten" to "queued"
         self._creating = threading.Lock()
@@ -119,11 +120,13 @@ class Compiler:
         self._device_workers = Workers(1, self._build_dir)
         # Loading takes milliseconds and building seconds, so loads must not wait behind builds.
         # A build thread only waits for its worker, so there are as many threads as workers.
-        self._to_load = Jobs(self._load, n_threads=1)
+        self._to_load = Jobs(partial(self._take_kernel, builds=False), n_threads=1)
         self._to_build = Jobs(self._obtain, self._workers.size, self._together)
+        self._pools = self._workers, self._device_workers
+        self._parts: tuple[Jobs | Workers, ...] = self._to_load, self._to_build, *self._pools
         self._is_forked = False
         self._is_closed = False
-        fork.in_child(self)
+        _all.add(self)
         keep_freed_heap()
 
     def fusion_of(
@@ -150,7 +153,7 @@ class Compiler:
         """
         if mode == "off" or self._is_forked or backend.name == "aten":
             return self._find(segment, _aten, 0)[0]
-        for workers in (self._workers, self._device_workers):
+        for workers in self._pools:
             workers.niceness = 0 if mode == "blocking" else BEHIND
         fusion, is_new = self._find(segment, backend, verify_every)
         if is_new:
@@ -163,11 +166,11 @@ class Compiler:
         if mode == "blocking" and fusion.status in ("aten", "queued", "compiling"):
             # a build looks on disk first, so no load beside it is needed
             self._to_load.take_back(fusion)
-            if waits:
-                self._to_build.run_now(fusion)
-            elif fusion.status == "aten":
+            if fusion.status == "aten":
                 fusion.status = "queued"
                 self._to_build.add(fusion)
+            if waits:
+                self._to_build.finish(fusion)
         elif fusion.status != "aten":
             pass  # its kernel is being made, or the fusion has its final state
         elif is_new and self._artifact_key(fusion) is not None:
@@ -195,9 +198,8 @@ class Compiler:
         """
         if mode == "off" or self._is_forked:
             return
-        POOL.ask_disk(self.disk)
-        if mode == "blocking" or may_compile:
-            POOL.ask_for(self.disk, wait=mode == "blocking")
+        is_blocking = mode == "blocking"
+        POOL.ask(self.disk, may_compile=is_blocking or may_compile, wait=is_blocking)
 
     def statuses(self) -> Counter[str]:
         """The number of fusions in each status, without those for which no kernel was asked."""
@@ -212,10 +214,8 @@ class Compiler:
     def close(self) -> None:
         """Drop all queued work and end the workers. Fusions keep running what they run now."""
         self._is_closed = True
-        self._to_load.close()
-        self._to_build.close()
-        self._workers.close()
-        self._device_workers.close()
+        for one in self._parts:
+            one.close()
 
     def end(self) -> None:
         """Close at the end of the process, and wait for the job threads."""
@@ -232,10 +232,8 @@ class Compiler:
         self._is_forked = True
         # another thread of the parent may have held the lock at the fork
         self._creating = threading.Lock()
-        self._to_load.forget()
-        self._to_build.forget()
-        self._workers.forget()
-        self._device_workers.forget()
+        for one in self._parts:
+            one.forget()
         for fusion in list(self._fusions):
             fusion.run_op_by_op("this is a forked child process")
 
@@ -261,7 +259,7 @@ class Compiler:
         Called when a kernel's results were wrong on `inputs`. Returns text for the warning, which
         names the script.
         """
-        if self.disk is None or self.disk.is_off:
+        if self.disk.is_off:
             return ""
         # in place of the artifact, so that no process loads or builds it again
         key = self._artifact_key(fusion)
@@ -283,7 +281,7 @@ class Compiler:
     def _request(self, fusion: Fusion) -> None:
         """Queue the fusion's build; called at each run once it has run `threshold` times."""
         # A threshold of 1 or less asks for a build at once, whatever the program's age.
-        if fusion.threshold > 1 and self._may_build is not None and not self._may_build():
+        if fusion.threshold > 1 and not self._may_build():
             return  # the next run asks again
         with self._creating:
             if fusion.status != "aten":
@@ -315,10 +313,6 @@ class Compiler:
         except Declined as reason:
             fusion.give_up(str(reason))
 
-    def _load(self, fusion: Fusion) -> None:
-        """Take the kernel from disk. If there is none, count runs up to the threshold."""
-        self._take_kernel(fusion, builds=False)
-
     def _obtain(self, fusion: Fusion) -> None:
         """Take the kernel from disk or build it."""
         fusion.status = "compiling"
@@ -338,7 +332,7 @@ class Compiler:
         def gives_up() -> bool:
             return self._is_closed or perf_counter() > deadline
 
-        with nullcontext() if self.disk is None else self.disk.alone_with(keys, gives_up):
+        with self.disk.alone_with(keys, gives_up):
             if len(fusions) > 1:
                 self._build_ahead(fusions)
             yield
@@ -376,7 +370,7 @@ class Compiler:
             and fusion.segment.device.type == "cpu"
             and _is_portable(backend, fusion.segment)
             and (fusion.member is None or fusion.member.family.kernel is None)
-            and (key is None or self.disk is None or self.disk.get(key) is None)
+            and (key is None or self.disk.get(key) is None)
         )
 
     def _account(self, start: float, what: str) -> float:
@@ -434,16 +428,14 @@ class Compiler:
     def _artifact_key(self, fusion: Fusion) -> str | None:
         """The name of the fusion's artifact on disk; None if it can't be kept there."""
         backend = fusion.backend
-        if self.disk is None or self.disk.is_off or not _is_portable(backend, fusion.segment):
+        if self.disk.is_off or not _is_portable(backend, fusion.segment):
             return None
         return key_of(fusion.source.digest, backend.name, backend.fingerprint())
 
     def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
         """The fusion's kernel from disk; None if there is none, Declined if it was dropped."""
         key = self._artifact_key(fusion)
-        if key is None or self.disk is None:
-            return None
-        artifact = self.disk.get(key)
+        artifact = None if key is None else self.disk.get(key)
         if artifact is None:
             return None
         if artifact.startswith(DROPPED):
@@ -534,10 +526,10 @@ class Compiler:
                 artifact = _apart(backend.build, source)
         except WorkerDied as death:
             # a crash or a build without end: no process shall try it again
-            if key is not None and self.disk is not None and not self._is_closed:
+            if key is not None and not self._is_closed:
                 self.disk.put(key, DROPPED + str(death).encode(), _about(fusion))
             raise
-        if key is not None and self.disk is not None:
+        if key is not None:
             self.disk.put(key, artifact, _about(fusion))
         return artifact
 
@@ -547,8 +539,6 @@ class Compiler:
         Compilers load and run code from it, so nobody but this user may be able to write it. If the
         cache folder is not safe, it is a temporary folder.
         """
-        if self.disk is None:
-            return None
         folder = self.disk.work_folder("build")
         found = str(folder) if folder is not None else own_folder()
         # Inductor passes paths to the C++ compiler without quotes, so a space would split them
@@ -581,3 +571,15 @@ def _told(error: Exception) -> str:
     """The text for an error: its message, after its type if the error is not one of ours."""
     is_ours = isinstance(error, (BuildError, Declined))
     return str(error) if is_ours else f"{type(error).__name__}: {error}"
+
+
+# weak, as `os.register_at_fork` can't be undone and would keep every service alive
+_all: WeakSet[Compiler] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for compiler in list(_all):
+        compiler.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -94,26 +94,16 @@ class Fusion:
         self.measure_again: Callable[[], None] = lambda: None
         # read by C++: after a kernel raised, a segment that writes its inputs is not run again
         self.writes = bool(segment.written)
-        self.run = self._first_run
+        self.run: Kernel = self._first_run
 
-    @property
-    def run(self) -> Kernel:
-        return self._run
-
-    @run.setter
-    def run(self, run: Kernel) -> None:
+    def _use(self, run: Kernel, native: Kernel | None = None, *, measure_after: int = 0) -> None:
+        """Run `run` from now on. C++ runs `native` in its place, if that is a program, and calls
+        `measure_again` at run `measure_after`; 0 means never."""
         # C++ prefers `program`: a stale one would hide the new `run`
-        self._run, self.program = run, None
-
-    def _runs(self, kernel: Kernel, *, measure_after: int = 0) -> None:
-        """Let C++ call `kernel` in place of `run`, if it is a program.
-
-        C++ calls `measure_again` at run `measure_after`; 0 means never. Call this after `run` is
-        set, which resets `program`.
-        """
-        if is_program(kernel):
-            kernel.measure_after(measure_after)
-            self.program = kernel
+        self.run, self.program = run, None
+        if is_program(native):
+            native.measure_after(measure_after)
+            self.program = native
 
     @cached_property
     def aten(self) -> Kernel:
@@ -129,7 +119,7 @@ class Fusion:
     def run_op_by_op(self, reason: str = "") -> None:
         """Run op by op from now on, without asking for a kernel."""
         self.status, self.reason = "aten", self._passed + reason
-        self.run = self._first_run
+        self._use(self._first_run)
 
     def count_runs(self, at_threshold: Callable[[Fusion], None] | None = None) -> None:
         """Run op by op and count the runs; from run `threshold` on call `at_threshold(self)` at
@@ -145,7 +135,7 @@ class Fusion:
             return results
 
         aten = self.aten
-        self.run = run
+        self._use(run)
         # runs counted before this call may suffice: those while the disk was looked at
         if at_threshold is not None and self.n_runs >= self.threshold:
             at_threshold(self)
@@ -163,8 +153,7 @@ class Fusion:
             self._measure(kernel)
         else:
             self.status = "ready"
-            self.run = self._guarded(kernel)
-            self._runs(kernel)
+            self._use(self._guarded(kernel), kernel)
 
     def pass_on(self, backend: Backend, reason: str) -> None:
         """Let another backend make the kernel, because the present one can't."""
@@ -184,17 +173,13 @@ class Fusion:
         self.status, self.reason = "failed", self._passed + reason
         COMPILES.info("%s has no kernel: %s", self, self.reason)
         self._counters.add("failed")
-        self.run = self._warn_and_run
+        self._use(self._warn_and_run)
 
     def _first_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
         # makes the replay program only now, as a fusion whose kernel comes first never needs it
-        self._run_by_aten()
+        self._use(self.aten, self.aten)
         results = self.run(tensors, scalars)
         return results  # noqa: RET504
-
-    def _run_by_aten(self) -> None:
-        self.run = self.aten
-        self._runs(self.aten)
 
     def _measure(self, kernel: Kernel) -> None:
         """Run `kernel` and replay in turn, then keep the faster one until the next recheck."""
@@ -207,13 +192,13 @@ class Fusion:
             COMPILES.info("%s: %s", self, times)
             self._counters.add("adopted" if faster else "slower")
             # Python counts to the recheck in `run`. Where C++ runs `program` instead, it counts.
-            self.run = self._until_recheck(guarded if faster else self.aten, kernel)
-            self._runs(kernel if faster else self.aten, measure_after=RECHECK_EVERY)
+            run = self._until_recheck(guarded if faster else self.aten, kernel)
+            self._use(run, kernel if faster else self.aten, measure_after=RECHECK_EVERY)
 
         guarded = self._guarded(kernel)
         self.measure_again = partial(self._measure, kernel)
         self.status = "measuring"
-        self.run = Trial(guarded, self.aten, decide)
+        self._use(Trial(guarded, self.aten, decide))
 
     def _until_recheck(self, best: Kernel, kernel: Kernel) -> Kernel:
         """`best`, which measures `kernel` against replay again after `RECHECK_EVERY` runs."""
@@ -269,11 +254,11 @@ class Fusion:
         """Drop the kernel in this process, with a warning."""
         self.status, self.reason = "failed", self._passed + reason
         self._counters.add("disagreed")
-        self._run_by_aten()
+        self._use(self.aten, self.aten)
         self._warn(f"disagreed with op-by-op execution and was dropped: {reason}{advice}")
 
     def _warn_and_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
-        self._run_by_aten()
+        self._use(self.aten, self.aten)
         self._warn(f"can't be compiled by {self.backend.name!r} and runs op by op: {self.reason}")
         results = self.run(tensors, scalars)
         return results  # noqa: RET504

@@ -78,27 +78,17 @@ class Jobs:
             self._changed.notify_all()
             return True
 
-    def run_now(self, fusion: Fusion) -> None:
-        """Work on `fusion` in this thread, or wait for the thread that has taken it already."""
-        self._see_to(fusion, if_waiting=False)
-
     def finish(self, fusion: Fusion) -> None:
-        """Like `run_now`, but does nothing if `fusion` is neither waiting nor worked on."""
-        self._see_to(fusion, if_waiting=True)
+        """Work on `fusion` in this thread, or wait for the thread that has taken it already.
 
-    def _see_to(self, fusion: Fusion, *, if_waiting: bool) -> None:
+        Does nothing if `fusion` is neither waiting nor worked on.
+        """
         with self._changed:
-            if fusion in self._active:
+            if fusion not in self._waiting:
                 self._changed.wait_for(lambda: fusion not in self._active)
                 return
-            if fusion in self._waiting:
-                # with a share of the others, which are built in the same go
-                fusions = self._take(fusion)
-            elif if_waiting:
-                return
-            else:
-                self._active.append(fusion)
-                fusions = [fusion]
+            # with a share of the others, which are built in the same go
+            fusions = self._take(fusion)
         self._finish(fusions)
 
     def wait(self, timeout_s: float | None = None) -> bool:

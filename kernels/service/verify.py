@@ -7,6 +7,7 @@ of `service.repro` and `dispatch.plan.second_tier` use the comparison alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -25,6 +26,7 @@ Disagreed = Callable[[str, Tensors, Sequence[float]], None]
 """Called with the reason and the inputs as they were before the run, and the scalars."""
 
 
+@dataclass(eq=False)
 class Verified:
     """A kernel whose first run, and then one run in `every`, is compared with op-by-op execution.
 
@@ -32,42 +34,33 @@ class Verified:
     `aten`.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        aten: Kernel,
-        segment: Segment,
-        every: int,
-        disagreed: Disagreed,
-        counters: Counters,
-    ) -> None:
-        self._kernel = kernel
-        self._aten = aten
-        self._segment = segment
-        self._every = every
-        self._disagreed = disagreed
-        self._counters = counters
-        self._left = 1
+    kernel: Kernel
+    aten: Kernel
+    segment: Segment
+    every: int
+    disagreed: Disagreed
+    counters: Counters
+    _left: int = 1
 
     def __call__(self, tensors: Tensors, scalars: Sequence[float]) -> Tensors:
         self._left -= 1
         if self._left > 0:
-            results = self._kernel(tensors, scalars)
+            results = self.kernel(tensors, scalars)
             return results  # noqa: RET504
-        self._left = self._every
-        self._counters.add("verified")
-        segment = self._segment
+        self._left = self.every
+        self.counters.add("verified")
+        segment = self.segment
         # two copies of the written inputs: one stays as it is for the report, `aten` writes one
         given, mine = _apart(tensors, segment), _apart(tensors, segment)
-        results = self._kernel(tensors, scalars)
-        expected = self._aten(mine, scalars)
+        results = self.kernel(tensors, scalars)
+        expected = self.aten(mine, scalars)
         reason = _disagreement(segment, given, (tensors, results), (mine, expected))
         if reason is None:
             return results
         # before `disagreed`, which may raise its warning: the program must have the right values
         for i in segment.written:
             tensors[i].copy_(mine[i])
-        self._disagreed(reason, given, scalars)
+        self.disagreed(reason, given, scalars)
         return expected
 
 

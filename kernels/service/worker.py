@@ -1,7 +1,7 @@
 """The program of a worker process, which builds segments for its parent.
 
-`workers` starts it. In: requests on standard input. Out: answers on the original standard output.
-It ends when its parent closes the pipe or ends.
+`workers` starts it. In: requests. Out: answers, by the same pipe. It ends when its parent closes
+the pipe or ends.
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import queue
 import signal
-import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 
 from lazy_tensor.kernels.backend import Declined, PortableBackend
-from lazy_tensor.kernels.service.workers import receive, send
+from lazy_tensor.kernels.service.workers import pickled
 
 
-def main(niceness: int, head_start_s: float, build_dir: str | None = None) -> None:
-    """Serve requests until the parent closes its end of the pipe.
+def main(number: int, niceness: int, head_start_s: float, build_dir: str | None = None) -> None:
+    """Serve requests until the parent closes its end of the pipe, here descriptor `number`.
 
     Compilers keep their files in `build_dir`. The process takes on `niceness` after it has used
     `head_start_s` seconds of processor time.
     """
+    os.set_inheritable(number, False)  # a compiler must not keep the pipe open
     if head_start_s == 0.0:
         os.nice(niceness)
     elif niceness:
@@ -40,22 +42,23 @@ def main(niceness: int, head_start_s: float, build_dir: str | None = None) -> No
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = build_dir
         _drop_stale(Path(build_dir))
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    answers = _private_stdout()
+    pipe = Connection(number)
     # in a thread of its own, so that the worker ends with its parent in the middle of a build too
-    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
     while True:
         request = requests.get()
         try:
-            if isinstance(request, Exception):
-                raise request
-            module, kind, method, argument, n_threads = request
+            # unpickled here: the parent waits for an answer also to a request that can't be
+            module, kind, method, argument, n_threads = pickle.loads(request)
             # Inductor compiles the number of threads into kernels: the parent's, not the worker's
             torch.set_num_threads(n_threads)
-            send(answers, ("built", getattr(_backend(module, kind), method)(argument)))
+            result = getattr(_backend(module, kind), method)(argument)
+            answer: tuple[str, Any] = ("built", result)
         except Declined as reason:
-            send(answers, ("declined", str(reason)))
+            answer = ("declined", str(reason))
         except Exception as error:
-            send(answers, ("failed", _told(error)))
+            answer = ("failed", _told(error))
+        pipe.send_bytes(pickled(answer))
 
 
 def _drop_stale(build_dir: Path) -> None:
@@ -70,29 +73,13 @@ def _drop_stale(build_dir: Path) -> None:
                 path.unlink()
 
 
-def _private_stdout() -> IO[bytes]:
-    """The pipe to the parent, on another descriptor; standard output goes nowhere.
-
-    Otherwise a library that prints would write into the middle of an answer.
-    """
-    pipe = os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    return pipe
-
-
-def _read_requests(pipe: IO[bytes], requests: queue.SimpleQueue[Any]) -> None:
+def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     """Move requests from the pipe to the queue; end the process when the parent is gone."""
-    while True:
-        try:
-            requests.put(receive(pipe))
-        except EOFError:
-            # `sys.exit` would end this thread only
-            os._exit(0)
-        except Exception as error:
-            # a request that can't be unpickled: the parent waits for an answer to it all the same
-            requests.put(error)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            requests.put(pipe.recv_bytes())
+    # `sys.exit` would end this thread only
+    os._exit(0)
 
 
 def _backend(module: str, kind: str) -> PortableBackend:

@@ -1,23 +1,24 @@
 """The parent's side of the worker processes: starts them, sends requests, and ends them.
 
 In: a backend of this package and a segment. Out: the artifact. Called by `service.compile`.
-A message is an 8-byte length and a pickle. Unpickling is safe here, since the pipes lead only to
-processes that this process has started.
+Messages are pickles. Unpickling is safe here, since the pipes lead only to processes that this
+process has started.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import io
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -74,31 +75,10 @@ def _torch_constant(name: str) -> Any:
     return getattr(torch, name)
 
 
-def send(pipe: IO[bytes], message: Any) -> None:
+def pickled(message: Any) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer).dump(message)
-    content = buffer.getvalue()
-    # the parent's pipes have no buffer (see `_Worker`), so one `write` may take a part only
-    left = memoryview(len(content).to_bytes(8, "little") + content)
-    while left:
-        left = left[pipe.write(left) :]
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> Any:
-    """The next message; EOFError if the other side has closed the pipe."""
-    n_bytes = int.from_bytes(_read(pipe, 8), "little")
-    return pickle.loads(_read(pipe, n_bytes))
-
-
-def _read(pipe: IO[bytes], n_bytes: int) -> bytes:
-    content = bytearray()
-    while len(content) < n_bytes:
-        part = pipe.read(n_bytes - len(content))
-        if not part:
-            raise EOFError
-        content += part
-    return bytes(content)
+    return buffer.getvalue()
 
 
 HEAD_START_S = 10.0
@@ -115,14 +95,14 @@ Programs of several ranks get no head start, because each rank waits for the slo
 # A worker's program, given to `python -c`. It loads the package from the file that this process
 # loaded it from, because another version may come first on the path.
 _BEGIN = f"""
-import importlib.util, os, sys
-niceness, head_start_s = int(sys.argv.pop(1)), float(sys.argv.pop(1))
-sys.path[:] = sys.argv.pop(1).split({os.pathsep!r})
-spec = importlib.util.spec_from_file_location({_TOP_PACKAGE!r}, sys.argv.pop(1))
+import importlib.util, sys
+pipe, niceness, head_start_s, path, init_file, *build_dir = sys.argv[1:]
+sys.path[:] = path.split({os.pathsep!r})
+spec = importlib.util.spec_from_file_location({_TOP_PACKAGE!r}, init_file)
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[spec.name])
 from {__name__.rpartition(".")[0]}.worker import main
-main(niceness, head_start_s, *sys.argv[1:])
+main(int(pipe), int(niceness), float(head_start_s), *build_dir)
 """
 
 
@@ -152,18 +132,17 @@ class _Worker:
     def __init__(self, build_dir: str | None, niceness: int, head_start_s: float) -> None:
         init_file = sys.modules[_TOP_PACKAGE].__file__
         assert init_file is not None, "it has an __init__.py"
-        priority = str(niceness), str(head_start_s)
-        arguments = [*priority, os.pathsep.join(_path()), init_file]
-        if build_dir is not None:
-            arguments.append(build_dir)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BEGIN, *arguments],
-            # a buffered pipe has a lock, which stays locked in a child that is forked during a read
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            arguments = map(str, (theirs.fileno(), niceness, head_start_s))
+            paths = [os.pathsep.join(_path()), init_file, *filter(None, [build_dir])]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BEGIN, *arguments, *paths],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
 
     def ask(self, backend: Backend, method: str, argument: Any) -> Any:
         """The result of the backend's `method(argument)` in the worker.
@@ -171,28 +150,20 @@ class _Worker:
         Declined or BuildError if it raises there; WorkerDied or BuildError if the worker ends.
         """
         kind = type(backend)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         n_threads = torch.get_num_threads()
         request = (kind.__module__, kind.__qualname__, method, argument, n_threads)
-        # tells a worker that was killed for its time from one that ended otherwise
-        is_late = threading.Event()
-
-        # killing it closes the pipe, so that `receive` below raises
-        def end() -> None:
-            is_late.set()
-            self._process.kill()
-
-        limit = threading.Timer(BUILD_LIMIT_S, end)
+        began_s = time.monotonic()
+        # the end of the process closes its end of the pipe, so that `recv_bytes` below raises
+        limit = threading.Timer(BUILD_LIMIT_S, self._process.kill)
         limit.daemon = True
         limit.start()
         try:
-            send(self._process.stdin, request)
-            ending, answer = receive(self._process.stdout)
+            self._pipe.send_bytes(pickled(request))
+            ending, answer = pickle.loads(self._pipe.recv_bytes())
         except (OSError, EOFError):
             # a negative code is the number of the signal that ended the process
             code = self._process.wait()
-            if is_late.is_set():
+            if time.monotonic() - began_s >= BUILD_LIMIT_S:
                 raise WorkerDied(f"it took the compile worker over {BUILD_LIMIT_S:.0f} s") from None
             failure = WorkerDied if -code in CRASHES else BuildError
             raise failure(f"the compile worker ended with exit code {code}") from None
@@ -212,11 +183,8 @@ class _Worker:
         self.let_go()
 
     def let_go(self) -> None:
-        """Close this process's ends of the pipes."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
+        """Close this process's end of the pipe."""
+        self._pipe.close()
 
     def disown(self) -> None:
         """Let go of the process in a forked child: it belongs to the parent."""

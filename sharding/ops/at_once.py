@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from lazy_tensor.dispatch.ops.request import FIXED, Request, is_observed
 from lazy_tensor.dispatch.ops.rules import Rule, rule_of
-from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
+from lazy_tensor.dispatch.ops.schema import OpFacts
 from lazy_tensor.dispatch.record import sync_points
 from lazy_tensor.dispatch.run import watch
 from lazy_tensor.dispatch.torch_private import count_writes, kernels_only
@@ -24,6 +24,7 @@ from lazy_tensor.dispatch.trie.keys import NUMBERS
 from lazy_tensor.dispatch.trie.trace import Trace, Value
 from lazy_tensor.kernels.cache import on_clear
 from lazy_tensor.sharding.layout import ShardLayout
+from lazy_tensor.sharding.ops.decisions import key_of
 
 
 class Known(NamedTuple):
@@ -63,8 +64,7 @@ def run(trace: Trace, owner: Any, op: Any, args: tuple[Any, ...], kwargs: dict[s
     # tracer takes the program apart
     if trace.state is not trace.root or trace.tape is not None or trace.policy.is_paused:
         return NotImplemented
-    key = _key_of(op, args, kwargs)
-    known = None if key is None or is_observed(owner) else _known.get(key)
+    known = None if is_observed(owner) else _known.get(key_of(op, args, kwargs))
     if known is None:
         return NotImplemented
     local: list[Any] = []
@@ -108,9 +108,10 @@ def learn(
     facts = request.facts
     if facts.is_out or facts.changes_metadata or rule_of(request.op) is not Rule.RECORD:
         return
-    key = _key_of(request.op, request.args, request.kwargs)
-    # keywords are passed on as they are; without a key they may hold tensors, which don't compare
-    if key is None or kwargs != request.kwargs or len(args) != len(request.args):
+    # keywords are passed on as they are, and tensors among them don't compare
+    if not all(type(a) in FIXED or type(a) in NUMBERS for a in request.kwargs.values()):
+        return
+    if kwargs != request.kwargs or len(args) != len(request.args):
         return
     given = [_is_given(facts, i, argument) for i, argument in enumerate(request.args)]
     if None in given:
@@ -129,7 +130,7 @@ def learn(
     fixed = tuple([GIVEN if takes else local for takes, local in zip(given, args, strict=True)])
     if len(_known) >= MOST_KNOWN:
         _known.clear()
-    _known[key] = Known(op, facts, fixed, out)
+    _known[key_of(request.op, request.args, request.kwargs)] = Known(op, facts, fixed, out)
 
 
 def _is_given(facts: OpFacts, place: int, argument: Any) -> bool | None:
@@ -139,61 +140,16 @@ def _is_given(facts: OpFacts, place: int, argument: Any) -> bool | None:
     nothing. None for plain tensors and mixed lists: such a call isn't learnt.
     """
     kind = type(argument)
-    if kind is tensor_types.sharded_class:
-        return True
     if kind is list or kind is tuple:
-        tensors = [isinstance(item, torch.Tensor) for item in argument]
-        if not any(tensors):
-            return False
-        return True if all(type(a) is tensor_types.sharded_class for a in argument) else None
-    if isinstance(argument, torch.Tensor):
-        return None
-    return kind in (float, complex) and place in facts.number_args
-
-
-def _key_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The key of a call: the local op and its results' layouts follow from it.
-
-    Tensors count by layout, operands by type, other arguments by type and value. None if an
-    argument is of another type, like a plain tensor.
-    """
-    numbers = facts_of(op).number_args
-    key: list[Any] = [op._op]  # the builtin, as it has its hash in C
-    for place, argument in enumerate(args):
-        kind = type(argument)
-        if kind is tensor_types.sharded_class:
-            key.append(argument._layout)
-        elif kind is float and place in numbers:
-            key.append(kind)
-        elif kind is list or kind is tuple:
-            for item in argument:
-                kind = type(item)
-                if kind is tensor_types.sharded_class:
-                    key.append(item._layout)
-                elif kind in FIXED or kind in NUMBERS:
-                    key += (kind, _static(kind, item))
-                else:
-                    return None
-            key.append(None)  # the end of the list: else [a], b and [a, b] would have one key
-        elif kind in FIXED or kind in NUMBERS:
-            key += (kind, _static(kind, argument))
-        else:
+        if all(type(item) is tensor_types.sharded_class for item in argument):
+            return True
+        if any(isinstance(item, torch.Tensor) for item in argument):
             return None
-    for name, argument in kwargs.items():
-        kind = type(argument)
-        if kind is float and name in numbers:
-            key += (name, kind)
-        elif kind in FIXED or kind in NUMBERS:
-            key += (name, kind, _static(kind, argument))
-        else:
-            return None
-    return tuple(key)
-
-
-def _static(kind: type, argument: Any) -> Any:
-    """The part of a key for an argument that counts by its value."""
-    # as text, by which 0.0 and -0.0 differ; either part of a complex number may be -0.0
-    return str(argument) if kind is complex or not argument else argument
+    elif kind is tensor_types.sharded_class:
+        return True
+    elif kind not in NUMBERS:
+        return False if kind in FIXED else None
+    return place in facts.number_args
 
 
 def _memory_of(argument: Any) -> Any:

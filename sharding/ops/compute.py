@@ -347,13 +347,18 @@ def _mesh_of(request: Request) -> DeviceMesh:
     return next(t.device_mesh for t in request.tensors if isinstance(t, DTensor))
 
 
+def _changed(argument: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """An argument or a result, with `change(tensor)` in place of each tensor."""
+    if isinstance(argument, torch.Tensor):
+        return change(argument)
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_changed(item, change) for item in argument])
+    return argument
+
+
 def _local(argument: Any) -> Any:
     """The argument with local tensors for sharded ones."""
-    if isinstance(argument, DTensor):
-        return local_of(argument)
-    if isinstance(argument, (list, tuple)):
-        return [_local(item) for item in argument]
-    return argument
+    return _changed(argument, lambda t: local_of(t) if isinstance(t, DTensor) else t)
 
 
 def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -440,12 +445,7 @@ def _outs(op: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 def _ours(result: Any) -> Any:
     """The results of one of torch's handlers, with our DTensors in place of torch's."""
-    if isinstance(result, TorchDTensor):
-        return adopted(result)
-    if isinstance(result, (list, tuple)):
-        items = [_ours(item) for item in result]
-        return items if isinstance(result, list) else tuple(items)
-    return result
+    return _changed(result, lambda t: adopted(t) if isinstance(t, TorchDTensor) else t)
 
 
 def _moved(tensor: DTensor, placements: tuple[Any, ...]) -> DTensor:
@@ -582,20 +582,22 @@ def _gathered(op: Any, argument: Any, whole: dict[int, torch.Tensor]) -> Any:
 
     The caller finds there what the op has written.
     """
-    if isinstance(argument, DTensor):
-        if id(argument) not in whole:
-            local = _whole(op, argument)
+
+    def gathered(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, DTensor):
+            return tensor
+        if id(tensor) not in whole:
+            local = _whole(op, tensor)
             # gathered memory is dense in the order of dimensions: the op must see the strides of
             # the global tensor, on which those of its result depend
-            if local.stride() != argument.stride() and 0 not in argument.stride():
+            if local.stride() != tensor.stride() and 0 not in tensor.stride():
                 local = torch.empty_strided(
-                    argument.shape, argument.stride(), dtype=local.dtype, device=local.device
+                    tensor.shape, tensor.stride(), dtype=local.dtype, device=local.device
                 ).copy_(local)
-            whole[id(argument)] = local
-        return whole[id(argument)]
-    if isinstance(argument, (list, tuple)):
-        return type(argument)([_gathered(op, item, whole) for item in argument])
-    return argument
+            whole[id(tensor)] = local
+        return whole[id(tensor)]
+
+    return _changed(argument, gathered)
 
 
 def _put_back(tensor: DTensor, whole: torch.Tensor) -> None:
@@ -636,12 +638,12 @@ def _without_plain(request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _replicated(result: Any, mesh: Any) -> Any:
     """Replicated DTensors for the plain tensors of a result that each rank has computed."""
-    if isinstance(result, torch.Tensor):
-        meta = torch_private.TensorMeta(result.shape, result.stride(), result.dtype)
-        return sharded(result, torch_private.spec_of(mesh, everywhere(mesh), meta))
-    if isinstance(result, (list, tuple)):
-        return type(result)([_replicated(item, mesh) for item in result])
-    return result
+
+    def replicated(tensor: torch.Tensor) -> DTensor:
+        meta = torch_private.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+        return sharded(tensor, torch_private.spec_of(mesh, everywhere(mesh), meta))
+
+    return _changed(result, replicated)
 
 
 def _absent(op: Any, args: tuple[Any, ...], spec: Any) -> Any:

@@ -40,15 +40,32 @@ def get_sharding_prop_cache_info() -> CacheInfo:
 def decide(info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutputSharding:
     """The decision for the call of `info`; NotImplementedError if torch has no rule for its op."""
     op = info.schema.op
-    numbers = facts_of(op).number_args
-    given = [*enumerate(args), *kwargs.items()]
-    key = (op, *[(label, _described(a, label in numbers)) for label, a in given])
+    key = key_of(op, args, kwargs)
     found = _decisions.get(key)
     if found is None:
         STATS.sharding_misses[op] += 1
         found = _asked(info)
         _decisions.put(key, found)
     return found
+
+
+def key_of(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, any_size: bool = False
+) -> tuple[Any, ...]:
+    """The key of a call: its decision, its local op and the layouts of its results follow from it.
+
+    Tensors count by layout, operands by type, other arguments by type and value. With `any_size`
+    sizes count only by how they divide among the ranks.
+    """
+    numbers, sharded = facts_of(op).number_args, tensor_types.sharded_class
+    key: list[Any] = [op._op]  # the builtin behind the op, as it has its hash in C
+    for i, a in enumerate(args):
+        # the usual argument costs no call
+        is_usual = type(a) is sharded and not any_size
+        key.append(a._layout if is_usual else _described(a, i in numbers, any_size))
+    for name, a in kwargs.items():
+        key.append((name, _described(a, name in numbers, any_size)))
+    return tuple(key)
 
 
 _families: Cache[tuple[Any, ...], Any] = Cache("sharding_families", 4096)
@@ -60,7 +77,7 @@ def placements_at_any_size(request: Request) -> Any:
 
     A tuple of placements for a single tensor, a tuple of such tuples for several; None if unknown.
     """
-    return _families.get(_family(request))
+    return _families.get(key_of(request.op, request.args, request.kwargs, any_size=True))
 
 
 def _asked(info: Any) -> OutputSharding:
@@ -92,42 +109,26 @@ def learn_for_any_size(request: Request, sharding: OutputSharding) -> None:
     if several and any(spec is None for spec in specs):
         return
     placements = tuple(s.placements for s in specs) if several else specs.placements
-    _families.put(_family(request), placements)
+    key = key_of(request.op, request.args, request.kwargs, any_size=True)
+    _families.put(key, placements)
 
 
-def _family(request: Request) -> tuple[Any, ...]:
-    """The key of a call in which sizes count only by how they divide among the ranks."""
-    numbers = request.facts.number_args
-    args = [_alike(argument, i in numbers) for i, argument in enumerate(request.args)]
-    kwargs = [(name, _alike(a, name in numbers)) for name, a in request.kwargs.items()]
-    return (request.op, *args, *kwargs)
-
-
-def _alike(argument: Any, may_vary: bool) -> Any:
-    """As `_described`, with a layout's family in place of the layout."""
-    kind = type(argument)
-    if kind is tensor_types.sharded_class:
-        return argument._layout.family
-    if kind is list or kind is tuple:
-        return (kind, *[_alike(item, may_vary) for item in argument])
-    return _described(argument, may_vary)
-
-
-def _described(argument: Any, may_vary: bool) -> Any:
+def _described(argument: Any, may_vary: bool, any_size: bool) -> Any:
     """The part of an argument that a decision may depend on; `may_vary`: a number is an operand,
     and counts by its type."""
     kind = type(argument)
     if kind is tensor_types.sharded_class:
-        return argument._layout
+        return argument._layout.family if any_size else argument._layout
     if kind in FIXED:
         return argument
     if kind in NUMBERS:
-        # as text, by which 0.0 and -0.0 differ
-        return kind if may_vary else (kind, str(argument))
+        # as text where 0.0 and -0.0 would be equal; either part of a complex number may be -0.0
+        fixed = str(argument) if kind is complex or not argument else argument
+        return kind if may_vary else (kind, fixed)
+    if isinstance(argument, (list, tuple)):
+        return tuple([_described(item, may_vary, any_size) for item in argument])
     if isinstance(argument, torch.Tensor):
         return (argument.shape, argument.dtype)
-    if isinstance(argument, (list, tuple)):
-        return tuple([_described(item, may_vary) for item in argument])
     return argument
 
 

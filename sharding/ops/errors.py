@@ -27,10 +27,7 @@ def check_arguments(request: Request) -> None:
     sharded = [tensor for tensor in request.tensors if isinstance(tensor, TorchDTensor)]
     if len(sharded) < len(request.tensors):
         _refuse_plain(op, args, kwargs)
-    meshes: list[Any] = []
-    for tensor in sharded:
-        if tensor.device_mesh not in meshes:
-            meshes.append(tensor.device_mesh)
+    meshes = {tensor.device_mesh for tensor in sharded}
     if len(meshes) > 1 and not is_foreach(op):
         raise RuntimeError(
             f"{op}: its tensors lie on {len(meshes)} different meshes, between which nothing is "

@@ -46,6 +46,11 @@ CASES = {
     "0-dim int64": (integers, torch.tensor(2), FLOAT),
     "in place": (in_place, torch.linspace(-3, 3, 37), FLOAT),
     "in place in int64": (in_place, torch.arange(-5, 5), 3),
+    "a number alone": (
+        lambda x, s: (x * s, torch.full((), s, dtype=torch.float64)),
+        torch.ones(3),
+        FLOAT,
+    ),
 }
 ULPS = {torch.float64: 4e-15, torch.float32: 4e-7, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -71,6 +76,13 @@ def test_other_values_need_no_other_kernel(record, compiler):
         eager = [t for t in arithmetic(x, value)]
         for ours, expected in zip(fusion.run([x], [value]), eager, strict=False):
             torch.testing.assert_close(ours, expected)
+
+
+def test_a_number_that_a_library_call_needs_as_a_tensor_is_declined(record, compiler):
+    recorded = record(lambda x, n: x.pow(n) * 2, [torch.arange(4)], [3])
+    fusion = compiler.fusion_of(recorded.segment, InductorBackend(), mode="blocking")
+    assert fusion.status == "declined", fusion.reason
+    assert torch.equal(fusion.run(recorded.inputs, [3])[0], recorded.results[0])
 
 
 def test_same_segment_in_two_threads_keeps_their_scalars_apart(record, compiler):

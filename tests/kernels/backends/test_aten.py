@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec
 from lazy_tensor.kernels.backends.aten import AtenBackend, compile_aten
-from lazy_tensor.kernels.extension import program
 
 aten = torch.ops.aten
 
@@ -38,11 +37,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("by", ["C++", "Python"])
 @pytest.mark.parametrize("case", CASES)
-def test_replay_is_bit_equal_to_eager(record, case, by, monkeypatch):
-    if by == "Python":  # where no programs can be made
-        monkeypatch.setattr(program, "_class", None)
+def test_replay_is_bit_equal_to_eager(record, case):
     recorded = record(*CASES[case])
     inputs = recorded.fresh()
     outputs = compile_aten(recorded.segment)(inputs, recorded.scalars)

@@ -32,7 +32,7 @@ def never_compiled(monkeypatch):
 
 
 def answer_of(library):
-    return loaded(library, lambda path, _: ctypes.CDLL(path)).answer()
+    return loaded(library, ctypes.CDLL).answer()
 
 
 def test_it_is_compiled_once_and_then_taken_from_disk(tmp_path, source, request):

@@ -154,7 +154,7 @@ def test_an_interrupt_as_an_observer_leaves_comes_after_the_instruction() -> Non
     add = program.call(aten.add_.Tensor, (A, 1), {}, (), (), ())
     made, x = program.program_of(1, (0,), (0,), [add, add]), torch.zeros(2)
     with pytest.raises(KeyboardInterrupt):
-        made.run_observed([x], [], [], lambda _: Around(), None)
+        made.run([x], [], [], lambda _: Around(), None)
     failed = made.take_failure()
     assert failed is not None
     assert failed[0] == 1

@@ -52,10 +52,12 @@ def test_what_is_waiting_can_be_taken_back(record, toy):
     jobs.close()
 
 
-def test_run_now_works_in_the_calling_thread(record, toy):
+def test_who_waits_for_one_works_on_it_itself(record, toy):
     threads = []
     jobs = Jobs(lambda fusion: threads.append(threading.current_thread()), n_threads=1)
-    jobs.run_now(fusions(record, toy, 1)[0])
+    (fusion,) = fusions(record, toy, 1)
+    jobs._waiting.append(fusion)  # no thread has begun
+    jobs.finish(fusion)
     assert threads == [threading.current_thread()]
 
 

@@ -2,8 +2,8 @@
 
 import array
 import fcntl
-import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -24,8 +24,7 @@ from lazy_tensor.kernels.service.workers import (
     BuildError,
     Workers,
     is_known_to_workers,
-    receive,
-    send,
+    pickled,
 )
 
 aten = torch.ops.aten
@@ -78,7 +77,7 @@ def test_a_child_forked_in_the_middle_of_a_build_is_not_stuck(workers):
         time.sleep(0.01)  # a thread that still runs would take the request
     building = threading.Thread(target=workers.build, args=(InductorBackend(), GOOD))
     building.start()
-    while not n_unread(process.stdin):
+    while not n_unread(workers):
         time.sleep(0.01)  # the answer is waited for as soon as the request is in the pipe
     child = os.fork()
     if child == 0:
@@ -97,10 +96,11 @@ def states_of(pid):
     return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
 
 
-def n_unread(pipe):
-    """Bytes that wait in a pipe."""
+def n_unread(workers):
+    """Bytes that the worker has not read from its pipe (SIOCOUTQ in unix(7))."""
+    (worker,) = workers._all
     answer = array.array("i", [0])
-    fcntl.ioctl(pipe.fileno(), termios.FIONREAD, answer)
+    fcntl.ioctl(worker._pipe.fileno(), termios.TIOCOUTQ, answer)
     return answer[0]
 
 
@@ -227,12 +227,10 @@ def test_torch_constants_are_not_named_by_a_module_of_the_user(monkeypatch):
     users = types.ModuleType("a_module_that_no_worker_has")
     monkeypatch.setattr(users, "torch", torch, raising=False)
     monkeypatch.setattr(sys, "modules", {users.__name__: users, **sys.modules})
-    pipe = io.BytesIO()
     constants = (torch.contiguous_format, torch.strided, torch.bfloat16)
-    send(pipe, constants)
-    assert b"a_module_that_no_worker_has" not in pipe.getvalue()
-    pipe.seek(0)
-    assert receive(pipe) == constants
+    sent = pickled(constants)
+    assert b"a_module_that_no_worker_has" not in sent
+    assert pickle.loads(sent) == constants
 
 
 def test_a_worker_that_can_not_be_started_is_a_build_error(workers, monkeypatch):
