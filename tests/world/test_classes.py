@@ -153,18 +153,19 @@ def test_broadcast_shapes_gives_a_size_in_a_block(shapes):
 class Slope(torch.Tensor):
     """Each op on such a tensor gives its slope, for which its handler asks autograd."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner):
         made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.inner = inner
+        made.held = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         with torch.overrides.enable_reentrant_dispatch():
-            x = args[0].inner.detach().requires_grad_()
+            x = args[0].held.detach().requires_grad_()
             func(x, *args[1:]).sum().backward()
         return x.grad
 
