@@ -116,17 +116,12 @@ class CapturedCall:
         self.n_to_teach = MOST_TAUGHT  # calls still to be recorded for the companion to learn
         # numbers of the tensors that may not be written before backward: see `replay_module`
         self.shared: list[int] | None = None
-        scalars = list(outline.scalars)
         self._recount = Recount(
             (outline.formulas, before.formulas),
             (outline.scalars, before.scalars),
             take.constants.values(),
         )
-        pending = Pending(outline.state, outline.state, [], [], [], {}, scalars)
-        plan = plan_of(pending, outline.live, at_once=lambda: True)
-        if plan is None:
-            raise RuntimeError("its ops can't be planned")
-        self.plan: Plan = plan
+        self.plan = plan = _plan_of(outline)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
             self.cuda_graph = CudaGraph(
@@ -147,7 +142,7 @@ class CapturedCall:
         shared = [place for place, _ in plan.parts_of_leaves]
         fields = {
             "plan": plan,
-            "scalars": scalars,
+            "scalars": list(outline.scalars),
             "ask_numbers": self._numbers if self._recount.is_needed else None,
             "ask_reads": self._check_reads if take.reads else None,
             "run_otherwise": self._run_otherwise,
@@ -503,6 +498,16 @@ def _lazy_like(
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """A new tensor on the memory of a leaf, to be returned."""
     return _lazy_like(one.meta, one.layout, _shared(leaves[one.name].detach()))
+
+
+def _plan_of(outline: Outline) -> Plan:
+    """The plan of what a call did; RuntimeError if it can't be planned."""
+    state, scalars = outline.state, list(outline.scalars)
+    pending = Pending(state, state, [], [], [], {}, scalars)
+    plan = plan_of(pending, outline.live, at_once=lambda: True)
+    if plan is None:
+        raise RuntimeError("its ops can't be planned")
+    return plan
 
 
 def _share(places: list[int], results: Tensors) -> None:

@@ -273,20 +273,7 @@ class Replay(Generic[P, R]):
         if not self.may_plan():
             return self.recorded(args, kwargs), None, None, False
         arguments = Arguments(args, kwargs)
-        # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
-        environment = (
-            hits.loaded.call_environment(), torch_private.is_parametrization_cached(),
-            names_in_force(),
-        )  # fmt: skip
-        key = (arguments.key, environment, settings.current())
-        known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
-        if known is None:
-            known = _Signature(arguments.objects)
-            self._signatures.put(key, known)
-            self.n_signatures += 1
-            # one call earlier than the warning, which compares two calls
-            if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
-                self._compare_arguments(args, kwargs)
+        key, known = self._signature_of(arguments)
         taught = verified = None
         changed = ""
         # held until the plan has run: another thread's replay could change what `find` has checked.
@@ -325,6 +312,24 @@ class Replay(Generic[P, R]):
         with self._lock:
             self._learn(known, taken, arguments, changed)
         return result, None, known, False
+
+    def _signature_of(self, arguments: Arguments) -> tuple[Any, _Signature]:
+        """The key of calls like this one, and what is known of them."""
+        # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
+        environment = (
+            hits.loaded.call_environment(), torch_private.is_parametrization_cached(),
+            names_in_force(),
+        )  # fmt: skip
+        key = (arguments.key, environment, settings.current())
+        known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
+        if known is None:
+            known = _Signature(arguments.objects)
+            self._signatures.put(key, known)
+            self.n_signatures += 1
+            # one call earlier than the warning, which compares two calls
+            if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
+                self._compare_arguments(arguments.args, arguments.kwargs)
+        return key, known
 
     def _compare_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Warn which arguments differ from the last call's, where no signature repeats."""
