@@ -1,7 +1,7 @@
 """Sequence lengths that vary: twenty of them in each pass through a data set, a small transformer.
 
-The first pass shows what new lengths cost. Later passes show what is gained by kernels whose sizes
-are symbols. Writes `results/lengths.md` and its plot.
+The first pass shows what new lengths cost. Later passes show what kernels with symbolic sizes gain.
+Writes `results/lengths.md` and its plot.
 """
 
 from __future__ import annotations

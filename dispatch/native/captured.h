@@ -95,7 +95,7 @@ struct Target {
 
 // One leaf of what the call returns: (kind, number, object, finish), as `captured_call._given`
 // gives it. PLAIN is a result of the plan, LAZY a lazy tensor on one, PLACE what lies at a place,
-// AGAIN what was returned before, ASK what `object` gives for the leaves.
+// AGAIN an object that an earlier leaf returned, ASK the result of `object` on the leaves.
 struct Given {
   enum Kind { PLAIN, LAZY, PLACE, AGAIN, ASK } kind;
   Py_ssize_t number;  // of the plan's result, or of what was returned before

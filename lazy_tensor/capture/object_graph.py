@@ -73,7 +73,7 @@ def explore(
 ) -> ObjectGraph:
     """All objects that `roots`, pairs of a label and an object, and the tensors `given` lead to.
 
-    `names` are those that the code is known to mention; what is found is added.
+    `names` are names that the code mentions, as far as they are known. New ones are added.
     """
     # a set of its own, which the holdings keep
     roots, known = list(roots), {*_ALWAYS, *names}

@@ -116,8 +116,8 @@ class ReplayOptions(Options, total=False):
 
 
 Outcome = tuple[Any, CapturedCall | None, _Signature | None, bool]
-"""What a call gave; the captured call that was replayed, or could have been when the call was
-recorded; what is known of calls with the same signature; whether the call was replayed."""
+"""The call's result; the captured call that was replayed, or that fits though the call was
+recorded; the call's signature; whether the call was replayed."""
 
 
 class Replay(Generic[P, R]):
@@ -314,7 +314,7 @@ class Replay(Generic[P, R]):
         return result, None, known, False
 
     def _signature_of(self, arguments: Arguments) -> tuple[Any, _Signature]:
-        """The key of calls like this one, and what is known of them."""
+        """The key of a call with these arguments, and its signature; a new one if it has none."""
         # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
         environment = (
             hits.loaded.call_environment(), torch_private.is_parametrization_cached(),
