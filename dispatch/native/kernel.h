@@ -184,6 +184,7 @@ class Kernel : public c10::OperatorKernel {
       info_.draws = item(10) == Py_True;
       info_.is_same = item(11) == Py_True;
       info_.reads_copies = item(12) == Py_True;
+      if (item(13) != Py_None) info_.view = Ref::to(item(13));
       info_.is_counted &= !(info_.draws || info_.is_same);
       // last: `run_cold` reads it in other threads, without the GIL, and then what is above
       info_.is_described = true;
@@ -276,7 +277,26 @@ class Kernel : public c10::OperatorKernel {
     if (step == nullptr && !edges->generic.steps.empty()) {
       step = edges->generic.find(call.without_numbers(arguments, numbers));
     }
-    return step != nullptr && take(trace, info_, *step, numbers, stack);
+    if (step == nullptr) return false;
+    if (info_.view.get() != nullptr) return become_view(trace, *step, stack);
+    return take(trace, info_, *step, numbers, stack);
+  }
+
+  // Take a step that gives a view of a pending tensor, and make the tensor that view, as
+  // `op_handlers._view_in_place` does.
+  bool become_view(PyObject* trace, const Step& step, Stack* stack) const {
+    const at::Tensor tensor = arguments_on(*stack)[0].toTensor();
+    LazyImpl* impl = made_here(tensor);
+    if (impl == nullptr || impl->value == nullptr || !impl->allow_tensor_metadata_change() ||
+        tensor.is_conj() || tensor.is_neg() || data_in(impl->value).get() != Py_None) {
+      return false;
+    }
+    if (!take(trace, info_, step, {}, stack)) return false;
+    const at::Tensor view = stack->back().toTensor();
+    impl->set_sizes_and_strides(view.sizes(), view.strides(), view.storage_offset());
+    const Ref before(std::exchange(impl->value, Ref::to(made_here(view)->value).release()));
+    stack->back() = tensor;
+    return true;
   }
 
   // Draw random numbers now, in program order. Of a tensor that they are to be like, the metadata

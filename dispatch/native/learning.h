@@ -130,8 +130,9 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
   const OpInfo* copy = info.draws_into ? Kernel::copy_info() : nullptr;
   const bool is_draw = copy != nullptr && copy->function.get() == function;
   // Python may record another op in the call's place: this call's key must not lead to its state.
-  // One such op is known here: the copy of random numbers into the call's argument.
-  if (info.function.get() != function && !is_draw) return;
+  // Two such ops are known here: the copy of random numbers into the call's argument, and the view
+  // that the argument becomes.
+  if (info.function.get() != function && info.view.get() != function && !is_draw) return;
   info.is_recorded = true;
   // Only a call of the program itself is in the past, not one within another. The state may be of a
   // time without this library, when calls had no numbers.

@@ -59,6 +59,7 @@ struct OpInfo {
   bool draws = false;         // it gives random numbers, and reads no tensor's values
   bool is_same = false;       // it gives its argument back
   bool reads_copies = false;  // it may read a copy of memory that others may write
+  Ref view;                   // of `t_` and its like the op that gives the view; else null
   Ref function;               // the OpOverload; null if Python has to handle all its calls
 };
 

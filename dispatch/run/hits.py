@@ -15,7 +15,14 @@ import torch
 
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.ops import composite_overrides
-from lazy_tensor.dispatch.ops.rules import Rule, draws, needs_care, reads_values, rule_of
+from lazy_tensor.dispatch.ops.rules import (
+    VIEWS_IN_PLACE,
+    Rule,
+    draws,
+    needs_care,
+    reads_values,
+    rule_of,
+)
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import input_snapshots
@@ -216,4 +223,5 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         draws(op),
         rule is Rule.SAME,
         input_snapshots.serve_op(facts),
+        VIEWS_IN_PLACE.get(op),
     )

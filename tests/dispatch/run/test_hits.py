@@ -105,6 +105,24 @@ def test_wrapped_tensors_need_no_mode(in_python):
     assert torch.equal(lazy_tensor.materialize(made), expected)
 
 
+def test_views_in_place_stay_below_python(in_python):
+    """`matmul` squeezes the product of a vector in place, and a GRU transposes its batch."""
+    torch.manual_seed(0)
+    x, matrix = torch.randn(4), torch.randn(4, 4)
+    gru, sequence = nn.GRU(4, 3, batch_first=True), torch.randn(2, 5, 4)
+
+    def step():
+        part = (x * 2).unsqueeze_(0).t_()
+        return (x @ matrix).sum() + part.sum() + gru(sequence)[0].sum()
+
+    lazily = lazy_mode(record="always")(step)
+    settle(lazily)
+    in_python.clear()
+    found = lazily()
+    assert in_python == []
+    assert torch.equal(lazy_tensor.materialize(found), step())
+
+
 @pytest.mark.parametrize("wraps", [False, True])
 def test_draws_into_what_is_pending_stay_below_python(in_python, wraps):
     """Dropout draws its mask so. Which numbers are drawn is eager's business to the last bit."""
