@@ -23,7 +23,6 @@ from lazy_tensor.dispatch.torch_private import (
     call_by,
     called_by,
     import_for_subclasses,
-    is_held_by_python_alone,
     is_resizable,
     no_modes,
     without_weak_references,
@@ -64,7 +63,6 @@ def _end_region() -> None:
     # while the thread is asleep, reads are counted by C++ and by `pass_read`, not by `at_read`
     if get_ident() in sync_points.asleep:
         sync_points.pass_read(local.trace)
-        make_met_plain()
     else:
         sync_points.at_read(local.trace)
 
@@ -156,34 +154,6 @@ def unwrap(x: Any) -> Any:
 def _wrong_type(caller: str, x: object) -> TypeError:
     given = with_article(type(x).__name__)
     return TypeError(f"{caller}: x is {given}; it takes a torch.Tensor or an nn.Module")
-
-
-def make_met_plain() -> None:
-    """Make lazy tensors plain, in place, that ops have met lately while nothing was recorded.
-
-    They come from ops that were recorded once, such as an optimizer's state, and cost each op on
-    them some microseconds. A mode records ops on plain tensors too, so nothing is lost. A program
-    that calls `wrap` wants lazy tensors outside a mode: there they stay.
-    """
-    # C++ notes the tensors that ops meet; it is told whether to go on doing so
-    if hits.native is None:
-        return
-    for tensor in hits.native.met(not Policy.has_wrapped):
-        if not Policy.has_wrapped and type(tensor) is LazyTensor and _may_become_plain(tensor):
-            _swap_in_place(tensor, _plain_twin(tensor), "lazy_mode")
-
-
-def _may_become_plain(tensor: LazyTensor) -> bool:
-    """Whether the tensor has its value, and neither autograd nor C++ holds it: `swap_tensors`
-    would raise."""
-    value = tensor._value
-    return (
-        value.slot is None
-        and value.data is not None
-        and not tensor.requires_grad
-        and tensor.grad is None
-        and is_held_by_python_alone(tensor)
-    )
 
 
 def _convert_module(

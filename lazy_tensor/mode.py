@@ -114,9 +114,6 @@ def _after_step(*_: Any) -> None:
     """What torch calls after each `Optimizer.step`: a sync point, if this program is recorded."""
     if here.mode is not None or Policy.has_wrapped or sync_points.asleep:
         sync_points.at_step(local.trace)
-        if local.trace.policy.is_asleep:
-            # the optimizer's state is lazy if a step was recorded before the block was bypassed
-            convert.make_met_plain()
 
 
 @functools.cache
@@ -312,8 +309,6 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if trace.policy.begin_block(place, may_choose=may_choose, must_record=must_record):
             return True
         STATS.counts["unrecorded_blocks"] += 1
-        # tensors that an earlier block left lazy would cost each op of this one
-        convert.make_met_plain()
         return False
 
     def __exit__(self, *exception: Any) -> None:

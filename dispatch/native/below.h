@@ -1,6 +1,6 @@
 // Running a call at once, below Python: as it is (`run_below`), or on the data of its lazy tensors
-// (`Computed`). `MetTensors` and `PassedReads` note for Python what passes here while nothing is
-// recorded.
+// (`Computed`). While nothing is recorded, `PassedBy` lets ops pass some tensors by, and
+// `PassedReads` counts reads for Python.
 
 #pragma once
 
@@ -41,42 +41,45 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Python), stack);
 }
 
-// Lazy tensors that calls met while nothing was recorded, for `convert.make_met_plain`: an op on
-// one of them costs some microseconds more than on a plain tensor.
+// Lazy tensors that ops pass by, as the thread that met them is asleep: the first op on each comes
+// here, and costs a microsecond more than in eager. `Policy.cold` ends that when the thread wakes.
 //
-// It has weak pointers, so it keeps no tensor alive. They do keep the memory of the `TensorImpl`:
-// no other tensor can have an address that is in `known_`.
-class MetTensors {
+// Only while one thread records: another could record a write to a tensor that ops pass by.
+class PassedBy {
  public:
   static constexpr size_t MOST = 4096;
-  bool collects = false;  // as Python has said (`met` in module.cpp)
 
-  // A tensor that requires a gradient can't become plain.
-  void add(const at::Tensor& tensor) {
-    if (!collects || tensors_.size() == MOST || tensor.requires_grad()) return;
-    if (known_.insert(tensor.unsafeGetTensorImpl()).second) {
-      tensors_.emplace_back(tensor.getIntrusivePtr());
+  // Let ops pass the tensor by from the next one on.
+  void add(const at::Tensor& tensor, const at::Tensor& data) {
+    LazyImpl* impl = made_here(tensor);
+    if (*cold_here != ASLEEP || tensors_.size() == MOST || impl == nullptr ||
+        tensor.is_conj() || tensor.is_neg()) {
+      return;
     }
+    if (tensors_.empty()) may_ = Ref(sure(PyObject_CallNoArgs(may_pass_by))).get() == Py_True;
+    if (may_ && impl->let_pass(data)) tensors_.emplace_back(tensor.getIntrusivePtr());
   }
 
-  bool is_empty() const { return tensors_.empty(); }
-
-  // Those that still live, as a list; they are forgotten.
-  PyObject* take() {
-    Ref found(sure(PyList_New(0)));
-    known_.clear();
+  // Have ops come to all of them again. A plain tensor that an op made on their memory meanwhile
+  // may live on: then writes to the memory can't wait.
+  void end() {
     for (const auto& weak : std::exchange(tensors_, {})) {
       const at::Tensor tensor(weak.lock());
-      if (tensor.defined()) sure(PyList_Append(found.get(), object_of(tensor).get()));
+      if (!tensor.defined()) continue;
+      LazyImpl* impl = made_here(tensor);
+      impl->stop_passing();
+      if (impl->value == nullptr) continue;
+      const Ref data = data_in(impl->value);
+      Ref(sure(PyObject_CallOneArg(note_plain_users, data.get())));
     }
-    return found.release();
   }
 
  private:
+  // Weak pointers keep no tensor alive.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> tensors_;
-  std::unordered_set<const c10::TensorImpl*> known_;
+  bool may_ = false;
 };
-thread_local MetTensors met;
+PassedBy passed_by;  // of all threads
 
 // Counts reads of values in a thread that is asleep. Python looks at the last read of each round
 // alone (see `sites.ROUND`).
@@ -130,6 +133,9 @@ class Computed {
   void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps,
            WithGil& gil) {
     std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
+    for (const auto& [data, given] : stands_for_) {
+      if (has_python(given)) passed_by.add(given, data);
+    }
     gil.release();
     run_below(op, keys, stack);
     // Autograd has counted the write on the lazy tensor. Its data has a count of its own, which
@@ -192,7 +198,6 @@ class Computed {
       if (held.get() == Py_None || slot_in(value.get()).get() != Py_None) return false;
       data = THPVariable_Unpack(held.get());
       any_lazy_ = true;
-      met.add(tensor);
     } else {
       any_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     }

@@ -410,12 +410,10 @@ class Kernel : public c10::OperatorKernel {
     if (!count_cold(*stack)) return false;
     ran_cold = &info_;
     const IValue first = torch::jit::peek(*stack, 0, n);
-    // In the mode results may be plain: plain tensors are recorded there, too. Outside it, while a
-    // block is asleep, results for wrapped tensors may, but two kinds stay lazy: what shares a
-    // wrapped tensor's memory, and what the program is likely to write when it records again.
-    // Nobody outside a mode would see a pending write to a plain tensor.
-    const bool may_be_plain =
-        in_mode || (*cold_here == ASLEEP && !info_.is_view && !info_.begins_state);
+    // In the mode results may be plain: plain tensors are recorded there, too. Outside it, while the
+    // thread is asleep, results for wrapped tensors may. A view stays lazy: nobody would see a
+    // pending write to a plain tensor that shares a wrapped one's memory.
+    const bool may_be_plain = in_mode || (*cold_here == ASLEEP && !info_.is_view);
     call.run(op, keys, stack, n, !may_be_plain, gil);
     if (info_.writes_list) count_writes(first);
     return true;

@@ -55,25 +55,23 @@ PyObject* py_sees_all(PyObject*, PyObject*) {
 }
 
 // pass_read(tensor): whether Python need not look at a read of the tensor's value. It need not if
-// the read ends no region; nor while this thread is asleep, but for one read in each round, and
-// unless lazy tensors were met that are to become plain.
+// the read ends no region; nor while this thread is asleep, but for one read in each round.
 PyObject* py_pass_read(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
   if (!ends_region(THPVariable_Unpack(tensor))) Py_RETURN_TRUE;
   const bool is_asleep = cold_here != nullptr && *cold_here == ASLEEP;
-  return PyBool_FromLong(is_asleep && met.is_empty() && passed_reads.add());
+  return PyBool_FromLong(is_asleep && passed_reads.add());
   END_HANDLE_TH_ERRORS
 }
 
 // passed_reads(): how many reads Python did not look at since this was asked last.
 PyObject* py_passed_reads(PyObject*, PyObject*) { return PyLong_FromLongLong(passed_reads.take()); }
 
-// met(collects): the lazy tensors that calls of this thread met, while nothing was recorded, since
-// this was asked last. `collects` says whether more are noted from now on.
-PyObject* py_met(PyObject*, PyObject* collects) {
+// end_passing(): have ops come to all lazy tensors again.
+PyObject* py_end_passing(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  met.collects = collects == Py_True;
-  return met.take();
+  passed_by.end();
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
@@ -123,23 +121,23 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, externally_writable, shared, describe, close_segment, at_turn, current,
-// share_with_parts, keys): set the globals of objects.h, and find the offsets of slots. The
-// arguments are those of `hits._known`; `keys` are the dispatch keys included and excluded while a
-// plan runs.
+// install(classes, externally_writable, shared, lazy_users, note_plain_users, may_pass_by, describe,
+// close_segment, at_turn, current, share_with_parts, keys): set the globals of objects.h, and find
+// the offsets of slots. The arguments are those of `hits._known`; `keys` are the dispatch keys
+// included and excluded while a plan runs.
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
-                        &policy, &leaf, &plan, &externally_writable, &shared, &describe,
-                        &close_segment, &at_turn, &current, &share_with_parts, &included,
+  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
+                        &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users, &note_plain_users,
+                        &may_pass_by, &describe, &close_segment, &at_turn, &current, &share_with_parts, &included,
                         &excluded)) {
     return nullptr;
   }
   // the other classes are asked for the offsets of their slots only
-  for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, describe,
-                         close_segment, at_turn, current, share_with_parts})
+  for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
+                         note_plain_users, may_pass_by, describe, close_segment, at_turn, current, share_with_parts})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);
@@ -250,7 +248,20 @@ PyObject* py_concrete(PyObject*, PyObject* data) {
   END_HANDLE_TH_ERRORS
 }
 
+// lazy_on(value, meta, like): a lazy tensor on a value; see `tensor_types.new_tensor`.
+PyObject* py_lazy_on(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *value, *meta, *like;
+  if (!PyArg_ParseTuple(args, "OOO", &value, &meta, &like)) return nullptr;
+  const Inference same(like == Py_None ? c10::InferenceMode::is_enabled()
+                                       : THPVariable_Unpack(like).is_inference());
+  const Output made = output_of(meta, Py_None, nullptr);
+  return object_of(lazy(made, made.offset, value)).release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
+    {"lazy_on", py_lazy_on, METH_VARARGS, nullptr},
     {"concrete", py_concrete, METH_O, nullptr},
     {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
@@ -277,7 +288,7 @@ PyMethodDef methods[] = {
     {"sees_all", py_sees_all, METH_NOARGS, nullptr},
     {"pass_read", py_pass_read, METH_O, nullptr},
     {"passed_reads", py_passed_reads, METH_NOARGS, nullptr},
-    {"met", py_met, METH_O, nullptr},
+    {"end_passing", py_end_passing, METH_NOARGS, nullptr},
     {"grant_rests", py_grant_rests, METH_VARARGS, nullptr},
     {"begin_rest", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_begin_rest)),
      METH_FASTCALL, nullptr},

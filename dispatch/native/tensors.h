@@ -101,6 +101,9 @@ bool is_lazy_class(PyTypeObject* type) {
 // A lazy tensor that C++ made. It owns its value itself; one that Python made has it in its
 // `__dict__`.
 //
+// While nothing is recorded, ops may pass it by: it has its data's memory then, and lacks the key
+// that brings ops here, so that they cost what they cost in eager (see `PassedBy` in below.h).
+//
 // Autograd detaches what it saves by `shallow_copy_and_detach`, not by an op, so no kernel sees
 // that. torch's version of the method would call `__torch_dispatch__` each time. This one makes
 // another tensor on the same value.
@@ -109,6 +112,41 @@ class LazyImpl final : public c10::TensorImpl {
   using TensorImpl::TensorImpl;
   PyObject* value = nullptr;
   PyObject* layout = nullptr;  // of a sharded tensor
+
+  bool is_passed_by() const { return !key_set_.has(DispatchKey::Python); }
+
+  // Let ops pass, on `data`; false if the tensor has other metadata than that.
+  bool let_pass(const at::Tensor& data) {
+    if (!has_metadata_of(data)) return false;
+    use(data.storage());
+    set_python_dispatch(false);
+    return true;
+  }
+
+  // Have ops come again. The tensor keeps the memory, as an op of another thread may be using it.
+  void stop_passing() {
+    current_value();
+    set_python_dispatch(true);
+  }
+
+  // The value. An op that passed, such as `t_`, may have given the tensor itself other metadata or
+  // other memory: then the value gets data that has them.
+  PyObject* current_value() {
+    if (value == nullptr || !is_passed_by()) return value;
+    const Ref held = data_in(value);
+    const at::Tensor& data = THPVariable_Unpack(held.get());
+    if (data.storage().is_alias_of(storage_) && has_metadata_of(data)) return value;
+    use(storage_);
+    const at::Tensor now(TensorImpl::shallow_copy_and_detach(version_counter(), true));
+    const Ref before(std::exchange(value, value_with(object_of(now).get()).release()));
+    return value;
+  }
+
+  // The tensor is given another value by Python, or another's metadata.
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
+    stop_using();
+    TensorImpl::shallow_copy_from(other);
+  }
 
   // torch calls `release_resources`, too, if weak pointers to the tensor are left.
   ~LazyImpl() override { release_value(); }
@@ -130,6 +168,7 @@ class LazyImpl final : public c10::TensorImpl {
   void release_value() {
     if (value != nullptr && python_goes_on()) {
       const WithGil gil;
+      stop_using();
       Py_CLEAR(value);
       Py_CLEAR(layout);
     }
@@ -137,14 +176,16 @@ class LazyImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> detached(const c10::VariableVersion& version,
                                           bool allows_change) const {
     bool in_mode = false;
-    // torch's version asks another's mode, or makes a plain copy where Python's key is excluded
-    if (value == nullptr || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) ||
-        !is_ours(in_mode)) {
+    // torch's version asks another's mode, or makes a plain copy where Python's key is excluded or
+    // ops pass
+    if (value == nullptr || is_passed_by() ||
+        c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) || !is_ours(in_mode)) {
       return TensorImpl::shallow_copy_and_detach(version, allows_change);
     }
     const WithGil gil;
     auto made = c10::make_intrusive<LazyImpl>(c10::Storage(storage_), key_set_, data_type_);
     copy_tensor_metadata(this, made.get(), version, allows_change);
+    if (used_.has_value()) made->use(storage_);
     made->set_python_dispatch(true);
     made->value = Ref::to(value).release();
     made->layout = Ref::to(layout).release();
@@ -152,6 +193,38 @@ class LazyImpl final : public c10::TensorImpl {
     const Ref object(sure(THPVariable_Wrap(at::Tensor(made), class_with(layout))));
     return made;
   }
+
+  bool has_metadata_of(const at::Tensor& data) const {
+    return data.sizes() == sizes() && data.strides() == strides() &&
+           data.storage_offset() == storage_offset_ && data.dtype() == data_type_;
+  }
+
+  // Have this memory, and count the tensor among its lazy users (see `memory_sharing.lazy_users`).
+  void use(const c10::Storage& memory) {
+    auto* now = memory.unsafeGetStorageImpl();
+    if (used_.has_value() && used_->_unsafe_get_target() == now) return;
+    stop_using();
+    if (now != storage_.unsafeGetStorageImpl()) storage_ = memory;
+    used_.emplace(memory.getWeakStorageImpl());
+    count_user(1);
+  }
+  void stop_using() {
+    if (used_.has_value()) count_user(-1);
+    used_.reset();
+  }
+  void count_user(int change) const {
+    const Ref id(PyLong_FromVoidPtr(used_->_unsafe_get_target()));
+    PyObject* before = PyDict_GetItemWithError(lazy_users, id.get());
+    const Ref now(PyLong_FromLong(change + (before == nullptr ? 0 : PyLong_AsLong(before))));
+    if (PyObject_IsTrue(now.get())) {
+      PyDict_SetItem(lazy_users, id.get(), now.get());
+    } else {
+      PyDict_DelItem(lazy_users, id.get());
+    }
+  }
+
+  // The memory whose user this is. A weak pointer keeps the address from being another's.
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> used_;
 };
 
 // Whether ops on the tensor go to a class in Python: ours, or somebody else's. Such a class may
@@ -175,8 +248,8 @@ LazyImpl* made_here(const at::Tensor& tensor) {
 // The value of a lazy tensor; null for any other. `object` becomes the tensor's Python object. It
 // stays null for a tensor that C++ made, as that object need not be looked at.
 Ref value_of(const at::Tensor& tensor, Ref& object) {
-  const LazyImpl* impl = made_here(tensor);
-  if (impl != nullptr && impl->value != nullptr) return Ref::to(impl->value);
+  LazyImpl* impl = made_here(tensor);
+  if (impl != nullptr && impl->value != nullptr) return Ref::to(impl->current_value());
   object = object_of(tensor);
   if (!is_lazy_class(Py_TYPE(object.get()))) return Ref();
   return Ref(sure(PyObject_GetAttr(object.get(), name_value)));
@@ -197,8 +270,9 @@ Ref layout_of(const at::Tensor& tensor, const Ref& object) {
 // made the tensor, else in the `__dict__`, before which Python asks a descriptor such as this.
 template <PyObject* LazyImpl::* member, PyObject** name>
 PyObject* get_held(PyObject* self, void*) {
-  if (const LazyImpl* impl = made_here(THPVariable_Unpack(self));
+  if (LazyImpl* impl = made_here(THPVariable_Unpack(self));
       impl != nullptr && impl->*member != nullptr) {
+    impl->current_value();
     return Ref::to(impl->*member).release();
   }
   const Ref attributes(PyObject_GenericGetDict(self, nullptr));
@@ -211,6 +285,7 @@ PyObject* get_held(PyObject* self, void*) {
 template <PyObject* LazyImpl::* member, PyObject** name>
 int set_held(PyObject* self, PyObject* held, void*) {
   if (LazyImpl* impl = made_here(THPVariable_Unpack(self))) {
+    impl->set_python_dispatch(true);  // the memory on which ops passed is the old value's
     const Ref before(std::exchange(impl->*member, Ref::to(held).release()));
     return 0;
   }

@@ -29,9 +29,6 @@ struct OpInfo {
     is_copy = schema.name() == "aten::copy_";
     is_select = schema.name() == "aten::select" && schema.overload_name() == "int";
     is_slice = schema.name() == "aten::slice" && schema.overload_name() == "Tensor";
-    const std::string name = schema.name().substr(space->size() + 2);
-    begins_state = name == "clone" || name == "_to_copy" || name.rfind("new_", 0) == 0 ||
-                   (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
   }
   const c10::FunctionSchema& schema;
   // By argument: the words of its default; whether its numbers may become run-time inputs.
@@ -42,7 +39,6 @@ struct OpInfo {
   bool is_copy = false;  // `copy_`
   // It takes a part of its argument by an index, which may change at every call.
   bool is_select = false, is_slice = false;
-  bool begins_state = false;  // it makes a copy or a blank, which programs often write later
   bool is_note = false;       // it marks a range for profilers
   bool is_counted = true;     // its calls are part of the past (see `sync_points.begin`)
   // The fields below are filled in. `run_cold` asks without the GIL.

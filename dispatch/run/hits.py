@@ -30,7 +30,16 @@ from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.tensor_types import Layout
-from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, all_traces, alone, local
+from lazy_tensor.dispatch.trie.trace import (
+    Leaf,
+    Slot,
+    State,
+    Trace,
+    all_traces,
+    alone,
+    local,
+    only_one_records,
+)
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import cpp
 from lazy_tensor.kernels.extension.build_apart import module_at
@@ -70,7 +79,8 @@ def use(
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
     _known = (
-        classes, memory_sharing._externally_writable, memory_sharing._shared, _described,
+        classes, memory_sharing._externally_writable, memory_sharing._shared,
+        memory_sharing._lazy_users, memory_sharing.note_plain_users, only_one_records, _described,
         close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
     )  # fmt: skip
 
@@ -126,7 +136,7 @@ def _listen() -> None:
     if _sharded is not None:
         loaded.listen("lazy_tensor")
     native, learn = loaded, loaded.learn
-    tensor_types.concrete_in_cpp = native.concrete
+    tensor_types.cpp = native
     Policy.make_past = native.Past
     Policy.native = native
     # traces made before kept their call history by the Python class, which knows nothing

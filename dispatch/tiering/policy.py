@@ -149,7 +149,14 @@ class Policy:
 
     @cold.setter
     def cold(self, cold: int) -> None:
+        if self._cold[0] == ASLEEP and cold != ASLEEP:
+            self.see_all_tensors()
         self._cold[0] = cold
+
+    def see_all_tensors(self) -> None:
+        """See ops on all lazy tensors again: C++ lets them pass some while the trace is asleep."""
+        if self.native is not None:
+            self.native.end_passing()
 
     @property
     def is_asleep(self) -> bool:

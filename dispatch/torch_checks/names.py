@@ -59,7 +59,7 @@ NEEDED = (
 )  # fmt: skip
 """Names that can be imported."""
 OF_OBJECTS = (
-    "torch.Generator._cdata", "torch.Tensor._use_count", "torch.Tensor._version",
+    "torch.Generator._cdata", "torch.Tensor._version",
     "torch.UntypedStorage._cdata", "torch.ops.aten.add.Tensor._op_dk",
     "torch.library.Library._destroy", "torch.nn.RNNBase._init_flat_weights",
 )  # fmt: skip

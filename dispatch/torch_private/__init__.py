@@ -108,7 +108,6 @@ from lazy_tensor.dispatch.torch_private.tensors import (
     count_writes as count_writes,
     disabled_torch_function as disabled_torch_function,
     is_dispatched as is_dispatched,
-    is_held_by_python_alone as is_held_by_python_alone,
     make_wrapper as make_wrapper,
     mark as mark,
     new_wrapper as new_wrapper,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -101,9 +100,3 @@ def print_width() -> int:
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     """Give a wrapper another wrapper's size, strides and dtype; it stays the same object."""
     tensor_data.__set__(tensor, twin)
-
-
-def is_held_by_python_alone(tensor: torch.Tensor) -> bool:
-    """Whether `torch.utils.swap_tensors` accepts it: neither an autograd graph nor C++ holds it,
-    and it has no weak references."""
-    return tensor._use_count() == 1 and not weakref.getweakrefs(tensor)  # type: ignore[attr-defined]

@@ -27,6 +27,10 @@ from lazy_tensor.dispatch.torch_private import (
 _externally_writable: set[int] = set()  # handed out, to an array, say
 _shared: set[int] = set()  # a plain tensor may have them too
 _lent: set[int] = set()  # an array that `lend` served has made them fixed in size, for good
+_noted: set[int] = set()  # they have a finalizer that ends all notes
+_lazy_users: dict[int, int] = {}
+"""How many lazy tensors have a storage beside the data of their values, by `storage_id`. C++ keeps
+count: ops have passed these tensors by (see `PassedBy` in `native/below.h`)."""
 
 
 def note_external_writer(tensor: torch.Tensor) -> None:
@@ -40,13 +44,30 @@ def share(tensor: torch.Tensor) -> None:
     _note(tensor, _shared)
 
 
+def note_plain_users(tensor: torch.Tensor) -> None:
+    """The same, if any other tensor than lazy ones has the storage now."""
+    if _n_others(tensor):
+        share(tensor)
+
+
+def _n_others(tensor: torch.Tensor) -> int:
+    """How many tensors besides `tensor` have its storage, apart from lazy ones."""
+    return n_users(tensor) - 1 - _lazy_users.get(storage_id(tensor), 0)
+
+
 def _note(tensor: torch.Tensor, notes: set[int]) -> None:
     number = storage_id(tensor)
-    if number not in notes:
-        notes.add(number)
+    notes.add(number)
+    if number not in _noted:
+        _noted.add(number)
         # The number may be another storage's afterwards. torch keeps one Python object for a
         # storage as long as the storage lives, so its finalizer comes in time.
-        weakref.finalize(storage_of(tensor), notes.discard, number)
+        weakref.finalize(storage_of(tensor), _forget, number)
+
+
+def _forget(number: int) -> None:
+    for notes in (_externally_writable, _shared, _lent, _noted):
+        notes.discard(number)
 
 
 def is_externally_writable(tensor: torch.Tensor) -> bool:
@@ -60,7 +81,7 @@ def is_externally_writable(tensor: torch.Tensor) -> bool:
     if (
         is_ours
         and not is_shared_by_processes(tensor)
-        and n_users(tensor) == 1
+        and not _n_others(tensor)
         and not is_storage_held(tensor)
     ):
         _externally_writable.discard(storage_id(tensor))
@@ -82,7 +103,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
     """Whether plain tensors have the tensor's memory too: outside of modes their ops go unseen."""
     if not _shared or storage_id(tensor) not in _shared:
         return False
-    if n_users(tensor) == 1:
+    if not _n_others(tensor):
         _shared.discard(storage_id(tensor))  # the plain tensor is gone
         return False
     return True

@@ -64,6 +64,11 @@ who_is_missing: Callable[[], str] | None = None
 """Says which ranks did not fail with this one, for the error of a collective that failed."""
 
 
+cpp: Any = None
+"""The C++ that makes lazy tensors, once ops come there. It reads the values of such tensors without
+Python's look-up of attributes, and ops may pass such tensors by (see `native/below.h`)."""
+
+
 def layout_of(tensor: torch.Tensor) -> Layout | None:
     """How a sharded tensor lies on its mesh; None for any other."""
     return tensor._layout if type(tensor) is sharded_class else None
@@ -96,6 +101,9 @@ def new_tensor(
     value: Value, meta: tuple[Any, ...], like: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A tensor of the installed class on `value`; `meta` and `like` as `new_wrapper` takes them."""
+    if cpp is not None:
+        made: torch.Tensor = cpp.lazy_on(value, meta, like)
+        return made
     out: ValueTensor = new_wrapper(tensor_class, meta, like)
     out._value = value
     return out
@@ -135,15 +143,11 @@ def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     torch_private.become(tensor, twin)
 
 
-concrete_in_cpp: Callable[[torch.Tensor], torch.Tensor] | None = None
-"""`concrete` by C++, once ops come there. It reads the values of such tensors without Python's look
-up of attributes, which costs each call some tenths of a microsecond for each tensor."""
-
-
 def concrete(data: torch.Tensor) -> torch.Tensor:
     """A tensor of the installed class on a new value, whose data is `data`."""
-    if concrete_in_cpp is not None:
-        return concrete_in_cpp(data)
+    if cpp is not None:
+        made: torch.Tensor = cpp.concrete(data)
+        return made
     value = Value()
     value.data = data
     return concrete_on(value, data)

@@ -583,6 +583,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.trace, orphans = _adopt()
+        self.trace.policy.see_all_tensors()
         for trace in orphans:
             with claimed(trace, self.trace):
                 for run in run_orphan:
@@ -650,6 +651,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def all_traces() -> list[Trace]:
     with _lock:
         return [*_all.copy()]
+
+
+def only_one_records() -> bool:
+    """Whether no other living thread has a trace."""
+    own = threading.current_thread()
+    return not any(thread.is_alive() for thread in _all.copy().values() if thread is not own)
 
 
 @contextmanager

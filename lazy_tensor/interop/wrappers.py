@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.convert import make_met_plain, unwrap
+from lazy_tensor.convert import unwrap
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.record import sync_points
 from lazy_tensor.dispatch.record.eager_fallback import sees_pending
@@ -118,7 +118,6 @@ def converting(name: str, own: Any) -> Any:
         if asleep and get_ident() in asleep:
             if not hits.native.pass_read(self):
                 sync_points.pass_read(local.trace)
-                make_met_plain()
         elif here.blocks and torch_private.are_modes_put_aside():
             _flush_if_pending([self], method_name(name))
         return own(self)

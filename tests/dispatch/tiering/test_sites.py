@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazy_tensor
-from lazy_tensor import convert
 from lazy_tensor.dispatch.options import Record
 from lazy_tensor.dispatch.run import flush, hits
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
@@ -748,12 +747,13 @@ def test_what_comes_of_wrapped_tensors_is_plain_while_nothing_is_recorded(
     loss.backward()
     assert type(loss) is torch.Tensor
     assert all(lazy_tensor.is_lazy(p) for p in model.parameters())
-    # what the program may go on to write is lazy, so that writes are recorded later
-    with torch.no_grad():
-        for made in (model.weight.clone(), torch.zeros_like(model.weight), model.weight.t()):
-            assert lazy_tensor.is_lazy(made)
     with lazy_tensor.lazy_mode():
         assert lazy_tensor.is_pending(model(torch.ones(3)))
+
+
+def is_unseen(tensor: torch.Tensor) -> bool:
+    """Whether ops on the tensor don't come to this package."""
+    return not torch._C._dispatch_keys(tensor).has("Python")
 
 
 def in_turns_with(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -771,57 +771,33 @@ def in_turns_with(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_cpp
-def test_an_optimizers_state_becomes_plain_where_nothing_is_recorded(
+def test_ops_pass_an_optimizers_state_where_nothing_is_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def trained(run: Any) -> tuple[Any, list[Any]]:
+    def trained(run: Any) -> tuple[list[bool], list[Any]]:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
         optimizer = torch.optim.Adam(model.parameters())
         x = torch.randn(8, 4)
+        passed: list[bool] = []
 
         def step() -> None:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
+            passed.append(all(map(is_unseen, optimizer.state[model.weight].values())))
 
         run(step)
-        state = optimizer.state[model.weight]
-        return state, [*model.parameters(), *state.values()]
+        return passed, [*model.parameters(), *optimizer.state[model.weight].values()]
 
     def eagerly(step: Any) -> None:
         for _ in range(5):
             step()
 
     _, expected = trained(eagerly)
-    state, found = trained(lambda step: in_turns_with(step, monkeypatch))
-    assert {type(value) for value in state.values()} == {torch.Tensor}
+    passed, found = trained(lambda step: in_turns_with(step, monkeypatch))
+    assert (passed[1], passed[-1]) == (False, True)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@needs_cpp
-def test_lazy_tensors_stay_lazy_where_somebody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.ones(3, requires_grad=True)
-    made: list[torch.Tensor] = []
-    held: list[torch.Tensor] = []
-
-    def step() -> None:
-        if not made:
-            made.append(torch.arange(3.0) * 2)
-            held.append((weight * made[0]).sum())
-        made[0].add(1)
-
-    in_turns_with(step, monkeypatch)
-    assert lazy_tensor.is_lazy(made[0])  # autograd has it
-    held[0].backward()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [0.0, 2.0, 4.0]
-    lazy_tensor.wrap(torch.ones(3))  # from now on in this process
-    for _ in range(3):
-        convert.make_met_plain()
-        held.clear()
-        made[0].add(1)
-    assert lazy_tensor.is_lazy(made[0])
 
 
 @needs_cpp
@@ -875,12 +851,15 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     x = torch.randn(8, 4)
 
+    passed: list[bool] = []
+
     def step() -> bool:
         loss = model(x).square().mean()
         is_pending = lazy_tensor.is_pending(loss)
         loss.backward()
         clock.now_s += 2.0 if is_pending else 1.0
         optimizer.step()
+        passed.append(all(map(is_unseen, optimizer.state[model.weight].values())))
         optimizer.zero_grad()
         return is_pending
 
@@ -888,8 +867,7 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
         were_recorded = [step() for _ in range(STEPS + ROUND * (UNTIL_THEN // 4 + 4))]
     assert sum(were_recorded) > TRIALS
     assert not any(were_recorded[-ROUND:])
-    if around == "loop":
-        assert {type(m) for m in optimizer.state[model.weight].values()} == {torch.Tensor}
+    assert passed[-1]
     local.trace.policy.reset()
 
 
