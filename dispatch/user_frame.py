@@ -12,7 +12,7 @@ from functools import cache
 
 
 @cache
-def _is_users(module: str) -> bool:
+def is_users(module: str) -> bool:
     """Whether a module is the user's. This package's commands and examples count as such."""
     if module.startswith("lazy_tensor."):
         return module.startswith(("lazy_tensor.cli", "lazy_tensor.examples"))
@@ -23,7 +23,7 @@ def user_line() -> str:
     """`file.py:line` of the user's call that led here; "?" on autograd's own threads."""
     frame = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_globals.get("__name__", "")):
+        if is_users(frame.f_globals.get("__name__", "")):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"

@@ -122,11 +122,6 @@ struct Written {
       : place(PyTuple_GET_ITEM(told, 0)), n(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 1))) {}
 };
 
-double seconds_now() {  // as `time.perf_counter`
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 // Give a lazy tensor a new value, with this data, or without any for None. False, and nothing done,
 // if the tensor isn't lazy, if its layout is another, or if the data has other metadata. The old
 // value stays as it is: an alias of the tensor may own it, too.

@@ -1,12 +1,15 @@
 // A flush whose plan is known and has run before, in one call: look up the plan, empty the trace,
-// run the plan, give each value its data. `flush._run_known` calls it; `flush._compute` does all
-// other flushes in Python.
+// run the plan, give each value its data, and tell Python of it. `flush._run_known` calls it;
+// `flush._compute` does all other flushes in Python.
 
 #pragma once
 
 #include "tensors.h"
 
 namespace hits {
+
+// What `hits.use_flush` names.
+PyObject *work_class, *note_known, *is_users_module, *name_of_module;
 
 // What a trace holds between two flushes; at first that of an empty trace.
 struct Content {
@@ -132,31 +135,81 @@ bool run(PyObject* plan, const Content& content, PyObject* given) {
   return done.get() != nullptr;
 }
 
-void put(PyObject* work, const char* name, PyObject* object) {
-  sure(PyObject_SetAttrString(work, name, object));
+// Finds the program's line for the log of flushes, as `user_frame.user_line` does.
+class UserLine {
+ public:
+  // "file.py:line" of the innermost frame whose module is the user's; "?" if there is none.
+  Ref get() {
+    Ref frame = Ref::to(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+    for (; frame.get() != nullptr; frame = Ref(reinterpret_cast<PyObject*>(back(frame)))) {
+      const Ref globals(PyFrame_GetGlobals(reinterpret_cast<PyFrameObject*>(frame.get())));
+      PyObject* module = PyDict_GetItemWithError(globals.get(), name_of_module);
+      if (module == nullptr || is_users(module)) return line_of(frame);
+    }
+    return Ref(sure(PyUnicode_FromString("?")));
+  }
+
+ private:
+  static PyFrameObject* back(const Ref& frame) {
+    return PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.get()));
+  }
+  static Ref line_of(const Ref& of) {
+    auto* frame = reinterpret_cast<PyFrameObject*>(of.get());
+    const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    return Ref(sure(PyUnicode_FromFormat(
+        "%U:%d", reinterpret_cast<PyCodeObject*>(code.get())->co_filename,
+        PyFrame_GetLineNumber(frame))));
+  }
+  // Python is asked once for each module.
+  bool is_users(PyObject* module) {
+    PyObject* known = PyDict_GetItemWithError(known_.get(), module);
+    if (known != nullptr) return known == Py_True;
+    const Ref answer(sure(PyObject_CallOneArg(is_users_module, module)));
+    sure(PyDict_SetItem(known_.get(), module, answer.get()));
+    return answer.get() == Py_True;
+  }
+  Ref known_{sure(PyDict_New())};
+};
+
+double seconds_now() {  // as `time.perf_counter`
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
 }
 
-// run_known(trace, plans_by, work): run what the trace has recorded, if its plan is known, and let
-// the trace begin anew at its root. Returns whether it did; if not, nothing has changed. `work` is
-// a `flush._Work`; it gets what `flush._salvage` needs if the run raises.
-PyObject* py_run_known(PyObject*, PyObject* args) {
+// What Python needs to go on: a `flush._Work`.
+struct Work {
+  Ref object{sure(PyObject_CallNoArgs(work_class))};
+
+  void put(const char* name, PyObject* value) const {
+    sure(PyObject_SetAttrString(object.get(), name, value));
+  }
+};
+
+// flush_known(trace, plans_by, cause): run what the trace has recorded, if its plan is known, let the
+// trace begin anew at its root, and tell `flush._note_known`. Returns None if it did. Else `flush`
+// goes on with the `flush._Work` that is returned: a new one, and nothing has changed; or the plan
+// raised `error`, and the others fields say what was to be done.
+PyObject* py_flush_known(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *trace, *plans_by, *work;
-  if (!PyArg_ParseTuple(args, "OOO", &trace, &plans_by, &work)) return nullptr;
+  static auto& user_line = *new UserLine;
+  PyObject *trace, *plans_by, *cause;
+  if (!PyArg_ParseTuple(args, "OOO", &trace, &plans_by, &cause)) return nullptr;
   const Ref state = Ref::to(of_trace.state.in(trace)), noted = Ref::to(of_trace.noted.in(trace));
   const Ref values = Ref::to(of_trace.values.in(trace));
+  const bool ends_region = of_trace.begun.in(trace) == state.get();
   Content content;
   const Ref given(sure(PyList_New(0)));
   const Live live(values.get());
   const Ref plan = plan_of(trace, plans_by, live);
-  if (plan.get() == nullptr) Py_RETURN_FALSE;
+  if (plan.get() == nullptr) return Work().object.release();
   const Ref hits(sure(PyTuple_Pack(2, noted.get(), state.get())));
+  const Ref where = user_line.get();
   // All objects that are needed are made by now. Making one may have started a garbage collection,
   // whose finalizers may have run ops: then the plan found is not that of the trace any more.
   if (of_trace.values.in(trace) != values.get() || of_trace.state.in(trace) != state.get()) {
-    Py_RETURN_FALSE;
+    return Work().object.release();
   }
-  put(work, "state", state.get());
+  const double began_s = seconds_now();
   content.swap_with(trace);
   restart(trace);
   if (noted.get() != state.get()) append(of_trace.unnoted_hits.in(trace), hits.get());
@@ -166,24 +219,40 @@ PyObject* py_run_known(PyObject*, PyObject* args) {
     if (has_run) PyErr_SetString(PyExc_RuntimeError, "a plan gives its results once");
     PyObject *type, *error, *place;
     PyErr_Fetch(&type, &error, &place);
+    PyErr_NormalizeException(&type, &error, &place);
+    const Ref types(type), raised(error), traceback(place);
+    if (place != nullptr) PyException_SetTraceback(error, place);
     // the fields of `trace.Pending`, in its order
     const Ref pending(sure(PyTuple_Pack(
         7, state.get(), noted.get(), values.get(), content.leaf_values.get(), content.leaves.get(),
         content.leaf_slots.get(), content.scalars.get())));
-    put(work, "taken", pending.get());
-    put(work, "alive", live.list().get());
-    put(work, "ran", plan.get());
-    put(work, "given", given.get());
-    PyErr_Restore(type, error, place);
-    return nullptr;
+    Work work;
+    work.put("error", raised.get());
+    work.put("state", state.get());
+    work.put("taken", pending.get());
+    work.put("alive", live.list().get());
+    work.put("ran", plan.get());
+    work.put("given", given.get());
+    return work.object.release();
   }
-  put(work, "ran", plan.get());
   settle(live, PyList_GET_ITEM(given.get(), 0));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(content.leaf_values.get()); ++i) {
     release(PyList_GET_ITEM(content.leaf_values.get(), i));
   }
-  Py_RETURN_TRUE;
+  const Ref began(sure(PyFloat_FromDouble(began_s)));
+  Ref(sure(PyObject_CallFunctionObjArgs(note_known, trace, state.get(), plan.get(), cause,
+                                        where.get(), began.get(), ends_region ? Py_True : Py_False,
+                                        nullptr)));
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+// use_flush(work_class, note_known, is_users_module): name the things above.
+PyObject* py_use_flush(PyObject*, PyObject* args) {
+  if (!PyArg_ParseTuple(args, "OOO", &work_class, &note_known, &is_users_module)) return nullptr;
+  for (PyObject* kept : {work_class, note_known, is_users_module}) Py_INCREF(kept);
+  name_of_module = PyUnicode_InternFromString("__name__");
+  Py_RETURN_NONE;
 }
 
 }  // namespace hits

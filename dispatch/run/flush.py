@@ -46,7 +46,10 @@ def flush(trace: Trace, cause: str, *, quiet: bool = False) -> None:
     Waits if another thread flushes the same trace. See `_flush` for `quiet` and for what is raised.
     """
     with trace.lock:
-        _flush(trace, cause, quiet)
+        if trace.state is not trace.root:
+            work = _run_known(trace, cause)
+            if work is not None:
+                _flush(trace, cause, quiet, work)
 
 
 def _run_orphan(trace: Trace) -> None:
@@ -59,18 +62,16 @@ def _run_orphan(trace: Trace) -> None:
 traces.run_orphan.append(_run_orphan)
 
 
-def _flush(trace: Trace, cause: str, quiet: bool) -> None:
-    """Run all that `trace` has recorded, for `cause`.
+def _flush(trace: Trace, cause: str, quiet: bool, work: _Work) -> None:
+    """Run all that `trace` has recorded, for `cause`. `work` is what `_run_known` has left to do.
 
     A `quiet` flush is one that the program doesn't ask for by reading a value: the end of the mode,
     a bound. `forbid="flush"` lets it pass. Raises what an op raised, with a note that says where
     the op was recorded and which values it got. Values that don't depend on it are computed, the
     others are marked as failed (see `failure`).
     """
-    if trace.state is trace.root:
-        return
     where, now = user_line(), settings.current()
-    if cause == "bool()" and calling_module().startswith("torch.distributions."):
+    if _checks_distribution(cause):
         cause = DISTRIBUTION_CHECK
     if trace.tape is not None or (not quiet and "flush" in now.forbid):
         _refuse_or_stop(trace, cause, where, quiet=quiet, options=now)
@@ -80,11 +81,11 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
     record = FlushRecord(traces.local.thread.name, cause, where)
     record.first_new, record.grown_s = trace.first_new, trace.policy.grown_s
     n_built = STATS.counts["plans_built"]
-    work = _Work(perf_counter())
     try:
-        # the fast way in C++, for a plan that has run before; else by Python
-        if not _run_known(trace, work, now):
-            _compute(trace, work, cause, ends_region)
+        if work.error is not None:  # of a plan that C++ has run
+            STATS.counts["plans_reused"] += 1
+            raise work.error
+        _compute(trace, work, cause, ends_region)
     except BaseException as error:
         record.raised = type(error).__name__
         _salvage(trace, work, error)
@@ -97,15 +98,20 @@ def _flush(trace: Trace, cause: str, quiet: bool) -> None:
         if work.state is not None:
             trace.remember(work.state)
             if work.state.n_ops:
-                _note_flush(trace, work.state, work, record, ends_region=ends_region)
-    plan = work.ran if isinstance(work.ran, Plan) else None
-    # where all must be recorded, blocks aren't bypassed while their kernels are built
-    if plan is not None and not must_record(trace, now):
-        trace.policy.note_kernels(plan)
+                record.began_s, record.plan_s = work.began_s, work.planned_s - work.began_s
+                run_s = perf_counter() - work.planned_s
+                _note_flush(
+                    trace, work.state, work.ran, record, run_s=run_s, ends_region=ends_region
+                )
     if MISJUDGED:
         _distrust()
-    if plan is not None and "compile" in now.forbid:
-        _refuse_compiling(plan, where)
+    if isinstance(work.ran, Plan) and "compile" in now.forbid:
+        _refuse_compiling(work.ran, where)
+
+
+def _checks_distribution(cause: str) -> bool:
+    """Whether a value is needed for a check of arguments in `torch.distributions`."""
+    return cause == "bool()" and calling_module().startswith("torch.distributions.")
 
 
 def _refuse_or_stop(
@@ -130,20 +136,21 @@ class _Work:
     `alive` are the values that somebody holds. `ran` is the plan or graph that computes them, and
     `given` gets its results. `began_s` and `planned_s` are times by `perf_counter`.
 
-    A run in C++ sets `state`, and `taken` (the fields of a `Pending`) only if it raises: a tuple
-    that is never looked at would cost time at every flush.
+    C++ makes one if its plan raises an `error`, with the fields of a `Pending` in `taken`.
     """
 
-    __slots__ = ("alive", "began_s", "given", "pending", "planned_s", "ran", "state", "taken")
+    __slots__ = ("alive", "began_s", "error", "given", "pending", "planned_s", "ran", "state",
+                 "taken")  # fmt: skip
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self) -> None:
         self.state: State | None = None
         self.pending: Pending | None = None
         self.taken: tuple[Any, ...] | None = None
         self.alive: list[Value] = []
         self.ran: Plan | Graph | None = None
         self.given: list[Sequence[torch.Tensor]] = []
-        self.began_s = self.planned_s = began_s
+        self.error: BaseException | None = None
+        self.began_s = self.planned_s = perf_counter()
 
     def take(self, trace: Trace) -> Pending:
         """Take the trace's content out of it, and leave it empty.
@@ -158,18 +165,39 @@ class _Work:
                 return pending
 
 
-def _run_known(trace: Trace, work: _Work, now: settings.Settings) -> bool:
-    """Run a trace's content in C++, and return whether that was done.
+def _run_known(trace: Trace, cause: str) -> _Work | None:
+    """Flush a trace in C++ if its plan has run before; None if that did all that a flush does.
 
-    Only a plan that has run before, while no profiler or timer looks, and only if the trace goes on
-    at the same root: a change of settings or of inference mode needs `Trace.reset`.
+    Else `_flush` goes on with the `_Work` that is returned. So it does where somebody looks (a
+    profiler, a timer, a log), where an option forbids something, where new states were made, and
+    where the trace won't go on at the same root: a change of settings or of inference mode needs
+    `Trace.reset`.
     """
-    if hits.native is None or profiling.is_looked_at() or not trace.goes_on_at(now):
-        return False
-    try:
-        return bool(hits.native.run_known(trace, now.plans_by, work))
-    finally:
-        STATS.counts["plans_reused"] += work.ran is not None
+    now = settings.current()
+    is_usual = (
+        hits.native is not None
+        and not (now.forbid or trace.tape or trace.first_new or watch.is_on())
+        and not profiling.is_looked_at()
+        and not FLUSHES.isEnabledFor(logging.INFO)
+        and trace.goes_on_at(now)
+        and not _checks_distribution(cause)
+    )
+    return hits.native.flush_known(trace, now.plans_by, cause) if is_usual else _Work()
+
+
+def _note_known(
+    trace: Trace, state: State, plan: Plan, cause: str, where: str, began_s: float, ends: bool
+) -> None:
+    """Account for a flush that C++ has done; `ends`: a region of the program ended with it."""
+    record = FlushRecord(traces.local.thread.name, cause, where)
+    record.began_s = began_s
+    record.seconds = perf_counter() - began_s
+    STATS.counts["plans_reused"] += 1
+    trace.remember(state)
+    _note_flush(trace, state, plan, record, run_s=record.seconds, ends_region=ends)
+
+
+hits.use_flush(_Work, _note_known)
 
 
 def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
@@ -202,7 +230,7 @@ def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
     the trace gets data or a failure, and none keeps a slot in a trace that goes on. If nothing has
     run yet, the trace is run call by call.
     """
-    if work.taken is not None:
+    if work.taken is not None:  # by C++
         work.pending = Pending(*work.taken)
     pending = work.pending
     if pending is None:
@@ -347,23 +375,34 @@ def _refuse_compiling(plan: Plan, where: str) -> None:
 
 
 def _note_flush(
-    trace: Trace, state: State, work: _Work, record: FlushRecord, *, ends_region: bool
+    trace: Trace,
+    state: State,
+    ran: Plan | Graph | None,
+    record: FlushRecord,
+    *,
+    run_s: float,
+    ends_region: bool,
 ) -> None:
-    """Complete the record of a flush that ran what led to `state`, and account for it."""
-    run_s = perf_counter() - work.planned_s
+    """Complete the record of a flush that ran what led to `state`, and account for it.
+
+    `run_s` are the seconds that the plan took, or the ops.
+    """
     record.state, record.n_ops = state, state.n_ops
-    record.began_s, record.plan_s = work.began_s, work.planned_s - work.began_s
-    trace.policy.grown_s = 0.0
-    record.gap_s = trace.policy.add_flush(
-        work.began_s, record.seconds, run_s=run_s, ends_region=ends_region
+    policy = trace.policy
+    policy.grown_s = 0.0
+    record.gap_s = policy.add_flush(
+        record.began_s, record.seconds, run_s=run_s, ends_region=ends_region
     )
-    if isinstance(work.ran, Plan):
-        note_plan(record, work.ran)
-        work.ran.spent_s += run_s
-        if work.ran.spent_s >= work.ran.tier_from_s:
-            add_tier(work.ran, state)
+    if isinstance(ran, Plan):
+        note_plan(record, ran)
+        ran.spent_s += run_s
+        if ran.spent_s >= ran.tier_from_s:
+            add_tier(ran, state)
+        # where all must be recorded, blocks aren't bypassed while their kernels are built
+        if not must_record(trace):
+            policy.note_kernels(ran)
     if record.was_built:
-        trace.policy.add_plan(record.plan_s)
+        policy.add_plan(record.plan_s)
     _account(record)
 
 

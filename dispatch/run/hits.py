@@ -40,6 +40,7 @@ from lazy_tensor.dispatch.trie.trace import (
     local,
     only_one_records,
 )
+from lazy_tensor.dispatch.user_frame import is_users
 from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import cpp
 from lazy_tensor.kernels.extension.build_apart import module_at
@@ -57,8 +58,10 @@ loaded: Any = None
 """The same module from when it is loaded, for `replay`: calls may go on coming to Python, because
 other threads have recorded (see `start_if_compiled`)."""
 
-# what the module is told once it is loaded, by `install`, `use_replay` and `use_sharded`
+# what the module is told once it is loaded, by `install`, `use_flush`, `use_replay` and
+# `use_sharded`
 _known: tuple[Any, ...] = ()
+_of_flush: tuple[Any, ...] = ()
 _of_replay: tuple[Any, ...] = ()
 _sharded: type[Any] | None = None
 
@@ -83,6 +86,13 @@ def use(
         memory_sharing._lazy_users, memory_sharing.note_plain_users, only_one_records, _described,
         close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
     )  # fmt: skip
+
+
+def use_flush(work_class: type[Any], note_known: Callable[..., None]) -> None:
+    """Tell the C++ what its flushes need: the class of what Python goes on with if a plan raises,
+    and the function that accounts for a flush that is done."""
+    global _of_flush
+    _of_flush = (work_class, note_known, is_users)
 
 
 def use_replay(
@@ -117,6 +127,7 @@ def _load(library: bytes) -> None:
     global loaded
     module = load_library(library, partial(module_at, "lazy_tensor_hits"))
     module.install(*_known)
+    module.use_flush(*_of_flush)
     module.use_replay(*_of_replay)
     if _sharded is not None:
         module.use_sharded(_sharded, Layout)

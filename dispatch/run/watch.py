@@ -102,6 +102,11 @@ def _is_written_since(trace: Trace, since: State | None, value: Value) -> bool:
     return writes.get(root, -1) > places.get(id(since), -1)
 
 
+def is_on() -> bool:
+    """Whether any value is watched."""
+    return bool(_by_storage)
+
+
 def before_flush(trace: Trace) -> list[Value]:
     """Drop what the trace's writes make out of date, while the trace still tells of them.
 

@@ -27,7 +27,7 @@ from lazy_tensor.dispatch.torch_private import (
 _externally_writable: set[int] = set()  # handed out, to an array, say
 _shared: set[int] = set()  # a plain tensor may have them too
 _lent: set[int] = set()  # an array that `lend` served has made them fixed in size, for good
-_noted: set[int] = set()  # they have a finalizer that ends all notes
+_noted: set[int] = set()  # any of these notes was taken: finalizers end them
 _lazy_users: dict[int, int] = {}
 """How many lazy tensors have a storage beside the data of their values, by `storage_id`. C++ keeps
 count: ops have passed these tensors by (see `PassedBy` in `native/below.h`)."""
@@ -61,13 +61,11 @@ def _note(tensor: torch.Tensor, notes: set[int]) -> None:
     if number not in _noted:
         _noted.add(number)
         # The number may be another storage's afterwards. torch keeps one Python object for a
-        # storage as long as the storage lives, so its finalizer comes in time.
-        weakref.finalize(storage_of(tensor), _forget, number)
-
-
-def _forget(number: int) -> None:
-    for notes in (_externally_writable, _shared, _lent, _noted):
-        notes.discard(number)
+        # storage as long as the storage lives, so its finalizers come in time. They are methods in
+        # C: a signal's handler can't raise in them.
+        storage = storage_of(tensor)
+        for kind in (_externally_writable, _shared, _lent, _noted):
+            weakref.finalize(storage, kind.discard, number)
 
 
 def is_externally_writable(tensor: torch.Tensor) -> bool:
