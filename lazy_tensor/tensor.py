@@ -174,6 +174,15 @@ class LazyTensor(tensor_types.ValueTensor):
     def is_pinned(self, *args: Any) -> bool:
         return computed(self).is_pinned(*args)
 
+    def detach(self) -> torch.Tensor:
+        made = _plain.detach(self)
+        if type(made) is torch.Tensor and not torch_private.is_dispatched(self):
+            # Ops pass this tensor by, for a while. But who makes a `Parameter` of it expects its
+            # class.
+            hits.native.end_passing()
+            made = _plain.detach(self)
+        return made
+
     @property
     def data(self) -> torch.Tensor:
         # the descriptor gives the alias a version counter of its own, which `detach()` doesn't

@@ -47,25 +47,26 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 // Only while one thread records: another could record a write to a tensor that ops pass by.
 class PassedBy {
  public:
-  static constexpr size_t MOST = 4096;
-
   // Let ops pass the tensor by from the next one on.
   void add(const at::Tensor& tensor, const at::Tensor& data) {
     LazyImpl* impl = made_here(tensor);
-    if (*cold_here != ASLEEP || tensors_.size() == MOST || impl == nullptr ||
-        tensor.is_conj() || tensor.is_neg()) {
-      return;
+    if (*cold_here != ASLEEP || impl == nullptr || tensor.is_conj() || tensor.is_neg()) return;
+    if (LazyImpl::passed_by.empty()) {
+      may_ = Ref(sure(PyObject_CallNoArgs(may_pass_by))).get() == Py_True;
     }
-    if (tensors_.empty()) may_ = Ref(sure(PyObject_CallNoArgs(may_pass_by))).get() == Py_True;
-    if (may_ && impl->let_pass(data)) tensors_.emplace_back(tensor.getIntrusivePtr());
+    if (may_) impl->let_pass(data);
   }
 
   // Have ops come to all of them again. A plain tensor that an op made on their memory meanwhile
   // may live on: then writes to the memory can't wait.
   void end() {
-    for (const auto& weak : std::exchange(tensors_, {})) {
-      const at::Tensor tensor(weak.lock());
-      if (!tensor.defined()) continue;
+    std::vector<at::Tensor> tensors;
+    for (LazyImpl* impl : std::exchange(LazyImpl::passed_by, {})) {
+      // null if another thread is about to free it, and waits for the GIL
+      auto* alive = c10::raw::weak_intrusive_ptr::lock(impl);
+      if (alive != nullptr) tensors.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim(alive));
+    }
+    for (const at::Tensor& tensor : tensors) {
       LazyImpl* impl = made_here(tensor);
       impl->stop_passing();
       if (impl->value == nullptr) continue;
@@ -75,8 +76,6 @@ class PassedBy {
   }
 
  private:
-  // Weak pointers keep no tensor alive.
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> tensors_;
   bool may_ = false;
 };
 PassedBy passed_by;  // of all threads

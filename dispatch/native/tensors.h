@@ -113,6 +113,10 @@ class LazyImpl final : public c10::TensorImpl {
   PyObject* value = nullptr;
   PyObject* layout = nullptr;  // of a sharded tensor
 
+  // Those that ops pass by, of all threads. Each leaves when it goes: weak pointers would keep
+  // `torch.utils.swap_tensors` from taking it.
+  static inline std::unordered_set<LazyImpl*> passed_by;
+
   bool is_passed_by() const { return !key_set_.has(DispatchKey::Python); }
 
   // Let ops pass, on `data`; false if the tensor has other metadata than that.
@@ -120,6 +124,7 @@ class LazyImpl final : public c10::TensorImpl {
     if (!has_metadata_of(data)) return false;
     use(data.storage());
     set_python_dispatch(false);
+    passed_by.insert(this);
     return true;
   }
 
@@ -168,6 +173,7 @@ class LazyImpl final : public c10::TensorImpl {
   void release_value() {
     if (value != nullptr && python_goes_on()) {
       const WithGil gil;
+      passed_by.erase(this);
       stop_using();
       Py_CLEAR(value);
       Py_CLEAR(layout);

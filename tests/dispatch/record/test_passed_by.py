@@ -82,6 +82,28 @@ def test_what_changes_the_tensor_itself_stays() -> None:
     assert (y + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_a_parameter_is_made_of_a_tensor_that_ops_pass_by() -> None:
+    x = lazy_tensor.wrap(torch.ones(3))
+    sleep()
+    x.sum()
+    assert is_passed_by(x)
+    parameter = nn.Parameter(x)
+    assert isinstance(parameter, nn.Parameter)
+    assert lazy_tensor.is_lazy(parameter)
+    parameter.data.mul_(2)
+    assert x.tolist() == [2.0] * 3
+
+
+def test_a_model_is_unwrapped_while_ops_pass_it_by() -> None:
+    model = lazy_tensor.wrap(nn.Linear(2, 2))
+    sleep()
+    expected = model(torch.ones(2)).tolist()
+    assert all(map(is_passed_by, model.parameters()))
+    lazy_tensor.unwrap(model)
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}
+    assert model(torch.ones(2)).tolist() == expected
+
+
 def test_nothing_passes_while_another_thread_records() -> None:
     x = lazy_tensor.wrap(torch.ones(3))
     sleep()

@@ -279,7 +279,7 @@ def test_numbers_of_an_interrupted_call_are_not_given_to_the_next(monkeypatch):
     with lazy_mode():
         y = x - 1
         with monkeypatch.context() as patch:
-            patch.setattr(tensor_types, "new_wrapper", interrupted)
+            patch.setattr(tensor_types, "new_tensor", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 x * 2.5
         y = x + 0.5
