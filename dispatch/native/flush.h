@@ -188,7 +188,7 @@ struct Work {
 // flush_known(trace, plans_by, cause): run what the trace has recorded, if its plan is known, let the
 // trace begin anew at its root, and tell `flush._note_known`. Returns None if it did. Else `flush`
 // goes on with the `flush._Work` that is returned: a new one, and nothing has changed; or the plan
-// raised `error`, and the others fields say what was to be done.
+// raised `error`, and the other fields say what was to be done.
 PyObject* py_flush_known(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   static auto& user_line = *new UserLine;
@@ -203,13 +203,12 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
   const Ref plan = plan_of(trace, plans_by, live);
   if (plan.get() == nullptr) return Work().object.release();
   const Ref hits(sure(PyTuple_Pack(2, noted.get(), state.get())));
-  const Ref where = user_line.get();
+  const Ref where = user_line.get(), began_s(sure(PyFloat_FromDouble(seconds_now())));
   // All objects that are needed are made by now. Making one may have started a garbage collection,
   // whose finalizers may have run ops: then the plan found is not that of the trace any more.
   if (of_trace.values.in(trace) != values.get() || of_trace.state.in(trace) != state.get()) {
     return Work().object.release();
   }
-  const double began_s = seconds_now();
   content.swap_with(trace);
   restart(trace);
   if (noted.get() != state.get()) append(of_trace.unnoted_hits.in(trace), hits.get());
@@ -233,16 +232,16 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
     work.put("alive", live.list().get());
     work.put("ran", plan.get());
     work.put("given", given.get());
+    for (const char* begin : {"began_s", "planned_s"}) work.put(begin, began_s.get());
     return work.object.release();
   }
   settle(live, PyList_GET_ITEM(given.get(), 0));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(content.leaf_values.get()); ++i) {
     release(PyList_GET_ITEM(content.leaf_values.get(), i));
   }
-  const Ref began(sure(PyFloat_FromDouble(began_s)));
   Ref(sure(PyObject_CallFunctionObjArgs(note_known, trace, state.get(), plan.get(), cause,
-                                        where.get(), began.get(), ends_region ? Py_True : Py_False,
-                                        nullptr)));
+                                        where.get(), began_s.get(),
+                                        ends_region ? Py_True : Py_False, nullptr)));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
