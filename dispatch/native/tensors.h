@@ -139,6 +139,7 @@ class LazyImpl final : public c10::TensorImpl {
   PyObject* current_value() {
     if (value == nullptr || !is_passed_by()) return value;
     const Ref held = data_in(value);
+    if (held.get() == Py_None) return value;
     const at::Tensor& data = THPVariable_Unpack(held.get());
     if (data.storage().is_alias_of(storage_) && has_metadata_of(data)) return value;
     use(storage_);
@@ -147,7 +148,7 @@ class LazyImpl final : public c10::TensorImpl {
     return value;
   }
 
-  // The tensor is given another value by Python, or another's metadata.
+  // `Tensor.data` is set: the tensor gets another's metadata and memory.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
     stop_using();
     TensorImpl::shallow_copy_from(other);
@@ -205,7 +206,7 @@ class LazyImpl final : public c10::TensorImpl {
            data.storage_offset() == storage_offset_ && data.dtype() == data_type_;
   }
 
-  // Have this memory, and count the tensor among its lazy users (see `memory_sharing.lazy_users`).
+  // Have this memory, and count the tensor among its lazy users (see `memory_sharing._lazy_users`).
   void use(const c10::Storage& memory) {
     auto* now = memory.unsafeGetStorageImpl();
     if (used_.has_value() && used_->_unsafe_get_target() == now) return;
