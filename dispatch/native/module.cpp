@@ -130,14 +130,15 @@ PyObject* py_install(PyObject*, PyObject* args) {
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
   if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
-                        &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users, &note_plain_users,
-                        &may_pass_by, &describe, &close_segment, &at_turn, &current, &share_with_parts, &included,
-                        &excluded)) {
+                        &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users,
+                        &note_plain_users, &may_pass_by, &describe, &close_segment, &at_turn,
+                        &current, &share_with_parts, &included, &excluded)) {
     return nullptr;
   }
   // the other classes are asked for the offsets of their slots only
   for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
-                         note_plain_users, may_pass_by, describe, close_segment, at_turn, current, share_with_parts})
+                         note_plain_users, may_pass_by, describe, close_segment, at_turn, current,
+                         share_with_parts})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);

@@ -58,8 +58,7 @@ loaded: Any = None
 """The same module from when it is loaded, for `replay`: calls may go on coming to Python, because
 other threads have recorded (see `start_if_compiled`)."""
 
-# what the module is told once it is loaded, by `install`, `use_flush`, `use_replay` and
-# `use_sharded`
+# What `_load` passes to the functions `install`, `use_flush`, `use_replay` and `use_sharded`.
 _known: tuple[Any, ...] = ()
 _of_flush: tuple[Any, ...] = ()
 _of_replay: tuple[Any, ...] = ()
