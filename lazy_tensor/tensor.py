@@ -194,6 +194,7 @@ class LazyTensor(tensor_types.ValueTensor):
         stop_tape("Tensor.data is set")
         if not isinstance(new, LazyTensor):
             flush_here("Tensor.data", quiet=True)
+            memory_sharing.share(new)
             with torch_private.no_modes():
                 new = tensor_types.concrete(new.detach())
         assert isinstance(new, LazyTensor)

@@ -44,6 +44,9 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 // Lazy tensors that ops pass by, as the thread that met them is asleep: the first op on each comes
 // here, and costs a microsecond more than in eager. `Policy.cold` ends that when the thread wakes.
 //
+// Ops that pass make plain tensors on the memory, unseen. So it is noted as shared from the first
+// one on, before any of them can be made.
+//
 // Only while one thread records: another could record a write to a tensor that ops pass by.
 class PassedBy {
  public:
@@ -51,32 +54,43 @@ class PassedBy {
   void add(const at::Tensor& tensor, const at::Tensor& data) {
     LazyImpl* impl = made_here(tensor);
     if (*cold_here != ASLEEP || impl == nullptr || tensor.is_conj() || tensor.is_neg()) return;
-    if (LazyImpl::passed_by.empty()) {
+    const uint64_t n_ends = n_ends_;
+    if (asked_at_ != n_ends) {
       may_ = Ref(sure(PyObject_CallNoArgs(may_pass_by))).get() == Py_True;
+      asked_at_ = n_ends;
     }
-    if (may_) impl->let_pass(data);
+    if (!may_) return;
+    note_shared(data);
+    // a finalizer, or another thread, may have run meanwhile
+    if (*cold_here == ASLEEP && n_ends == n_ends_) impl->let_pass(data);
   }
 
-  // Have ops come to all of them again. A plain tensor that an op made on their memory meanwhile
-  // may live on: then writes to the memory can't wait.
+  // Have ops come to all of them again, and drop the notes where no plain tensor is left.
   void end() {
+    ++n_ends_;
     std::vector<at::Tensor> tensors;
     for (LazyImpl* impl : std::exchange(LazyImpl::passed_by, {})) {
       // null if another thread is about to free it, and waits for the GIL
       auto* alive = c10::raw::weak_intrusive_ptr::lock(impl);
       if (alive != nullptr) tensors.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::reclaim(alive));
     }
+    size_t i = 0;
+    try {
+      for (; i < tensors.size(); ++i) made_here(tensors[i])->stop_passing();
+    } catch (...) {  // an interrupt
+      for (; i < tensors.size(); ++i) LazyImpl::passed_by.insert(made_here(tensors[i]));
+      throw;
+    }
     for (const at::Tensor& tensor : tensors) {
-      LazyImpl* impl = made_here(tensor);
-      impl->stop_passing();
-      if (impl->value == nullptr) continue;
-      const Ref data = data_in(impl->value);
-      Ref(sure(PyObject_CallOneArg(note_plain_users, data.get())));
+      PyObject* value = made_here(tensor)->value;
+      const Ref data = value == nullptr ? Ref::to(Py_None) : data_in(value);
+      if (data.get() != Py_None) Ref(sure(PyObject_CallOneArg(is_shared, data.get())));
     }
   }
 
  private:
-  bool may_ = false;
+  uint64_t n_ends_ = 1, asked_at_ = 0;
+  bool may_ = false;  // as answered when `n_ends_` was `asked_at_`
 };
 PassedBy passed_by;  // of all threads
 

@@ -9,7 +9,7 @@
 namespace hits {
 
 // What `hits.use_flush` names.
-PyObject *work_class, *note_known, *is_users_module, *name_of_module;
+PyObject *work_class, *pending_class, *note_known, *is_users_module, *name_of_module;
 
 // What a trace holds between two flushes; at first that of an empty trace.
 struct Content {
@@ -171,6 +171,8 @@ class UserLine {
   Ref known_{sure(PyDict_New())};
 };
 
+UserLine* user_line;
+
 double seconds_now() {  // as `time.perf_counter`
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
@@ -191,7 +193,6 @@ struct Work {
 // plan raised an error, its fields hold the error and what was taken out of the trace.
 PyObject* py_flush_known(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  static auto& user_line = *new UserLine;
   PyObject *trace, *plans_by, *cause;
   if (!PyArg_ParseTuple(args, "OOO", &trace, &plans_by, &cause)) return nullptr;
   const Ref state = Ref::to(of_trace.state.in(trace)), noted = Ref::to(of_trace.noted.in(trace));
@@ -203,7 +204,7 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
   const Ref plan = plan_of(trace, plans_by, live);
   if (plan.get() == nullptr) return Work().object.release();
   const Ref hits(sure(PyTuple_Pack(2, noted.get(), state.get())));
-  const Ref where = user_line.get(), began_s(sure(PyFloat_FromDouble(seconds_now())));
+  const Ref where = user_line->get(), began_s(sure(PyFloat_FromDouble(seconds_now())));
   // All objects that are needed are made by now. Making one may have started a garbage collection,
   // whose finalizers may have run ops: then the plan found is not that of the trace any more.
   if (of_trace.values.in(trace) != values.get() || of_trace.state.in(trace) != state.get()) {
@@ -221,17 +222,17 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
     PyErr_NormalizeException(&type, &error, &place);
     const Ref types(type), raised(error), traceback(place);
     if (place != nullptr) PyException_SetTraceback(error, place);
-    // the fields of `trace.Pending`, in its order
-    const Ref pending(sure(PyTuple_Pack(
-        7, state.get(), noted.get(), values.get(), content.leaf_values.get(), content.leaves.get(),
-        content.leaf_slots.get(), content.scalars.get())));
+    const Ref pending(sure(PyObject_CallFunctionObjArgs(
+        pending_class, state.get(), noted.get(), values.get(), content.leaf_values.get(),
+        content.leaves.get(), content.leaf_slots.get(), content.scalars.get(), nullptr)));
     Work work;
     work.put("error", raised.get());
     work.put("state", state.get());
-    work.put("taken", pending.get());
+    work.put("pending", pending.get());
     work.put("alive", live.list().get());
     work.put("ran", plan.get());
     work.put("given", given.get());
+    work.put("ends_region", ends_region ? Py_True : Py_False);
     for (const char* begin : {"began_s", "planned_s"}) work.put(begin, began_s.get());
     return work.object.release();
   }
@@ -246,11 +247,14 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// use_flush(work_class, note_known, is_users_module): name the things above.
+// use_flush(work_class, pending_class, note_known, is_users_module): name the things above.
 PyObject* py_use_flush(PyObject*, PyObject* args) {
-  if (!PyArg_ParseTuple(args, "OOO", &work_class, &note_known, &is_users_module)) return nullptr;
-  for (PyObject* kept : {work_class, note_known, is_users_module}) Py_INCREF(kept);
+  if (!PyArg_ParseTuple(args, "OOOO", &work_class, &pending_class, &note_known, &is_users_module)) {
+    return nullptr;
+  }
+  for (PyObject* kept : {work_class, pending_class, note_known, is_users_module}) Py_INCREF(kept);
   name_of_module = PyUnicode_InternFromString("__name__");
+  user_line = new UserLine;
   Py_RETURN_NONE;
 }
 

@@ -121,7 +121,7 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, externally_writable, shared, lazy_users, note_plain_users, may_pass_by, describe,
+// install(classes, externally_writable, shared, lazy_users, share, is_shared, may_pass_by, describe,
 // close_segment, at_turn, current, share_with_parts, keys): set the globals of objects.h, and find
 // the offsets of slots. The arguments are those of `hits._known`; `keys` are the dispatch keys
 // included and excluded while a plan runs.
@@ -129,15 +129,15 @@ PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
+  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
                         &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users,
-                        &note_plain_users, &may_pass_by, &describe, &close_segment, &at_turn,
+                        &share, &is_shared, &may_pass_by, &describe, &close_segment, &at_turn,
                         &current, &share_with_parts, &included, &excluded)) {
     return nullptr;
   }
   // the other classes are asked for the offsets of their slots only
   for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
-                         note_plain_users, may_pass_by, describe, close_segment, at_turn, current,
+                         share, is_shared, may_pass_by, describe, close_segment, at_turn, current,
                          share_with_parts})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);

@@ -133,8 +133,8 @@ PyTypeObject* sharded_class = nullptr;  // the lazy DTensor, once `sharding` is 
 // What `hits.use` names. The first two are sets of `memory_sharing`, which Python goes on changing:
 // ids of storages that others may write, and of storages that a plain tensor may have too. Its dict
 // `lazy_users` is changed here alone. The rest are functions.
-PyObject *externally_writable, *shared, *lazy_users, *note_plain_users, *may_pass_by, *describe,
-    *close_segment, *at_turn, *current, *share_with_parts;
+PyObject *externally_writable, *shared, *lazy_users, *share, *is_shared, *may_pass_by,
+    *describe, *close_segment, *at_turn, *current, *share_with_parts;
 
 // Values of `*cold_here` besides 0 (the trace records) and 1 (it does not): see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;

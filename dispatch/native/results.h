@@ -7,15 +7,10 @@
 
 namespace hits {
 
-// A new lazy tensor on `value`. Its storage has a size, but no memory.
+// A new lazy tensor on `value`.
 at::Tensor lazy(const Output& like, int64_t offset, PyObject* value) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), like.n_bytes, c10::DataPtr(nullptr, like.device),
-      c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  // asking for memory to write is an error; pointers to read may be asked for, to find aliases
-  storage->set_throw_on_mutable_data_ptr();
-  auto impl =
-      c10::make_intrusive<LazyImpl>(c10::Storage(std::move(storage)), like.keys, like.dtype);
+  auto impl = c10::make_intrusive<LazyImpl>(without_memory(like.n_bytes, like.device), like.keys,
+                                            like.dtype);
   impl->set_sizes_and_strides(like.size, like.stride, offset);
   impl->set_python_dispatch(true);
   impl->value = Ref::to(value).release();

@@ -98,6 +98,24 @@ bool is_lazy_class(PyTypeObject* type) {
   return type == tensor_class || (type == sharded_class && sharded_class != nullptr);
 }
 
+// A storage that has a size, but no memory.
+c10::Storage without_memory(size_t n_bytes, c10::Device device) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), n_bytes, c10::DataPtr(nullptr, device),
+      c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+  // asking for memory to write is an error; pointers to read may be asked for, to find aliases
+  storage->set_throw_on_mutable_data_ptr();
+  return c10::Storage(std::move(storage));
+}
+
+// Note that plain tensors may have the memory, too, unless that is noted already.
+void note_shared(const at::Tensor& data) {
+  const Ref storage(PyLong_FromVoidPtr(data.storage().unsafeGetStorageImpl()));
+  if (PySet_Contains(shared, storage.get()) != 1) {
+    Ref(sure(PyObject_CallOneArg(share, object_of(data).get())));
+  }
+}
+
 // A lazy tensor that C++ made. It owns its value itself; one that Python made has it in its
 // `__dict__`.
 //
@@ -119,19 +137,29 @@ class LazyImpl final : public c10::TensorImpl {
 
   bool is_passed_by() const { return !key_set_.has(DispatchKey::Python); }
 
-  // Let ops pass, on `data`; false if the tensor has other metadata than that.
-  bool let_pass(const at::Tensor& data) {
-    if (!has_metadata_of(data)) return false;
+  // Let ops pass, on `data`, unless the tensor has other metadata or another value by now.
+  void let_pass(const at::Tensor& data) {
+    const Ref held = value == nullptr ? Ref::to(Py_None) : data_in(value);
+    if (held.get() == Py_None || !THPVariable_Unpack(held.get()).is_same(data)) return;
+    if (!has_metadata_of(data)) return;
     use(data.storage());
     set_python_dispatch(false);
     passed_by.insert(this);
-    return true;
   }
 
   // Have ops come again. The tensor keeps the memory, as an op of another thread may be using it.
   void stop_passing() {
     current_value();
     set_python_dispatch(true);
+  }
+
+  // Have ops come again, and let go of the memory: the tensor gets another value.
+  void leave_memory() {
+    set_python_dispatch(true);
+    if (!used_.has_value()) return;
+    passed_by.erase(this);
+    stop_using();
+    storage_ = without_memory(storage_.nbytes(), storage_.device());
   }
 
   // The value. An op that passed, such as `t_`, may have given the tensor itself other metadata or
@@ -143,14 +171,22 @@ class LazyImpl final : public c10::TensorImpl {
     const at::Tensor& data = THPVariable_Unpack(held.get());
     if (data.storage().is_alias_of(storage_) && has_metadata_of(data)) return value;
     use(storage_);
-    const at::Tensor now(TensorImpl::shallow_copy_and_detach(version_counter(), true));
+    // Writes are counted on the tensor and on its data: each has a count of its own.
+    const c10::VariableVersion own = is_inference()
+                                         ? c10::VariableVersion(c10::VariableVersion::DISABLED)
+                                         : c10::VariableVersion(0);
+    const at::Tensor now(TensorImpl::shallow_copy_and_detach(own, true));
+    note_shared(now);
     const Ref before(std::exchange(value, value_with(object_of(now).get()).release()));
     return value;
   }
 
   // `Tensor.data` is set: the tensor gets another's metadata and memory.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override {
-    stop_using();
+    if (used_.has_value()) {
+      const WithGil gil;
+      stop_using();
+    }
     TensorImpl::shallow_copy_from(other);
   }
 
@@ -292,7 +328,7 @@ PyObject* get_held(PyObject* self, void*) {
 template <PyObject* LazyImpl::* member, PyObject** name>
 int set_held(PyObject* self, PyObject* held, void*) {
   if (LazyImpl* impl = made_here(THPVariable_Unpack(self))) {
-    impl->set_python_dispatch(true);  // the memory on which ops passed is the old value's
+    impl->leave_memory();  // it is the old value's
     const Ref before(std::exchange(impl->*member, Ref::to(held).release()));
     return 0;
   }

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -70,22 +69,20 @@ def _flush(trace: Trace, cause: str, quiet: bool, work: _Work) -> None:
     the op was recorded and which values it got. Values that don't depend on it are computed, the
     others are marked as failed (see `failure`).
     """
-    where, now = user_line(), settings.current()
-    if _checks_distribution(cause):
-        cause = DISTRIBUTION_CHECK
-    if trace.tape is not None or (not quiet and "flush" in now.forbid):
-        _refuse_or_stop(trace, cause, where, quiet=quiet, options=now)
-    # all of this is read before the run, which empties the trace
-    watched = watch.before_flush(trace)
-    ends_region = trace.begun is trace.state
-    record = FlushRecord(traces.local.thread.name, cause, where)
-    record.first_new, record.grown_s = trace.first_new, trace.policy.grown_s
-    n_built = STATS.counts["plans_built"]
+    try:
+        record = _begun(trace, cause, quiet=quiet)
+        # both are read before the run, which empties the trace
+        watched = watch.before_flush(trace)
+        ends_region = trace.begun is trace.state if work.ends_region is None else work.ends_region
+    except BaseException as error:  # an interrupt may come after C++ has taken the content
+        _salvage(trace, work, work.error or error)
+        raise
+    n_built, now = STATS.counts["plans_built"], settings.current()
     try:
         if work.error is not None:  # of a plan that C++ has run
             STATS.counts["plans_reused"] += 1
             raise work.error
-        _compute(trace, work, cause, ends_region)
+        _compute(trace, work, record.cause, ends_region)
     except BaseException as error:
         record.raised = type(error).__name__
         _salvage(trace, work, error)
@@ -106,7 +103,19 @@ def _flush(trace: Trace, cause: str, quiet: bool, work: _Work) -> None:
     if MISJUDGED:
         _distrust()
     if isinstance(work.ran, Plan) and "compile" in now.forbid:
-        _refuse_compiling(work.ran, where)
+        _refuse_compiling(work.ran, record.where)
+
+
+def _begun(trace: Trace, cause: str, *, quiet: bool) -> FlushRecord:
+    """The record of a flush that begins. Raises RuntimeError if an option forbids it."""
+    where, now = user_line(), settings.current()
+    if _checks_distribution(cause):
+        cause = DISTRIBUTION_CHECK
+    if trace.tape is not None or (not quiet and "flush" in now.forbid):
+        _refuse_or_stop(trace, cause, where, quiet=quiet, options=now)
+    record = FlushRecord(traces.local.thread.name, cause, where)
+    record.first_new, record.grown_s = trace.first_new, trace.policy.grown_s
+    return record
 
 
 def _checks_distribution(cause: str) -> bool:
@@ -136,20 +145,21 @@ class _Work:
     `alive` are the values that somebody holds. `ran` is the plan or graph that computes them, and
     `given` gets its results. `began_s` and `planned_s` are times by `perf_counter`.
 
-    C++ makes one if its plan raises an `error`, with the fields of a `Pending` in `taken`.
+    C++ makes one if its plan raises an `error`. Then it says whether the flush `ends_region`, which
+    the trace doesn't tell any more.
     """
 
-    __slots__ = ("alive", "began_s", "error", "given", "pending", "planned_s", "ran", "state",
-                 "taken")  # fmt: skip
+    __slots__ = ("alive", "began_s", "ends_region", "error", "given", "pending", "planned_s", "ran",
+                 "state")  # fmt: skip
 
     def __init__(self) -> None:
         self.state: State | None = None
         self.pending: Pending | None = None
-        self.taken: tuple[Any, ...] | None = None
         self.alive: list[Value] = []
         self.ran: Plan | Graph | None = None
         self.given: list[Sequence[torch.Tensor]] = []
         self.error: BaseException | None = None
+        self.ends_region: bool | None = None
         self.began_s = self.planned_s = perf_counter()
 
     def take(self, trace: Trace) -> Pending:
@@ -176,7 +186,8 @@ def _run_known(trace: Trace, cause: str) -> _Work | None:
     now = settings.current()
     is_usual = (
         hits.native is not None
-        and not (now.forbid or trace.tape or trace.first_new or watch.is_on())
+        and trace.first_new is None
+        and not (now.forbid or trace.tape or watch.is_on())
         and not profiling.is_looked_at()
         and not FLUSHES.isEnabledFor(logging.INFO)
         and trace.goes_on_at(now)
@@ -197,7 +208,7 @@ def _note_known(
     _note_flush(trace, state, plan, record, run_s=record.seconds, ends_region=ends)
 
 
-hits.use_flush(_Work, _note_known)
+hits.use_flush(_Work, Pending, _note_known)
 
 
 def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
@@ -230,8 +241,6 @@ def _salvage(trace: Trace, work: _Work, error: BaseException) -> None:
     the trace gets data or a failure, and none keeps a slot in a trace that goes on. If nothing has
     run yet, the trace is run call by call.
     """
-    if work.taken is not None:  # by C++
-        work.pending = Pending(*work.taken)
     pending = work.pending
     if pending is None:
         return  # nothing was taken, or all is done

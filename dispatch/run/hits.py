@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.ops.rules import (
 )
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.plan.plan import Plan
-from lazy_tensor.dispatch.run import input_snapshots
+from lazy_tensor.dispatch.run import input_snapshots, watch
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
@@ -82,16 +82,19 @@ def use(
     classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
     _known = (
         classes, memory_sharing._externally_writable, memory_sharing._shared,
-        memory_sharing._lazy_users, memory_sharing.note_plain_users, only_one_records, _described,
+        memory_sharing._lazy_users, memory_sharing.share, memory_sharing.is_shared, _may_pass_by,
+        _described,
         close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
     )  # fmt: skip
 
 
-def use_flush(work_class: type[Any], note_known: Callable[..., None]) -> None:
-    """Tell the C++ what its flushes need: the class of what Python goes on with if a plan raises,
+def use_flush(
+    work_class: type[Any], pending_class: type[Any], note_known: Callable[..., None]
+) -> None:
+    """Tell the C++ what its flushes need: classes for what Python goes on with if a plan raises,
     and the function that accounts for a flush that is done."""
     global _of_flush
-    _of_flush = (work_class, note_known, is_users)
+    _of_flush = (work_class, pending_class, note_known, is_users)
 
 
 def use_replay(
@@ -119,6 +122,12 @@ def use_sharded(sharded_class: type[Any]) -> None:
 
 def _current() -> Trace:
     return local.trace
+
+
+def _may_pass_by() -> bool:
+    """Whether ops may pass lazy tensors by (see `PassedBy` in `native/below.h`). Not beside another
+    thread that records, nor if writes are watched: nobody would see them."""
+    return only_one_records() and not watch.is_on()
 
 
 def _load(library: bytes) -> None:

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import storage_id
 from lazy_tensor.dispatch.trie.trace import Node, State, Trace, Value
 from lazy_tensor.kernels.cache import Cache
@@ -77,6 +78,8 @@ class Watch:
     def _stamp(self, value: Value) -> None:
         self._version = _version_of(value)
         if self._version is not None:
+            if not _by_storage:
+                Policy.see_all_tensors()  # those that ops pass by, too
             _by_storage[self._version[0]] = self
 
 

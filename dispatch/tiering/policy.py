@@ -149,14 +149,19 @@ class Policy:
 
     @cold.setter
     def cold(self, cold: int) -> None:
-        if self._cold[0] == ASLEEP and cold != ASLEEP:
+        wakes = self._cold[0] == ASLEEP and cold != ASLEEP
+        if wakes:
             self.see_all_tensors()
         self._cold[0] = cold
+        # Until here ops of finalizers found the trace asleep, and may have passed some by again.
+        if wakes:
+            self.see_all_tensors()
 
-    def see_all_tensors(self) -> None:
+    @classmethod
+    def see_all_tensors(cls) -> None:
         """See ops on all lazy tensors again: C++ lets them pass some while the trace is asleep."""
-        if self.native is not None:
-            self.native.end_passing()
+        if cls.native is not None:
+            cls.native.end_passing()
 
     @property
     def is_asleep(self) -> bool:
@@ -427,8 +432,7 @@ class Policy:
         return True
 
     def _bypass(self) -> None:
-        """Run the block that begins as in eager. While it is asleep ops on lazy tensors give plain
-        ones, so that no later op pays for them."""
+        """Run the block that begins as in eager."""
         self._is_bypassed = True
         # `cold` stays as it is behind the end of the block. There ops on wrapped tensors still
         # come, and must be noted, as nothing else would have the trace record again.

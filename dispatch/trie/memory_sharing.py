@@ -44,12 +44,6 @@ def share(tensor: torch.Tensor) -> None:
     _note(tensor, _shared)
 
 
-def note_plain_users(tensor: torch.Tensor) -> None:
-    """The same, if any other tensor than lazy ones has the storage now."""
-    if _n_others(tensor):
-        share(tensor)
-
-
 def _n_others(tensor: torch.Tensor) -> int:
     """How many tensors besides `tensor` have its storage, apart from lazy ones."""
     return n_users(tensor) - 1 - _lazy_users.get(storage_id(tensor), 0)

@@ -258,3 +258,12 @@ def test_swapped_tensors_take_their_pending_writes_along():
         torch.utils.swap_tensors(x, y)
         assert x.tolist() == [5.0, 5.0, 5.0]
         assert y.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_memory_that_data_are_set_to_is_shared():
+    p, vector = wrap(torch.zeros(3)), torch.ones(3)
+    p.data = vector
+    p.mul_(2)
+    assert vector.tolist() == [2.0, 2.0, 2.0]
+    vector.add_(1)
+    assert (p * 1).tolist() == [3.0, 3.0, 3.0]

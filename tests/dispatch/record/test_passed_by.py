@@ -2,6 +2,7 @@
 
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 import lazy_tensor
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.tiering.policy import ASLEEP, Policy
+from lazy_tensor.dispatch.trie import memory_sharing
 from lazy_tensor.dispatch.trie.trace import local
 
 
@@ -80,6 +82,109 @@ def test_what_changes_the_tensor_itself_stays() -> None:
     wake()
     assert (x + 1).tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
     assert (y + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def passed_with_alias() -> tuple[torch.Tensor, torch.Tensor]:
+    """A lazy tensor that ops pass by, as the thread is asleep, and one on its memory."""
+    x = lazy_tensor.wrap(torch.zeros(3))
+    alias = x.detach()
+    x.add_(0)
+    sleep()
+    x.sum()
+    assert is_passed_by(x)
+    assert not is_passed_by(alias)
+    return x, alias
+
+
+LEAVES: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "it is dropped": lambda tensors: tensors.clear(),
+    "its data are set": lambda tensors: setattr(tensors[0], "data", torch.zeros(3)),
+    "its memory is set": lambda tensors: tensors[0].set_(torch.zeros(3)),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
+def test_a_plain_alias_outlives_the_tensor_on_its_memory(leave: Callable[[Any], Any]) -> None:
+    x, alias = passed_with_alias()
+    plain, tensors = x.data, [x]
+    assert type(plain) is torch.Tensor
+    del x
+    leave(tensors)
+    wake()
+    alias.add_(1)
+    assert plain.tolist() == [1.0] * 3
+    twice = alias * 2
+    plain.add_(1)
+    assert twice.tolist() == [2.0] * 3
+
+
+def test_an_op_of_a_finalizer_may_come_while_the_thread_wakes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, alias = passed_with_alias()
+    n_others = memory_sharing._n_others
+
+    def finalized(tensor: torch.Tensor) -> int:
+        x.sum()
+        return n_others(tensor)
+
+    monkeypatch.setattr(memory_sharing, "_n_others", finalized)
+    wake()
+    assert not is_passed_by(x)
+    alias.add_(1)
+    assert x.sum().item() == 3
+
+
+def test_an_interrupt_while_the_thread_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [passed_with_alias() for _ in range(3)]
+    sleep()
+    for x, _ in pairs:
+        x.sum()
+
+    def interrupt(_: torch.Tensor) -> int:
+        monkeypatch.undo()
+        monkeypatch.setattr(Policy, "has_wrapped", True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory_sharing, "_n_others", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        wake()
+    wake()
+    for _, alias in pairs:
+        alias.add_(1)
+    assert [x.sum().item() for x, _ in pairs] == [3.0] * 3
+
+
+def test_plain_aliases_are_known_whatever_memory_the_others_have() -> None:
+    x, alias = passed_with_alias()
+    alias.sum()
+    x.set_(torch.zeros(3))  # type: ignore[call-overload]
+    plain = alias.data
+    wake()
+    alias.add_(2)
+    assert plain.tolist() == [2.0] * 3
+
+
+def test_memory_goes_with_the_value() -> None:
+    x, alias = passed_with_alias()
+    storage = weakref.ref(x.untyped_storage())
+    x.data = torch.ones(3)
+    del alias
+    wake()
+    assert storage() is None
+    assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_writes_are_counted_once() -> None:
+    x = lazy_tensor.wrap(torch.ones(2, 3))
+    sleep()
+    x.sum()
+    x.t_()
+    wake()
+    sleep()
+    before = x._version
+    x.add_(1)
+    assert x._version == before + 1
 
 
 def test_a_parameter_is_made_of_a_tensor_that_ops_pass_by() -> None:

@@ -1,6 +1,7 @@
 import gc
 import logging
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def test_explain_shows_a_flush_that_raised():
     record = explain().records[-1]
     assert (record.raised, record.n_ops > 0) == ("IndexError", True)
     assert "raised IndexError" in str(explain())
+
+
+def test_flushes_that_raise_have_times_of_their_own():
+    x, places = torch.randn(3), {i: torch.tensor([i]) for i in (0, 1, 2, 5, 6, 7)}
+    with lazy_mode(record="always"):
+        for i, place in places.items():
+            y = x[place]
+            with nullcontext() if i < 3 else pytest.raises(IndexError):
+                y.data_ptr()  # no sync point
+        gaps_s = [record.gap_s for record in explain().records if record.raised]
+    assert len(set(gaps_s)) == 3
 
 
 def test_dead_values_are_not_computed():
