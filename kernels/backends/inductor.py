@@ -27,9 +27,9 @@ from lazy_tensor.kernels.backends.artifact import (
     packed,
     unpacked,
 )
+from lazy_tensor.kernels.backends.torch_cpp import Unit
 from lazy_tensor.kernels.backends.torch_inductor import (
     Compiled,
-    Unit,
     compile_graph,
     compile_in_process,
     decompositions,
@@ -150,7 +150,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 SOURCES = (
     "backends/artifact", "backends/divisions", "backends/index_checks", "backends/lower",
-    "backends/torch_inductor", "generic", "scalar_rules",
+    "backends/torch_cpp", "backends/torch_inductor", "generic", "scalar_rules",
 )  # fmt: skip
 """The modules whose code decides what an artifact holds. Any change of a file here makes all
 artifacts on disk stale."""

@@ -1,4 +1,4 @@
-"""The adapter to Inductor, and the only module that uses its private names.
+"""The adapter to Inductor. This module and `torch_cpp` alone use its private names.
 
 Checked with torch 2.13. In: a functional graph. Out: a `Compiled`: the steps of Inductor's Python
 wrapper as data. The C++ of its kernels goes to a `Unit`, which compiles it to a shared library.
@@ -16,7 +16,6 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -130,15 +129,21 @@ def compile_in_process(
     """
     compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
     config = private("torch._inductor.config", "patch")
+    with config({**settings(), "size_asserts": says_strides}):
+        return compile_fx_inner(graph, inputs)
+
+
+def settings() -> dict[str, Any]:
+    """Inductor's settings, for its code and for the C++ compiler's command."""
     # The number of threads is explicit. By default a kernel's arrays are sized for the threads at
     # compile time, while the kernel runs on as many threads as there are then.
-    settings = {
-        **_SETTINGS, "cpp.threads": torch.get_num_threads(), "size_asserts": says_strides
-    }  # fmt: skip
+    found = {**_SETTINGS, "cpp.threads": torch.get_num_threads()}
     if _has_vectors_of_torch():
-        settings["cpp.vec_isa_ok"] = True
-    with config(settings):
-        return compile_fx_inner(graph, inputs)
+        found["cpp.vec_isa_ok"] = True
+    # Without line numbers for a debugger a library is a third as large. torch 2.10 has none.
+    if hasattr(private("torch._inductor.config", "aot_inductor"), "enable_line_tables"):
+        found["aot_inductor.enable_line_tables"] = False
+    return found
 
 
 @functools.cache
@@ -167,71 +172,6 @@ _SETTINGS = {
     # `Workers` has processes of its own
     "compile_threads": 1,
 }
-
-
-class Unit:
-    """Collects the C++ of graphs, to compile it as one file.
-
-    Two thirds of the time that one kernel takes go to headers, which a unit compiles once. While it
-    is entered (`with unit:`), Inductor's kernels are added to it instead of being compiled.
-    """
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._codecache = private("torch._inductor.codecache", "CppPythonBindingsCodeCache")
-
-    def __enter__(self) -> None:
-        self._codecache.load_async = self._put
-
-    def __exit__(self, *_: object) -> None:
-        # torch's own method is in the base class, and is found again
-        del self._codecache.load_async
-
-    def _put(self, text: str, *_: Any, **__: Any) -> Callable[[], ModuleType]:
-        """Keep the C++ text of an extension module, and return a stand-in for the module.
-
-        In place of the kernel it has the name under which `compile` will compile it.
-        """
-        module = ModuleType("kernel")
-        module.kernel = f"kernel_{len(self._texts)}"  # type: ignore[attr-defined]
-        self._texts.append(text)
-        return lambda: module
-
-    def compile(self) -> bytes:
-        """Compile all kernels that were added; the bytes of the shared library, none without a
-        kernel."""
-        if not self._texts:
-            return b""
-        module = self._codecache.load_async(unit_of(self._texts), "cpu")()
-        with open(module.__file__, "rb") as file:
-            return file.read()
-
-
-def unit_of(texts: Sequence[str]) -> str:
-    """One C++ text out of those of several extension modules, all of which define `kernel`.
-
-    Macros rename them to `kernel_0` and so on, and namespaces keep their other names apart. The
-    module `kernel` is there too, since Inductor loads the library that it has compiled.
-    """
-    lines = [text.splitlines() for text in texts]
-    includes = dict.fromkeys(one for text in lines for one in text if _is_include(one))
-    unit = [*includes]
-    for i, text in enumerate(lines):
-        unit += [
-            f"#define kernel kernel_{i}",
-            f"#define PyInit_kernel PyInit_kernel_{i}",
-            f"namespace unit_{i} {{",
-            *(line for line in text if not _is_include(line)),
-            "}",
-            "#undef kernel",
-            "#undef PyInit_kernel",
-        ]
-    unit.append("PyMODINIT_FUNC PyInit_kernel(void) { return unit_0::PyInit_kernel_0(); }")
-    return "\n".join(unit)
-
-
-def _is_include(line: str) -> bool:
-    return line.lstrip().startswith("#include")
 
 
 def compile_graph(

@@ -92,15 +92,15 @@ Programs of several ranks get no head start, because each rank waits for the slo
 20 s two ranks on two cores do 0.9 of torch's steps under DDP, and 0.65 with a head start. Under
 `fully_shard` it makes no difference."""
 
-# A worker's program, given to `python -c`. It loads the package from the file that this process
-# loaded it from, because another version may come first on the path.
+# A worker's program, given to `python -c`. It finds the package where this process found it, as
+# another version may come first on the path. It doesn't run the package's `__init__.py`: that would
+# import the whole of it, which takes half a second.
 _BEGIN = f"""
-import importlib.util, sys
-pipe, niceness, head_start_s, path, init_file, *build_dir = sys.argv[1:]
+import sys, types
+pipe, niceness, head_start_s, path, package_path, *build_dir = sys.argv[1:]
 sys.path[:] = path.split({os.pathsep!r})
-spec = importlib.util.spec_from_file_location({_TOP_PACKAGE!r}, init_file)
-sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules[spec.name])
+package = sys.modules[{_TOP_PACKAGE!r}] = types.ModuleType({_TOP_PACKAGE!r})
+package.__path__ = package_path.split({os.pathsep!r})
 from {__name__.rpartition(".")[0]}.worker import main
 main(int(pipe), int(niceness), float(head_start_s), *build_dir)
 """
@@ -130,12 +130,11 @@ class _Worker:
     """One child process, which answers one request at a time."""
 
     def __init__(self, build_dir: str | None, niceness: int, head_start_s: float) -> None:
-        init_file = sys.modules[_TOP_PACKAGE].__file__
-        assert init_file is not None, "it has an __init__.py"
+        package_path = os.pathsep.join(sys.modules[_TOP_PACKAGE].__path__)
         self._pipe, theirs = multiprocessing.Pipe()
         with theirs:
             arguments = map(str, (theirs.fileno(), niceness, head_start_s))
-            paths = [os.pathsep.join(_path()), init_file, *filter(None, [build_dir])]
+            paths = [os.pathsep.join(_path()), package_path, *filter(None, [build_dir])]
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BEGIN, *arguments, *paths],
                 pass_fds=[theirs.fileno()],

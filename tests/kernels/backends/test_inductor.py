@@ -200,7 +200,8 @@ def test_kernel_leaves_what_eager_execution_leaves(compiled):
 def test_written_inputs_are_written_by_the_kernel_itself(record):
     """No buffer is allocated for an optimizer step and nothing is copied."""
     from lazy_tensor.kernels.backends.lower import lower
-    from lazy_tensor.kernels.backends.torch_inductor import Unit, compile_graph, decompositions
+    from lazy_tensor.kernels.backends.torch_cpp import Unit
+    from lazy_tensor.kernels.backends.torch_inductor import compile_graph, decompositions
 
     lowered = lower(record(*CASES["optimizer step"]).segment, decompositions())
     with Unit():
