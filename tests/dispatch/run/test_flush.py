@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.ops import rules
 from lazy_tensor.dispatch.plan.interpret import OWN_STRIDES, restrided
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.record import extend_trie
-from lazy_tensor.dispatch.run import compile_service, plan_cache
+from lazy_tensor.dispatch.run import compile_service, flush as run_flush, plan_cache
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.tensor_types import value_in
 from lazy_tensor.dispatch.trie.trace import local
@@ -91,6 +91,28 @@ def test_flushes_that_raise_have_times_of_their_own():
                 y.data_ptr()  # no sync point
         gaps_s = [record.gap_s for record in explain().records if record.raised]
     assert len(set(gaps_s)) == 3
+
+
+def test_an_interrupt_behind_a_plan_that_raised_loses_nothing(monkeypatch):
+    x, seen = torch.arange(3.0), {}
+
+    def step(i):
+        place = torch.tensor([i])
+        with lazy_mode(record="always"):
+            seen["other"], seen["part"] = x + 1, x[place] + 1
+
+    def interrupt():
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    for i in (0, 1, 2):
+        step(i)
+    monkeypatch.setattr(run_flush, "user_line", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        step(9)
+    assert seen["other"].tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(IndexError, match="index 9"):
+        seen["part"].tolist()
 
 
 def test_dead_values_are_not_computed():
