@@ -368,7 +368,7 @@ class Policy:
             return
         (site, outcome), self._resting = self._resting, None
         n_rested, seconds = self.native.rested()
-        site.rested(n_rested)
+        site.rested(n_rested, seconds)
         site.period = STATS.period
         STATS.counts["unrecorded_blocks"] += n_rested
         STATS.add_region(outcome, seconds, n_rested)

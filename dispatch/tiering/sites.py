@@ -214,10 +214,12 @@ class Site:
         """How many more blocks may rest before Python looks whether kernels have come."""
         return AT_ONCE if self.awaited is not None else min(self._n_left, AT_ONCE)
 
-    def rested(self, n: int) -> None:
-        """Account for `n` blocks that rested by C++ alone."""
+    def rested(self, n: int, seconds: float) -> None:
+        """Account for `n` blocks that rested by C++ alone, for so many seconds."""
         if self.awaited is None:
             self._n_left = max(self._n_left - n, 0)
+        else:
+            self.awaited.spent_s += seconds
 
     def note_plan(self, plan: PlanStatus) -> None:
         """Account for a plan that the last block ran."""
@@ -292,6 +294,9 @@ class Site:
         Of this time `new_s` went into what was recorded or planned for the first time, and `ran_s`
         into runs of plans.
         """
+        if self.is_bypassed and self.awaited is not None:
+            # The plan would have run. It is compiled whole as early as if it had.
+            self.awaited.spent_s += perf_counter() - self._began_s
         if not (self.is_compared or new_s):
             return
         now_s = settled_s() if self.is_compared else perf_counter()

@@ -260,6 +260,17 @@ def test_blocks_are_bypassed_while_their_kernels_are_built(clock: Clock) -> None
     assert sees("here")
 
 
+def test_waiting_for_kernels_counts_as_runs_of_the_plan(clock: Clock) -> None:
+    """So that it is compiled whole as early as if it had run all the time."""
+    site, plan = Site(), Built(n_there=0, n_under_way=8)
+    site.awaited = plan
+    assert not any(ways(site, clock, 3, 0.7, 1.0))
+    site.is_followed()
+    assert plan.spent_s == pytest.approx(3.0)
+    site.rested(5, 4.0)
+    assert plan.spent_s == pytest.approx(7.0)
+
+
 def test_a_plan_that_lost_is_tried_again_once_it_was_compiled_whole(clock: Clock) -> None:
     """It is asked for as if it had run in the blocks that ran as in eager."""
     site, plan = Site(), Built(n_there=9, n_under_way=0)

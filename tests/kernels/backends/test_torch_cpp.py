@@ -26,7 +26,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def commands(monkeypatch):
     """The shell commands that were run; they are waited for."""
-    found = []
+    found: list[str] = []
 
     def run(command, **options):
         if command[0] != "sh":
