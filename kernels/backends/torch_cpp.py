@@ -105,6 +105,9 @@ class PrecompiledHeader:
     torch has its own in, for all programs.
     """
 
+    BEHIND_BUILDS = 5
+    """How much nicer than builds of kernels the process is. Much more, and it would get hardly
+    anything of busy cores."""
     MAKING_LASTS_S = 600.0
     """Seconds after which a file that is being made is taken for given up."""
 
@@ -132,8 +135,8 @@ class PrecompiledHeader:
             return False
 
     def make(self) -> None:
-        """Have it made, if it isn't there, by a process of the least priority, which may outlive
-        this one."""
+        """Have it made, if it isn't there, by a process of less priority, which may outlive this
+        one."""
         made = self.path.with_suffix(".making")
         with suppress(OSError):
             if self._file.exists() or time.time() - made.stat().st_mtime < self.MAKING_LASTS_S:
@@ -149,7 +152,7 @@ class PrecompiledHeader:
             self.path.write_text(f"#include <{self._text}>\n")
             made.touch()
             subprocess.run(
-                ["sh", "-c", f"nice -n 19 sh -c {steps} &"],
+                ["sh", "-c", f"nice -n {self.BEHIND_BUILDS} sh -c {steps} &"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
