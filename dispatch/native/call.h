@@ -49,7 +49,8 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   PyObject* index = of_slot.index.in(slot);
   if (sharer == nullptr) sure(PyDict_SetItem(storages, storage.get(), index));
   if (offset != 0) {
-    Ref number(sure(PyLong_FromLongLong(offset)));
+    const auto n_bytes = static_cast<int64_t>(tensor.itemsize());
+    Ref number(sure(PyLong_FromLongLong(offset * n_bytes)));
     sure(PyDict_SetItem(of_trace.leaf_offsets.in(trace), index, number.get()));
   }
   if (newcomer.value.get() != nullptr) {

@@ -109,6 +109,8 @@ class Kernel : public c10::OperatorKernel {
       if (ends_turn) notify_turn_end();
       return;
     }
+    // An op within this one, such as the copy that autograd makes for `mul_`, may have let ops pass
+    // its tensors by: they are ordinary now.
     if (is_without_mode() && is_all_ordinary(*stack)) return run_below(op, keys, stack);
     WithGil gil;
     bool in_mode = false;

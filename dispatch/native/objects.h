@@ -221,16 +221,15 @@ thread_local std::shared_ptr<Mode> mode_asleep;
 // Let ops on plain tensors pass unseen. Our mode must be the innermost one.
 void fall_asleep() { mode_asleep = c10::impl::TorchDispatchModeTLS::pop_stack(); }
 
-// Whether ops come as if a mode were entered, though none is. So it is if our mode fell asleep in a
-// guard of torch's that restores the keys and not the stack, as those of `torch.func` do. From now
-// on they don't come.
+// Whether no mode is entered. Ops may come as if one were: if our mode fell asleep in a guard of
+// torch's that restores the keys and not the stack, as those of `torch.func` do. From now on they
+// don't come.
 bool is_without_mode() {
-  if (!c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) ||
-      c10::impl::TorchDispatchModeTLS::stack_len() > 0) {
-    return false;
+  if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return false;
+  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python)) {
+    c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, false);
+    c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, false);
   }
-  c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, false);
-  c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, false);
   return true;
 }
 

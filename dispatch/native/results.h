@@ -30,12 +30,14 @@ at::Tensor fresh(PyObject* trace, const Step& step, const Output& like, Values& 
   held->slot = Ref::to(like.slot.get()).release();
   int64_t offset = like.offset;
   // A view of a leaf was recorded with the storage offset that the leaf had then. It is moved by as
-  // much as the leaf's offset differs now.
+  // many bytes as the leaf's offset differs now.
   if (step.offset_fixup.has_value()) {
     Ref leaf(sure(PyLong_FromLongLong(step.offset_fixup->first)));
     held->leaf = Ref::to(leaf.get()).release();
     PyObject* now = PyDict_GetItemWithError(of_trace.leaf_offsets.in(trace), leaf.get());
-    offset += (now == nullptr ? 0 : PyLong_AsLongLong(now)) - step.offset_fixup->second;
+    const int64_t n_bytes =
+        (now == nullptr ? 0 : PyLong_AsLongLong(now)) - step.offset_fixup->second;
+    offset += n_bytes / static_cast<int64_t>(like.dtype.itemsize());
   }
   at::Tensor made = lazy(like, offset, value.get());
   values.push_back(std::move(value));

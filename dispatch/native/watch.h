@@ -243,7 +243,14 @@ std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
     const int64_t shares = first.emplace(object, i).first->second;
     if (tensor.layout() != c10::kStrided || tensor.is_nested()) {
       words.insert(words.end(), {static_cast<uint64_t>(tensor.layout()) << 8 | tensor.is_nested(),
-                                 static_cast<uint64_t>(shares)});
+                                 static_cast<uint64_t>(shares),
+                                 static_cast<uint64_t>(tensor.scalar_type()) << 8 |
+                                     tensor.requires_grad()});
+      // a nested tensor has no sizes
+      if (!tensor.is_nested()) {
+        words.push_back(tensor.sizes().size());
+        words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
+      }
       continue;
     }
     words.push_back(!tensor.is_leaf() << 3 | tensor.requires_grad() << 2 | tensor.is_conj() << 1 |

@@ -365,7 +365,7 @@ AS_STRIDED = torch.ops.aten.as_strided.default
 
 
 def _offset_fixup(trace: Trace, request: Request, viewed: torch.Tensor) -> tuple[int, int] | None:
-    """For a view of a leaf with a storage offset: the leaf, and its offset in this run.
+    """For a view of a leaf with a storage offset: the leaf, and its offset in this run, in bytes.
 
     A later run may have the leaf at another offset, and moves the view by the difference.
     """

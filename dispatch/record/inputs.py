@@ -399,7 +399,7 @@ def _step_to_leaf(
     # the first leaf on a storage stands for it: `Trace.root_of` leads there
     trace.storages.setdefault(storage, slot.index)
     if offset:
-        trace.leaf_offsets[slot.index] = offset
+        trace.leaf_offsets[slot.index] = offset * data.element_size()
     return slot
 
 

@@ -349,6 +349,6 @@ def _fresh(
         leaf, recorded_offset = offset_fixup
         value.leaf = leaf
         offset = meta[2] or 0
-        moved = offset + trace.leaf_offsets[leaf] - recorded_offset
+        moved = offset + (trace.leaf_offsets[leaf] - recorded_offset) // meta[4].itemsize
         meta = (meta[0], meta[1], moved, *meta[3:])
     return tensor_types.new_tensor(value, meta, like)

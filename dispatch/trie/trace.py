@@ -156,7 +156,7 @@ class State(dict[tuple[Any, ...], "State"]):
         # but not by its own key, has changed its numbers. `moving_index` notes its views here too.
         self.seen: dict[tuple[Any, ...], State] | None = None
         self.edges: object | None = None  # the children as C++ keeps them; dropped if one leaves
-        # For a view of a leaf with a storage offset: the leaf, and its offset when recorded.
+        # For a view of a leaf with a storage offset: the leaf, and its offset then, in bytes.
         self.offset_fixup: tuple[int, int] | None = None
         self.layout: Any = None
         # For a sharded call, which takes several steps at once: the state it was called in, which
@@ -302,7 +302,7 @@ class Trace:
         self.leaf_values = leaf_values  # of leaves that are lazy tensors
         self.leaves = leaves  # all of them as tensors with data, in order of their slots
         self.leaf_slots = leaf_slots  # of plain leaves, by their id()
-        self.leaf_offsets = leaf_offsets  # storage offsets other than 0, by slot
+        self.leaf_offsets = leaf_offsets  # storage offsets other than 0, in bytes, by slot
         # Slots of plain tensors that came in outside of modes, by id(). Ops that write them there
         # are not seen, so each call that reads one lets in a new snapshot of it.
         self.snapshot_slots = snapshot_slots

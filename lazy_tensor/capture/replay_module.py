@@ -131,10 +131,12 @@ class _Forward(_Named):
         wanted = [one for i, one in enumerate(inputs) if reached >> i & 1] + parameters
         if any(one._backward_hooks or (one.retains_grad and not one.is_leaf) for one in wanted):
             flaw = "a parameter or an argument has a hook for its gradient, which would run twice"
-        if flaw:
-            stop_tape(flaw)  # so that the call can't be captured
         edges = [edge for i, edge in enumerate(edges) if reached >> i & 1]
         edges += [torch.autograd.graph.get_gradient_edge(one) for one in parameters]
+        if _lead_on(edges):
+            flaw = "an argument was computed from another one, or from the module's parameters"
+        if flaw:
+            stop_tape(flaw)  # so that the call can't be captured
         _here.made = Graph(with_graph, edges, flaw)
         # all parameters and buffers are returned, so that a caller of a replay can save those whose
         # memory backward needs: see `_whose_memory_is_saved`
@@ -187,6 +189,25 @@ def _reached(outputs: Tensors, edges: list[Any], first: int) -> tuple[int, Tenso
             seen.add(node)
             waiting += node.next_functions
     return reached, list(leaves.values()), flaw
+
+
+def _lead_on(edges: list[Any]) -> bool:
+    """Whether the graph behind one of the edges leads to another one.
+
+    Autograd doesn't stop at an edge then: it would run that part of the graph for the module's
+    backward, and once more for the program's.
+    """
+    ends = {edge.node for edge in edges}
+    waiting = [one for end in ends for one, _ in end.next_functions]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in ends:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [one for one, _ in node.next_functions]
+    return False
 
 
 @contextmanager

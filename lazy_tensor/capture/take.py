@@ -74,7 +74,7 @@ def take(
         if not tensor.is_inference()
     }
     trace = local.trace
-    numbers = _random_states()
+    numbers, environment = _random_states(), hits.loaded.call_environment()
     # a cast of a weight that autocast kept from an earlier call would be a leaf from nowhere: each
     # call casts anew
     torch.clear_autocast_cache()
@@ -96,6 +96,8 @@ def take(
     try:
         if numbers != _random_states():
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
+        if environment != hits.loaded.call_environment():
+            raise Obstacle("it leaves a setting of torch changed, such as the grad mode")
         if not arguments.are_unchanged():
             raise Obstacle("it changes lists, dicts or objects that are arguments")
         after = explore(roots, tensors, names, follows_code=follows_code)

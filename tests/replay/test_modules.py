@@ -201,6 +201,40 @@ def test_gradients_of_inputs():
     both(blocks, run)
 
 
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.5]))
+
+    def forward(self, a, b):
+        return a * self.weight + b * b
+
+
+DEPENDENT = {
+    "an argument": lambda model, x: model(x, 2 * x),
+    "a view of one": lambda model, x: model(x, x.view(2, 1).view(2)),
+    "its own output": lambda model, x: model(model(x, x.detach()), x.detach()),
+    "its parameter": lambda model, x: model(x.detach(), x * model.weight),
+}
+
+
+@pytest.mark.filterwarnings("ignore:replay.Product. goes on recording")
+@pytest.mark.parametrize("call", DEPENDENT.values(), ids=DEPENDENT)
+def test_arguments_that_depend_on_each_other_or_on_the_parameters(call):
+    """Autograd runs the graph behind an argument once, not for the module and again outside."""
+
+    def run(model):
+        found = []
+        for i in range(20):
+            x = torch.tensor([1.0, i]).requires_grad_()
+            model.zero_grad()
+            call(model, x).sum().backward()
+            found += [x.grad, model.weight.grad]
+        return found
+
+    both(Product, run, n_replayed=0)
+
+
 def test_several_forwards_before_a_backward():
     def loss_of(model, x, i):
         outs = [model(x + k) for k in range(1 + i % 3)]

@@ -616,6 +616,14 @@ def appends_results():
     return step
 
 
+def leaves_the_grad_mode():
+    def step(x):
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return x * 2
+
+    return step
+
+
 OBSTACLES = {
     shared_list: "adds to `found`",
     counter: r"changes `n` from \d to \d",
@@ -632,14 +640,27 @@ OBSTACLES = {
     counts_outside: r"count\[0\]",
     keeps_the_graph: "graph",
     appends_results: "adds to `kept`",
+    leaves_the_grad_mode: "leaves a setting of torch changed",
 }
 
 
 @pytest.mark.parametrize("make", OBSTACLES, ids=lambda make: make.__name__)
-def test_obstacles(make):
+def test_obstacles(make, request):
+    request.addfinalizer(functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()))
     calls = [(torch.full((3,), float(i)),) for i in range(10)]
     step = check(make, calls, 0)
     assert re.search(OBSTACLES[make], step.obstacle), step.obstacle
+
+
+def test_sizes_of_sparse_arguments_are_looked_at():
+    def step(s, x):
+        return x * s.shape[0]
+
+    replayed = replay(step)
+    for i in range(12):
+        s, x = torch.eye(3 if i < 8 else 5).to_sparse(), torch.full((2,), float(i))
+        assert replayed(s, x).tolist() == step(s, x).tolist()
+    assert replayed.n_replayed > 0
 
 
 def test_an_obstacle_is_told_once_with_its_line_and_remedy():

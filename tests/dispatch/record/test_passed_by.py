@@ -187,6 +187,17 @@ def test_writes_are_counted_once() -> None:
     assert x._version == before + 1
 
 
+def test_an_op_whose_own_copy_lets_it_pass() -> None:
+    """Autograd copies what `mul_` writes, by an op within `mul_`."""
+    x, factor = lazy_tensor.wrap(torch.ones(2)), torch.tensor([2.0, 3.0], requires_grad=True)
+    sleep()
+    x.mul_(factor)
+    assert x.tolist() == [2.0, 3.0]
+    x.sum().backward()
+    assert factor.grad is not None
+    assert factor.grad.tolist() == [1.0, 1.0]
+
+
 def test_a_parameter_is_made_of_a_tensor_that_ops_pass_by() -> None:
     x = lazy_tensor.wrap(torch.ones(3))
     sleep()

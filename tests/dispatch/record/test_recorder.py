@@ -213,6 +213,30 @@ def test_views_of_a_leaf_with_an_offset_keep_their_own():
         assert y.tolist() == [start + 2, start + 3]
 
 
+AS_OTHER_TYPES = {
+    "imag": lambda x: torch.view_as_complex(x).imag,
+    "complex": torch.view_as_complex,
+    "float64": lambda x: x.view(torch.float64),
+    "int16": lambda x: x.view(torch.int16)[1],
+}
+
+
+@pytest.mark.parametrize("view", AS_OTHER_TYPES.values(), ids=AS_OTHER_TYPES)
+def test_views_as_other_types_of_a_leaf_that_begins_elsewhere(view):
+    data = torch.arange(80.0).reshape(10, 4, 2)
+
+    def program(x):
+        found = view(x)
+        offset = found.storage_offset()
+        return offset, found.as_strided((2,), (2,), offset) * 1
+
+    for i in range(1, 8):
+        with lazy_mode(record="always"):
+            offset, found = program(data[i])
+        expected_offset, expected = program(data[i])
+        assert (offset, found.tolist()) == (expected_offset, expected.tolist())
+
+
 def test_threads_record_apart():
     x = torch.ones(100)
     results = {}
