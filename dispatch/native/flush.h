@@ -190,7 +190,7 @@ struct Work {
 // flush_known(trace, plans_by, cause): run what the trace has recorded, if its plan is known, let the
 // trace begin anew at its root, and tell `flush._note_known`. Returns None if it did. Else `flush`
 // goes on with the `flush._Work` that this returns. It is a new one if nothing has changed. If the
-// plan raised an error, its fields hold the error and what was taken out of the trace.
+// plan raised an error, it holds that error and the content of the trace.
 PyObject* py_flush_known(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *trace, *plans_by, *cause;

@@ -83,8 +83,7 @@ def use(
     _known = (
         classes, memory_sharing._externally_writable, memory_sharing._shared,
         memory_sharing._lazy_users, memory_sharing.share, memory_sharing.is_shared, _may_pass_by,
-        _described,
-        close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
+        _described, close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
     )  # fmt: skip
 
 
