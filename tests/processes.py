@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 def run_python(*arguments: object, **environment: str) -> str:
     """What Python prints, run with these arguments and variables; it must end with status 0."""
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env={**os.environ, **environment},
+        [sys.executable, *map(str, arguments)],
+        env={"PYTHONFAULTHANDLER": "1", **os.environ, **environment},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stderr}status {done.returncode}, after {done.stdout!r}"
     return done.stdout
 
 

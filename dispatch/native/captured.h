@@ -74,22 +74,50 @@ struct Place {
     if (found == nullptr) throw_changed("what it reads is no longer there");
     return Ref::to(found);
   }
+
+  // Put a tensor there; false if only Python can.
+  bool put(const at::Tensor& made, PyObject* tensors) const {
+    if (kind == ITEM) {
+      sure(PyDict_SetItem(holder, key, object_of(made).get()));
+    } else if (kind == GRADIENT) {
+      PyObject* of = number < 0 ? holder : PyList_GET_ITEM(tensors, number);
+      THPVariable_Unpack(of).mutable_grad() = made;
+    } else {
+      return false;
+    }
+    return true;
+  }
 };
 
-// Where the call puts one of the plan's results: (result, layout, like, holder, requires_grad), as
+// Whether only the place in question, and the caller's variable, hold a tensor, so that nobody can
+// see whether another tensor takes its place or it gets another value.
+bool is_only_at(const Place& place, PyObject* object) {
+  // whether a tensor that C++ holds also holds its object depends on torch's version
+  static const Py_ssize_t n_of_gradient = [] {
+    const at::Tensor leaf = at::zeros({1});
+    leaf.mutable_grad() = at::zeros({1});
+    { const Ref first = object_of(leaf.grad()); }
+    return Py_REFCNT(object_of(leaf.grad()).get());
+  }();
+  const bool is_gradient = place.kind == Place::GRADIENT;
+  return THPVariable_Unpack(object).use_count() == (is_gradient ? 2 : 1) &&
+         Py_REFCNT(object) <= (is_gradient ? n_of_gradient : 2);
+}
+
+// Where the call puts one of the plan's results: (result, layout, like, place, requires_grad), as
 // `captured_call._targets` gives it.
 struct Target {
   Py_ssize_t result;
   PyObject* layout;  // of the sharded tensor that lies there, or None
   PyObject* like;    // a lazy tensor with the new one's metadata; None: its data has the same
-  PyObject* holder;  // the tensor that had no gradient, and gets this one; None for another place
+  Place place;       // OBJECT: nothing can be put there
   bool requires_grad;
 
   explicit Target(PyObject* told)
       : result(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 0))),
         layout(PyTuple_GET_ITEM(told, 1)),
         like(PyTuple_GET_ITEM(told, 2)),
-        holder(PyTuple_GET_ITEM(told, 3)),
+        place(PyTuple_GET_ITEM(told, 3)),
         requires_grad(PyTuple_GET_ITEM(told, 4) == Py_True) {}
 };
 
@@ -156,9 +184,18 @@ class CapturedCall {
     for (size_t i = 0; i < open_.size(); ++i) {
       PyList_SET_ITEM(open.get(), i, open_[i].get(tensors, nullptr).release());
     }
+    if (!have_autograd_fields(open.get(), open_fields_)) {
+      throw_changed("hooks or attributes of a tensor that it replaces came or went");
+    }
     if (!equals(words_of(watched_, true), watched_words_) ||
         !equals(words_of(open.get(), false), open_words_)) {
       throw_changed("a tensor's class, size, strides, dtype, device or graph changed");
+    }
+    for (size_t i = 0; i < n_renewed_; ++i) {
+      const Place& place = targets_[i].place;
+      if (place.kind == Place::OBJECT && !is_only_at(place, PyList_GET_ITEM(open.get(), i))) {
+        throw_changed("a tensor in a tuple that it makes anew is held elsewhere, too");
+      }
     }
     Ref leaves(sure(PyList_New(static_cast<Py_ssize_t>(leaves_.size()))));
     for (size_t i = 0; i < leaves_.size(); ++i) {
@@ -190,16 +227,13 @@ class CapturedCall {
     // for the plan to use. The first open places are those of `targets_`, in the same order.
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(unread_); ++k) {
       const Py_ssize_t i = PyLong_AsSsize_t(PyList_GET_ITEM(unread_, k));
-      renew(PyList_GET_ITEM(open, i), Py_None, targets_[i].layout);
+      PyObject* old = PyList_GET_ITEM(open, i);
+      if (is_only_at(targets_[i].place, old)) renew(old, Py_None, targets_[i].layout);
     }
     const Ref results = results_of(found, tensors, is_looked_at);
     if (results.get() == nullptr) return nullptr;
     if (share_ != Py_None) Ref(sure(PyObject_CallOneArg(share_, results.get())));
     leave(results.get(), open, tensors);
-    // a graph that saved one of these tensors must not use its new value: backward raises
-    for (size_t i = 0; i < n_renewed_; ++i) {
-      count_write(THPVariable_Unpack(PyList_GET_ITEM(open, i)));
-    }
     if (!written.empty()) note_writes(written);
     return given(results.get(), leaves, tensors, open);
   }
@@ -207,21 +241,30 @@ class CapturedCall {
   // Put results where the call would have put them. A result that was not computed is None, and its
   // place stays as it is.
   void leave(PyObject* results, PyObject* open, PyObject* tensors) const {
+    std::vector<std::pair<PyObject*, at::Tensor>> replaced;  // what lay at places, and lies there now
     for (size_t i = 0; i < targets_.size(); ++i) {
       const Target& target = targets_[i];
       PyObject* data = PyList_GET_ITEM(results, target.result);
       if (data == Py_None) continue;
-      // the tensor there takes the value if it can; else another tensor takes its place
-      if (i < n_renewed_ && renew(PyList_GET_ITEM(open, i), data, target.layout)) continue;
-      const Ref value = value_with(data);
-      at::Tensor made = target.like == Py_None ? another(THPVariable_Unpack(data), value.get())
-                                               : like(target.like, value.get());
-      if (target.requires_grad) made.requires_grad_(true);
-      if (target.holder == Py_None) {
-        put(i, made, tensors);
-      } else {
-        THPVariable_Unpack(target.holder).mutable_grad() = std::move(made);
+      PyObject* old = i < n_renewed_ ? PyList_GET_ITEM(open, i) : nullptr;
+      // a tensor that nobody else holds takes the value; else another tensor takes its place
+      if (old != nullptr && is_only_at(target.place, old) && renew(old, data, target.layout)) {
+        continue;
       }
+      const auto known = std::find_if(replaced.begin(), replaced.end(), [old](const auto& pair) {
+        return old != nullptr && pair.first == old;
+      });
+      at::Tensor made;
+      if (known != replaced.end()) {
+        made = known->second;
+      } else {
+        const Ref value = value_with(data);
+        made = target.like == Py_None ? another(THPVariable_Unpack(data), value.get())
+                                      : like(target.like, value.get());
+        if (target.requires_grad) made.requires_grad_(true);
+        replaced.emplace_back(old, made);
+      }
+      if (!target.place.put(made, tensors)) put(i, made, tensors);
     }
   }
 
@@ -434,6 +477,7 @@ class CapturedCall {
   PyObject* const watch_list_ = field("watch_list");
   PyObject* const ask_watch_ = field("ask_watch");
   PyObject* const autograd_fields_ = field("autograd_fields");
+  PyObject* const open_fields_ = field("open_fields");
   PyObject* const watched_ = field("watched");
   PyObject* const watched_words_ = field("watched_words");
   PyObject* const open_words_ = field("open_words");

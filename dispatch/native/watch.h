@@ -132,11 +132,14 @@ PyObject* py_first_change(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// Whether tensor i has these autograd fields, for each (i, values).
+// Whether tensor i has these autograd fields and as many attributes, for each (i, values, number);
+// -1 if the number doesn't matter.
 bool have_autograd_fields(PyObject* tensors, PyObject* autograd_fields) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(autograd_fields); ++i) {
     PyObject* one = PyList_GET_ITEM(autograd_fields, i);
     PyObject* tensor = PyList_GET_ITEM(tensors, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)));
+    const Py_ssize_t n = PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 2));
+    if (n >= 0 && n_attributes(tensor) != n) return false;
     if (!has_autograd_fields(tensor, {PyTuple_GET_ITEM(one, 1)})) return false;
   }
   return true;

@@ -221,7 +221,8 @@ class CapturedCall:
         """Where the plan's results go, for each place in `_left`.
 
         For each: (number of the result, layout of a sharded tensor, a template for the tensor, the
-        tensor whose gradient is filled, whether a new tensor requires a gradient).
+        way to the place, whether a new tensor requires a gradient). The way is "object" to a place
+        where nothing can be put: the tensor there has to take the value.
         """
         targets: list[tuple[Any, ...]] = []
         for one in self._left:
@@ -231,11 +232,9 @@ class CapturedCall:
             like = None  # the new value of a tensor may have another storage offset
             if one.was_empty or layout is not None:
                 like = _lazy_like(wrapper_arguments(meta_of(tensor)), layout)
-            # C++ sets the gradient of a tensor; at other empty places `_put` does
-            is_gradient = one.was_empty and holding.is_of_tensor and name not in self._argument_of
-            holder = holding.holder if is_gradient else None
+            way = Way("object") if holding.kind.put is None else self._way_to(one.place)
             requires_grad = not one.was_empty and tensor.requires_grad and tensor.is_leaf
-            targets.append((self._slots.index(one.slot), layout, like, holder, requires_grad))
+            targets.append((self._slots.index(one.slot), layout, like, way, requires_grad))
         return targets
 
     # What must not have changed
@@ -244,25 +243,34 @@ class CapturedCall:
         """What to check before each replay, for C++.
 
         "pinned" are arguments that the call finds elsewhere too: the same objects must come again.
-        "autograd_fields" are those that the other arguments must have. "watched" are tensors that
-        must keep their metadata. "open" says how to find the tensors at open places.
+        "autograd_fields" are those that the other arguments must have, "open_fields" those of the
+        tensors that the call replaces. "watched" are tensors that must keep their metadata. "open"
+        says how to find the tensors at open places.
         """
-        left = {id(self._value(one.place)): one.was_empty for one in self._left}
+        # of a tensor at several places the first number: the renewed ones come first
+        number_of: dict[int, int] = {}
+        for k, one in enumerate(self._left):
+            number_of.setdefault(id(self._value(one.place)), k)
         self._expect_what_a_call_finds()
         self._places = {
             place: one for place, one in take.places.items() if self._value(place) is not OPEN
         }
         fixed: list[WatchedObject] = []
-        autograd_fields: list[tuple[int, tuple[Any, ...]]] = []
+        autograd_fields: list[tuple[int, tuple[Any, ...], int]] = []
+        open_fields: list[tuple[int, tuple[Any, ...], int]] = []
         for name, holding in self._holdings.items():
             if name in self._argument_of:
-                autograd_fields.append((self._argument_of[name], holding.values))
+                autograd_fields.append((self._argument_of[name], holding.values, -1))
                 holding.holder = None  # the next call has another argument: this one may die
-            elif not left.get(id(holding.holder)):  # else it isn't there when a call begins
+            elif id(holding.holder) not in number_of:
                 fixed.append(holding)
+            else:
+                k = number_of[id(holding.holder)]
+                if k < self._n_renewed:  # else nothing lies there when a call begins
+                    open_fields.append((k, holding.values, holding.size))
+                holding.holder = None  # another tensor may take its place
         self._fixed = Watch(fixed)
-        of_tensors = [holding.holder for holding in fixed if holding.is_of_tensor]
-        watched = [tensor for tensor in of_tensors if id(tensor) not in left]
+        watched = [holding.holder for holding in fixed if holding.is_of_tensor]
         # renewed places come first, as in `_left`; then gradients that the call doesn't replace
         places = [one.place for one in self._left]
         gradients = [(name, 0) for name, one in self._holdings.items() if one.is_of_tensor]
@@ -276,12 +284,13 @@ class CapturedCall:
             "pinned": [
                 (i, tensor) for i, tensor in enumerate(tensors) if i not in take.after.arguments
             ],
-            "watched_ids": {id(tensor) for tensor in of_tensors},
+            "watched_ids": {id(tensor) for tensor in watched},
             "instances": [(instance, type(instance)) for instance in take.after.instances],
             "watch_list": self._fixed.for_native,
             "watch_asks_always": bool(self._fixed.others),
             "ask_watch": self._check_fixed,
             "autograd_fields": autograd_fields,
+            "open_fields": open_fields,
             "watched": watched,
             "watched_words": hits.loaded.argument_words(watched, True),
             "open": [self._way_to(place) for place in open_places],

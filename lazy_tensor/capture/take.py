@@ -100,6 +100,9 @@ def take(
             raise Obstacle("it leaves a setting of torch changed, such as the grad mode")
         if not arguments.are_unchanged():
             raise Obstacle("it changes lists, dicts or objects that are arguments")
+        given = _containers_in(*args, *kwargs.values())
+        if any(i in given and type(one) is not tuple for i, one in _containers_in(result).items()):
+            raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
         return result, Take(
             trace, tape, counts.formulas(), before, after, tensors, versions, result
@@ -108,6 +111,18 @@ def take(
         return result, str(reason)
     except Exception as error:  # the call has run, and its result must not be lost
         return result, f"it can't be taken down: {error!r}; please report it"
+
+
+def _containers_in(*values: Any) -> dict[int, Any]:
+    """The lists, tuples and dicts in what a call gets or returns, by their ids."""
+    found: dict[int, Any] = {}
+    waiting = list(values)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, (list, tuple, dict)) and id(one) not in found:
+            found[id(one)] = one
+            waiting += one.values() if isinstance(one, dict) else one
+    return found
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -156,19 +171,20 @@ class Take:
         self._leaf_at = {step.slot: i for i, step in enumerate(leaves_of_steps)}
         self._live = self._slots_alive()  # of results that something besides the trace still holds
         self._claimed: set[int] = set()  # those of them that replay knows the holder of
+        self._made_anew: set[int] = set()  # ids of containers that the call put for other ones
         self.places = before.tensors()
         sources = self._sources()
         left = self._left()
         self._check_identities(left)
         # a container that the function itself keeps is one leaf: a replay returns the same one
-        is_kept = isinstance(result, (list, dict)) and after.has(result)
-        leaves, structure = pytree.tree_flatten(result, is_leaf=lambda _: is_kept)
+        kept = {i for i, one in _containers_in(result).items() if after.has(one)}
+        leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
         returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
-        kept = {one.name for one in tensors_named if one.kind == "place"}
-        kept -= {one.place for one in left}
-        self.places = {place: one for place, one in self.places.items() if place in kept}
+        named = {one.name for one in tensors_named if one.kind == "place"}
+        named -= {one.place for one in left}
+        self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
         self._check_reads()
         self.outline = Outline(
@@ -369,6 +385,12 @@ class Take:
             for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
                 if not is_same(old, new):
                     left += self._change(name, now, i, old, new)
+        # such a tensor has no lasting object, so nothing is known of its gradient
+        replaced = {id(self.after.holdings[name].values[key]) for name, key in (one.place for one in left)}
+        for holding in self.after.holdings.values():
+            if holding.is_of_tensor and holding.values[0] is not None:
+                if id(holding.holder) in replaced:
+                    raise Obstacle(f"it makes {holding.spoken()} anew, with a gradient")
         return tuple(left)
 
     def _change(self, name: str, holding: WatchedObject, i: int, old: Any, new: Any) -> list[Left]:
@@ -391,6 +413,7 @@ class Take:
         are_atoms = is_atom(old) and is_atom(new)
         are_held = path in self._before.holdings and path in self.after.holdings
         if are_held and not are_atoms and type(old) is type(new):
+            self._made_anew.add(id(new))
             return []  # a new container: its contents have a holding, which is compared itself
         shown = f" from {old!r} to {new!r}" if are_atoms else ""
         if len(shown) > MOST_SHOWN:
@@ -418,6 +441,9 @@ class Take:
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
         if not isinstance(leaf, torch.Tensor):
+            if id(leaf) in self._made_anew:
+                given = with_article(type(leaf).__name__)
+                raise Obstacle(f"it returns {given} that it makes anew and keeps; return a copy")
             if is_atom(leaf) or isinstance(leaf, Constant) or self.after.has(leaf):
                 return Returned("constant", leaf)
             given = with_article(type(leaf).__name__)
