@@ -11,6 +11,7 @@ import functools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 ANY_NAME = "*"
 """Among the names of code that may also get at attributes whose names don't occur in it."""
@@ -21,7 +22,7 @@ class Mentions:
     """What a function's code mentions.
 
     `names` may be names of attributes; those in strings are included, as `getattr` takes strings.
-    `imports` are modules that it imports when it runs.
+    `imports` are modules that it may look up when it runs, relative ones with their dots.
     """
 
     names: frozenset[str]
@@ -37,6 +38,11 @@ def mentions_of(code: types.CodeType) -> Mentions:
     used: dict[str, None] = {}
     for part in _codes(code):
         names.update(part.co_names)
+        texts = [one for one in part.co_consts if isinstance(one, str)]
+        if "globals" in part.co_names:
+            used.update(dict.fromkeys(texts))
+        if not _MODULES.isdisjoint(part.co_names):
+            imports += texts
         # a class pattern has the names of its attributes in a tuple
         for constant in part.co_consts:
             several = constant if isinstance(constant, tuple) else (constant,)
@@ -45,10 +51,13 @@ def mentions_of(code: types.CodeType) -> Mentions:
             names.update(name for path in paths for name in path if name.isidentifier())
         if not _ALL_ATTRIBUTES.isdisjoint(part.co_names) or _computes_names(part):
             names.add(ANY_NAME)
+        loaded: list[Any] = []  # constants; before an import its level and the names taken from it
         for instruction in dis.get_instructions(part):
             name, argument = instruction.opname, instruction.argval
-            if name == "IMPORT_NAME":
-                imports.append(argument)
+            if name in ("LOAD_CONST", "LOAD_SMALL_INT"):
+                loaded.append(argument)
+            elif name == "IMPORT_NAME":
+                imports.append("." * loaded[-2] + argument)
             elif name in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
                 used[argument] = None
     return Mentions(frozenset(names), tuple(imports), tuple(used))
@@ -92,6 +101,8 @@ def _computes_names(code: types.CodeType) -> bool:
 
 
 _BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter"})
+_MODULES = frozenset({"modules", "import_module", "__import__"})
+"""Names by which code gets at modules, under names in strings."""
 _ALL_ATTRIBUTES = frozenset({"__dict__", "vars", "eval", "exec"})
 """Names by which code gets at any attribute."""
 

@@ -8,19 +8,20 @@ places, to see before a replay whether anything has changed.
 
 from __future__ import annotations
 
-import argparse
 import array
 import collections
 import contextvars
+import ctypes
 import functools
 import gc
+import importlib.util
 import io
 import itertools
 import logging
+import operator
 import random
 import sys
 import sysconfig
-import threading
 import types
 import weakref
 from collections import deque
@@ -115,7 +116,7 @@ class ObjectGraph:
         self.instances: list[Any] = []
         self._n_alike: collections.Counter[str] = collections.Counter()  # holdings by label
         self._seen: dict[int, Any] = {}  # visited objects by `id`, kept alive for their ids
-        self._classes: set[tuple[type, bool]] = set()  # visited, without or with an instance
+        self._classes: set[type] = set()  # visited
         self._of_users: set[str] = set()  # names that the user's own code mentions
         self._n_held = 0  # values in holdings: see `MOST_HELD`
         self._n_followed = 0  # names whose members of classes were followed
@@ -184,7 +185,7 @@ class ObjectGraph:
             # code that was met mentions members of classes that were visited before
             if not self._queue and len(self.names) > self._n_followed:
                 self._n_followed = len(self.names)
-                for cls, _ in self._classes:
+                for cls in self._classes:
                     self._follow_members(cls, self.names)
 
     def _visit(self, label: str, value: Any) -> None:
@@ -233,11 +234,12 @@ class ObjectGraph:
         elif isinstance(value, types.FunctionType):
             self._visit_function(label, value)
         elif isinstance(value, type):
-            self._visit_classes(value, has_instance=False)
+            self._visit_classes(value)
             # the code may call the class, to make an instance
             if not _is_constant(value):
                 made_by = [vars(value).get(name) for name in _MAKERS]
                 self._queue.extend((label, function) for function in made_by)
+            self._visit_classes(type(value))
         elif isinstance(value, types.ModuleType):
             if not _is_constant(value):
                 self._hold(label, vars(value), kinds.MEMBERS, self.names)
@@ -256,8 +258,13 @@ class ObjectGraph:
             self._hold(label, value, kinds.ARRAY)
         elif isinstance(value, random.Random) or _is_random_of_numpy(kind):
             self._hold(label, value, kinds.RANDOM)
-        elif isinstance(value, _OPAQUE):
+        elif isinstance(value, _OPAQUE) or _package(kind) in _OF_CODE:
             return
+        elif isinstance(value, types.MappingProxyType):
+            self._queue.extend((label, one) for one in gc.get_referents(value))
+        elif isinstance(value, operator.attrgetter):
+            paths = [path.split(".") for path in value.__reduce__()[1]]
+            self.names.update(itertools.chain(*paths))
         elif hasattr(kind, "__length_hint__") or kind is itertools.count:
             self._hold(label, value, kinds.ITERATOR)
         elif hasattr(kind, "__next__") and _is_of_library(kind):
@@ -266,7 +273,7 @@ class ObjectGraph:
             self._queue.append((label, value.__replayed__))
         elif (
             _package(kind) not in _NOT_ENTERED
-            or isinstance(value, _NAMESPACES)
+            or _package(kind) in sys.stdlib_module_names
             or getattr(kind, "is_state_of_modules", False)
         ):
             self._visit_attributes(label, value)
@@ -277,7 +284,7 @@ class ObjectGraph:
         names = self.names if self.follows_code else None
         self.instances.append(value)
         if self.follows_code:
-            self._visit_classes(kind, has_instance=True)
+            self._visit_classes(kind)
         if any(names is None or name in names for name in slots_of(kind)):
             self._hold(label, value, kinds.SLOTS, names)
         state = getattr(value, "__dict__", None)
@@ -285,16 +292,15 @@ class ObjectGraph:
             is_whole = ANY_NAME in self.names or _is_constant(kind)
             self._hold(label, state, kinds.ATTRIBUTES, None if is_whole else names)
 
-    def _visit_classes(self, kind: type, *, has_instance: bool) -> None:
-        """Visit a class and its bases. If it `has_instance`, Python may call special methods."""
+    def _visit_classes(self, kind: type) -> None:
+        """Visit a class and its bases."""
         for cls in kind.__mro__[:-1]:
-            visit = (cls, has_instance)
-            if visit not in self._classes and _package(cls) not in ("builtins", "abc", "typing"):
-                self._classes.add(visit)
-                self._visit_class(cls, has_instance)
+            if cls not in self._classes and _package(cls) not in ("builtins", "abc", "typing"):
+                self._classes.add(cls)
+                self._visit_class(cls)
 
-    def _visit_class(self, cls: type, has_instance: bool) -> None:
-        """Follow the members of a class that the code mentions, and its special methods."""
+    def _visit_class(self, cls: type) -> None:
+        """Follow the members of a class that the code mentions, and those that Python calls."""
         members = {name: _unwrapped(member) for name, member in vars(cls).items()}
         functions = {k: one for k, one in members.items() if isinstance(one, types.FunctionType)}
         if _is_constant(cls):
@@ -302,8 +308,7 @@ class ObjectGraph:
             for function in functions.values():
                 self.names |= mentions_of(function.__code__).names - {ANY_NAME}
             return
-        called = {name for name in functions if has_instance and name.startswith("__")}
-        called.difference_update(_MAKERS)
+        called = {name for name in functions if name.startswith("__")}.difference(_MAKERS)
         names = self.names | called if called else self.names
         self._follow_members(cls, names)
         self._hold(cls.__name__, _dict_of(cls), kinds.MEMBERS, names)
@@ -329,7 +334,8 @@ class ObjectGraph:
             return
         self._hold(function.__name__, function, kinds.FUNCTION)
         mentions = mentions_of(code)
-        self._queue.extend((name, sys.modules.get(name)) for name in mentions.imports)
+        package = function.__globals__.get("__package__")
+        self._queue.extend((name, _module(name, package)) for name in mentions.imports)
         self._of_users |= mentions.names
         self.names |= mentions.names
         if mentions.globals:
@@ -337,12 +343,14 @@ class ObjectGraph:
             self._hold("", function.__globals__, kinds.GLOBALS, mentions.globals)
 
 
+_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes.c_int.__base__)
+"""Classes of ctypes' values; the last is that of single numbers."""
 _CONTAINERS: dict[Any, Kind] = {
     dict: kinds.ITEMS,
     (list, deque): kinds.ELEMENTS,
     (tuple, frozenset): kinds.FIXED,
     set: kinds.SET,
-    (bytearray, array.array): kinds.BYTES,
+    (bytearray, array.array, *_OF_C): kinds.BYTES,
     contextvars.ContextVar: kinds.CONTEXT,
 }
 _WRAPPERS: dict[Any, tuple[str, ...]] = {
@@ -371,6 +379,14 @@ def _dict_of(cls: type) -> Any:
     return next((one for one in gc.get_referents(state) if type(one) is dict), state)
 
 
+def _module(name: str, package: str | None) -> types.ModuleType | None:
+    """The module that code of a package imports by this name; None if it isn't loaded yet."""
+    try:
+        return sys.modules.get(importlib.util.resolve_name(name, package))
+    except (ImportError, ValueError):  # a relative name that leads nowhere
+        return None
+
+
 def _is_random_of_numpy(kind: type) -> bool:
     return _package(kind) == "numpy" and (
         hasattr(kind, "bit_generator") or hasattr(kind, "get_state")
@@ -379,10 +395,8 @@ def _is_random_of_numpy(kind: type) -> bool:
 
 _OPAQUE = (io.IOBase, logging.Logger, logging.Handler)
 """Classes of what programs write to: its state changes nothing that they compute."""
-_NAMESPACES = (
-    types.SimpleNamespace, argparse.Namespace, threading.local, threading.Event,
-    collections.UserDict, collections.UserList, collections.ChainMap,
-)  # fmt: skip
+_OF_CODE = frozenset({"abc", "importlib", "inspect", "pathlib", "typing"})
+"""Packages whose objects describe code or name files: none changes but for what it caches."""
 
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made at run time, by a class statement say
 

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from lazy_tensor.capture.replay import Replay, recording
 from lazy_tensor.capture.take import is_strided
 from lazy_tensor.capture.watched_object import is_atom
 from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.metadata.infer import is_marked
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape
 from lazy_tensor.kernels.service.verify import difference
@@ -105,7 +106,7 @@ class _Forward(_Named):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         if not torch.is_grad_enabled():
-            outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
+            outputs, form = _taken_apart(torch_private.call_module(module, args, kwargs), module)
             return [len(outputs), 0, form, 0, 0, 0, *outputs]
         first = torch_private.next_sequence_number()  # nodes with less were made before the call
         inputs = _differentiated(args, kwargs)
@@ -114,7 +115,7 @@ class _Forward(_Named):
         # autograd keeps a view's op for lazy tensors, but for plain ones only if it is told to: the
         # graph must be the same, whether this call is recorded or bypassed
         with _saving() as saved, torch_private.views_by_their_ops():
-            outputs, form = _flattened(torch_private.call_module(module, args, kwargs))
+            outputs, form = _taken_apart(torch_private.call_module(module, args, kwargs), module)
         bits, with_graph = 0, []
         for i, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
@@ -278,21 +279,67 @@ class _Form(Constant):
     `spec` has the containers. `objects` are leaves that hold tensors themselves, such as a cache of
     keys and values. For each: its number, its class, the names of its attributes, and the form of
     their values, which come as further leaves behind those of the containers.
+
+    The form of the whole says, too, which leaves aren't among the outputs. `views` are views of one
+    tensor: each leaf's number, that of the output with the tensor, the size, the strides, and the
+    offset from that tensor's. `same` are pairs of a leaf and an earlier one that is the same object.
     """
 
     spec: Any
     objects: tuple[tuple[int, type[Any], tuple[str, ...], _Form], ...]
+    views: tuple[tuple[int, int, torch.Size, tuple[int, ...], int], ...] = ()
+    same: tuple[tuple[int, int], ...] = ()
 
 
-def _flattened(result: Any) -> tuple[list[Any], _Form]:
-    """The leaves of what a module returned, those in objects too, and their form."""
-    leaves, spec = pytree.tree_flatten(result)
+def _taken_apart(result: Any, module: nn.Module) -> tuple[list[Any], _Form]:
+    """The outputs in what a module returned, and the form of the whole.
+
+    In place of views of one tensor, which a write would change together, that tensor is an output.
+    What the module keeps in an attribute is one leaf: a call returns it itself.
+    """
+    kept = {id(value) for one in module.modules() for value in vars(one).values()}
+    leaves, form = _flattened(result, kept)
+    first: dict[int, int] = {}
+    same = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), i) != i:
+            same.append((i, first[id(leaf)]))
+            leaves[i] = None
+    views = []
+    for base, numbers in _views_of_one(leaves):
+        at = first.get(id(base))
+        if at is None:
+            at = len(leaves)
+            leaves.append(base)
+        for i in numbers:
+            if i != at:
+                one, leaves[i] = leaves[i], None
+                moved = one.storage_offset() - base.storage_offset()
+                views.append((i, at, one.size(), one.stride(), moved))
+    return leaves, replace(form, views=tuple(views), same=tuple(same))
+
+
+def _views_of_one(leaves: list[Any]) -> list[tuple[torch.Tensor, list[int]]]:
+    """Tensors that autograd knows several of the leaves as views of, and the numbers of these."""
+    found: dict[int, tuple[torch.Tensor, list[int]]] = {}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and is_strided(leaf):
+            base = leaf._base if leaf._is_view() else leaf
+            if base.requires_grad and base.dtype is leaf.dtype and not is_marked(leaf):
+                found.setdefault(id(base), (base, []))[1].append(i)
+    return [(base, numbers) for base, numbers in found.values() if len(numbers) > 1]
+
+
+def _flattened(result: Any, kept: set[int]) -> tuple[list[Any], _Form]:
+    """The leaves of what a module returned, those in objects too, and their form. Objects with an
+    `id` in `kept` are leaves."""
+    leaves, spec = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
     objects: list[tuple[int, type[Any], tuple[str, ...], _Form]] = []
     for i in range(spec.num_leaves):
         one = leaves[i]
-        if not _is_taken_apart(one):
+        if id(one) in kept or not _is_made_anew(one):
             continue
-        inner, form = _flattened(list(vars(one).values()))
+        inner, form = _flattened(list(vars(one).values()), kept)
         if any(isinstance(leaf, torch.Tensor) for leaf in inner):
             leaves[i] = None
             leaves += inner
@@ -300,12 +347,22 @@ def _flattened(result: Any) -> tuple[list[Any], _Form]:
     return leaves, _Form(spec, tuple(objects))
 
 
-def _is_taken_apart(one: Any) -> bool:
+def _is_made_anew(one: Any) -> bool:
     """Whether a returned object may be made anew from its attributes. Others are returned as they
     are, if `replay` finds them among what the module can see."""
     if is_atom(one) or isinstance(one, (torch.Tensor, type, nn.Module, dict, list, tuple, set)):
         return False
     return hasattr(one, "__dict__") and not callable(one) and "__dict__" not in vars(one)
+
+
+def _put_together(outputs: list[Any], form: _Form) -> Any:
+    """What a module returned, from its outputs: undoes `_taken_apart`."""
+    for i, at, size, stride, moved in form.views:
+        base = outputs[at]
+        outputs[i] = base.as_strided(size, stride, base.storage_offset() + moved)
+    for i, at in form.same:
+        outputs[i] = outputs[at]
+    return _made_of(outputs, form)
 
 
 def _made_of(leaves: list[Any], form: _Form) -> Any:
@@ -392,7 +449,7 @@ class ReplayedModule:
             given = ()
         for i, output in zip(places, given, strict=True):
             outputs[i] = output
-        return _made_of(outputs, form)
+        return _put_together(outputs, form)
 
     def _runs_eagerly(self) -> bool:
         """Whether this call runs as in eager, since recording led to no replay, or there can't be
