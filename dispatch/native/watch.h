@@ -249,11 +249,17 @@ std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
                                  static_cast<uint64_t>(shares),
                                  static_cast<uint64_t>(tensor.scalar_type()) << 8 |
                                      tensor.requires_grad()});
-      // a nested tensor has no sizes
+      // a nested tensor has sizes of its own for each part; a jagged one has them in an attribute
+      at::Tensor of_parts;
+      c10::IntArrayRef sizes;
       if (!tensor.is_nested()) {
-        words.push_back(tensor.sizes().size());
-        words.insert(words.end(), tensor.sizes().begin(), tensor.sizes().end());
+        sizes = tensor.sizes();
+      } else if (tensor.layout() == c10::kStrided) {
+        of_parts = tensor._nested_tensor_size();
+        sizes = {of_parts.const_data_ptr<int64_t>(), static_cast<size_t>(of_parts.numel())};
       }
+      words.push_back(sizes.size());
+      words.insert(words.end(), sizes.begin(), sizes.end());
       continue;
     }
     words.push_back(!tensor.is_leaf() << 3 | tensor.requires_grad() << 2 | tensor.is_conj() << 1 |

@@ -106,7 +106,8 @@ class _Forward(_Named):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         if not torch.is_grad_enabled():
-            outputs, form = _taken_apart(torch_private.call_module(module, args, kwargs), module)
+            result = torch_private.call_module(module, args, kwargs)
+            outputs, form = _taken_apart(result, module, args, kwargs)
             return [len(outputs), 0, form, 0, 0, 0, *outputs]
         first = torch_private.next_sequence_number()  # nodes with less were made before the call
         inputs = _differentiated(args, kwargs)
@@ -115,7 +116,8 @@ class _Forward(_Named):
         # autograd keeps a view's op for lazy tensors, but for plain ones only if it is told to: the
         # graph must be the same, whether this call is recorded or bypassed
         with _saving() as saved, torch_private.views_by_their_ops():
-            outputs, form = _taken_apart(torch_private.call_module(module, args, kwargs), module)
+            result = torch_private.call_module(module, args, kwargs)
+        outputs, form = _taken_apart(result, module, args, kwargs)
         bits, with_graph = 0, []
         for i, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
@@ -282,7 +284,7 @@ class _Form(Constant):
 
     The form of the whole says, too, which leaves aren't among the outputs. `views` are views of one
     tensor: each leaf's number, that of the output with the tensor, the size, the strides, and the
-    offset from that tensor's. `same` are pairs of a leaf and an earlier one that is the same object.
+    offset from that tensor's. `same` are pairs of a leaf and the earlier one that it is.
     """
 
     spec: Any
@@ -291,13 +293,16 @@ class _Form(Constant):
     same: tuple[tuple[int, int], ...] = ()
 
 
-def _taken_apart(result: Any, module: nn.Module) -> tuple[list[Any], _Form]:
+def _taken_apart(
+    result: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], _Form]:
     """The outputs in what a module returned, and the form of the whole.
 
     In place of views of one tensor, which a write would change together, that tensor is an output.
-    What the module keeps in an attribute is one leaf: a call returns it itself.
+    An argument, or what the module keeps in an attribute, is one leaf: a call returns it itself.
     """
     kept = {id(value) for one in module.modules() for value in vars(one).values()}
+    kept.update(map(id, pytree.tree_leaves((args, kwargs))))
     leaves, form = _flattened(result, kept)
     first: dict[int, int] = {}
     same = []
@@ -324,7 +329,8 @@ def _views_of_one(leaves: list[Any]) -> list[tuple[torch.Tensor, list[int]]]:
     found: dict[int, tuple[torch.Tensor, list[int]]] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and is_strided(leaf):
-            base = leaf._base if leaf._is_view() else leaf
+            known = leaf._base if leaf._is_view() else None
+            base = leaf if known is None else known
             if base.requires_grad and base.dtype is leaf.dtype and not is_marked(leaf):
                 found.setdefault(id(base), (base, []))[1].append(i)
     return [(base, numbers) for base, numbers in found.values() if len(numbers) > 1]

@@ -386,11 +386,12 @@ class Take:
                 if not is_same(old, new):
                     left += self._change(name, now, i, old, new)
         # such a tensor has no lasting object, so nothing is known of its gradient
-        replaced = {id(self.after.holdings[name].values[key]) for name, key in (one.place for one in left)}
-        for holding in self.after.holdings.values():
-            if holding.is_of_tensor and holding.values[0] is not None:
-                if id(holding.holder) in replaced:
-                    raise Obstacle(f"it makes {holding.spoken()} anew, with a gradient")
+        replaced = {
+            id(self.after.holdings[name].values[key]) for name, key in (one.place for one in left)
+        }
+        for one in self.after.holdings.values():
+            if one.is_of_tensor and id(one.holder) in replaced and one.values[0] is not None:
+                raise Obstacle(f"it makes {one.spoken()} anew, with a gradient")
         return tuple(left)
 
     def _change(self, name: str, holding: WatchedObject, i: int, old: Any, new: Any) -> list[Left]:

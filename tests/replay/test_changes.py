@@ -2,12 +2,16 @@
 
 import array
 import collections
+import configparser
 import contextvars
 import copy
+import ctypes
 import dataclasses
 import functools
 import importlib
+import multiprocessing
 import operator
+import queue
 import sys
 import threading
 import types
@@ -400,7 +404,88 @@ def cached_function():
     return lambda x: x * f(), change
 
 
-OBJECTS = {
+class ByAttribute(type):
+    value = 2.0
+
+    @property
+    def scale(cls):
+        return cls.value
+
+
+class Configured(metaclass=ByAttribute):
+    pass
+
+
+@case
+def property_of_a_metaclass():
+    ByAttribute.value = 2.0
+    return lambda x: x * Configured.scale, lambda: setattr(ByAttribute, "value", 5.0)
+
+
+@case
+def attrgetter_kept_in_a_global():
+    c, get = Knobs(), operator.attrgetter("knob")
+    return lambda x: x * get(c), lambda: setattr(c, "knob", 5.0)
+
+
+@case
+def global_by_its_name():
+    SCALE[0] = 2.0
+    return lambda x: x * globals()["SCALE"][0], lambda: SCALE.__setitem__(0, 5.0)
+
+
+@case
+def module_by_its_name():
+    SCALE[0] = 2.0
+    name = __name__
+    code = f"lambda x: x * sys.modules[{name!r}].SCALE[0]"
+    return eval(code, {"sys": sys}), lambda: SCALE.__setitem__(0, 5.0)
+
+
+class Made:
+    """An instance is made inside the function, which Python has call its special methods."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __matmul__(self, other):
+        return self.x * SCALE[0] + other
+
+
+@case
+def special_method_of_what_is_made_inside():
+    SCALE[0] = 2.0
+    return lambda x: Made(x) @ 1, lambda: SCALE.__setitem__(0, 5.0)
+
+
+def _of_parser(parser):
+    parser.read_dict({"a": {"k": "0"}})
+    return parser
+
+
+OBJECTS: dict[str, Any] = {
+    "proxy of a dict": (
+        lambda: (d := {"a": 0.0}, types.MappingProxyType(d)),
+        lambda o: o[1]["a"], lambda o, v: o[0].__setitem__("a", v),
+    ),
+    "weak dictionary": (
+        lambda: (collections.Counter, weakref.WeakKeyDictionary()),
+        lambda o: o[1][o[0]], lambda o, v: o[1].__setitem__(o[0], v),
+    ),
+    "ctypes": (ctypes.c_double, lambda o: o.value, lambda o, v: setattr(o, "value", v)),
+    "ctypes structure": (
+        type("Point", (ctypes.Structure,), {"_fields_": [("x", ctypes.c_double)]}),
+        lambda o: o.x, lambda o, v: setattr(o, "x", v),
+    ),
+    "shared value": (
+        lambda: multiprocessing.Value("d", 0.0), lambda o: o.value,
+        lambda o, v: setattr(o, "value", v),
+    ),
+    "parser": (
+        lambda: _of_parser(configparser.ConfigParser()),
+        lambda o: o.getfloat("a", "k"), lambda o, v: o.set("a", "k", str(v)),
+    ),
+    "queue": (queue.Queue, lambda o: 2.0 + o.qsize(), lambda o, v: v == 5 and o.put(1)),
     "thread's own": (threading.local, lambda o: o.s, lambda o, v: setattr(o, "s", v)),
     "context": (
         lambda: contextvars.ContextVar("k"), lambda o: o.get(), lambda o, v: o.set(v)
@@ -504,7 +589,10 @@ def test_methods_and_attributes_of_arguments():
             def scaled(self):
                 return self.x * k[0] * getattr(self, "more", 1.0)
 
-        step = wrap(lambda b: b.scaled())
+            def __add__(self, other):
+                return self.x * k[0] + other
+
+        step = wrap(lambda b: b.scaled() + (b + 1))
         for i in range(6):
             step(B(x_of(i)))
         k[0] = 5.0
@@ -677,6 +765,7 @@ def test_a_graph_that_saved_what_a_replay_replaces_is_as_it_was():
     loss = (w * c.h).sum()
     step(torch.ones(3))
     loss.backward()
+    assert w.grad is not None
     assert w.grad.tolist() == [6.0] * 3
     assert c.h.tolist() == [7.0] * 3
 
@@ -907,6 +996,36 @@ def installed(tmp_path, monkeypatch):
     yield importlib.import_module("installed_package")
     del sys.modules["installed_package"]
     object_graph._is_installed.cache_clear()
+
+
+def test_imports_inside_a_function_may_be_relative(tmp_path, monkeypatch):
+    package = tmp_path / "of_tests"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "settings.py").write_text("SCALE = 2.0\n")
+    (package / "steps.py").write_text(
+        "def step(x):\n"
+        "    from . import settings\n"
+        "    from .settings import SCALE\n"
+        "    return x * SCALE + settings.SCALE\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    step = replay(importlib.import_module("of_tests.steps").step)
+    for _ in range(6):
+        assert step(x_of(0)).tolist() == [2.0, 4.0, 6.0]
+    assert step.n_replayed > 0
+    importlib.import_module("of_tests.settings").SCALE = 3.0  # type: ignore[attr-defined]
+    assert step(x_of(0)).tolist() == [3.0, 6.0, 9.0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sizes_of_nested_arguments():
+    step = replay(lambda nested, x: x * nested.size(0))
+    parts = [torch.ones(2)] * 3
+    for _ in range(6):
+        assert step(torch.nested.nested_tensor(parts), x_of(0)).tolist() == [0.0, 3.0, 6.0]
+    parts = [torch.ones(2)] * 5
+    assert step(torch.nested.nested_tensor(parts), x_of(0)).tolist() == [0.0, 5.0, 10.0]
 
 
 def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_not(installed):

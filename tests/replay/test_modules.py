@@ -533,6 +533,75 @@ def test_the_optimizers_step():
     assert step.n_replayed
 
 
+class Sharing(nn.Module):
+    """Returns outputs that share memory, by `give`, and what it keeps."""
+
+    def __init__(self, give):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.give = give
+        self.kept = {"scale": 2.0}
+        self.record = Record(3)
+
+    def forward(self, x):
+        return self.give(self, self.linear(x) * self.kept["scale"])
+
+
+@dataclasses.dataclass
+class Record:
+    n: int
+
+
+SHARING: dict[str, Any] = {
+    "twice": lambda m, y: (y, y),
+    "view": lambda m, y: (y, y.view(-1)),
+    "base of a view": lambda m, y: (y.view(-1), y),
+    "views": lambda m, y: {"a": y[:2], "b": y[:, 1:], "c": y.t()},
+    "view twice": lambda m, y: (v := y[1:], v, y),
+}
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("give", SHARING)
+def test_a_write_to_one_of_the_outputs_shows_in_those_that_share_its_memory(give, written):
+    def run(model):
+        found = []
+        for x in batches():
+            x.requires_grad_()
+            model.zero_grad()
+            outputs = model(x)
+            outputs = list(outputs.values() if isinstance(outputs, dict) else outputs)
+            found.append([i for i, one in enumerate(outputs) if one is outputs[0]])
+            outputs[written].mul_(3)
+            sum((one * (i + 1)).sum() for i, one in enumerate(outputs)).backward()
+            found += [one.detach().clone() for one in outputs]
+            found += [x.grad, model.linear.weight.grad.clone()]
+        return found
+
+    both(lambda: Sharing(SHARING[give]), run, n_replayed=3)
+
+
+def test_what_a_module_keeps_is_returned_itself():
+    kept = Sharing(lambda m, y: (y, m.kept, m.record))
+    replay(kept, compile="off")
+    for x in batches():
+        y, scales, record = kept(x)
+        y.sum().backward()
+        assert scales is kept.kept
+        assert record is kept.record
+    assert calls_of(kept).forward.n_replayed > 0
+
+
+@pytest.mark.filterwarnings("ignore:replay.* goes on recording")
+def test_an_argument_that_is_returned_is_the_same_object():
+    class Passing(nn.Module):
+        def forward(self, x, record):
+            return x * 2, record
+
+    model, record = replay(Passing(), compile="off"), Record(3)
+    assert all(model(x, record)[1] is record for x in batches())
+
+
 def test_outputs_may_be_written():
     def loss_of(model, x, _):
         return F.relu(model(x), inplace=True).square().mean()
@@ -811,7 +880,7 @@ def test_forward_may_wait_for_a_thread_that_calls_the_module():
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
 def test_what_a_module_returned_is_let_go():
-    class Giving(nn.Module):
+    class Sharing(nn.Module):
         def __init__(self):
             super().__init__()
             self.body = nn.Linear(8, 4)
@@ -821,7 +890,7 @@ def test_what_a_module_returned_is_let_go():
             output.value = self.body(x)
             return output
 
-    model = replay(Giving(), compile="off")
+    model = replay(Sharing(), compile="off")
     classes = [weakref.ref(type(model(x))) for x in batches(16)]
     assert calls_of(model).forward.n_recorded
     del model
@@ -831,7 +900,7 @@ def test_what_a_module_returned_is_let_go():
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
 def test_an_output_that_is_an_input_or_a_parameter():
-    class Giving(nn.Module):
+    class Sharing(nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(8))
@@ -848,7 +917,7 @@ def test_an_output_that_is_an_input_or_a_parameter():
             found += [y.grad, model.weight.grad.clone()]
         return found
 
-    both(Giving, run, n_replayed=0)
+    both(Sharing, run, n_replayed=0)
 
 
 def test_a_graph_that_the_module_keeps_is_run_as_in_eager():
