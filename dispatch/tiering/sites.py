@@ -302,10 +302,10 @@ class Site:
         now_s = settled_s() if self.is_compared else perf_counter()
         seconds = now_s - self._began_s
         if new_s > SHARE * seconds:
-            self._n_traced += self._weight
+            self._n_traced += 1  # a round, too, is one: most of its reads may have been known
             if self._n_traced > TRACED:
-                # None is recorded for so long that this one takes SHARE of the time.
-                self._until_s = now_s + seconds * (1 / SHARE - 1)
+                # None is recorded for so long that what is new takes SHARE of the time.
+                self._until_s = now_s + new_s / SHARE - seconds
             return
         if not self.is_compared:
             return

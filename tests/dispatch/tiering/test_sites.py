@@ -186,6 +186,37 @@ def test_blocks_that_are_ever_new_take_a_small_share_of_the_time(
     assert n_seen <= 4 + n_blocks / 190
 
 
+def test_the_first_steps_of_a_loop_do_not_keep_it_from_being_recorded(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of three steps, of which those in the first two rounds are new."""
+    monkeypatch.setattr(sites, "TRACED", 3)
+    site = Site(of_reads=True)
+    for new_s in (0.2, 0.1, 0.0, 0.0):
+        assert site.begin(may_choose=True)
+        clock.now_s += 0.1 + new_s
+        site.end(n_known=1, n_new=0, n_unknown=0, n_reads=3)
+        site.is_followed(new_s=new_s)
+
+
+def test_rounds_of_which_a_part_is_new_rest_for_that_part(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sites, "TRACED", 0)
+    site = Site()
+    assert site.begin(may_choose=True)
+    clock.now_s += 1.0
+    site.end(n_known=1, n_new=0, n_unknown=0)
+    site.is_followed(new_s=0.1)
+    seen = []
+    for _ in range(4):
+        seen.append(site.begin(may_choose=True))
+        clock.now_s += 0.4
+        site.end(n_known=1, n_new=0, n_unknown=0)
+        site.is_followed()
+    assert seen == [False, False, False, True]  # 0.1 is SHARE of the 2 seconds until then
+
+
 def test_blocks_in_which_little_is_new_are_compared(clock: Clock) -> None:
     site, found = Site(), []
     for _ in range(TRIALS + COMPARED + 1):
