@@ -32,7 +32,8 @@ SHORT = 4
 """In a program on several ranks, blocks of at most so many calls are bypassed: a sharded call in
 eager takes 8 us, and a flush takes 30. In other programs measured times decide."""
 STEPS = 8
-"""After so many optimizer's steps in a row without a read, the end of each step is a sync point."""
+"""After so many optimizer's steps in a row without a read, the end of each step is a sync point,
+until reads come more often."""
 ASLEEP = -1
 """The value of `cold` while a block is bypassed and its ops are not seen."""
 BYPASSED_TURNS = 3
@@ -94,12 +95,13 @@ class Policy:
         self._is_bypassed = False
         # The key of its place. `lazy_mode` makes it of code object, instruction and options.
         self._place: Any = OUTSIDE
-        # In the round that runs: reads, steps of an optimizer that end a region, turns of a loop.
-        self._n_reads = 0
-        # Steps of an optimizer in a row without a read between them, and whether a value was read
-        # since the last one, or since the block began: `ends_step` goes by these two.
-        self._n_steps = 0
-        self.has_read = False
+        # In the round that runs: reads, steps of an optimizer that end a region, turns of a loop;
+        # and all steps of an optimizer.
+        self._n_reads = self._n_steps = 0
+        # Steps of an optimizer in a row without a read between them, whether each of them ends a
+        # region, and whether a value was read since the last one, or since the block began.
+        self._n_unread_steps = 0
+        self._ends_each_step = self.has_read = False
         # Values were needed before the block's end. Reports don't advise `replay` then.
         self._is_parted = False
 
@@ -384,8 +386,8 @@ class Policy:
         """
         self.account_rests()
         self._ends()  # a round outside of blocks, of wrapped tensors, may be under way
-        self._place, self._n_reads, self._n_steps = place, 0, 0
-        self.has_read = self._is_parted = False
+        self._place, self._n_reads, self._n_steps, self._n_unread_steps = place, 0, 0, 0
+        self._ends_each_step = self.has_read = self._is_parted = False
         if must_record:
             self._follow()
             self.try_again_at_once()
@@ -441,7 +443,7 @@ class Policy:
     def end_block(self) -> None:
         """End a block behind a sync point, whether its ops were seen or not."""
         self._ends()
-        self._place, self._n_reads = OUTSIDE, 0
+        self._place, self._n_reads, self._n_steps = OUTSIDE, 0, 0
 
     def _ends(self) -> None:
         """End a block or a round, if one runs, with what was counted in it."""
@@ -451,8 +453,9 @@ class Policy:
             is_short = self.spans_ranks and self._n_recorded <= SHORT
             # An empty block counts as unknown. So blocks without ops are soon bypassed too.
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1
+            # Rounds may have more reads or less for as many steps.
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
-                     n_reads=self._n_reads, is_parted=self._is_parted,
+                     n_reads=self._n_steps or self._n_reads, is_parted=self._is_parted,
                      is_short=is_short)  # fmt: skip
         self._is_bypassed = False
 
@@ -480,14 +483,19 @@ class Policy:
 
     def ends_step(self) -> bool:
         """Count a step of an optimizer; whether steps are sync points here, as nothing is read."""
-        self._n_steps = 0 if self.has_read else self._n_steps + 1
+        if self.has_read:
+            self._ends_each_step = self._n_unread_steps >= STEPS
+            self._n_unread_steps = 0
         self.has_read = False
-        return self._n_steps >= STEPS
+        self._n_steps += 1
+        self._n_unread_steps += 1
+        self._ends_each_step |= self._n_unread_steps >= STEPS
+        return self._ends_each_step
 
     def end_round(self) -> None:
         """End a round behind a sync point, as if it were a block."""
         self._ends()
-        self._n_reads = 0
+        self._n_reads = self._n_steps = 0
 
     def begin_round(self, *, may_choose: bool) -> bool:
         """Begin the next round; whether its ops must be seen."""

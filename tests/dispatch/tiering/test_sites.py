@@ -913,6 +913,36 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
     local.trace.policy.reset()
 
 
+@pytest.mark.parametrize(("every", "ends_each"), [(STEPS, True), (STEPS - 1, False)])
+def test_steps_end_regions_where_values_are_read_seldom(every: int, ends_each: bool) -> None:
+    it = Policy()
+    found: list[bool] = []
+    for i in range(6 * every):
+        found.append(it.ends_step())
+        if i % every == 0:
+            it.has_read = True
+    assert found[2 * every :] == [ends_each] * (4 * every)
+
+
+def test_rounds_are_compared_by_their_steps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps in each round, and in recorded ones many more reads."""
+    it = Policy()
+    monkeypatch.setattr(Policy, "native", object())
+    it.begin_block("here")
+    for _ in range(TRIALS + COMPARED):
+        is_seen = it.begin_round(may_choose=True)
+        for _ in range(2):
+            it.ends_step()
+            clock.now_s += 3.0 if is_seen else 2.0
+        it.add_reads(12 if is_seen else 2)
+        if is_seen:
+            it.at_sync_point(n_recorded=5)
+        it.end_round()
+    (compared,) = it.compared()
+    assert (compared.recorded_s, compared.bypassed_s) == (3.0, 2.0)
+    assert compared.eager_is_better
+
+
 @needs_cpp
 def test_rounds_end_in_a_loop_that_is_asleep_and_has_an_optimizer(
     sleepy: None, monkeypatch: pytest.MonkeyPatch
