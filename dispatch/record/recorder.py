@@ -175,6 +175,8 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
         func, args, kwargs, key = call
         while (result := _missed(owner, trace, func, args, kwargs, key)) is _MOVED:
             key = None  # its slots may be of a trace that was flushed
+        if not is_part:
+            sync_points.look_for_turn(trace)
         return result
     finally:
         # drop the numbers of a call that was not recorded after all

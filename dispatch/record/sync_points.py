@@ -60,8 +60,10 @@ def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     trace.call = hits.native.call_under_way()
     # A turn of a loop has come round in which no call was new.
     if trace.call and trace.policy.past.note(trace.call):
+        trace.policy.n_turns_noted += 1
         if trace.policy.cold == 1:
             trace.policy.cold = 0
+            trace.policy.n_turns += 1
         elif trace.policy.cold == BYPASSED_TURNS:
             at_turn(trace)
 
@@ -124,7 +126,7 @@ def catch_up(trace: Trace) -> None:
     # those in traces that were flushed meanwhile, then those in the present trace
     for noted, state in (*trace.unnoted_hits, (trace.noted, trace.state)):
         for call in _calls_between(noted, state):
-            trace.policy.past.note(call)
+            trace.policy.n_turns_noted += trace.policy.past.note(call)
     trace.unnoted_hits.clear()
     trace.noted = trace.state
 
@@ -287,6 +289,7 @@ def at_turn(trace: Trace, n_recorded: int = 0) -> None:
     ends.
     """
     policy = trace.policy
+    policy.n_turns += 1
     if policy.is_paused or in_backward() or not may_choose(trace, settings.current()):
         return
     policy.at_turn(n_recorded=n_recorded)
@@ -295,6 +298,17 @@ def at_turn(trace: Trace, n_recorded: int = 0) -> None:
         if not policy.begin_round(may_choose=True):
             flush(trace, "recording doesn't pay", quiet=True)
             policy.bypass_turns()
+
+
+def look_for_turn(trace: Trace) -> None:
+    """End a turn of a loop, if one has come round behind a call that is no hit.
+
+    A loop in which an op runs at once again and again has no state that ends a turn.
+    """
+    policy = trace.policy
+    if policy.n_turns_noted > policy.n_turns and not (policy.cold or trace.tape):
+        policy.ends_unmarked_turn()
+        at_turn(trace, n_recorded=1)
 
 
 def at_step(trace: Trace) -> None:

@@ -400,7 +400,7 @@ def _note_flush(
     policy = trace.policy
     policy.grown_s = 0.0
     record.gap_s = policy.add_flush(
-        record.began_s, record.seconds, run_s=run_s, ends_region=ends_region
+        record.began_s, record.seconds, state.n_ops, run_s=run_s, ends_region=ends_region
     )
     if isinstance(ran, Plan):
         note_plan(record, ran)

@@ -31,6 +31,9 @@ MOST_SITES = 512
 SHORT = 4
 """In a program on several ranks, blocks of at most so many calls are bypassed: a sharded call in
 eager takes 8 us, and a flush takes 30. In other programs measured times decide."""
+SHORT_FLUSH = 8
+"""Ops in a flush up to which recording small ones costs more than eager: a flush takes 10 us, and
+an op in eager one or two."""
 STEPS = 8
 """After so many optimizer's steps in a row without a read, the end of each step is a sync point,
 until reads come more often."""
@@ -102,6 +105,9 @@ class Policy:
         # region, and whether a value was read since the last one, or since the block began.
         self._n_unread_steps = 0
         self._ends_each_step = self.has_read = False
+        # Since the last sync point: turns of a loop that `past` has found, and turns that were
+        # accounted for.
+        self.n_turns_noted = self.n_turns = 0
         # Values were needed before the block's end. Reports don't advise `replay` then.
         self._is_parted = False
 
@@ -120,6 +126,9 @@ class Policy:
         # regions with calls that ran at once, unknown regions since the last known one, and calls
         # that were recorded.
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
+        # Flushes since then, ops in them, and whether these are so few that recording costs.
+        self._n_flushes = self._n_flushed = 0
+        self._is_short = False
         # Seconds since then, for `Site.is_followed`: those that new states and new plans took, and
         # those in which plans, or recorded ops without a plan, ran.
         self._new_s = 0.0
@@ -241,6 +250,7 @@ class Policy:
 
         The next region is recorded if all calls of the one that ended are known.
         """
+        self.n_turns_noted = self.n_turns = 0
         has_calls = self.past.has_begun()  # calls that were no hits: hits alone are not noted
         if has_calls:
             region = self.past.region()
@@ -250,6 +260,14 @@ class Policy:
     def at_turn(self, *, n_recorded: int) -> None:
         """End a turn of a loop without sync points. It is known, recorded or not."""
         self._account(n_recorded, has_calls=not n_recorded, known=True)
+
+    def ends_unmarked_turn(self) -> None:
+        """Note that the turn that ends has no state for its end, since its ops are flushed again
+        and again. The number of its ops decides, not its time: a bypassed turn is another number of
+        the loop's passes, as fewer ops are seen then."""
+        self._is_short |= self._n_flushed <= SHORT_FLUSH * self._n_flushes
+        if self._site is not None:
+            self._site.is_compared = False
 
     def bypass_turns(self) -> None:
         """Bypass the next turn of a loop. Called after `begin_round` has bypassed a round."""
@@ -300,14 +318,16 @@ class Policy:
         self._new_s += seconds
 
     def add_flush(
-        self, began_s: float, seconds: float, *, run_s: float, ends_region: bool
+        self, began_s: float, seconds: float, n_ops: int, *, run_s: float, ends_region: bool
     ) -> float:
-        """Account for a flush, of the region that has just ended if it `ends_region`.
+        """Account for a flush of `n_ops`, of the region that has just ended if it `ends_region`.
 
         Its plan, or its ops, took `run_s` of its `seconds`. Returns the seconds between the flush
         and the one before it, or the begin of its region: what the program and recording took.
         """
         self._ran_s += run_s
+        self._n_flushes += 1
+        self._n_flushed += n_ops
         gap_s = self._gap_s if ends_region else began_s - max(self._began_s, self._flushed_s)
         self._flushed_s = began_s + seconds
         if ends_region:
@@ -410,6 +430,8 @@ class Policy:
         if self._has_news():
             self._look_for_news()
         self._n_known = self._n_new = self._n_unknown = self._n_recorded = 0
+        self._n_flushes = self._n_flushed = 0
+        self._is_short = False
         self._new_s = self._ran_s = 0.0
         self._awaited, self._n_gained = None, 0
         self._round_began_s = perf_counter()
@@ -450,7 +472,7 @@ class Policy:
         site, self._site = self._site, None
         if site is not None:
             self._last_site = site
-            is_short = self.spans_ranks and self._n_recorded <= SHORT
+            is_short = self._is_short or (self.spans_ranks and self._n_recorded <= SHORT)
             # An empty block counts as unknown. So blocks without ops are soon bypassed too.
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1
             # Rounds may have more reads or less for as many steps.

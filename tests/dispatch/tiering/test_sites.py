@@ -913,6 +913,29 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
     local.trace.policy.reset()
 
 
+@needs_cpp
+@pytest.mark.parametrize("n_ops", [2, 12])
+def test_a_loop_that_flushes_few_ops_again_and_again_is_bypassed(
+    monkeypatch: pytest.MonkeyPatch, n_ops: int
+) -> None:
+    """No region of it ends: it writes its plain state by what it computes of a wrapped tensor."""
+    monkeypatch.setattr(Policy, "has_wrapped", True)
+    local.trace.policy.reset()
+    force, state = lazy_tensor.wrap(torch.ones(4)), torch.zeros(4)
+
+    def step() -> bool:
+        change = force[1:3]
+        for _ in range(n_ops - 1):
+            change = change * 0.5
+        is_seen = lazy_tensor.is_pending(change)
+        state[1:3] = change
+        return is_seen
+
+    were_seen = [step() for _ in range(6000)]
+    assert set(were_seen[-100:]) == {n_ops > 2}
+    local.trace.policy.reset()
+
+
 @pytest.mark.parametrize(("every", "ends_each"), [(STEPS, True), (STEPS - 1, False)])
 def test_steps_end_regions_where_values_are_read_seldom(every: int, ends_each: bool) -> None:
     it = Policy()
