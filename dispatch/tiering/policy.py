@@ -265,7 +265,7 @@ class Policy:
         """Note that the turn that ends has no state for its end, since its ops are flushed again
         and again. The number of its ops decides, not its time: a bypassed turn is another number of
         the loop's passes, as fewer ops are seen then."""
-        self._is_short |= self._n_flushed <= SHORT_FLUSH * self._n_flushes
+        self._is_short |= 0 < self._n_flushed <= SHORT_FLUSH * self._n_flushes
         if self._site is not None:
             self._site.is_compared = False
 

@@ -239,7 +239,8 @@ class ObjectGraph:
             if not _is_constant(value):
                 made_by = [vars(value).get(name) for name in _MAKERS]
                 self._queue.extend((label, function) for function in made_by)
-            self._visit_classes(type(value))
+            if not _is_constant(type(value)):  # a metaclass of the user's
+                self._visit_classes(type(value))
         elif isinstance(value, types.ModuleType):
             if not _is_constant(value):
                 self._hold(label, vars(value), kinds.MEMBERS, self.names)
