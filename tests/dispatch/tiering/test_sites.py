@@ -947,10 +947,9 @@ def test_steps_end_regions_where_values_are_read_seldom(every: int, ends_each: b
     assert found[2 * every :] == [ends_each] * (4 * every)
 
 
-def test_rounds_are_compared_by_their_steps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_compared_by_their_steps(clock: Clock) -> None:
     """Two steps in each round, and in recorded ones many more reads."""
     it = Policy()
-    monkeypatch.setattr(Policy, "native", object())
     it.begin_block("here")
     for _ in range(TRIALS + COMPARED):
         is_seen = it.begin_round(may_choose=True)
