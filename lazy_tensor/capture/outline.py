@@ -61,8 +61,8 @@ class Left:
     """A place where the call put a new tensor, and the tensor's slot in the trace (-1 - i for draw
     i).
 
-    `was_empty`: None lay there before. Else the tensor that lies there gets the new value, and
-    stays the same object.
+    `was_empty`: None lay there before. Else the tensor that lies there gets the new value, unless
+    somebody else holds it: then another tensor takes its place.
     """
 
     place: Place

@@ -562,10 +562,10 @@ def replay(function: Any = None, **options: Any) -> Any:
     until two do the same. From then on a call whose arguments have the same metadata runs the plan.
     Tensors among the arguments are taken by position. Parameters, buffers and optimizer state are
     taken by identity, and read anew at each call. Tensors that the call leaves behind (`p.grad`,
-    caches) stay the same objects and get the new values. Returned tensors are new ones. Random ops
-    draw new numbers. Values that the function reads (`if mask.all()`) are computed before the plan
-    runs. If one differs, or anything else that the function can see has changed, the call is
-    recorded.
+    caches) get the new values; if the program holds an old one elsewhere, that keeps its value, and
+    another tensor takes its place. Returned tensors are new ones. Random ops draw new numbers.
+    Values that the function reads (`if mask.all()`) are computed before the plan runs. If one
+    differs, or anything else that the function can see has changed, the call is recorded.
 
     `state`, such as `[model, optimizer]`, names what a call depends on besides its arguments. All
     that these objects hold is watched. All other Python is taken as constant, tensors by identity.
