@@ -304,7 +304,7 @@ class Site:
         if new_s > SHARE * seconds:
             self._n_traced += 1  # a round, too, is one: most of its reads may have been known
             if self._n_traced > TRACED:
-                # None is recorded for so long that what is new takes SHARE of the time.
+                # The next one is recorded when `new_s` is no more than SHARE of the time.
                 self._until_s = now_s + new_s / SHARE - seconds
             return
         if not self.is_compared:

@@ -299,7 +299,8 @@ def _taken_apart(
     """The outputs in what a module returned, and the form of the whole.
 
     In place of views of one tensor, which a write would change together, that tensor is an output.
-    An argument, or what the module keeps in an attribute, is one leaf: a call returns it itself.
+    An object among the arguments, or in an attribute of the module, is one leaf: a call returns it
+    itself.
     """
     kept = {id(value) for one in module.modules() for value in vars(one).values()}
     kept.update(map(id, pytree.tree_leaves((args, kwargs))))

@@ -1014,7 +1014,7 @@ def test_imports_inside_a_function_may_be_relative(tmp_path, monkeypatch):
     for _ in range(6):
         assert step(x_of(0)).tolist() == [2.0, 4.0, 6.0]
     assert step.n_replayed > 0
-    importlib.import_module("of_tests.settings").SCALE = 3.0  # type: ignore[attr-defined]
+    monkeypatch.setattr("of_tests.settings.SCALE", 3.0)
     assert step(x_of(0)).tolist() == [3.0, 6.0, 9.0]
 
 
