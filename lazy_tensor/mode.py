@@ -132,6 +132,7 @@ hits.use(
     RecordingMode,
     sync_points.close_segment,
     sync_points.at_turn,
+    eager_fallback.to_read,
     eager_fallback.share_with_parts,
 )
 convert.before_wrapping += begin_hits, _see_steps

@@ -240,7 +240,7 @@ class Call {
       if (layout.get() != nullptr) {
         // ranks may have parts of different sizes, and all must record the call or none
         any_known_ = true;
-        put(words_, Tag::LAYOUT, PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
+        put(words_, Tag::LAYOUT, PyLong_AsUnsignedLongLong(of_layout.number.in(layout.get())));
       }
       const Ref slot = slot_in(value.get());
       if (slot.get() != Py_None) {

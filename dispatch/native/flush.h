@@ -4,12 +4,12 @@
 
 #pragma once
 
-#include "tensors.h"
+#include "accounts.h"
 
 namespace hits {
 
 // What `hits.use_flush` names.
-PyObject *work_class, *pending_class, *note_known, *is_users_module, *name_of_module;
+PyObject *work_class, *pending_class, *is_users_module, *name_of_module;
 
 // What a trace holds between two flushes; at first that of an empty trace.
 struct Content {
@@ -46,12 +46,6 @@ void restart(PyObject* trace) {
                              &of_trace._rooted}) {
     none->set(trace, Py_None);
   }
-}
-
-// Append to a list, or to a deque: `Trace.unnoted_hits` is one.
-void append(PyObject* items, PyObject* item) {
-  if (PyList_Check(items)) return sure(PyList_Append(items, item));
-  Ref(sure(PyObject_CallMethodOneArg(items, name_append, item)));
 }
 
 // The values of a trace that something besides the trace holds, and their slots. The trace's list
@@ -173,11 +167,6 @@ class UserLine {
 
 UserLine* user_line;
 
-double seconds_now() {  // as `time.perf_counter`
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 // What Python needs to go on: a `flush._Work`.
 struct Work {
   Ref object{sure(PyObject_CallNoArgs(work_class))};
@@ -187,14 +176,16 @@ struct Work {
   }
 };
 
-// flush_known(trace, plans_by, cause): run what the trace has recorded, if its plan is known, let the
-// trace begin anew at its root, and tell `flush._note_known`. Returns None if it did. Else `flush`
-// goes on with the `flush._Work` that this returns. It is a new one if nothing has changed. If the
-// plan raised an error, it holds that error and the content of the trace.
+// flush_known(trace, plans_by, records_all, thread, cause): run what the trace has recorded, if its plan
+// is known, let the trace begin anew at its root, and account for it. Returns None if it did. Else
+// `flush` goes on with the `flush._Work` that this returns. It is a new one if nothing has changed. If
+// the plan raised an error, it holds that error and the content of the trace.
 PyObject* py_flush_known(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *trace, *plans_by, *cause;
-  if (!PyArg_ParseTuple(args, "OOO", &trace, &plans_by, &cause)) return nullptr;
+  PyObject *trace, *plans_by, *records_all, *thread, *cause;
+  if (!PyArg_ParseTuple(args, "OOOOO", &trace, &plans_by, &records_all, &thread, &cause)) {
+    return nullptr;
+  }
   const Ref state = Ref::to(of_trace.state.in(trace)), noted = Ref::to(of_trace.noted.in(trace));
   const Ref values = Ref::to(of_trace.values.in(trace));
   const bool ends_region = of_trace.begun.in(trace) == state.get();
@@ -204,7 +195,9 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
   const Ref plan = plan_of(trace, plans_by, live);
   if (plan.get() == nullptr) return Work().object.release();
   const Ref hits(sure(PyTuple_Pack(2, noted.get(), state.get())));
-  const Ref where = user_line->get(), began_s(sure(PyFloat_FromDouble(seconds_now())));
+  const Ref where = user_line->get();
+  const double began = seconds_now();
+  const Ref began_s(sure(PyFloat_FromDouble(began)));
   // All objects that are needed are made by now. Making one may have started a garbage collection,
   // whose finalizers may have run ops: then the plan found is not that of the trace any more.
   if (of_trace.values.in(trace) != values.get() || of_trace.state.in(trace) != state.get()) {
@@ -240,19 +233,16 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(content.leaf_values.get()); ++i) {
     release(PyList_GET_ITEM(content.leaf_values.get(), i));
   }
-  Ref(sure(PyObject_CallFunctionObjArgs(note_known, trace, state.get(), plan.get(), cause,
-                                        where.get(), began_s.get(),
-                                        ends_region ? Py_True : Py_False, nullptr)));
+  note_flush({trace, state.get(), plan.get(), thread, cause, where.get(), began, ends_region,
+              records_all == Py_False});
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-// use_flush(work_class, pending_class, note_known, is_users_module): name the things above.
+// use_flush(work_class, pending_class, is_users_module): name the things above.
 PyObject* py_use_flush(PyObject*, PyObject* args) {
-  if (!PyArg_ParseTuple(args, "OOOO", &work_class, &pending_class, &note_known, &is_users_module)) {
-    return nullptr;
-  }
-  for (PyObject* kept : {work_class, pending_class, note_known, is_users_module}) Py_INCREF(kept);
+  if (!PyArg_ParseTuple(args, "OOO", &work_class, &pending_class, &is_users_module)) return nullptr;
+  for (PyObject* kept : {work_class, pending_class, is_users_module}) Py_INCREF(kept);
   name_of_module = PyUnicode_InternFromString("__name__");
   user_line = new UserLine;
   Py_RETURN_NONE;

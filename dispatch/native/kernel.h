@@ -243,6 +243,7 @@ class Kernel : public c10::OperatorKernel {
     // its root is for settings that are out of force: Python begins at another one
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
+    if (info_.is_item && frames.empty() && read_number(op, stack, trace)) return true;
     if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
       run_below(op, keys, stack);
       return true;
@@ -282,6 +283,17 @@ class Kernel : public c10::OperatorKernel {
     if (step == nullptr) return false;
     if (info_.view.get() != nullptr) return become_view(trace, *step, stack);
     return take(trace, info_, *step, numbers, stack);
+  }
+
+  // Give the number in a lazy tensor, once all that it waits for has run. False for other tensors.
+  bool read_number(const c10::OperatorHandle& op, Stack* stack, PyObject* trace) const {
+    const Ref tensor = object_of(stack->back().toTensor());
+    if (Py_TYPE(tensor.get()) != tensor_class) return false;
+    const Ref data(sure(PyObject_CallFunctionObjArgs(to_read, trace, tensor.get(), nullptr)));
+    stack->back() = THPVariable_Unpack(data.get());
+    const c10::impl::ForceDispatchKeyGuard guard(keys_included, keys_excluded);
+    op.callBoxed(stack);
+    return true;
   }
 
   // Take a step that gives a view of a pending tensor, and make the tensor that view, as

@@ -9,7 +9,7 @@
 //
 // - While nothing is recorded: `below.h` runs calls, `past.h` knows which sequences of them repeat,
 //   `rests.h` counts blocks that are bypassed.
-// - `flush.h` runs what was recorded.
+// - `flush.h` runs what was recorded, `accounts.h` accounts for it.
 // - `routes.h` has composite ops that torch would take apart otherwise than in eager.
 // - `sharded.h` makes sharded tensors of local ones, and the reverse.
 // - For `replay`, which records nothing: `arguments.h` reads arguments, `watch.h` checks what else
@@ -122,23 +122,23 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
 }
 
 // install(classes, externally_writable, shared, lazy_users, share, is_shared, may_pass_by, describe,
-// close_segment, at_turn, current, share_with_parts, keys): set the globals of objects.h, and find
-// the offsets of slots. The arguments are those of `hits._known`; `keys` are the dispatch keys
+// close_segment, at_turn, to_read, current, share_with_parts, keys): set the globals of objects.h, and
+// find the offsets of slots. The arguments are those of `hits._known`; `keys` are the dispatch keys
 // included and excluded while a plan runs.
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
+  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
                         &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users,
                         &share, &is_shared, &may_pass_by, &describe, &close_segment, &at_turn,
-                        &current, &share_with_parts, &included, &excluded)) {
+                        &to_read, &current, &share_with_parts, &included, &excluded)) {
     return nullptr;
   }
   // the other classes are asked for the offsets of their slots only
   for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
-                         share, is_shared, may_pass_by, describe, close_segment, at_turn, current,
-                         share_with_parts})
+                         share, is_shared, may_pass_by, describe, close_segment, at_turn, to_read,
+                         current, share_with_parts})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);
@@ -146,66 +146,30 @@ PyObject* py_install(PyObject*, PyObject* args) {
   mode_class = reinterpret_cast<PyTypeObject*>(mode);
   leaf_class = reinterpret_cast<PyTypeObject*>(leaf);
   plan_class = reinterpret_cast<PyTypeObject*>(plan);
-#define FIND(group, cls, name) group.name.find(cls, #name)
-  FIND(of_trace, trace, tape);
-  FIND(of_trace, trace, state);
-  FIND(of_trace, trace, values);
-  FIND(of_trace, trace, leaves);
-  FIND(of_trace, trace, leaf_values);
-  FIND(of_trace, trace, leaf_slots);
-  FIND(of_trace, trace, leaf_offsets);
-  FIND(of_trace, trace, storages);
-  FIND(of_trace, trace, scalars);
-  FIND(of_trace, trace, policy);
-  FIND(of_trace, trace, claimed);
-  FIND(of_trace, trace, is_outdated);
-  FIND(of_trace, trace, busy);
-  FIND(of_trace, trace, ran);
-  FIND(of_trace, trace, slots);
-  FIND(of_trace, trace, copies);
-  FIND(of_trace, trace, root);
-  FIND(of_trace, trace, snapshot_slots);
-  FIND(of_trace, trace, kept);
-  FIND(of_trace, trace, one_call_inputs);
-  FIND(of_trace, trace, noted);
-  FIND(of_trace, trace, begun);
-  FIND(of_trace, trace, unnoted_hits);
-  FIND(of_trace, trace, similar_path);
-  FIND(of_trace, trace, first_new);
-  FIND(of_trace, trace, _rooted);
-  FIND(of_trace, trace, _roots);
-  FIND(of_state, state, call);
-  FIND(of_state, state, edges);
-  FIND(of_state, state, generic);
-  FIND(of_state, state, key);
-  FIND(of_state, state, kind);
-  FIND(of_state, state, layout);
-  FIND(of_state, state, call_start);
-  FIND(of_state, state, meta);
-  FIND(of_state, state, slot);
-  FIND(of_state, state, parent);
-  FIND(of_state, state, step);
-  FIND(of_state, state, offset_fixup);
-  FIND(of_state, state, closes);
-  FIND(of_state, state, n_slots);
-  FIND(of_state, state, n_scalars);
-  FIND(of_state, state, plans);
-  FIND(of_state, state, counts_writes);
-  FIND(of_plan, plan, is_checked);
-  FIND(of_plan, plan, is_pooled);
-  FIND(of_plan, plan, parts_of_leaves);
-  FIND(of_slot, slot, index);
-  FIND(of_slot, slot, trace);
-#undef FIND
-  address_of_policy.find(policy, "address");
-  past_of_policy.find(policy, "past");
-  name_value = sure(PyUnicode_InternFromString("_value"));
-  name_slot = sure(PyUnicode_InternFromString("slot"));
-  name_layout = sure(PyUnicode_InternFromString("_layout"));
-  name_data = sure(PyUnicode_InternFromString("data"));
-  name_leaf = sure(PyUnicode_InternFromString("leaf"));
-  name_run = sure(PyUnicode_InternFromString("run"));
-  name_append = sure(PyUnicode_InternFromString("append"));
+  FIND_SLOTS(of_trace, trace);
+  FIND_SLOTS(of_state, state);
+  FIND_SLOTS(of_plan, plan);
+  FIND_SLOTS(of_slot, slot);
+  FIND_SLOTS(of_policy, policy);
+  const std::pair<PyObject**, const char*> names[] = {
+      {&name_value, "_value"},
+      {&name_slot, "slot"},
+      {&name_layout, "_layout"},
+      {&name_data, "data"},
+      {&name_leaf, "leaf"},
+      {&name_run, "run"},
+      {&name_append, "append"},
+      {&name_clear, "clear"},
+      {&name_told, "told"},
+      {&name_remember, "remember"},
+      {&name_note_kernels, "note_kernels"},
+      {&name_add_work, "add_work"},
+      {&name_ops, "ops"},
+      {&name_flushes, "flushes"},
+      {&name_segments, "segments"},
+      {&name_plans_reused, "plans_reused"},
+  };
+  for (const auto& [name, text] : names) *name = sure(PyUnicode_InternFromString(text));
   visit_values_of<&of_lazy>(tensor_class);
   const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));
   sure(PyObject_SetAttrString(tensor, "_value", descriptor.get()));
@@ -218,9 +182,7 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *cls, *layout;
   if (!PyArg_ParseTuple(args, "OO", &cls, &layout)) return nullptr;
-  number_of_layout.find(layout, "number");
-  meta_of_layout.find(layout, "meta");
-  local_of_layout.find(layout, "local");
+  FIND_SLOTS(of_layout, layout);
   const Ref descriptor(
       sure(PyDescr_NewGetSet(reinterpret_cast<PyTypeObject*>(cls), &layout_of_tensor)));
   sure(PyObject_SetAttrString(cls, "_layout", descriptor.get()));
@@ -277,6 +239,8 @@ PyMethodDef methods[] = {
     {"learn", py_learn, METH_VARARGS, nullptr},
     {"flush_known", py_flush_known, METH_VARARGS, nullptr},
     {"use_flush", py_use_flush, METH_VARARGS, nullptr},
+    {"use_accounts", py_use_accounts, METH_VARARGS, nullptr},
+    {"end_region_of_hits", py_end_region_of_hits, METH_O, nullptr},
     {"read_arguments", py_read_arguments, METH_VARARGS, nullptr},
     {"read_argument", py_read_argument, METH_VARARGS, nullptr},
     {"first_change", py_first_change, METH_VARARGS, nullptr},

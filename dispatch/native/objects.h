@@ -27,6 +27,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -106,26 +107,35 @@ class Member {
   Py_ssize_t offset_ = 0;
 };
 
-// The slots that are used here of `Trace`, `State`, `Plan` and `Slot`, by their names in Python.
-// `install` finds their offsets, and raises if a class has no such slot.
-struct {
-  Member state, values, leaves, leaf_values, leaf_slots, leaf_offsets, snapshot_slots, storages,
+// The slots of Python's classes that are used here: a group for each class, by their names there.
+// `FIND_SLOTS` finds their offsets, and raises if the class has no such slot.
+#define SLOTS(group, ...) \
+  struct {                \
+    Member __VA_ARGS__;   \
+  } group;                \
+  constexpr const char* names_##group = #__VA_ARGS__
+#define FIND_SLOTS(group, cls) find_slots(reinterpret_cast<Member*>(&group), cls, names_##group)
+
+void find_slots(Member* slot, PyObject* cls, const std::string& names) {
+  std::istringstream listed(names);
+  for (std::string name; std::getline(listed >> std::ws, name, ',');) (slot++)->find(cls, name.c_str());
+}
+
+SLOTS(of_trace, state, values, leaves, leaf_values, leaf_slots, leaf_offsets, snapshot_slots, storages,
       scalars, policy, claimed, is_outdated, busy, ran, slots, tape, copies, kept, one_call_inputs,
-      root, noted, begun, unnoted_hits, similar_path, first_new, _rooted, _roots;
-} of_trace;
-struct {
-  Member call, call_start, edges, generic, key, kind, layout, meta, slot, parent, step,
-      offset_fixup,
-      closes, n_slots, n_scalars, plans, counts_writes;
-} of_state;
-struct {
-  Member is_checked, is_pooled, parts_of_leaves;
-} of_plan;
-struct {
-  Member index, trace;
-} of_slot;
-// Slots of `Policy`; and of `Layout`, which `use_sharded` finds.
-Member address_of_policy, past_of_policy, number_of_layout, meta_of_layout, local_of_layout;
+      root, noted, begun, unnoted_hits, similar_path, first_new, _rooted, _roots, _n_finals);
+SLOTS(of_state, call, call_start, edges, generic, key, kind, layout, meta, slot, parent, step,
+      offset_fixup, closes, n_ops, n_slots, n_scalars, plans, counts_writes, remembered);
+SLOTS(of_plan, is_checked, is_pooled, parts_of_leaves, spent_s, tier_from_s, steps, peak_bytes,
+      tier_says);
+SLOTS(of_slot, index, trace);
+SLOTS(of_policy, address, past, _began_s, _flushed_s, _gap_s, _ran_s, _round_began_s, grown_s,
+      _n_flushes, _n_flushed, _n_reads, _n_recorded, _n_known, n_turns, n_turns_noted, _is_bypassed,
+      _is_parted, has_read, _outcome);
+SLOTS(of_stats, counts, causes, flush_s, regions, regions_s, log);
+SLOTS(of_record, thread, cause, where, n_ops, began_s, seconds, gap_s, state, steps, peak_bytes, tier,
+      statuses, reasons);
+SLOTS(of_layout, number, meta, local);  // found by `use_sharded`
 
 // `LazyTensor`, `RecordingMode`, `trace.Leaf` and `Plan`.
 PyTypeObject *tensor_class, *mode_class, *leaf_class, *plan_class;
@@ -134,12 +144,20 @@ PyTypeObject* sharded_class = nullptr;  // the lazy DTensor, once `sharding` is 
 // ids of storages that others may write, and of storages that a plain tensor may have too. Its dict
 // `lazy_users` is changed here alone. The rest are functions.
 PyObject *externally_writable, *shared, *lazy_users, *share, *is_shared, *may_pass_by,
-    *describe, *close_segment, *at_turn, *current, *share_with_parts;
+    *describe, *close_segment, *at_turn, *to_read, *current, *share_with_parts;
 
 // Values of `*cold_here` besides 0 (the trace records) and 1 (it does not): see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;
 // Names of attributes and methods, interned: looking one up then compares pointers.
-PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_run, *name_append;
+PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_run, *name_append,
+    *name_clear, *name_told, *name_remember, *name_note_kernels, *name_add_work, *name_ops,
+    *name_flushes, *name_segments, *name_plans_reused;
+
+// Append to a list, or to a deque: `Trace.unnoted_hits` is one.
+void append(PyObject* items, PyObject* item) {
+  if (PyList_Check(items)) return sure(PyList_Append(items, item));
+  Ref(sure(PyObject_CallMethodOneArg(items, name_append, item)));
+}
 
 // The dispatch keys to include and to exclude while a plan runs, as in
 // `torch_private.kernels_only`.
@@ -160,8 +178,8 @@ thread_local PyObject* past_here = nullptr;
 // Note this thread's trace.
 void set_current_trace(PyObject* trace) {
   trace_here = trace;
-  past_here = past_of_policy.in(of_trace.policy.in(trace));
-  PyObject* address = address_of_policy.in(of_trace.policy.in(trace));
+  past_here = of_policy.past.in(of_trace.policy.in(trace));
+  PyObject* address = of_policy.address.in(of_trace.policy.in(trace));
   cold_here = static_cast<int64_t*>(PyLong_AsVoidPtr(address));
 }
 

@@ -159,7 +159,7 @@ PyObject* py_sharded(PyObject*, PyObject* args) {
   const at::Tensor& tensor = THPVariable_Unpack(local);
   const Ref value = value_of(tensor, object);
   const Inference same(tensor.is_inference());
-  return object_of(lazy(output_of(meta_of_layout.in(layout), Py_None, layout), 0, value.get()))
+  return object_of(lazy(output_of(of_layout.meta.in(layout), Py_None, layout), 0, value.get()))
       .release();
   END_HANDLE_TH_ERRORS
 }
@@ -179,7 +179,7 @@ PyObject* py_local(PyObject*, PyObject* tensor) {
     return object_of(another(computed, value.get())).release();
   }
   const Inference same(sharded.is_inference());
-  Output like = output_of(local_of_layout.in(layout.get()), Py_None, nullptr);
+  Output like = output_of(of_layout.local.in(layout.get()), Py_None, nullptr);
   return object_of(lazy(like, like.offset, value.get())).release();
   END_HANDLE_TH_ERRORS
 }

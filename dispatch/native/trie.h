@@ -27,6 +27,7 @@ struct OpInfo {
     is_note = space == "profiler";
     is_counted = !is_note && space != "lazy_tensor";
     is_copy = schema.name() == "aten::copy_";
+    is_item = schema.name() == "aten::_local_scalar_dense";
     is_select = schema.name() == "aten::select" && schema.overload_name() == "int";
     is_slice = schema.name() == "aten::slice" && schema.overload_name() == "Tensor";
   }
@@ -37,6 +38,7 @@ struct OpInfo {
   size_t n_positional = 0;
   bool is_view = false;  // its result shares its argument's memory
   bool is_copy = false;  // `copy_`
+  bool is_item = false;  // it gives the number in its argument
   // It takes a part of its argument by an index, which may change at every call.
   bool is_select = false, is_slice = false;
   bool is_note = false;       // it marks a range for profilers

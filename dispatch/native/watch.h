@@ -267,7 +267,7 @@ std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
     const Ref layout = layout_in(object);
     words.push_back(layout.get() == nullptr
                         ? 0
-                        : 1 + PyLong_AsUnsignedLongLong(number_of_layout.in(layout.get())));
+                        : 1 + PyLong_AsUnsignedLongLong(of_layout.number.in(layout.get())));
     append_leaf(words, tensor, shares);
   }
   return words;

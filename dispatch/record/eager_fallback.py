@@ -120,15 +120,20 @@ def item(trace: Trace, tensor: torch.Tensor) -> Any:
 
     A short way to what `run` gives: many programs call `.item()` many times a step.
     """
+    data = to_read(trace, tensor)
+    with torch_private.kernels_only(dispatches=True):
+        return ITEM(data)
+
+
+def to_read(trace: Trace, tensor: torch.Tensor) -> torch.Tensor:
+    """The computed tensor in which `item` reads. A region ends with the read."""
     STATS.fallbacks[ITEM, READS_VALUES] += 1
     if sync_points.ends_region(tensor):
         sync_points.at_read(trace)
     if sees_pending(trace, [tensor]):
         flush(trace, _ITEM_NAME)
     trace.ran = ITEM, trace.state
-    data = _data(tensor)
-    with torch_private.kernels_only(dispatches=True):
-        return ITEM(data)
+    return _data(tensor)
 
 
 def _careful(request: Request, args: Any, kwargs: Any) -> Any:

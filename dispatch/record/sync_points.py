@@ -234,6 +234,8 @@ def at_read(trace: Trace) -> None:
     A number of reads within a block is a round, which counts as a block of its own (see
     `sites.ROUND`). A block that is asleep calls `pass_read` instead.
     """
+    if hits.native is not None and hits.native.end_region_of_hits(trace):
+        return
     policy = trace.policy
     if policy.has_wrapped:
         see_outside_blocks(trace)

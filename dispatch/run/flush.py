@@ -193,22 +193,16 @@ def _run_known(trace: Trace, cause: str) -> _Work | None:
         and trace.goes_on_at(now)
         and not _checks_distribution(cause)
     )
-    return hits.native.flush_known(trace, now.plans_by, cause) if is_usual else _Work()
+    if not is_usual:
+        return _Work()
+    thread = traces.local.thread.name
+    left: _Work | None = hits.native.flush_known(
+        trace, now.plans_by, now.records_all, thread, cause
+    )
+    return left
 
 
-def _note_known(
-    trace: Trace, state: State, plan: Plan, cause: str, where: str, began_s: float, ends: bool
-) -> None:
-    """Account for a flush that C++ has done; `ends`: a region of the program ended with it."""
-    record = FlushRecord(traces.local.thread.name, cause, where)
-    record.began_s = began_s
-    record.seconds = perf_counter() - began_s
-    STATS.counts["plans_reused"] += 1
-    trace.remember(state)
-    _note_flush(trace, state, plan, record, run_s=record.seconds, ends_region=ends)
-
-
-hits.use_flush(_Work, Pending, _note_known)
+hits.use_flush(_Work, Pending, add_tier)
 
 
 def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:

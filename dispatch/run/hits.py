@@ -26,7 +26,9 @@ from lazy_tensor.dispatch.ops.rules import (
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import input_snapshots, watch
+from lazy_tensor.dispatch.stats import NEW, RECORDED, SAYS_SO_AFTER_S, STATS, FlushRecord
 from lazy_tensor.dispatch.tiering.policy import Policy
+from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S
 from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.tensor_types import Layout
@@ -58,9 +60,11 @@ loaded: Any = None
 """The same module from when it is loaded, for `replay`: calls may go on coming to Python, because
 other threads have recorded (see `start_if_compiled`)."""
 
-# What `_load` passes to the functions `install`, `use_flush`, `use_replay` and `use_sharded`.
+# What `_load` passes to the functions `install`, `use_flush`, `use_accounts`, `use_replay` and
+# `use_sharded`.
 _known: tuple[Any, ...] = ()
 _of_flush: tuple[Any, ...] = ()
+_of_accounts: tuple[Any, ...] = ()
 _of_replay: tuple[Any, ...] = ()
 _sharded: type[Any] | None = None
 
@@ -70,30 +74,33 @@ def use(
     mode_class: type[Any],
     close_segment: Callable[[Trace], None],
     at_turn: Callable[[Trace], None],
+    to_read: Callable[[Trace, torch.Tensor], torch.Tensor],
     share_with_parts: Callable[[list[torch.Tensor]], None],
 ) -> None:
     """Tell the C++ the classes whose `__torch_dispatch__` is `record`, and its callbacks.
 
-    It calls `close_segment` where a segment is closed, and `at_turn` at the end of a loop's turn
-    that ran unrecorded. `share_with_parts` gets the arguments that a sparse result may keep as its
-    parts.
+    It calls `close_segment` where a segment is closed, `at_turn` at the end of a loop's turn that
+    ran unrecorded, and `to_read` before it reads a number. `share_with_parts` gets the arguments
+    that a sparse result may keep as its parts.
     """
     global _known
     classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
     _known = (
         classes, memory_sharing._externally_writable, memory_sharing._shared,
         memory_sharing._lazy_users, memory_sharing.share, memory_sharing.is_shared, _may_pass_by,
-        _described, close_segment, at_turn, _current, share_with_parts, KERNEL_KEYS,
+        _described, close_segment, at_turn, to_read, _current, share_with_parts, KERNEL_KEYS,
     )  # fmt: skip
 
 
 def use_flush(
-    work_class: type[Any], pending_class: type[Any], note_known: Callable[..., None]
+    work_class: type[Any], pending_class: type[Any], add_tier: Callable[[Plan, State], None]
 ) -> None:
     """Tell the C++ what its flushes need: classes for what Python goes on with if a plan raises,
-    and the function that accounts for a flush that is done."""
-    global _of_flush
-    _of_flush = (work_class, pending_class, note_known, is_users)
+    what they add to, and `plan_cache.add_tier`, called when a plan has run for long."""
+    global _of_flush, _of_accounts
+    _of_flush = (work_class, pending_class, is_users)
+    blank = FlushRecord(thread="", cause="", where="")
+    _of_accounts = (STATS, blank, add_tier, (RECORDED, NEW), (ROUND, ROUND_S), SAYS_SO_AFTER_S)
 
 
 def use_replay(
@@ -135,6 +142,7 @@ def _load(library: bytes) -> None:
     module = load_library(library, partial(module_at, "lazy_tensor_hits"))
     module.install(*_known)
     module.use_flush(*_of_flush)
+    module.use_accounts(*_of_accounts)
     module.use_replay(*_of_replay)
     if _sharded is not None:
         module.use_sharded(_sharded, Layout)

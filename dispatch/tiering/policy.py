@@ -61,8 +61,11 @@ class Policy:
     `address` is where `cold` lies in memory: C++ reads and writes it there without Python.
     """
 
-    # `native` finds `address` and `past` by the offsets of their slots.
-    __slots__ = ("__dict__", "address", "past")
+    # `native` finds these by the offsets of their slots.
+    __slots__ = ("__dict__", "_began_s", "_flushed_s", "_gap_s", "_is_bypassed", "_is_parted",
+                 "_n_flushed", "_n_flushes", "_n_known", "_n_reads", "_n_recorded", "_outcome",
+                 "_ran_s", "_round_began_s", "address", "grown_s", "has_read", "n_turns",
+                 "n_turns_noted", "past")  # fmt: skip
 
     # Set by the first `wrap`, for all threads: ops on wrapped tensors come outside of modes too.
     has_wrapped = False
@@ -518,6 +521,7 @@ class Policy:
         """End a round behind a sync point, as if it were a block."""
         self._ends()
         self._n_reads = self._n_steps = 0
+        self._round_began_s = perf_counter()
 
     def begin_round(self, *, may_choose: bool) -> bool:
         """Begin the next round; whether its ops must be seen."""
