@@ -25,12 +25,13 @@ from lazy_tensor.dispatch.torch_private import (
     import_for_subclasses,
     is_resizable,
     no_modes,
+    put_hooks_anew,
     without_weak_references,
 )
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import local
 from lazy_tensor.dispatch.wording import with_article
-from lazy_tensor.tensor import LazyTensor, flush_here, plain_copy, plain_detached
+from lazy_tensor.tensor import LazyTensor, attributes_of, flush_here, plain_copy, plain_detached
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -100,9 +101,10 @@ def wrap(x: Any) -> Any:
     """Make `x` lazy, so that ops on it are recorded outside `lazy_mode` too.
 
     For a `Tensor`, return a `LazyTensor` that shares its memory. A sparse, quantized, nested or
-    "meta" tensor comes back as it is, and runs as in eager. For an `nn.Module`, make its
-    parameters, its buffers and their gradients lazy in place, and return it. `Parameter`s stay the
-    same objects: tied weights stay tied, and an optimizer built before goes on working. torch's
+    "meta" tensor, or one of a class of yours, comes back as it is, and runs as in eager. For an
+    `nn.Module`, make its parameters, its buffers and their gradients lazy in place, and return it.
+    `Parameter`s stay the same objects: tied weights stay tied, hooks stay registered, and an
+    optimizer built before goes on working. torch's
     DTensors become `lazy_tensor.sharding`'s.
 
     Anything else raises TypeError. A parameter that a live autograd graph holds raises
@@ -190,12 +192,13 @@ def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def _can_be_lazy(tensor: torch.Tensor) -> bool:
     """Whether `wrap` makes the tensor lazy. Not if it is lazy already, or if traces don't hold its
-    kind: sparse, quantized, nested, "meta" or uninitialized tensors."""
+    kind: sparse, quantized, nested, "meta" or uninitialized tensors, and those of other classes."""
     if isinstance(tensor, LazyTensor):
         return False
     if _is_sharded(tensor):
         return True
-    return not torch.nn.parameter.is_lazy(tensor) and is_recordable(tensor)
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and not torch.nn.parameter.is_lazy(tensor) and is_recordable(tensor)
 
 
 def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,6 +209,8 @@ def _lazy_twin(tensor: torch.Tensor) -> torch.Tensor:
         data = tensor.detach()
     # whoever has the plain tensor goes on writing its memory, unseen outside a mode
     memory_sharing.share(data)
+    if isinstance(tensor, torch.nn.Parameter):
+        memory_sharing.trust(data)
     return _like(tensor, tensor_types.concrete(data))
 
 
@@ -230,9 +235,8 @@ def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
 
 def _swap_in_place(tensor: torch.Tensor, twin: torch.Tensor, caller: str) -> None:
     """Make the object `tensor` its twin. `tensor` must have no gradient; its attributes stay."""
-    # `swap_tensors` swaps the attributes as well. The program's are put back; these three say what
-    # kind of tensor it is, and are the twin's own.
-    kept = {k: v for k, v in tensor.__dict__.items() if k not in ("_value", "_layout", "_is_param")}
+    # `swap_tensors` swaps the attributes as well, and leaves the hooks behind: both are put back.
+    kept = attributes_of(tensor)
     try:
         torch.utils.swap_tensors(tensor, twin)
     except RuntimeError as error:
@@ -242,3 +246,4 @@ def _swap_in_place(tensor: torch.Tensor, twin: torch.Tensor, caller: str) -> Non
             f"delete the loss first ({error})"
         ) from None
     tensor.__dict__.update(kept)
+    put_hooks_anew(tensor)

@@ -198,7 +198,9 @@ class LazyTensor(tensor_types.ValueTensor):
             with torch_private.no_modes():
                 new = tensor_types.concrete(new.detach())
         assert isinstance(new, LazyTensor)
-        if meta_of(self) != meta_of(new):
+        if (meta_of(self), self.is_conj(), self.is_neg()) != (
+            meta_of(new), new.is_conj(), new.is_neg()
+        ):  # fmt: skip
             tensor_types.become(self, new)
         self._value = new._value
 
@@ -259,7 +261,13 @@ class LazyTensor(tensor_types.ValueTensor):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
             plain.requires_grad_(self.requires_grad)
+        plain.__dict__.update(attributes_of(self))
         return plain.__reduce_ex__(protocol)
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that a program gave the tensor, without those that make it lazy."""
+    return {k: v for k, v in vars(tensor).items() if k not in tensor_types.OWN_ATTRIBUTES}
 
 
 tensor_types.install(LazyTensor)

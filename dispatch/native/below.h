@@ -141,13 +141,16 @@ class Computed {
   }
 
   // Run the call and put its results on the stack. An argument that it gives back is the tensor
-  // that was given. A new tensor becomes lazy if it `wraps`, else it stays plain. The GIL is
-  // released, and acquired again only to make Python objects.
+  // that was given. A new tensor becomes lazy if it `wraps`, else it stays plain; a plain view
+  // `shares` the memory of lazy tensors. The GIL is released, and acquired again only to make Python
+  // objects.
   void run(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, size_t n, bool wraps,
-           WithGil& gil) {
+           bool shares, WithGil& gil) {
     std::move(arguments_.begin(), arguments_.end(), stack->end() - static_cast<long>(n));
     for (const auto& [data, given] : stands_for_) {
-      if (has_python(given)) passed_by.add(given, data);
+      if (!has_python(given)) continue;
+      if (shares) note_shared(data);
+      passed_by.add(given, data);
     }
     gil.release();
     run_below(op, keys, stack);

@@ -66,14 +66,21 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   return true;
 }
 
+// Whether the trace uses the tensor's storage: what is pending may read it, or write it.
+bool is_here(const at::Tensor& tensor, PyObject* trace) {
+  PyObject* storages = of_trace.storages.in(trace);
+  if (PyDict_GET_SIZE(storages) == 0) return false;
+  return PyDict_GetItemWithError(storages, storage_id(tensor).get()) != nullptr;
+}
+
 // The slot of the trace's latest copy of a tensor whose memory others may write; null if there is
-// none, or if the memory was written since: each read compares all bits (see
-// `input_snapshots.known`).
+// none, if the memory was written since, or if it is a leaf, too, and a pending op may write it: each
+// read compares all bits (see `input_snapshots.known`).
 PyObject* slot_of_copy(PyObject* trace, const at::Tensor& tensor) {
   PyObject* copies = of_trace.copies.in(trace);
   if (PyDict_GET_SIZE(copies) == 0 || !tensor.is_non_overlapping_and_dense()) return nullptr;
   PyObject* of_memory = PyDict_GetItemWithError(copies, storage_id(tensor).get());
-  if (of_memory == nullptr) return nullptr;
+  if (of_memory == nullptr || is_here(tensor, trace)) return nullptr;
   for (Py_ssize_t i = PyList_GET_SIZE(of_memory); i-- > 0;) {
     const auto item = [copy = PyList_GET_ITEM(of_memory, i)](Py_ssize_t place) {
       return PyTuple_GET_ITEM(copy, place);  // (tensor, offset, data, slot)

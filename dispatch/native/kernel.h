@@ -62,13 +62,6 @@ void to_python(const c10::OperatorHandle& op, Stack* stack) {
   (*c10::impl::getGlobalPyInterpreter())->dispatch(op, stack);
 }
 
-// Whether the trace uses the tensor's storage: what is pending may read it, or write it.
-bool is_here(const at::Tensor& tensor, PyObject* trace) {
-  PyObject* storages = of_trace.storages.in(trace);
-  if (PyDict_GET_SIZE(storages) == 0) return false;
-  return PyDict_GetItemWithError(storages, storage_id(tensor).get()) != nullptr;
-}
-
 // A call on computed 0-dim CPU tensors: its arguments, with data in place of lazy tensors.
 struct Tiny {
   std::vector<IValue> arguments;
@@ -428,7 +421,7 @@ class Kernel : public c10::OperatorKernel {
     // thread is asleep, results for wrapped tensors may. A view stays lazy: nobody would see a
     // pending write to a plain tensor that shares a wrapped one's memory.
     const bool may_be_plain = in_mode || (*cold_here == ASLEEP && !info_.is_view);
-    call.run(op, keys, stack, n, !may_be_plain, gil);
+    call.run(op, keys, stack, n, !may_be_plain, may_be_plain && info_.is_view, gil);
     if (info_.writes_list) count_writes(first);
     return true;
   }

@@ -261,7 +261,8 @@ def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
             _leave_aliases(tensor)
     args, kwargs, lazy_of = _real_arguments(request)
     result = _careful(request, args, kwargs)
-    if (facts.changes_metadata or facts.is_view) and any(map(is_plain, request.tensors)):
+    shares = (facts.changes_metadata or facts.is_view) and any(map(is_plain, request.tensors))
+    if shares or (facts.is_view and not wraps):
         # by `set_`, or by a view, a lazy and a plain tensor now have the same memory
         memory_sharing.share(_data(request.tensors[0]))
     for tensor in request.written():

@@ -130,7 +130,7 @@ def _part_let_in(
         passes = memory_sharing.is_externally_writable(data)
         if passes and kind is tensor_types.tensor_class:
             slot = _known_copy(trace, facts, data, reads)
-        elif not passes and _is_private(data, in_mode):
+        elif not passes:
             slot = _known_leaf(trace, data, meta_of(data))
         else:
             raise _NeedsAdmit

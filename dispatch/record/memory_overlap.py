@@ -62,6 +62,7 @@ def is_there_already(trace: Trace, request: Request) -> bool:
     return (
         to.shape != source.shape
         and to.numel() == source.numel()
+        and to.storage_offset() == source.storage_offset()
         and _owner(trace, to) == _owner(trace, source)
     )
 

@@ -73,24 +73,24 @@ def _alias(trace: Trace, request: Request) -> Handled:
     if not is_plain(tensor) and type(tensor) is tensor_types.tensor_class:
         meta = wrapper_arguments(meta_of(tensor))
         if tensor._value.slot is not None:
-            _link_alias(trace, request, meta)
+            _link_alias(trace, request)
         return True, tensor_types.new_tensor(tensor._value, meta, tensor)
     reason = admit(trace, request) if request.in_mode else "a plain tensor outside lazy_mode"
     if reason is not None:
         return True, eager_fallback.run(trace, request, reason)
+    _link_alias(trace, request)
     meta = wrapper_arguments(meta_of(tensor))
-    _link_alias(trace, request, meta)
     return True, tensor_types.new_tensor(value_of(trace, tensor), meta, tensor)
 
 
-def _link_alias(trace: Trace, request: Request, meta: tuple[Any, ...]) -> None:
+def _link_alias(trace: Trace, request: Request) -> None:
     """Make the same alias a hit when it comes at this place again."""
     slot = slot_of(trace, request.args[0])
     key = (request.op._op, slot)
     if slot is None or key in trace.state:
         return
     state = State(trace.state, key, None)
-    state.kind, state.meta = ALIAS, meta
+    state.kind, state.meta = ALIAS, None
     trace.state[key] = state
 
 

@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings
+from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.ops.request import Request, is_observed
 from lazy_tensor.dispatch.ops.rules import (
     Rule,
@@ -317,7 +318,9 @@ def _outputs(
     if kind == SELF:
         return args[0]
     if kind == ALIAS:
-        return tensor_types.new_tensor(inputs.value_of(trace, args[0]), state.meta, args[0])
+        # a leaf may begin elsewhere in its storage than when the state was made
+        meta = extend_trie.wrapper_arguments(meta_of(args[0]))
+        return tensor_types.new_tensor(inputs.value_of(trace, args[0]), meta, args[0])
     if kind == NOTHING:
         return None
     if kind == MARKED:

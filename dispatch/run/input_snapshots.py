@@ -52,7 +52,12 @@ def serve(facts: OpFacts, tensor: torch.Tensor) -> bool:
 
 
 def known(trace: Trace, tensor: torch.Tensor) -> Slot | None:
-    """The slot of the tensor's latest copy, if the trace has one and it still agrees."""
+    """The slot of the tensor's latest copy, if the trace has one and it still agrees.
+
+    None if the memory is a leaf, too: a parameter's, which a pending op may write.
+    """
+    if torch_private.storage_id(tensor) in trace.storages:
+        return None
     for copy in reversed(trace.copies.get(torch_private.storage_id(tensor), ())):
         if (
             copy.offset == tensor.storage_offset()

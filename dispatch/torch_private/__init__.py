@@ -113,6 +113,7 @@ from lazy_tensor.dispatch.torch_private.tensors import (
     new_wrapper as new_wrapper,
     no_memory as no_memory,
     print_width as print_width,
+    put_hooks_anew as put_hooks_anew,
     tensor_data as tensor_data,
     values_of as values_of,
     versions_kept as versions_kept,

@@ -97,6 +97,16 @@ def print_width() -> int:
     return int(torch._tensor_str.PRINT_OPTS.linewidth)
 
 
+def put_hooks_anew(tensor: torch.Tensor) -> None:
+    """Have autograd call the tensor's hooks again. They are kept by the Python object, and by the
+    C++ tensor that it had before `swap_tensors`."""
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(tensor, name)
+        if hooks is not None:
+            setattr(tensor, name, None)
+            setattr(tensor, name, hooks)
+
+
 def become(tensor: torch.Tensor, twin: torch.Tensor) -> None:
     """Give a wrapper another wrapper's size, strides and dtype; it stays the same object."""
     tensor_data.__set__(tensor, twin)

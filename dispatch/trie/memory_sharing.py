@@ -27,6 +27,7 @@ from lazy_tensor.dispatch.torch_private import (
 _externally_writable: set[int] = set()  # handed out, to an array, say
 _shared: set[int] = set()  # a plain tensor may have them too
 _lent: set[int] = set()  # an array that `lend` served has made them fixed in size, for good
+_trusted: set[int] = set()  # of parameters that were fixed in size when they became lazy
 _noted: set[int] = set()  # any of these notes was taken: finalizers end them
 _lazy_users: dict[int, int] = {}
 """How many lazy tensors have a storage beside the data of their values, by `storage_id`. C++ keeps
@@ -58,27 +59,38 @@ def _note(tensor: torch.Tensor, notes: set[int]) -> None:
         # storage as long as the storage lives, so its finalizers come in time. They are methods in
         # C: a signal's handler can't raise in them.
         storage = storage_of(tensor)
-        for kind in (_externally_writable, _shared, _lent, _noted):
+        for kind in (_externally_writable, _shared, _lent, _trusted, _noted):
             weakref.finalize(storage, kind.discard, number)
 
 
 def is_externally_writable(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory can change at any time, without an op."""
-    if not _externally_writable or storage_id(tensor) not in _externally_writable:
-        return False
+    """Whether the tensor's memory, that of a lazy one, can change at any time, without an op."""
+    number = storage_id(tensor)
+    if number not in _externally_writable:
+        if is_resizable(tensor) or number in _lent or number in _trusted:
+            return False
+        # a plain tensor on this memory has handed it out: torch makes it fixed in size for an array
+        note_external_writer(tensor)
     # Memory that is fixed in size belongs to an array or a file, unless we have lent it to an array
     # ourselves. If it is torch's own, and no other tensor, storage object or process has it, then
     # all to which it was handed out are gone.
-    is_ours = is_resizable(tensor) or storage_id(tensor) in _lent
+    is_ours = is_resizable(tensor) or number in _lent
     if (
         is_ours
         and not is_shared_by_processes(tensor)
         and not _n_others(tensor)
         and not is_storage_held(tensor)
     ):
-        _externally_writable.discard(storage_id(tensor))
+        _externally_writable.discard(number)
         return False
     return True
+
+
+def trust(tensor: torch.Tensor) -> None:
+    """Take the memory of a parameter, if it is fixed in size now, for that of a mapped file, which
+    nobody writes."""
+    if not is_resizable(tensor):
+        _note(tensor, _trusted)
 
 
 def lend(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,7 +107,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
     """Whether plain tensors have the tensor's memory too: outside of modes their ops go unseen."""
     if not _shared or storage_id(tensor) not in _shared:
         return False
-    if not _n_others(tensor):
+    if not _n_others(tensor) and not is_storage_held(tensor):
         _shared.discard(storage_id(tensor))  # the plain tensor is gone
         return False
     return True

@@ -16,6 +16,9 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.torch_private import mark, new_wrapper
 from lazy_tensor.dispatch.trie.trace import Value
 
+OWN_ATTRIBUTES = ("_value", "_layout", "_is_param")
+"""Attributes of a lazy tensor that make it one, or a parameter. All others are the program's."""
+
 
 class ValueTensor(torch.Tensor):
     """A lazy tensor, as `dispatch` knows it: it owns a value."""

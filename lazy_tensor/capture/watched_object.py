@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.trie.tensor_types import OWN_ATTRIBUTES
 
 ATOMS: tuple[type, ...] = (
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice,
@@ -256,7 +257,7 @@ are, and asks for the names where that differs."""
 def own_attributes(attributes: Iterable[str]) -> list[str]:
     """The attributes that the program has given a tensor, less those of lazy tensors themselves:
     what these say is compared as metadata."""
-    return [name for name in attributes if name not in ("_value", "_is_param", "_layout")]
+    return [name for name in attributes if name not in OWN_ATTRIBUTES]
 
 
 def _function(holder: Any, _: Names) -> Contents:

@@ -243,3 +243,37 @@ def test_kernels_read_views_of_arrays_by_their_strides_outside_the_mode(kind):
     n = strided(kind)
     for _ in range(3):
         assert_same((wrap(torch.ones(4, 4)) + n) * 2, (torch.ones(4, 4) + n) * 2)
+
+
+@pytest.mark.parametrize("alias", [lambda t: t[1:], lambda t: t.detach(), lambda t: t.view(2, 2)])
+@pytest.mark.parametrize(
+    "handed_out", [lambda t: t.numpy(), numpy.asarray, numpy.from_dlpack, torch.from_dlpack]
+)
+def test_a_lazy_alias_sees_what_is_written_through_an_array_of_the_plain_tensor(alias, handed_out):
+    """The array is made of the plain tensor, behind the alias."""
+    for start in range(4):
+        plain, expected = torch.full((4,), float(start)), torch.full((4,), float(start))
+        with lazy_mode():
+            lazy = alias(plain)
+            array = handed_out(plain)
+            before = lazy * 2
+            array[1:3] = 7
+            behind = lazy * 2
+            lazy.add_(1)
+            read = array.tolist()
+        assert before.tolist() == (alias(expected) * 2).tolist()
+        expected[1:3] = 7
+        assert behind.tolist() == (alias(expected) * 2).tolist()
+        alias(expected).add_(1)
+        assert read == expected.tolist()
+
+
+def test_a_storage_object_that_outlives_its_tensor_is_seen():
+    for _ in range(4):
+        plain = torch.zeros(4, dtype=torch.uint8)
+        lazy = wrap(plain)
+        storage = plain.untyped_storage()
+        del plain
+        doubled = lazy * 2
+        storage.fill_(1)
+        assert doubled.tolist() == [0] * 4

@@ -181,3 +181,76 @@ def test_a_metadata_change_leaves_aliases_alone():
     assert (x.shape, y.shape) == ((2, 3), (3, 2))
     y[2, 1] = 4
     assert x[1, 2].item() == 4
+
+
+def doubled_by_hook(model, way, when):
+    """The gradient of a weight whose hook doubles it; it is registered before `way(model)` or after
+    it, or in place of one that was removed."""
+    weight = model.weight
+    if when == "removed before":
+        weight.register_hook(lambda grad: grad).remove()
+    if when == "before":
+        weight.register_hook(lambda grad: 2 * grad)
+    way(model)
+    if when != "before":
+        weight.register_hook(lambda grad: 2 * grad)
+    model(torch.ones(1, 2)).sum().backward()
+    return weight.grad.tolist()
+
+
+@pytest.mark.parametrize("when", ["before", "after", "removed before"])
+@pytest.mark.parametrize("way", [wrap, lambda model: unwrap(wrap(model))])
+def test_hooks_of_parameters_stay(way, when):
+    assert doubled_by_hook(torch.nn.Linear(2, 1), way, when) == [[2.0, 2.0]]
+
+
+def test_hooks_that_were_registered_on_a_wrapped_parameter_stay():
+    model = wrap(torch.nn.Linear(2, 1))
+    handle = model.weight.register_hook(lambda grad: 2 * grad)
+    unwrap(model)
+    for expected in ([[2.0, 2.0]], [[1.0, 1.0]]):
+        model.weight.grad = None
+        model(torch.ones(1, 2)).sum().backward()
+        assert model.weight.grad.tolist() == expected
+        handle.remove()
+
+
+def test_hooks_behind_accumulation_stay():
+    """An optimizer in backward is one."""
+    model = torch.nn.Linear(2, 1)
+    seen = []
+    model.weight.register_post_accumulate_grad_hook(
+        lambda weight: seen.append(weight.grad.tolist())
+    )
+    wrap(model)(torch.ones(1, 2)).sum().backward()
+    assert seen == [[[1.0, 1.0]]]
+
+
+def test_parameters_of_a_class_of_the_programs_stay_what_they_are():
+    class Scaled(torch.nn.Parameter):
+        def scaled(self):
+            return self * 5
+
+    model = torch.nn.Module()
+    model.p = Scaled(torch.ones(1))
+    wrap(model)
+    assert type(model.p) is Scaled
+    assert model.p.scaled().tolist() == [5.0]
+    assert wrap(model.p) is model.p
+
+
+def loaded(saved):
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [loaded, lambda x: pickle.loads(pickle.dumps(x))])
+def test_attributes_of_tensors_are_saved_with_them(again):
+    model = torch.nn.Linear(2, 2)
+    model.weight.no_decay = True
+    assert again(wrap(model)).weight.no_decay
+    x = wrap(torch.ones(2)) * 2
+    x.tag = "a"
+    assert again(x).tag == "a"

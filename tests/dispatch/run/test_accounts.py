@@ -61,8 +61,7 @@ def told_by(program: Program) -> dict[str, Any]:
     lazy_tensor.reset_stats()
     program()
     told = [
-        {one.name: getattr(record, one.name) for one in fields(FlushRecord)}
-        for record in STATS.log
+        {one.name: getattr(record, one.name) for one in fields(FlushRecord)} for record in STATS.log
     ]
     for record in told:
         record["seconds"] = record["seconds"] > 0

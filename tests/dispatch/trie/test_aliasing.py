@@ -1,5 +1,7 @@
 """Writes and views: what one name writes, every other name of the memory sees, in program order."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -186,3 +188,53 @@ def test_matmul_writes_its_out(target, records):
         assert torch.equal(materialize(out), expected)
         assert torch.equal(materialize(lazy), expected)
         local.trace.policy.reset()
+
+
+def test_a_view_that_was_made_while_nothing_was_recorded_sees_later_writes():
+    with lazy_mode():
+        x = torch.zeros(4) + 1
+    with lazy_mode():
+        local.trace.policy.cold = 1
+        v = x[:2]
+    local.trace.policy.reset()
+    for i in range(4):
+        x.add_(1)
+        assert v.tolist() == [i + 2.0] * 2
+
+
+def test_an_alias_of_a_leaf_begins_where_the_leaf_does():
+    base = torch.arange(40.0)
+    for i in range(1, 5):
+        part = base[4 * i : 4 * i + 4]
+        with lazy_mode():
+            part + 1
+            alias = part.detach()
+            shifted = alias.as_strided((2,), (1,), alias.storage_offset() + 1)
+        assert alias.storage_offset() == 4 * i
+        assert shifted.tolist() == part[1:3].tolist()
+
+
+def test_a_copy_behind_a_product_with_out_is_left_out_only_within_that_out():
+    def multiplied(block):
+        v = torch.arange(12.0).view(3, 4)
+        first, row, rest = v[0], v[1], v[2:]
+        with block():
+            torch.mv(2 * torch.eye(4), first, out=row)
+            rest.copy_(row)
+        return v.tolist()
+
+    assert multiplied(lazy_mode) == multiplied(nullcontext)
+
+
+@pytest.mark.parametrize("becomes_conj", [False, True])
+def test_data_that_is_set_brings_its_conjugate_bit(becomes_conj):
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    with lazy_mode():
+        y, other = x + 0, (x + 0).conj()
+        if not becomes_conj:
+            y, other = other, y
+        y.data = other
+        is_conj, parts = y.is_conj(), torch.view_as_real(y.resolve_conj())
+    expected = torch.view_as_real((x.conj() if becomes_conj else x).resolve_conj())
+    assert is_conj is becomes_conj
+    assert parts.tolist() == expected.tolist()
