@@ -101,6 +101,8 @@ RULES: Mapping[str, ScalarRule] = {
 
 # arguments that take no part in type promotion and stay bool
 _MASKS = ("mask", "condition")
+OF_OWN_DTYPE = ("fill", "masked_fill")
+"""Ops that cast the number to the tensor's dtype: an integer's bits must not go through a float."""
 # ops whose result dtype is given, and doesn't follow from the arguments
 _FACTORIES = ("full", "full_like", "new_full", "scalar_tensor")
 
@@ -144,6 +146,8 @@ def computed(call: Call, arguments: Arguments, kinds: Sequence[type]) -> torch.T
     is_factory = base_name(call.op) in _FACTORIES
     if is_factory:
         dtype = _dtype_of(call)
+    elif base_name(call.op) in OF_OWN_DTYPE:
+        dtype = arguments["self"].dtype
     else:
         # A run-time scalar counts as a Python number of its type; any value does. The float64 or
         # int64 tensor that carries it would make the result too wide.

@@ -66,7 +66,11 @@ pytree: Any = vars(_dispatch)["pytree"]
 # one thread asks a fake tensor, it seems to the others to be on "meta".
 setattr(type(_dispatcher.sharding_propagator), "_fake_mode_lock", FAKES)  # noqa: B010
 
-RANDOM_OPS = frozenset(_dispatcher._random_ops)
+_aten = torch.ops.aten
+RANDOM_OPS = frozenset(_dispatcher._random_ops) | {
+    _aten.cauchy_.default, _aten.exponential_.default, _aten.geometric_.default,
+    _aten.log_normal_.default,
+}  # fmt: skip
 """Ops that draw one number for each element of the global tensor."""
 
 

@@ -107,7 +107,7 @@ def _is_written_since(trace: Trace, since: State | None, value: Value) -> bool:
 
 def is_on() -> bool:
     """Whether any value is watched."""
-    return bool(_by_storage.data)
+    return bool(_by_storage)
 
 
 def before_flush(trace: Trace) -> list[Value]:

@@ -99,6 +99,7 @@ def lower(
     results: Any = graph.graph.output_node().args[0]
     if any(_would_be_an_input(node, graph.graph) for node in results):
         raise Declined("a result is a copy of an input that is written in part")
+    _read_before_written(graph.graph)
     strides = [spec.stride for spec in promised.values()]
     sizes = [spec.size for spec in promised.values()]
     # the check is a 0-dim result behind the others
@@ -133,20 +134,55 @@ def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
     Between the result and an input there are only ops that may change nothing or replace a part. At
     least one of them replaces a part, and the input is written.
     """
-    # functionalization turns a write to an input into a `copy_` at the end of the graph
-    written = {n.args[0] for n in graph.nodes if n.target is aten.copy_.default}
-    node: Any = result
-    is_written = False
-    # from the result back towards an input, along first arguments
+    origin, has_parts = _origin(result)
+    return has_parts and origin in {copy.args[0] for copy in _writes_of_inputs(graph)}
+
+
+def _read_before_written(graph: fx.Graph) -> None:
+    """Have the final copies to inputs read each input before it is written.
+
+    In `old.copy_(now); now.copy_(new)` the copies come in the order of the inputs, and Inductor
+    removes what kept the old value of `now` (torch 2.13; `torch.compile` has the same bug). Raises
+    Declined if there is no such order, as where two inputs are swapped.
+    """
+    left = _writes_of_inputs(graph)
+    if len(left) < 2:
+        return
+    read_by: dict[Any, Any] = {}
+    for copy in left:
+        origin, has_parts = _origin(copy.args[1])
+        read_by[copy] = None if has_parts or origin is copy.args[0] else origin
+    last = left[-1]
+    while left:
+        still_read = {read_by[copy] for copy in left}
+        free = [copy for copy in left if copy.args[0] not in still_read]
+        if not free:
+            raise Declined("inputs are copied to each other")
+        left.remove(free[0])
+        if free[0] is not last:
+            last.append(free[0])
+            last = free[0]
+
+
+def _writes_of_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The writes to inputs: functionalization makes each a `copy_` at the end of the graph."""
+    return [node for node in graph.nodes if node.target is aten.copy_.default]
+
+
+def _origin(node: Any) -> tuple[Any, bool]:
+    """Where a value comes from, by ops that may change nothing or replace a part: the first node
+    that isn't such an op. And whether one of them replaces a part."""
+    has_parts = False
+    # along first arguments
     while isinstance(node, fx.Node) and node.op == "call_function":
         if node.target in PARTS:
-            is_written = True
+            has_parts = True
         elif node.target not in MAY_CHANGE_NOTHING and not _is_view(node):
-            return False
+            break
         # `copy` returns its second argument, and `cat` takes a list
         source = node.args[1] if node.target is aten.copy.default else node.args[0]
         node = source[0] if isinstance(source, (list, tuple)) else source
-    return is_written and node in written
+    return node, has_parts
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -272,6 +308,8 @@ def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] |
     op, args = call.op, real(call.args, values, ())
     if base_name(op) in NORMS:
         args = _in_one_dtype(args)
+    if base_name(op) in scalar_rules.OF_OWN_DTYPE:
+        args = [*args[:-1], _in_dtype(args[-1], args[0].dtype)]
     if op is aten.native_batch_norm.default:
         op, args = _declared_batch_norm(args)
     if bad_indices is not None:
@@ -292,6 +330,14 @@ def _in_one_dtype(args: list[Any]) -> list[Any]:
     return [
         a.to(widest) if isinstance(a, torch.Tensor) and a.dtype is not widest else a for a in args
     ]
+
+
+def _in_dtype(number: Any, dtype: torch.dtype) -> Any:
+    """A number that is filled into a tensor of this dtype. Integers and bools would be widened to
+    float32 for a float, and lose bits."""
+    if type(number) is not float or dtype.is_floating_point or dtype.is_complex:
+        return number
+    return bool(number) if dtype is torch.bool else int(number)
 
 
 def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:

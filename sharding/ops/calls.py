@@ -100,7 +100,9 @@ def _start(trace: Trace, request: Request) -> State | None:
         return trace.state
     aliases = not request.in_mode and (request.facts.is_view or request.facts.writes)
     local = Request(request.owner, request.op, (), {})
+    written = {id(tensor) for tensor in request.written()}
     for tensor in request.tensors:
+        is_written = id(tensor) in written
         if type(tensor) is tensor_types.sharded_class:
             tensor = local_of(tensor)
             if type(tensor) is not tensor_types.tensor_class:
@@ -108,6 +110,8 @@ def _start(trace: Trace, request: Request) -> State | None:
             data = tensor_types.value_in(tensor).data
             if aliases and data is not None and memory_sharing.is_shared(data):
                 return None  # a plain tensor has this memory: the local op runs at once
+            if is_written and data is not None and memory_sharing.is_externally_writable(data):
+                return None  # an array has it: it would enter as a copy
         local.tensors.append(tensor)
     return None if inputs.admit(trace, local) is not None else trace.state
 

@@ -35,7 +35,7 @@ from lazy_tensor.sharding.layout import (
     spec_of_regular,
     spec_with,
 )
-from lazy_tensor.sharding.ops import at_once, errors
+from lazy_tensor.sharding.ops import at_once, corrections, errors
 from lazy_tensor.sharding.ops.buckets import reduced_together
 from lazy_tensor.sharding.ops.decisions import decide, learn_for_any_size, placements_at_any_size
 from lazy_tensor.sharding.tensor import (
@@ -71,6 +71,8 @@ def run(request: Request) -> Any:
     if _here.is_composite:
         args, kwargs = _without_plain(request)
         request = Request(request.owner, op, args, kwargs)
+    if (understood := corrections.understood(op, args)) is not args:
+        return run(Request(request.owner, op, understood, kwargs))
     known = placements_at_any_size(request)
     if known is not None:
         # only `_by_rule` keeps such decisions, so that this call needs none of the cases before it
@@ -88,6 +90,11 @@ def run(request: Request) -> Any:
         return _ours(handler(op, args, kwargs))
     if op in LOSSES and args[3] == MEAN and any(_is_split(argument) for argument in args[:2]):
         return _mean_of_losses(op, args, kwargs)
+    if op in corrections.MEAN_GRADIENTS and any(_is_split(argument) for argument in args[1:3]):
+        summed = corrections.with_sum(op, args, MEAN, SUM)
+        if summed is not None:
+            gradient = run(Request(DTensor, op, summed, kwargs))
+            return run(Request(DTensor, aten.div.Scalar, (gradient, args[1].numel()), {}))
     if errors.is_foreach(op):
         groups = _groups(args[0])
         if len(groups) > 1:
@@ -100,6 +107,8 @@ def _by_rule(request: Request) -> Any:
     op, args, kwargs = request.op, request.args, request.kwargs
     errors.check_arguments(request)
     tensors_only = _with_numbers_as_tensors(op, args)
+    if corrections.adds_to_integers(args, tensors_only is not args):
+        return _without_rule(op, args, kwargs)
     info = torch_private.op_info(op, tensors_only, kwargs)
     try:
         sharding = decide(info, args, kwargs)
@@ -171,8 +180,9 @@ def _moves_what_is_written(request: Request, pairs: list[tuple[DTensorSpec, DTen
     """Whether the rule redistributes an argument that the op writes: the write would be lost.
 
     torch's rules for lists consider the first argument only, but fused optimizers write several.
+    Its rules for `scatter_add_` and its like don't consider that the first one is written at all.
     """
-    if not (request.facts.writes and errors.is_foreach(request.op)):
+    if request.facts.is_out or not request.written():
         return False
     placed = [t._spec for t in request.written() if isinstance(t, DTensor)]
     return any(
@@ -518,6 +528,8 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
     given = [t._spec for t in Request(DTensor, op, args, {}).tensors if isinstance(t, DTensor)]
     if any(parts_of(its).split_twice for its in (*given, *specs)):
         return True
+    if corrections.needs_whole(op, args, given):
+        return True
     if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
         return True
     # many kernels raise on an empty part: a maximum, for example, has no value there
@@ -846,7 +858,23 @@ def _reduced(spec: DTensorSpec) -> DTensorSpec:
     return spec_with(spec, torch_private.normalized_for_gradient(spec.placements))
 
 
+def _any(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`any` of a split tensor, by counts: torch's rule adds up the ranks' answers."""
+    tensor, *dims_and_keepdim = args
+    if kwargs or tensor.dtype is torch.uint8 or not _is_split(tensor):
+        return NotImplemented
+    found = run(Request(DTensor, aten.ne.Scalar, (tensor, 0), {}))
+    count = aten.sum.dim_IntList if dims_and_keepdim else aten.sum.default
+    if dims_and_keepdim and isinstance(dims_and_keepdim[0], int):
+        dims_and_keepdim[0] = [dims_and_keepdim[0]]
+    counts = run(Request(DTensor, count, (found, *dims_and_keepdim), {}))
+    return run(Request(DTensor, aten.ne.Scalar, (counts, 0), {}))
+
+
 SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.any.default: _any,
+    aten.any.dim: _any,
+    aten.any.dims: _any,
     aten.argmax.default: _place_of_extreme,
     aten.argmin.default: _place_of_extreme,
     aten.empty_like.default: _uninitialized,

@@ -34,7 +34,16 @@ def in_place(x: Tensor, s: float) -> tuple[Tensor, ...]:
     return y, torch.zeros_like(x).fill_(s)
 
 
+def filled(x: Tensor, s: float) -> tuple[Tensor, ...]:
+    """Integers that float32 can't hold; those that are not filled must stay."""
+    y = x + 2**53
+    return y.masked_fill(x > 0, s), y.clone().masked_fill_(x > 0, s), y.clone().fill_(s)
+
+
 CASES = {
+    "int64, filled": (filled, torch.arange(-5, 5), 20000001.0),
+    "int64, filled with an int": (filled, torch.arange(-5, 5), 2**53 + 1),
+    "bool, filled": (lambda x, s: (x.masked_fill(~x, s),), torch.tensor([True, False]), 2.0),
     "float32": (floats_only, torch.linspace(-3, 3, 37), FLOAT),
     "float64": (floats_only, torch.linspace(-3, 3, 37, dtype=torch.float64), FLOAT),
     "bfloat16": (arithmetic, torch.linspace(-3, 3, 37).bfloat16(), FLOAT),

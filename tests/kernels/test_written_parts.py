@@ -1,5 +1,7 @@
 """Copies of what was written, and what changes nothing about it, have memory of their own."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -76,3 +78,68 @@ def test_a_copy_of_a_part_that_is_written(name, tmp_path):
     before = lazy_tensor.materialize(copy)
     x.add_(1)
     assert torch.equal(lazy_tensor.unwrap(copy), before)
+
+
+def swap(a, b, c):
+    old = a.clone()
+    a.copy_(b)
+    b.copy_(old)
+
+
+def rotate(a, b, c):
+    old = a + 0
+    a.copy_(b)
+    b.copy_(c)
+    c.copy_(old)
+
+
+def leapfrog(a, b, c):
+    """A wave equation with two buffers: the second keeps the value before."""
+    new = 2 * a - b + 0.1 * c
+    b.copy_(a)
+    a.copy_(new)
+
+
+def leapfrog_of_other_inputs(a, b, c):
+    new = 2 * b - a + 0.1 * c
+    a.copy_(b)
+    b.copy_(new)
+
+
+def averaged(a, b, c):
+    old = torch.cat([a])
+    a.mul_(0.9).add_(c, alpha=0.1)
+    b.copy_(old)
+
+
+def transposed(a, b, c):
+    old = a.t().clone()
+    a.copy_(b.t())
+    b.copy_(old)
+
+
+@pytest.mark.parametrize(
+    "step", [swap, rotate, leapfrog, leapfrog_of_other_inputs, averaged, transposed]
+)
+def test_inputs_are_read_before_they_are_written(step, tmp_path):
+    def run(*, block=nullcontext):
+        tensors = [torch.arange(16.0).view(4, 4) + i for i in range(3)]
+        for _ in range(4):
+            with block():
+                step(*tensors)
+        return tensors
+
+    def compiled():
+        return lazy_tensor.lazy_mode(
+            backend="inductor", compile="blocking", cache_dir=str(tmp_path)
+        )
+
+    for found, expected in zip(run(block=compiled), run(), strict=True):
+        torch.testing.assert_close(lazy_tensor.materialize(found), expected)
+
+
+def test_steps_with_two_buffers_are_compiled():
+    tensors = [torch.ones(4, 4) for _ in range(3)]
+    with lazy_tensor.lazy_mode(backend="inductor", compile="blocking"):
+        leapfrog(*tensors)
+    assert lazy_tensor.explain().records[-1].statuses == ("ready",)

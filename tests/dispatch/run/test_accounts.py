@@ -32,7 +32,7 @@ def reading() -> None:
 
 
 def in_one_block() -> None:
-    x = lazy_tensor.wrap(torch.ones(4))
+    x: torch.Tensor = lazy_tensor.wrap(torch.ones(4))
     for i in range(20):
         x = x * 2 - i
         float(x.sum())

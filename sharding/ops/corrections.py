@@ -1,0 +1,110 @@
+"""Calls for which torch's sharding rules would give another result than one process.
+
+In: an op and its arguments. Out: arguments that mean the same and that the rules understand, or
+what the call must avoid. Pure functions: `compute` runs the calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazy_tensor.dispatch.ops.schema import facts_of
+
+aten = torch.ops.aten
+
+# The place of `dim` among the arguments, and that of the tensor or the size that it counts in.
+# torch's rules compare it with the sharded dimension as it is, and a negative one is never equal.
+_DIMS = {
+    aten.cumsum.default: (1, 0),
+    aten.cumprod.default: (1, 0),
+    aten.logcumsumexp.default: (1, 0),
+    aten.select_backward.default: (2, 1),
+    aten.slice_backward.default: (2, 1),
+}
+# Reductions by a list of dimensions. An empty list means all; torch's rules reduce none then.
+_BY_DIMS = frozenset({aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default})
+
+MEAN_GRADIENTS = {
+    op: next(i for i, a in enumerate(op._schema.arguments) if a.name == "reduction")
+    for op in (
+        aten.binary_cross_entropy_backward.default, aten.huber_loss_backward.default,
+        aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
+        aten.soft_margin_loss_backward.default,
+    )
+}  # fmt: skip
+"""Gradients of losses, and the place of `reduction`. For a mean the kernels divide by the number of
+elements that they get: those of this rank."""
+
+# Ops with an index: the places of tensors that must be split alike, and of the dimension in which
+# they may differ. torch's rules split them alike even where the sizes differ.
+_BY_INDEX = {
+    aten.gather.default: ((0, 2), 1),
+    aten.scatter_add.default: ((0, 2, 3), 1),
+    aten.scatter_add_.default: ((0, 2, 3), 1),
+}
+# Ops that mean another thing on a sum, or on a maximum, than on its parts. torch's rules take them
+# for linear, or for monotonic.
+_OF_WHOLE_VALUES = frozenset({
+    aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default, aten.threshold.default,
+    aten.view.dtype,
+})  # fmt: skip
+
+_SUMS = frozenset({"sum", "nansum", "mean", "any", "all"})
+
+
+def understood(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that mean the same, in the form that torch's rules expect; `args` itself if they
+    have it."""
+    if op in _DIMS:
+        place, counted = _DIMS[op]
+        n_dims = args[counted].dim() if place == 1 else len(args[counted])
+        if args[place] < 0:
+            return (*args[:place], args[place] + n_dims, *args[place + 1 :])
+    elif op in _BY_DIMS and len(args) > 1 and args[1] == []:
+        return (args[0], list(range(args[0].dim())), *args[2:])
+    return args
+
+
+def with_sum(op: Any, args: tuple[Any, ...], mean: int, total: int) -> tuple[Any, ...] | None:
+    """The arguments of an op of `MEAN_GRADIENTS` with the reduction `total` in place of `mean`.
+
+    None if the reduction is another one.
+    """
+    place = MEAN_GRADIENTS[op]
+    # the mean is the default, and a weight before it may be left out
+    args = (*args, *[None] * (place - len(args)), *[mean] * (place >= len(args)))
+    return (*args[:place], total, *args[place + 1 :]) if args[place] == mean else None
+
+
+def needs_whole(op: Any, args: tuple[Any, ...], specs: list[Any]) -> bool:
+    """Whether the op must run on gathered arguments, given the specs of its sharded ones."""
+    placements = [placement for spec in specs for placement in spec.placements]
+    if facts_of(op).op.overloadpacket.__name__ in _SUMS:
+        # squares of partial norms may be added, the norms may not
+        return any(hasattr(placement, "norm_type") for placement in placements)
+    if op in _OF_WHOLE_VALUES:
+        return any(placement.is_partial() for placement in placements)
+    if not any(placement.is_shard() for placement in placements):
+        return False
+    if op in _BY_INDEX:
+        places, dim = _BY_INDEX[op]
+        sizes = {
+            tuple(n for i, n in enumerate(args[place].shape) if i != args[dim] % args[0].dim())
+            for place in places
+        }
+        return len(sizes) > 1
+    # the counts are of all indices
+    return op is aten.embedding_dense_backward.default and args[4]
+
+
+def adds_to_integers(args: tuple[Any, ...], has_numbers: bool) -> bool:
+    """Whether a number meets a partial tensor of integers or bools. The rules give each rank a part
+    of the number, which is no integer."""
+    return has_numbers and any(
+        isinstance(argument, torch.Tensor)
+        and not (argument.is_floating_point() or argument.is_complex())
+        and any(p.is_partial() for p in getattr(argument, "placements", ()))
+        for argument in args
+    )
