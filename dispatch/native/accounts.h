@@ -10,8 +10,8 @@
 
 namespace hits {
 
-// What `hits.use_accounts` names: `STATS`, a `FlushRecord` that has nothing but defaults, functions,
-// and constants of `sites` and `stats`.
+// What `use_accounts` names: `STATS`, a `FlushRecord` that has nothing but defaults, `add_tier` of
+// plan_cache.py, and constants of `sites` and `stats`.
 struct {
   PyObject *stats, *blank_record, *add_tier;
   PyObject *recorded, *unknown;  // outcomes of regions
@@ -133,11 +133,14 @@ void note_flush(const Flush& flush) {
   Ref(sure(PyObject_CallMethodObjArgs(stats, name_add_work, began.get(), took.get(), nullptr)));
 }
 
-// end_region_of_hits(trace): end a region where a value is read, as `sync_points.at_read` does.
-// False, with nothing changed, leaves it to Python: if a call of the region was no hit, if a round
-// ends with it, or if the trace isn't recording.
-PyObject* py_end_region_of_hits(PyObject*, PyObject* trace) {
+// end_region_of_hits(trace, is_read): end a region, as `sync_points.at_sync_point` does, and
+// `sync_points.at_read` where a value is read. False, with nothing changed, leaves it to Python: if a
+// call of the region was no hit, if a round ends with the read, or if the trace isn't recording.
+PyObject* py_end_region_of_hits(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   HANDLE_TH_ERRORS
+  TORCH_INTERNAL_ASSERT(n_args == 2);
+  PyObject* trace = args[0];
+  const bool is_read = args[1] == Py_True;
   PyObject *policy = of_trace.policy.in(trace), *stats = accounts.stats;
   PyObject *state = of_trace.state.in(trace), *unnoted = of_trace.unnoted_hits.in(trace);
   PyObject* seconds_of = of_stats.regions_s.in(stats);
@@ -145,8 +148,9 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* trace) {
   Past* past = reinterpret_cast<PastObject*>(of_policy.past.in(policy))->past;
   const double now_s = seconds_now(), began_s = real(of_policy._began_s, policy);
   const int64_t n_reads = whole(of_policy._n_reads, policy) + 1;
-  const bool ends_round = n_reads >= accounts.reads_in_round ||
-                          now_s - real(of_policy._round_began_s, policy) >= accounts.round_s;
+  const bool ends_round =
+      is_read && (n_reads >= accounts.reads_in_round ||
+                  now_s - real(of_policy._round_began_s, policy) >= accounts.round_s);
   const double unknown_s = PyFloat_AsDouble(sure(PyDict_GetItem(seconds_of, accounts.unknown)));
   if (*cold != 0 || (past != nullptr && past->has_begun()) || ends_round ||
       of_policy._is_bypassed.in(policy) == Py_True || unknown_s >= accounts.says_so_after_s) {
@@ -165,12 +169,13 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* trace) {
   }
   put(of_policy._gap_s, policy, now_s - std::max(began_s, real(of_policy._flushed_s, policy)));
   put(of_policy._began_s, policy, now_s);
-  put(of_policy._n_reads, policy, n_reads);
   for (const Member* none : {&of_policy.n_turns, &of_policy.n_turns_noted}) {
     put(*none, policy, int64_t{0});
   }
-  for (const Member* is_so : {&of_policy.has_read, &of_policy._is_parted}) {
-    is_so->set(policy, Py_True);
+  if (is_read) {
+    put(of_policy._n_reads, policy, n_reads);
+    of_policy.has_read.set(policy, Py_True);
+    of_policy._is_parted.set(policy, Py_True);
   }
   if (past != nullptr) past->at_sync_point();
   of_trace.noted.set(trace, state);
@@ -180,9 +185,9 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* trace) {
   END_HANDLE_TH_ERRORS
 }
 
-// use_accounts(stats, blank_record, add_tier, outcomes, round, says_so_after_s): name the
-// things above. `outcomes` are those of recorded regions and of unknown ones, `round` the reads in a
-// round and its longest time.
+// use_accounts(stats, blank_record, add_tier, outcomes, round, says_so_after_s): name the things
+// above. `outcomes` are those of recorded regions and of unknown ones, `round` the reads in a round
+// and its longest time.
 PyObject* py_use_accounts(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   long long reads;

@@ -236,7 +236,7 @@ class Kernel : public c10::OperatorKernel {
     // its root is for settings that are out of force: Python begins at another one
     if (of_trace.is_outdated.in(trace) == Py_True) return false;
     if (info_.is_alias && alias(stack, arguments)) return true;
-    if (info_.is_item && frames.empty() && read_number(op, stack, trace)) return true;
+    if (info_.is_item && alone && frames.empty() && read_number(op, stack, trace)) return true;
     if (info_.is_note && in_mode && alone && !at::hasCallbacks()) {  // nobody profiles
       run_below(op, keys, stack);
       return true;

@@ -213,6 +213,8 @@ def at_sync_point(trace: Trace) -> None:
     """End a region of the program and begin the next."""
     if hits.native is None:
         begin_hits()
+    elif hits.native.end_region_of_hits(trace, False):
+        return
     state, policy = trace.state, trace.policy
     # Ops of the region that were flushed before its end aren't counted one by one. Any number above
     # `policy.SHORT` will do: the policy asks only whether there were ops, and more than a few.
@@ -234,7 +236,7 @@ def at_read(trace: Trace) -> None:
     A number of reads within a block is a round, which counts as a block of its own (see
     `sites.ROUND`). A block that is asleep calls `pass_read` instead.
     """
-    if hits.native is not None and hits.native.end_region_of_hits(trace):
+    if hits.native is not None and hits.native.end_region_of_hits(trace, True):
         return
     policy = trace.policy
     if policy.has_wrapped:

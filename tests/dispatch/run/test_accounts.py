@@ -91,7 +91,7 @@ def test_cpp_accounts_as_python_does(program: Program, monkeypatch: pytest.Monke
 
     by_cpp = told_by(program)
     monkeypatch.setattr(hits.native, "flush_known", left_to_python)
-    monkeypatch.setattr(hits.native, "end_region_of_hits", lambda trace: False)
+    monkeypatch.setattr(hits.native, "end_region_of_hits", lambda trace, is_read: False)
     assert told_by(program) == by_cpp
     assert n_left
 

@@ -52,7 +52,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step], tuple[set[Any], 
 
     monkeypatch.setattr(Policy, "at_sync_point", forced)
     if hits.native is not None:
-        monkeypatch.setattr(hits.native, "end_region_of_hits", lambda trace: False)
+        monkeypatch.setattr(hits.native, "end_region_of_hits", lambda trace, is_read: False)
 
     def both(step: Step) -> tuple[set[Any], set[Any]]:
         nonlocal records
