@@ -108,10 +108,12 @@ class InductorBackend(PortableInductor):
 
 def _lowered(segment: Segment) -> Any:
     # imported late: it imports torch's tracing
-    from lazy_tensor.kernels.backends.lower import lower
+    from lazy_tensor.kernels.backends.lower import lower, read_before_written
 
     with default_dtype(segment.default_dtype):
-        return lower(segment, decompositions())
+        lowered = lower(segment, decompositions())
+        read_before_written(lowered.graph.graph)
+        return lowered
 
 
 def _compiled(segment: Segment, unit: Unit) -> tuple[Compiled, Outputs]:

@@ -99,7 +99,6 @@ def lower(
     results: Any = graph.graph.output_node().args[0]
     if any(_would_be_an_input(node, graph.graph) for node in results):
         raise Declined("a result is a copy of an input that is written in part")
-    _read_before_written(graph.graph)
     strides = [spec.stride for spec in promised.values()]
     sizes = [spec.size for spec in promised.values()]
     # the check is a 0-dim result behind the others
@@ -138,8 +137,8 @@ def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
     return has_parts and origin in {copy.args[0] for copy in _writes_of_inputs(graph)}
 
 
-def _read_before_written(graph: fx.Graph) -> None:
-    """Have the final copies to inputs read each input before it is written.
+def read_before_written(graph: fx.Graph) -> None:
+    """Have the final copies to inputs read each input before it is written, for Inductor.
 
     In `old.copy_(now); now.copy_(new)` the copies come in the order of the inputs, and Inductor
     removes what kept the old value of `now` (torch 2.13; `torch.compile` has the same bug). Raises

@@ -230,7 +230,7 @@ def test_an_exception_anywhere_in_a_flush_loses_no_value(tier, kind, error, pyte
         assert local.trace.state is local.trace.root
     assert not losses, "\n".join(losses)
     print(f"{tier}: {n - 1} lines, one in {every} of them; {n_failed} values failed, none lost")
-    assert n > 30
+    assert n > 10
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in finalizers
