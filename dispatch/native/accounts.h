@@ -63,7 +63,8 @@ Ref new_record() {
   return record;
 }
 
-// A flush that has run `plan` to `state`. `may_choose`: times may decide what is recorded.
+// A flush that is done. Its trace stood at `state`. By `may_choose` the policy may decide by times
+// what is recorded.
 struct Flush {
   PyObject *trace, *state, *plan, *thread, *cause, *where;
   double began_s;

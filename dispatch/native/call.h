@@ -66,7 +66,7 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   return true;
 }
 
-// Whether the trace uses the tensor's storage: what is pending may read it, or write it.
+// Whether pending ops may read or write the tensor's storage.
 bool is_here(const at::Tensor& tensor, PyObject* trace) {
   PyObject* storages = of_trace.storages.in(trace);
   if (PyDict_GET_SIZE(storages) == 0) return false;

@@ -9,7 +9,7 @@
 //
 // - While nothing is recorded: `below.h` runs calls, `past.h` knows which sequences of them repeat,
 //   `rests.h` counts blocks that are bypassed.
-// - `flush.h` runs what was recorded, `accounts.h` accounts for it.
+// - `flush.h` runs what was recorded. `accounts.h` adds up how often, and how long it took.
 // - `routes.h` has composite ops that torch would take apart otherwise than in eager.
 // - `sharded.h` makes sharded tensors of local ones, and the reverse.
 // - For `replay`, which records nothing: `arguments.h` reads arguments, `watch.h` checks what else

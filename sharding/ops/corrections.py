@@ -60,9 +60,9 @@ def understood(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if op in _DIMS:
         place, counted = _DIMS[op]
         n_dims = args[counted].dim() if place == 1 else len(args[counted])
-        if args[place] < 0:
+        if -n_dims <= args[place] < 0:
             return (*args[:place], args[place] + n_dims, *args[place + 1 :])
-    elif op in _BY_DIMS and len(args) > 1 and args[1] == []:
+    elif op in _BY_DIMS and len(args) > 1 and args[1] == [] and args[0].dim():
         return (args[0], list(range(args[0].dim())), *args[2:])
     return args
 

@@ -67,6 +67,8 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "norms": lambda on: on(X, 1).norm(dim=1).sum(),
     "amax": lambda on: gradient(torch.Tensor.amax, on(X, 1)),
     "no dimensions": lambda on: on(X, 0).sum(dim=[]),
+    "a scan of a number": lambda on: on(X, 0).sum().cumsum(-1),
+    "a number without dimensions": lambda on: on(X, 0).sum().sum(dim=[]),
     "gather": lambda on: on(torch.cat([X, Y]), 0).gather(1, on(ROWS[:, :1], 0)),
     "scatter_add": lambda on: on(X, 0).scatter_add(1, on(ROWS[:, :2], 0), on(torch.ones(6, 2), 0)),
     "scatter_add_ of rows": lambda on: scattered(on, 0, 0, None),
@@ -102,6 +104,13 @@ def test_ranks_give_what_one_process_gives(name: str) -> None:
         whole = lazy_tensor.materialize(found.full_tensor())
         assert whole.dtype is expected.dtype
         torch.testing.assert_close(whole, expected)
+
+
+@on_ranks(2)
+def test_a_dimension_that_isnt_there_is_an_error() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        distribute_tensor(X, mesh, [Shard(0)]).cumsum(-3)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
