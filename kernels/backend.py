@@ -113,6 +113,17 @@ class BuildsTogether(PortableBackend, Protocol):
 
 
 @runtime_checkable
+class BuildsSoon(PortableBackend, Protocol):
+    """A portable backend that builds simple segments in a fraction of a second."""
+
+    def build_soon(self, segment: Segment) -> bytes | None:
+        """The artifact of `segment`, for its own sizes; None if it isn't simple, for `build`.
+
+        It runs in a thread of this process.
+        """
+
+
+@runtime_checkable
 class Thrifty(Protocol):
     """A backend that can tell, before it compiles, that a kernel would be slower than aten ops."""
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels import fusible
-from lazy_tensor.kernels.backend import Kernel
+from lazy_tensor.kernels.backend import Declined, Kernel
 from lazy_tensor.kernels.backends.artifact import (
     Outputs,
     Steps,
@@ -37,6 +37,8 @@ from lazy_tensor.kernels.backends.torch_inductor import (
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.extension.cpp import built_for, compiler_identity, found_compiler
 from lazy_tensor.kernels.generic import Generic
+from lazy_tensor.kernels.loops.cpp import library_of
+from lazy_tensor.kernels.loops.write import NAME, written
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
 
 
@@ -75,7 +77,10 @@ class PortableInductor:
 
 
 class InductorBackend(PortableInductor):
-    """Fuses pointwise ops, reductions, norms and moves of data; see `fusible` for which."""
+    """Fuses pointwise ops, reductions, norms and moves of data; see `fusible` for which.
+
+    The C++ of simple segments is written by `loops`, and Inductor isn't needed for it.
+    """
 
     name = "inductor"
 
@@ -101,6 +106,15 @@ class InductorBackend(PortableInductor):
         library = unit.compile()
         # each artifact has the whole library, as segments may be loaded in different processes
         return [one and packed(*one, library) for one in found]
+
+    def build_soon(self, segment: Segment) -> bytes | None:
+        try:
+            made = written(segment, torch.get_num_threads())
+            library = library_of(made.text)
+        except Declined:
+            return None
+        compiled = Compiled(made.steps, (NAME,), (), (), ())
+        return packed(compiled, Outputs(tuple(range(len(segment.outputs))), False), library)
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)
@@ -153,6 +167,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 SOURCES = (
     "backends/artifact", "backends/divisions", "backends/index_checks", "backends/lower",
     "backends/torch_cpp", "backends/torch_inductor", "generic", "scalar_rules",
+    *(f"loops/{name}" for name in ("body", "cpp", "nest", "read", "rules", "values", "write")),
 )  # fmt: skip
 """The modules whose code decides what an artifact holds. Any change of a file here makes all
 artifacts on disk stale."""

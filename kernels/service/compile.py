@@ -27,6 +27,7 @@ import torch
 
 from lazy_tensor.kernels.backend import (
     Backend,
+    BuildsSoon,
     BuildsTogether,
     Declined,
     GenericBackend,
@@ -81,7 +82,10 @@ class Build(NamedTuple):
 
 
 MAX_WAIT_AT_THE_END_S = 10.0
-"""Seconds that the end of the process waits for each of the two queues of jobs."""
+"""Seconds that the end of the process waits for each of the queues of jobs."""
+MOST_SOON = 16
+"""The most segments of one structure that get a kernel of their own because they are simple. Such a
+kernel takes a tenth of a second, the generic one of all sizes takes many seconds."""
 MOST_BUILDS = 256
 """The number of last builds that are kept for the report."""
 
@@ -121,9 +125,12 @@ class Compiler:
         # Loading takes milliseconds and building seconds, so loads must not wait behind builds.
         # A build thread only waits for its worker, so there are as many threads as workers.
         self._to_load = Jobs(partial(self._take_kernel, builds=False), n_threads=1)
+        # nor must simple segments wait behind others
+        self._to_build_soon = Jobs(self._obtain_soon, n_threads=1)
         self._to_build = Jobs(self._obtain, self._workers.size, self._together)
         self._pools = self._workers, self._device_workers
-        self._parts: tuple[Jobs | Workers, ...] = self._to_load, self._to_build, *self._pools
+        self._queues = self._to_load, self._to_build_soon, self._to_build
+        self._parts: tuple[Jobs | Workers, ...] = *self._queues, *self._pools
         self._is_forked = False
         self._is_closed = False
         _all.add(self)
@@ -170,7 +177,7 @@ class Compiler:
                 fusion.status = "queued"
                 self._to_build.add(fusion)
             if waits:
-                self._to_build.finish(fusion)
+                self._finish(fusion)
         elif fusion.status != "aten":
             pass  # its kernel is being made, or the fusion has its final state
         elif is_new and self._artifact_key(fusion) is not None:
@@ -187,8 +194,12 @@ class Compiler:
         waiting = [one for one in dict.fromkeys(fusions) if one.status in ("queued", "compiling")]
         with shown(len(waiting)) as advance:
             for fusion in waiting:
-                self._to_build.finish(fusion)
+                self._finish(fusion)
                 advance()
+
+    def _finish(self, fusion: Fusion) -> None:
+        self._to_build_soon.finish(fusion)
+        self._to_build.finish(fusion)
 
     def keep_memory(self, mode: Mode, *, may_compile: bool) -> None:
         """Have plans reuse memory, once the C++ that does it is there.
@@ -209,7 +220,7 @@ class Compiler:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to load or build; False if either takes over `timeout_s`."""
-        return self._to_load.wait(timeout_s) and self._to_build.wait(timeout_s)
+        return all(jobs.wait(timeout_s) for jobs in self._queues)
 
     def close(self) -> None:
         """Drop all queued work and end the workers. Fusions keep running what they run now."""
@@ -220,7 +231,7 @@ class Compiler:
     def end(self) -> None:
         """Close at the end of the process, and wait for the job threads."""
         self.close()
-        for jobs in (self._to_load, self._to_build):
+        for jobs in self._queues:
             jobs.join(MAX_WAIT_AT_THE_END_S)
 
     def after_fork_in_child(self) -> None:
@@ -275,7 +286,7 @@ class Compiler:
         return "" if path is None else f"; run {path} to see it"
 
     def _evicted(self, key: _Key, fusion: Fusion) -> None:
-        if self._to_build.take_back(fusion) or self._to_load.take_back(fusion):
+        if any(jobs.take_back(fusion) for jobs in self._queues):
             fusion.run_op_by_op("evicted from the kernel cache before it was compiled")
 
     def _request(self, fusion: Fusion) -> None:
@@ -287,7 +298,7 @@ class Compiler:
             if fusion.status != "aten":
                 return  # another thread has queued it in the meantime
             fusion.status = "queued"
-        self._to_build.add(fusion)
+        self._to_build_soon.add(fusion)
 
     def _join_family(self, fusion: Fusion) -> None:
         """Add a new fusion to the family of its structure, and adopt the family's kernel if built.
@@ -312,6 +323,40 @@ class Compiler:
                 fusion.adopt(self._generic_kernel(fusion, fusion.member), "of other sizes")
         except Declined as reason:
             fusion.give_up(str(reason))
+
+    def _obtain_soon(self, fusion: Fusion) -> None:
+        """Build the kernel if the segment is simple; else queue it for a worker."""
+        if self._is_built_soon(fusion):
+            self._obtain(fusion)
+        else:
+            self._to_build.add(fusion)
+
+    def _is_built_soon(self, fusion: Fusion) -> bool:
+        """Whether the fusion's segment is simple. Its artifact is in `ahead` then.
+
+        It is for the segment's own sizes, so the fusion leaves its family. A family that has many
+        sizes gets its generic kernel.
+        """
+        backend, member = fusion.backend, fusion.member
+        if not (
+            fusion.may_be_simple
+            and isinstance(backend, BuildsSoon)
+            and backend.can_build(fusion.segment)
+            and (member is None or member.family.n_soon < MOST_SOON)
+        ):
+            return False
+        artifact = None
+        # an error is no reason to give up: a worker's build is tried, and says what is wrong
+        with suppress(Exception):
+            artifact = backend.build_soon(fusion.segment)
+        if artifact is None:
+            fusion.may_be_simple = False
+            return False
+        if member is not None:
+            member.family.n_soon += 1
+            fusion.member = None
+        fusion.ahead = fusion.source.digest, artifact
+        return True
 
     def _obtain(self, fusion: Fusion) -> None:
         """Take the kernel from disk or build it."""
@@ -345,7 +390,11 @@ class Compiler:
         backend = fusions[0].backend
         if not (isinstance(backend, BuildsTogether) and is_known_to_workers(backend)):
             return
-        alike = [fusion for fusion in fusions if self._is_to_build(fusion, backend)]
+        alike = [
+            fusion
+            for fusion in fusions
+            if self._is_to_build(fusion, backend) and not self._is_built_soon(fusion)
+        ]
         # members of one family share a source, which is built once
         sources = {fusion.source.digest: fusion.source for fusion in alike}
         if len(sources) < 2:
@@ -364,13 +413,12 @@ class Compiler:
 
     def _is_to_build(self, fusion: Fusion, backend: Backend) -> bool:
         """Whether a worker on the CPU would build the fusion's kernel by `backend`."""
-        key = self._artifact_key(fusion)
         return (
             fusion.backend is backend
             and fusion.segment.device.type == "cpu"
             and _is_portable(backend, fusion.segment)
             and (fusion.member is None or fusion.member.family.kernel is None)
-            and (key is None or self.disk.get(key) is None)
+            and self._artifact_on_disk(fusion) is None
         )
 
     def _account(self, start: float, what: str) -> float:
@@ -432,10 +480,20 @@ class Compiler:
             return None
         return key_of(fusion.source.digest, backend.name, backend.fingerprint())
 
-    def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
-        """The fusion's kernel from disk; None if there is none, Declined if it was dropped."""
+    def _artifact_on_disk(self, fusion: Fusion) -> bytes | None:
+        """The fusion's artifact: its family's, or one of its own; then it leaves the family."""
         key = self._artifact_key(fusion)
         artifact = None if key is None else self.disk.get(key)
+        if artifact is None and key is not None and fusion.member is not None:
+            member, fusion.member = fusion.member, None
+            artifact = self._artifact_on_disk(fusion)
+            if artifact is None:
+                fusion.member = member
+        return artifact
+
+    def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
+        """The fusion's kernel from disk; None if there is none, Declined if it was dropped."""
+        artifact = self._artifact_on_disk(fusion)
         if artifact is None:
             return None
         if artifact.startswith(DROPPED):
@@ -478,6 +536,8 @@ class Compiler:
 
     def _built(self, fusion: Fusion) -> Kernel:
         """Build the fusion's kernel, or use its family's. If that fails, build one of its own."""
+        if fusion.ahead is None:
+            self._is_built_soon(fusion)
         member = fusion.member
         if member is None:
             return self._built_from(fusion)

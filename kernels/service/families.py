@@ -31,6 +31,8 @@ class Family:
     generic: Generic | None = None
     # no generic kernel serves this structure: each segment gets a kernel of its own
     is_apart: bool = False
+    # segments that got a kernel of their own because it was there soon
+    n_soon: int = 0
     # segments seen; `service.compile` counts them as runs of the structure
     n_members: int = 1
     artifact: bytes | None = None

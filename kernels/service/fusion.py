@@ -79,6 +79,8 @@ class Fusion:
         self.member: Member | None = None
         # digest of the source and the artifact that was built together with others'
         self.ahead: tuple[str, bytes] | None = None
+        # whether the segment may be so simple that its kernel is there soon
+        self.may_be_simple = True
         # text for `reason`: the backends that had no kernel, each with its own reason
         self._passed = ""
         self.threshold = 0

@@ -18,6 +18,10 @@ spec = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
 calls = (Call(aten.mul.Tensor, (Ref(0), Ref(0)), (), (spec,)),
          Call(aten.add.Tensor, (Ref(1), Ref(0)), (), (spec,)))
 segment = Segment((spec,), (), calls, (2,))
+# a sum of few elements needs a worker
+total = Call(aten.sum.dim_IntList, (Ref(1), (0,)), (),
+             (TensorSpec((), (), torch.float32, torch.device("cpu")),))
+for_worker = Segment((spec,), (), (calls[0], total), (2,))
 x = torch.full((4,), 3.0)
 compiler = Compiler(cache_dir=pathlib.Path(sys.argv[1]))
 backend = choose("auto", "cpu")
@@ -59,17 +63,19 @@ def test_second_process_loads_and_neither_imports_inductor(cache_dir, tmp_path):
     assert program(BLOCKING, tmp_path) == ["0", "1", "0"]
 
 
-@pytest.mark.parametrize("until", ["True", "compiler._workers._all"])
-def test_exit_does_not_wait_for_a_compile(tmp_path, held_compiler, until):
+@pytest.mark.parametrize("segment", ["segment", "for_worker"])
+@pytest.mark.parametrize("until", ["True", "compiler._workers._all or running"])
+def test_exit_does_not_wait_for_a_compile(tmp_path, held_compiler, segment, until):
     body = f"""
     from lazy_tensor.kernels.extension import program
+    from lazy_tensor.kernels.loops.cpp import _running as running
     assert program.ask_for(None, may_compile=True, wait=True)
     os.environ["CXX"] = {str(held_compiler.path)!r}
-    fusion = compiler.fusion_of(segment, backend, mode="background", threshold=1)
+    fusion = compiler.fusion_of({segment}, backend, mode="background", threshold=1)
     fusion.run([x], [])
     assert compiler._to_load.wait(60)
     fusion.run([x], [])
-    while not {until}:
+    while not ({until}):
         pass
     print(fusion.status)
     """

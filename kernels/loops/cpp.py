@@ -1,0 +1,186 @@
+"""The C++ that all kernels of loops begin with, SLEEF's functions for them, and their compiler.
+
+In: a kernel's text. Out: a shared library. Called by `write`, and by the backend `inductor`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import os
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.extension.cpp import found_compiler
+from lazy_tensor.kernels.library import own_folder
+
+FUNCTIONS = {
+    "exp": ("exp", "u10"), "exp2": ("exp2", "u10"), "expm1": ("expm1", "u10"),
+    "log": ("log", "u10"), "log2": ("log2", "u10"), "log10": ("log10", "u10"),
+    "log1p": ("log1p", "u10"), "sin": ("sin", "u10"), "cos": ("cos", "u10"),
+    "tan": ("tan", "u10"), "asin": ("asin", "u10"), "acos": ("acos", "u10"),
+    "atan": ("atan", "u10"), "sinh": ("sinh", "u10"), "cosh": ("cosh", "u10"),
+    "tanh": ("tanh", "u10"), "erf": ("erf", "u10"), "erfc": ("erfc", "u15"),
+    "pow": ("pow", "u10"), "atan2": ("atan2", "u10"), "quick_erf": ("erf", "u10"),
+}  # fmt: skip
+"""The functions that texts may call: SLEEF's names for them, and the error bounds that eager's
+kernels take. Of float32, `quick_erf` is the formula that eager's GELU uses."""
+
+
+def library_of(text: str) -> bytes:
+    """The text compiled; Declined without a compiler that can, or on a CPU without its vectors."""
+    compiler = _compiler()
+    command = [compiler, *_FLAGS]
+    functions = set(re.findall(r"Sleef_\w+", text))
+    if functions:
+        if not all(hasattr(_torch_cpu(), name) for name in functions):
+            raise Declined("this torch has no SLEEF for other libraries")
+        command += ["-Wl,--no-as-needed", str(_stand_in(compiler))]
+    # a folder of its own for each would be removed when the process ends, as the one around it is
+    source = Path(own_folder(), f"loops_{next(_numbers)}.cpp")
+    library = source.with_suffix(".so")
+    source.write_text(text)
+    try:
+        _compile([*command, str(source), "-o", str(library)])
+        return library.read_bytes()
+    finally:
+        source.unlink(missing_ok=True)
+        library.unlink(missing_ok=True)
+
+
+_numbers = itertools.count()
+
+
+def _compile(command: list[str]) -> None:
+    with subprocess.Popen(
+        command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        _running.append(process)
+        _, errors = process.communicate()
+        _running.remove(process)
+    if process.returncode:
+        raise RuntimeError(f"its loops can't be compiled: {errors.strip()[:1000]}")
+
+
+_running: list[subprocess.Popen[str]] = []
+
+
+@atexit.register
+def _end_running() -> None:
+    """End compilers at the end of the process, which waits for the threads that wait for them."""
+    for process in [*_running]:
+        process.kill()
+
+
+# GCC's rules for floats as in eager's kernels: each op is rounded, and NaNs are kept. Traps and
+# `errno` aside, which nobody reads, so that loops with `sqrt` and conditions have vectors.
+_FLAGS = (
+    "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=256", "-ffp-contract=off",
+    "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fvisibility=hidden", "-fopenmp", "-w",
+    "-shared", "-fPIC",
+)  # fmt: skip
+
+
+def _compiler() -> str:
+    found = found_compiler()
+    if found is None or "clang" in os.path.realpath(found):
+        raise Declined("there is no GCC, which knows functions of vectors")
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        raise Declined("a CPU without AVX2")
+    return found
+
+
+@cache
+def _torch_cpu() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@cache
+def _stand_in(compiler: str) -> Path:
+    """An empty library of the name of the one of torch that has SLEEF in it.
+
+    To link to torch's own, the linker would read its tables for half a second. What is loaded is
+    torch's own, as it is there already.
+    """
+    path = Path(own_folder(), "libtorch_cpu.so")
+    named = "-Wl,-soname,libtorch_cpu.so"
+    subprocess.run(
+        [compiler, "-shared", "-nostdlib", "-x", "c++", os.devnull, named, "-o", str(path)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return path
+
+
+# Vectors of 32 bytes: those of AVX2. The compiler takes a function's vector form by the name that
+# the x86 ABI for vector functions gives it.
+PRELUDE = """\
+typedef float F8 __attribute__((vector_size(32)));
+typedef double D4 __attribute__((vector_size(32)));
+template <typename T> struct Same { using type = T; };
+static inline float absolute(float x) { return __builtin_fabsf(x); }
+static inline double absolute(double x) { return __builtin_fabs(x); }
+static inline long absolute(long x) { return x < 0 ? -x : x; }
+static inline int absolute(int x) { return x < 0 ? -x : x; }
+static inline float square_root(float x) { return __builtin_sqrtf(x); }
+static inline double square_root(double x) { return __builtin_sqrt(x); }
+static inline float floor_of(float x) { return __builtin_floorf(x); }
+static inline double floor_of(double x) { return __builtin_floor(x); }
+static inline float ceil_of(float x) { return __builtin_ceilf(x); }
+static inline double ceil_of(double x) { return __builtin_ceil(x); }
+static inline float trunc_of(float x) { return __builtin_truncf(x); }
+static inline double trunc_of(double x) { return __builtin_trunc(x); }
+// of two numbers of which one is NaN, NaN
+template <typename T> static inline T maximum(T a, typename Same<T>::type b) {
+  return a > b || a != a ? a : b;
+}
+template <typename T> static inline T minimum(T a, typename Same<T>::type b) {
+  return a < b || a != a ? a : b;
+}"""
+
+
+# formula 7.1.26 of Abramowitz and Stegun, which is wrong by up to 1.5e-7
+_QUICK_ERF = """\
+static inline float quick_erf(float x) {
+  const float t = 1 / (0.3275911f * absolute(x) + 1);
+  const float r = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t
+      + 0.254829592f) * t;
+  return __builtin_copysignf(1 - r * exp(-x * x), x);
+}"""
+
+
+def declared(function: str) -> str:
+    """A function of SLEEF for float and double, as a scalar function with a vector form."""
+    sleef, bound = FUNCTIONS[function]
+    is_binary = function in ("pow", "atan2")
+    lines = [_QUICK_ERF] if function == "quick_erf" else []
+    for kind, vector, n, letter, suffix in (
+        ("float", "F8", 8, "f", "f8"),
+        ("double", "D4", 4, "d", "d4"),
+    ):
+        name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{suffix}_{bound}"
+        types, form = (f"{vector}, {vector}", "vv") if is_binary else (vector, "v")
+        named = f"{vector} x, {vector} y" if is_binary else f"{vector} x"
+        scalars = f"{kind} x, {kind} y" if is_binary else f"{kind} x"
+        given = "x, y" if is_binary else "x"
+        # minus zeros, which keeps -0.0
+        spread = ", ".join(f"{x} - {vector}{{}}" for x in given.split(", "))
+        if function == "quick_erf" and kind == "float":
+            continue
+        lines.append(
+            f"""\
+extern "C" {vector} {callee}({types});
+extern "C" {vector} _ZGVdN{n}{form}_{name}({named}) {{ return {callee}({given}); }}
+extern "C" {kind} {name}_alone({scalars}) asm("{name}");
+{kind} {name}_alone({scalars}) {{ return {callee}({spread})[0]; }}
+#pragma omp declare simd simdlen({n}) notinbranch
+extern "C" __attribute__((const)) {kind} {name}({scalars});
+static inline {kind} {function}({scalars}) {{ return {name}({given}); }}"""
+        )
+    return "\n".join(lines)

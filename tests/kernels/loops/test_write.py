@@ -1,0 +1,275 @@
+"""Kernels of simple segments, written without Inductor, against eager execution."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.loops import nest
+from lazy_tensor.kernels.loops.write import written
+from lazy_tensor.kernels.service import compile as service
+from lazy_tensor.kernels.service.verify import difference
+from lazy_tensor.kernels.service.workers import Workers
+
+aten = torch.ops.aten
+INDUCTOR = InductorBackend()
+SPECIAL = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0, 1e30, -1e30, 1e-40, 0.5, -3.0])
+
+
+def seeded(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y = seeded(33, 65), seeded(33, 65, seed=1)
+ROW, COLUMN = seeded(65, seed=2), seeded(33, 1, seed=3)
+IMAGE = seeded(2, 3, 8, 16, seed=4)
+
+
+def pointwise(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    return (
+        torch.sigmoid(x * g) + g, F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x),
+        aten.gelu_backward(g, x), aten.gelu_backward(g, x, approximate="tanh"),
+        aten.silu_backward(g, x), aten.threshold_backward(g, x, 0), F.leaky_relu(x),
+        torch.where(x > g, x, 0.5), x.double(), x.masked_fill(g > 0, float("-inf")),
+        F.softplus(x), x.clamp(-0.5, 0.5), x.clamp(min=g), torch.lerp(x, g, 0.3),
+        torch.addcmul(x, x, g, value=2), torch.addcdiv(x, g, x * x + 1, value=-1),
+        F.hardtanh(x), x.frac(), x.rsqrt(), x.reciprocal(), x - 2 * g, torch.rsub(x, g, alpha=3),
+    )  # fmt: skip
+
+
+def functions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.exp(), x.exp2(), x.expm1(), x.log(), x.log2(), x.log10(), x.log1p(), x.sin(), x.cos(),
+        x.tan(), x.asin(), x.acos(), x.atan(), x.sinh(), x.cosh(), x.tanh(), x.erf(), x.erfc(),
+        x.pow(y), x.pow(1.7), torch.pow(2.0, x), torch.atan2(x, y), x.pow(3), x.pow(-0.5), x.sqrt(),
+    )  # fmt: skip
+
+
+def tests(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x == y, x != y, x < y, x >= 0.5, (x > 0) & (y > 0), (x > 0) | ~(y > 0), x.isnan(),
+        x.isinf(), x.isfinite(), x.logical_and(y), x.logical_not(), torch.maximum(x, y),
+        torch.minimum(x, y), x.relu(), x.clamp(-1, 1), x.amax(-1), x.amin(-1), x.max(), x.min(),
+    )  # fmt: skip
+
+
+def rolls(x: Tensor) -> tuple[Tensor, ...]:
+    around = x.roll(1, 0) + x.roll(-1, 0) + x.roll(1, 1) + x.roll(-1, 1) - 4 * x
+    return (
+        around, x.roll((2, -3), (0, 1)) * 2, x.roll(1, 1).roll(1, 1) + 1,
+        x[3:].roll(1, 0)[:, 2:] * 3,
+        (x.roll(5, 1) + x).roll(4, 0) * x, x.roll(0, 0) + x.roll(65, 1),
+        (around.exp() + x).roll(3, 1) - around.exp(), x.softmax(-1).roll(2, 0)[1:] * 2,
+    )  # fmt: skip
+
+
+def reductions(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.sum(), x.mean(-1), x.amax(1, keepdim=True), x.amin(1), x.var(1), x.std(), x.softmax(-1),
+        x.log_softmax(-1), (x - x.mean(-1, keepdim=True)).square().mean(),
+        (x.exp() * x.sum()).sum(-1), x * x.mean(), x.var(unbiased=False),
+    )  # fmt: skip
+
+
+def norms(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y, mean, rstd = aten.native_layer_norm(x, [65], w, w, 1e-5)
+    scores = F.softmax(F.silu(y) * y.sigmoid() + x, -1)
+    root = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+    gradient = aten._softmax_backward_data(y, scores, -1, torch.float32)
+    other = aten._log_softmax_backward_data(y, x, -1, torch.float32)
+    return y, mean, rstd, scores, root, gradient, other
+
+
+def losses(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    g = torch.ones_like(x[0, 0])
+    return F.mse_loss(x, y), F.mse_loss(x, y, reduction="sum"), aten.mse_loss_backward(g, x, y, 1)
+
+
+def layouts(x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+    channels_last = image.permute(0, 2, 3, 1)
+    return (
+        x.t() * 2, x.t().contiguous(), x[::2, 1:] + 1, x[:, None] - x[None, :, :1],
+        image.sum((2, 3)),
+        channels_last + 1, (image * 2).transpose(1, 2), image.flatten(1) * 3, (x * 2)[4].sin(),
+        x.unsqueeze(0).expand(2, 33, 65) * 1.5, image.mean((1, 2, 3), keepdim=True),
+    )  # fmt: skip
+
+
+def broadcast(x: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, ...]:
+    return x * row + column, row + column, (x + row).sum(-1) * 2, row * 2, column.expand(33, 65) * x
+
+
+def integers(n: Tensor, m: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    return (
+        n + m * 3, n - 1, n.abs(), -n, torch.minimum(n, m), n & m, n ^ 5, ~n, n == m,
+        n / m.clamp(1),
+        n.masked_fill(mask, 7), torch.where(mask, n, m), n.sum(), n.sum(-1), n.amax(), mask.sum(),
+        n.double(), mask | (n > 0), ~mask, mask.float(), n.sum(dtype=torch.float64), n.clamp(-2, 2),
+    )  # fmt: skip
+
+
+def factories(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        torch.zeros_like(x), torch.ones_like(x) + x, torch.full_like(x, 2.5), x.new_zeros(4),
+        torch.full((3, 3), math.inf), x.clone(),
+    )  # fmt: skip
+
+
+def adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: float, decay: float) -> tuple[Tensor, ...]:
+    p.mul_(1 - decay)
+    m.lerp_(g, 0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    p.addcdiv_(m, v.sqrt() / 0.7 + 1e-8, value=lr)
+    return (p * 2,)
+
+
+def swaps(now: Tensor, old: Tensor) -> tuple[Tensor, ...]:
+    new = now * 2 - old
+    old.copy_(now)
+    now.copy_(new)
+    return (old + 1,)
+
+
+def fills(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.fill_(3).add_(y.mean(-1, keepdim=True))
+    return (y.zero_() + x,)
+
+
+NUMBERS = torch.arange(33 * 65).view(33, 65) % 11 - 5
+CASES = {
+    "pointwise": (pointwise, (X, Y), ()),
+    "pointwise in double": (pointwise, (X.double(), Y.double()), ()),
+    "functions": (functions, (X.abs() + 0.1, Y), ()),
+    "functions in double": (functions, (X.double().abs() + 0.1, Y.double()), ()),
+    "functions of special numbers": (functions, (SPECIAL, SPECIAL.flip(0)), ()),
+    "tests": (tests, (X, X.clone().clamp(max=0)), ()),
+    "tests of special numbers": (tests, (SPECIAL.repeat(3, 2), SPECIAL.flip(0).repeat(3, 2)), ()),
+    "rolls": (rolls, (X,), ()),
+    "reductions": (reductions, (X,), ()),
+    "reductions of columns": (lambda x: (x.t().sum(-1), x.t().softmax(-1)), (X.t(),), ()),
+    "norms": (norms, (X, ROW), ()),
+    "losses": (losses, (X, Y), ()),
+    "layouts": (layouts, (X, IMAGE), ()),
+    "broadcast": (broadcast, (X, ROW, COLUMN), ()),
+    "integers": (integers, (NUMBERS, NUMBERS.flip(0), X > 0), ()),
+    "int32": (lambda n: (n * 3 + 1, n.sum(), n == 2, n.float()), (NUMBERS.int(),), ()),
+    "factories": (factories, (X,), ()),
+    "Adam": (adam, (X, Y, X * 0.1, Y.square()), (-0.01, 0.02)),
+    "swaps": (swaps, (X, Y), ()),
+    "fills": (fills, (X, Y), ()),
+    "numbers": (lambda x, a, n: (x * a + n, torch.where(x > a, x, n)), (X,), (2.5, 3)),
+    "0-dim": (lambda x, s: (x * s, s.exp(), s + 1), (X, torch.tensor(0.7)), ()),
+}
+
+
+def kernel_of(segment):
+    written(segment, 1)  # raises why not, if it isn't simple
+    artifact = INDUCTOR.build_soon(segment)
+    assert artifact is not None
+    return INDUCTOR.load(segment, artifact)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_like_eager(record, name, n_threads, monkeypatch):
+    monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
+    program, inputs, numbers = CASES[name]
+    recorded = record(program, inputs, numbers)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        kernel = kernel_of(recorded.segment)
+        given = recorded.fresh()
+        found = kernel(given, recorded.scalars)
+    finally:
+        torch.set_num_threads(before)
+    assert difference(found, recorded.results) is None
+    assert difference(given, recorded.written) is None
+
+
+def test_sums_are_as_accurate_as_eagers(record):
+    x = torch.full((1 << 20,), 0.1)
+    recorded = record(lambda x: (x * 1).sum(), [x])
+    (found,) = kernel_of(recorded.segment)([x], [])
+    assert abs(found.item() - x.double().sum().item()) <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("reason", "program", "inputs"),
+    [
+        ("dtype torch.bfloat16", lambda x: x + 1, [X.bfloat16()]),
+        ("outputs share memory", lambda x: ((y := x + 1), y.t()), [X]),
+        ("a write that a view shows", lambda x: x[0].add_(1) * 2, [X]),
+        ("read at other places", lambda x: x.add_(x.roll(1, 0)) * 2, [X]),
+        ("read at other places", lambda x: (x.sum(-1), x.add_(x.mean()))[0] * 1, [X]),
+        ("over other dimensions", lambda x: (x + 1).sum(0), [X]),
+        ("of few elements", lambda x: (x * 2).sum(-1), [seeded(100, 3)]),
+        ("from floats to torch.int64", lambda x: (x + 1).long() + 1, [X]),
+        ("no rule", lambda x: x.cumsum(0) + 1, [X]),
+        ("division that rounds", lambda x: x.div(2, rounding_mode="floor") + 1, [X]),
+        ("a float beside integers", lambda n: n * 2 == 1.5, [NUMBERS]),
+        ("far apart", lambda x: x.t().contiguous() + 1, [seeded(512, 512)]),
+        ("an empty tensor", lambda x: x[:0] + 1, [X]),
+    ],
+)
+def test_what_is_not_simple_is_declined(record, reason, program, inputs):
+    segment = record(program, inputs).segment
+    with pytest.raises(Declined, match=reason):
+        written(segment, 1)
+    assert INDUCTOR.build_soon(segment) is None
+
+
+def test_simple_segments_need_no_worker(record, new_compiler):
+    compiler = new_compiler(n_workers=1)
+    segments = [record(lambda a, i=i: a * i + 1, [X]).segment for i in range(2, 6)]
+    ask = partial(compiler.fusion_of, backend=INDUCTOR, mode="background", threshold=1)
+    fusions = [ask(segment) for segment in segments]
+    for fusion in fusions:
+        fusion.run([X], [])
+        compiler.wait(60)
+        fusion.run([X], [])
+    assert compiler.wait(60)
+    assert {fusion.status for fusion in fusions} <= {"measuring", "ready", "slower"}
+    assert compiler.counters.compiled == len(segments)
+    assert not compiler._workers._all
+
+
+def test_many_sizes_share_a_kernel(record, new_compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(service, "MOST_SOON", 2)
+    built = []
+    build = INDUCTOR.build
+
+    def noted(workers, backend, segment):
+        built.append(segment)
+        return build(segment)
+
+    monkeypatch.setattr(Workers, "build", noted)
+    compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
+    for n in range(20, 25):
+        x = seeded(n)
+        fusion = compiler.fusion_of(
+            record(lambda a: a * 3 + 1, [x]).segment, INDUCTOR, mode="blocking"
+        )
+        assert fusion.status == "ready", fusion.reason
+        assert torch.equal(fusion.run([x], [])[0], x * 3 + 1)
+    # the first of them, and two that could have used a generic kernel
+    assert compiler.counters.compiled == 4
+    assert len(built) == 1
+
+
+def test_sizes_of_their_own_are_found_on_disk(record, new_compiler, tmp_path):
+    def ask():
+        compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
+        for n in range(20, 23):
+            segment = record(lambda a: a * 3 + 1, [seeded(n)]).segment
+            assert compiler.fusion_of(segment, INDUCTOR, mode="blocking").status == "ready"
+        return compiler.counters
+
+    assert ask().compiled == 3
+    again = ask()
+    assert (again.compiled, again.loaded) == (0, 3)
