@@ -31,6 +31,8 @@ class ScalarRule:
     """The names of the arguments that may be run-time scalars, separated by spaces."""
     int_to_float: bool = False
     """Whether integers are computed in the default float dtype, as `div` does."""
+    rounds: bool = False
+    """Whether eager rounds numbers to the tensors' dtype first, as matters in half precision."""
 
 
 def _scaled(a: Arguments) -> Any:
@@ -49,6 +51,18 @@ def _clamp(a: Arguments) -> torch.Tensor:
     return result
 
 
+def _pow(a: Arguments) -> torch.Tensor:
+    """A power. For some exponents eager has other code, which differs at -0.0 and -inf."""
+    x, exponent = a["self"], a["exponent"]
+    result = torch.pow(x, exponent)
+    if exponent.dim() > 0 or not result.dtype.is_floating_point:
+        return result
+    special = {0.5: x.sqrt(), -0.5: x.rsqrt(), 1.0: x, 3.0: x * x * x, -1.0: x.reciprocal()}
+    for value, power in special.items():
+        result = torch.where(exponent == value, power, result)
+    return result
+
+
 def _full(a: Arguments) -> torch.Tensor:
     value: torch.Tensor = a["fill_value"]
     return value.expand(a["size"] if "size" in a else a["self"].shape)
@@ -56,17 +70,18 @@ def _full(a: Arguments) -> torch.Tensor:
 
 # by the op's name without overload and without the `_` of in-place ops
 RULES: Mapping[str, ScalarRule] = {
-    "add": ScalarRule(lambda a: a["self"] + _scaled(a), "other alpha"),
-    "sub": ScalarRule(lambda a: a["self"] - _scaled(a), "other alpha"),
+    "add": ScalarRule(lambda a: a["self"] + _scaled(a), "other alpha", rounds=True),
+    "sub": ScalarRule(lambda a: a["self"] - _scaled(a), "other alpha", rounds=True),
     "rsub": ScalarRule(
         lambda a: a["other"] - (a["self"] * a["alpha"] if "alpha" in a else a["self"]),
         "other alpha",
+        rounds=True,
     ),
     "mul": ScalarRule(lambda a: a["self"] * a["other"], "other"),
     "div": ScalarRule(lambda a: a["self"] / a["other"], "other", int_to_float=True),
-    "pow": ScalarRule(lambda a: torch.pow(a["self"], a["exponent"]), "self exponent"),
-    "remainder": ScalarRule(lambda a: torch.remainder(a["self"], a["other"]), "other"),
-    "fmod": ScalarRule(lambda a: torch.fmod(a["self"], a["other"]), "other"),
+    "pow": ScalarRule(_pow, "self exponent", rounds=True),
+    "remainder": ScalarRule(lambda a: torch.remainder(a["self"], a["other"]), "other", rounds=True),
+    "fmod": ScalarRule(lambda a: torch.fmod(a["self"], a["other"]), "other", rounds=True),
     "addcdiv": ScalarRule(
         lambda a: a["self"] + a.get("value", 1) * a["tensor1"] / a["tensor2"], "value"
     ),
@@ -91,18 +106,18 @@ RULES: Mapping[str, ScalarRule] = {
     "native_dropout_backward": ScalarRule(
         lambda a: a["grad_output"] * a["mask"] * a["scale"], "scale"
     ),
-    "eq": ScalarRule(lambda a: a["self"] == a["other"], "other"),
-    "ne": ScalarRule(lambda a: a["self"] != a["other"], "other"),
-    "lt": ScalarRule(lambda a: a["self"] < a["other"], "other"),
-    "le": ScalarRule(lambda a: a["self"] <= a["other"], "other"),
-    "gt": ScalarRule(lambda a: a["self"] > a["other"], "other"),
-    "ge": ScalarRule(lambda a: a["self"] >= a["other"], "other"),
+    "eq": ScalarRule(lambda a: a["self"] == a["other"], "other", rounds=True),
+    "ne": ScalarRule(lambda a: a["self"] != a["other"], "other", rounds=True),
+    "lt": ScalarRule(lambda a: a["self"] < a["other"], "other", rounds=True),
+    "le": ScalarRule(lambda a: a["self"] <= a["other"], "other", rounds=True),
+    "gt": ScalarRule(lambda a: a["self"] > a["other"], "other", rounds=True),
+    "ge": ScalarRule(lambda a: a["self"] >= a["other"], "other", rounds=True),
 }
 
 # arguments that take no part in type promotion and stay bool
 _MASKS = ("mask", "condition")
-OF_OWN_DTYPE = ("fill", "masked_fill")
-"""Ops that cast the number to the tensor's dtype: an integer's bits must not go through a float."""
+OF_OWN_DTYPE = ("fill", "masked_fill", "threshold")
+"""Ops that cast numbers to the tensor's dtype: an integer's bits must not go through a float."""
 # ops whose result dtype is given, and doesn't follow from the arguments
 _FACTORIES = ("full", "full_like", "new_full", "scalar_tensor")
 
@@ -144,19 +159,24 @@ def computed(call: Call, arguments: Arguments, kinds: Sequence[type]) -> torch.T
         if n not in _MASKS and isinstance(v, (torch.Tensor, bool, int, float))
     ]
     is_factory = base_name(call.op) in _FACTORIES
+    # A run-time scalar counts as a Python number of its type; any value does. The float64 or
+    # int64 tensor that carries it would make the result too wide.
+    samples = {n: kinds[v.index](1) for n, v in call.arguments() if isinstance(v, ScalarRef)}
+    numbers_in = None
     if is_factory:
         dtype = _dtype_of(call)
     elif base_name(call.op) in OF_OWN_DTYPE:
         dtype = arguments["self"].dtype
     else:
-        # A run-time scalar counts as a Python number of its type; any value does. The float64 or
-        # int64 tensor that carries it would make the result too wide.
-        samples = {n: kinds[v.index](1) for n, v in call.arguments() if isinstance(v, ScalarRef)}
-        dtype, _ = elementwise_dtypes(
-            *(samples.get(n, arguments[n]) for n in weighed),
+        # the factor `value` of `addcmul` doesn't count
+        dtype, numbers_in = elementwise_dtypes(
+            *(samples.get(n, arguments[n]) for n in weighed if n != "value"),
             type_promotion_kind=KIND.INT_TO_FLOAT if rule.int_to_float else KIND.DEFAULT,
         )
-    cast = {n: arguments[n].to(dtype) for n in weighed if isinstance(arguments[n], torch.Tensor)}
+    cast = {n: arguments[n] for n in weighed if isinstance(arguments[n], torch.Tensor)}
+    if rule.rounds and numbers_in is not None:
+        cast |= {n: cast[n].to(numbers_in) for n in samples}
+    cast = {n: value.to(dtype) for n, value in cast.items()}
     result: torch.Tensor = rule.compute(arguments | cast)
     if not call.outputs:
         target: torch.Tensor = arguments["self"]

@@ -168,9 +168,14 @@ PyObject* py_call_environment(PyObject*, PyObject*) {
   put(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 8);
   put(context.deterministicAlgorithms(), 1);
   put(context.deterministicAlgorithmsWarnOnly(), 1);
-  put(static_cast<uint64_t>(context.float32MatmulPrecision()), 2);
-  put(context.allowTF32CuBLAS(), 1);
-  put(context.allowTF32CuDNN(), 1);
+  using Backend = at::Float32Backend;
+  using Op = at::Float32Op;
+  put(static_cast<uint64_t>(context.float32Precision(Backend::GENERIC, Op::ALL)), 3);
+  for (const auto backend : {Backend::CUDA, Backend::MKLDNN}) {
+    for (const auto op : {Op::MATMUL, Op::CONV, Op::RNN}) {
+      put(static_cast<uint64_t>(context.float32Precision(backend, op)), 3);
+    }
+  }
   put(context.userEnabledMkldnn(), 1);
   put(context.userEnabledFlashSDP(), 1);
   put(context.userEnabledMemEfficientSDP(), 1);

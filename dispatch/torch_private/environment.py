@@ -143,15 +143,20 @@ def autocast_as(state: Autocast) -> Iterator[None]:
         yield
 
 
+_FP32_PRECISIONS = (
+    ("generic", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
+    ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+)  # fmt: skip
+
+
 def environment() -> tuple[object, ...]:
     """What an op's result depends on besides its arguments, below autograd and autocast. What they
     add is in the ops that are recorded."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch._C._get_cublas_allow_tf32(),
-        torch._C._get_cudnn_allow_tf32(),
+        # the older getters raise if these have been set to what the older setters couldn't
+        *(torch._C._get_fp32_precision_getter(*which) for which in _FP32_PRECISIONS),
         torch._C._get_mkldnn_enabled(),
         torch.is_inference_mode_enabled(),
     )

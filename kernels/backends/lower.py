@@ -308,7 +308,7 @@ def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] |
     if base_name(op) in NORMS:
         args = _in_one_dtype(args)
     if base_name(op) in scalar_rules.OF_OWN_DTYPE:
-        args = [*args[:-1], _in_dtype(args[-1], args[0].dtype)]
+        args = [args[0], *(_in_dtype(one, args[0].dtype) for one in args[1:])]
     if op is aten.native_batch_norm.default:
         op, args = _declared_batch_norm(args)
     if bad_indices is not None:

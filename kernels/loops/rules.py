@@ -81,7 +81,14 @@ def _pow(b: Builder, a: Arguments) -> Value:
     text = None if isinstance(exponent, Value) else _SPECIAL_POWERS.get(exponent)
     if text is not None:
         return b.of(text, a["self"])
-    return b.of("pow({0}, {1})", a["self"], exponent)
+    power = b.of("pow({0}, {1})", a["self"], exponent)
+    if isinstance(a["self"], Value) and isinstance(exponent, Value) and exponent.size == ():
+        return b.of(
+            "{1} == 0.5 ? square_root({0}) : {1} == -0.5 ? 1 / square_root({0}) : {1} == 1 ? {0} "
+            ": {1} == 3 ? {0} * {0} * {0} : {1} == -1 ? 1 / {0} : {2}",
+            a["self"], exponent, power,
+        )  # fmt: skip
+    return power
 
 
 def _clamp(b: Builder, a: Arguments) -> Value:

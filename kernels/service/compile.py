@@ -83,6 +83,9 @@ class Build(NamedTuple):
 
 MAX_WAIT_AT_THE_END_S = 10.0
 """Seconds that the end of the process waits for each of the queues of jobs."""
+SOON_AFTER_S = 0.1
+"""Seconds that a segment has taken op by op when a kernel is tried that is there soon: as long as
+its build takes."""
 MOST_SOON = 16
 """The most segments of one structure that get a kernel of their own because they are simple. Such a
 kernel takes a tenth of a second, the generic one of all sizes takes many seconds."""
@@ -291,14 +294,18 @@ class Compiler:
 
     def _request(self, fusion: Fusion) -> None:
         """Queue the fusion's build; called at each run once it has run `threshold` times."""
-        # A threshold of 1 or less asks for a build at once, whatever the program's age.
-        if fusion.threshold > 1 and not self._may_build():
+        is_soon = fusion.may_be_simple and fusion.spent_s >= SOON_AFTER_S
+        if not (is_soon or self._may_ask_workers(fusion)):
             return  # the next run asks again
         with self._creating:
             if fusion.status != "aten":
                 return  # another thread has queued it in the meantime
             fusion.status = "queued"
         self._to_build_soon.add(fusion)
+
+    def _may_ask_workers(self, fusion: Fusion) -> bool:
+        # A threshold of 1 or less asks for a build at once, whatever the program's age.
+        return fusion.threshold <= 1 or self._may_build()
 
     def _join_family(self, fusion: Fusion) -> None:
         """Add a new fusion to the family of its structure, and adopt the family's kernel if built.
@@ -328,8 +335,10 @@ class Compiler:
         """Build the kernel if the segment is simple; else queue it for a worker."""
         if self._is_built_soon(fusion):
             self._obtain(fusion)
-        else:
+        elif self._may_ask_workers(fusion):
             self._to_build.add(fusion)
+        else:
+            fusion.status = "aten"  # it is asked for again
 
     def _is_built_soon(self, fusion: Fusion) -> bool:
         """Whether the fusion's segment is simple. Its artifact is in `ahead` then.
@@ -338,17 +347,16 @@ class Compiler:
         sizes gets its generic kernel.
         """
         backend, member = fusion.backend, fusion.member
-        if not (
+        artifact = None
+        if (
             fusion.may_be_simple
             and isinstance(backend, BuildsSoon)
             and backend.can_build(fusion.segment)
             and (member is None or member.family.n_soon < MOST_SOON)
         ):
-            return False
-        artifact = None
-        # an error is no reason to give up: a worker's build is tried, and says what is wrong
-        with suppress(Exception):
-            artifact = backend.build_soon(fusion.segment)
+            # an error is no reason to give up: a worker's build is tried, and says what is wrong
+            with suppress(Exception):
+                artifact = backend.build_soon(fusion.segment)
         if artifact is None:
             fusion.may_be_simple = False
             return False

@@ -334,6 +334,10 @@ class CapturedCall:
     def _sources(self, take: Take) -> dict[str, Any]:
         """How C++ finds the leaves, draws random numbers, and notes which tensors were written."""
         sources = take.outline.sources
+        shown = {one.name for one in take.outline.returned if one.kind == "leaf"}
+        shown |= {take.leaf_at[owner] for _, owner in self.plan.parts_of_leaves}
+        # what the plan writes, or the caller may write, must not show in the next run
+        self._copied = shown | take.written.keys()
         ways = [self._way_to_leaf(i, source, take) for i, source in enumerate(sources)]
         leaf_drawn = {source.name: i for i, source in enumerate(sources) if source.kind == "draw"}
         # draws and constants are left out: the program has no tensor on their memory. A write to a
@@ -362,8 +366,7 @@ class CapturedCall:
             return Way("object", source.name.tensor)
         if source.kind == "constant":
             constant = take.constants[i]
-            # what the plan writes must not show in the next run
-            if i in take.written:
+            if i in self._copied:
                 return Way("ask", lambda _: torch_private.copy_of(constant))
             return Way("object", constant)
         if source.is_copy or source.view is not None:

@@ -115,7 +115,7 @@ class _Forward(_Named):
         versions = [one._version for one in inputs]
         # autograd keeps a view's op for lazy tensors, but for plain ones only if it is told to: the
         # graph must be the same, whether this call is recorded or bypassed
-        with _saving() as saved, torch_private.views_by_their_ops():
+        with _saving() as (saved, is_written), torch_private.views_by_their_ops():
             result = torch_private.call_module(module, args, kwargs)
         outputs, form = _taken_apart(result, module, args, kwargs)
         bits, with_graph = 0, []
@@ -131,6 +131,8 @@ class _Forward(_Named):
             flaw = "it writes an argument whose gradient is wanted"
         if any(_shares(output, inputs) for output in with_graph):
             flaw = "it gives an argument whose gradient is wanted, or a view of it"
+        if any(map(is_written, range(len(saved)))):
+            flaw = "it writes what its backward needs"
         wanted = [one for i, one in enumerate(inputs) if reached >> i & 1] + parameters
         if any(one._backward_hooks or (one.retains_grad and not one.is_leaf) for one in wanted):
             flaw = "a parameter or an argument has a hook for its gradient, which would run twice"
@@ -214,8 +216,9 @@ def _lead_on(edges: list[Any]) -> bool:
 
 
 @contextmanager
-def _saving() -> Iterator[Tensors]:
-    """Have autograd save numbers instead of tensors; yields the list of these tensors.
+def _saving() -> Iterator[tuple[Tensors, Callable[[int], bool]]]:
+    """Have autograd save numbers instead of tensors; yields the list of these tensors, and whether
+    one of them has been written since.
 
     Nodes of the graph look a number up in `_here.saved`, which `_Backward` sets. Without it, as
     when the outputs are returned with this graph, they look in the list. A tensor there must not
@@ -234,10 +237,13 @@ def _saving() -> Iterator[Tensors]:
             versions.append(version)
         return known[0]
 
+    def is_written(i: int) -> bool:
+        return saved[i]._version != versions[i]
+
     def unpack(i: int) -> torch.Tensor:
         if _here.saved:
             return _here.saved[i]
-        if saved[i]._version != versions[i]:
+        if is_written(i):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: a tensor of shape {list(saved[i].shape)} is at version "
@@ -246,7 +252,7 @@ def _saving() -> Iterator[Tensors]:
         return saved[i]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield saved
+        yield saved, is_written
 
 
 class _Backward(_Named):

@@ -168,7 +168,7 @@ class Take:
         self._nodes = [step for step in steps if isinstance(step, Node)]
         # the number of each leaf, by its slot
         leaves_of_steps = [step for step in steps if isinstance(step, Leaf)]
-        self._leaf_at = {step.slot: i for i, step in enumerate(leaves_of_steps)}
+        self.leaf_at = {step.slot: i for i, step in enumerate(leaves_of_steps)}
         self._live = self._slots_alive()  # of results that something besides the trace still holds
         self._claimed: set[int] = set()  # those of them that replay knows the holder of
         self._made_anew: set[int] = set()  # ids of containers that the call put for other ones
@@ -332,7 +332,7 @@ class Take:
                 return Source("constant", _contents(leaf))
         if not self.after.follows_code:
             return Source("object", Same(leaf))
-        slot = next(s for s, i in self._leaf_at.items() if self._trace.leaves[i] is leaf)
+        slot = next(s for s, i in self.leaf_at.items() if self._trace.leaves[i] is leaf)
         users = [node for node in self._nodes if slot in node.reads]
         used = f", first used by {named(users[0])}" if users else ""
         raise Obstacle(
@@ -345,7 +345,7 @@ class Take:
         root_of = self._trace.root_of
         roots = {root_of(slot) for node in self._nodes for slot in node.writes}
         written: dict[int, int] = {}
-        for slot, i in self._leaf_at.items():
+        for slot, i in self.leaf_at.items():
             if not roots or root_of(slot) not in roots:
                 continue
             source, tensor = sources[i], None
@@ -473,8 +473,12 @@ class Take:
             return Returned("slot", slot, meta, grad, layout)
         if isinstance(leaf, LazyTensor) and leaf._value.slot is not None:
             # another tensor object on a leaf, as `detach()` of a parameter gives
-            return Returned("leaf", self._leaf_at[leaf._value.slot.index], meta, grad, layout)
-        # made from Python data: its values are in the outline, so they are equal at each replay
+            return Returned("leaf", self.leaf_at[leaf._value.slot.index], meta, grad, layout)
+        # made from Python data, and maybe written since
+        for i, data in enumerate(self._trace.leaves):
+            if leaf is data:
+                return Returned("leaf", i, meta, grad, layout)
+        # its values are in the outline, so they are equal at each replay
         if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
             return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
         raise Obstacle("it returns a tensor that it didn't compute")

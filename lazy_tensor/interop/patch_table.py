@@ -64,7 +64,7 @@ TABLE: tuple[Way, ...] = (
     Way(of(torch.Tensor, "item", "tolist"), "reads a value of a program that isn't listened to",
         wrappers.converting, without_mode=True),
     Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
-        wrappers.releasing),
+        wrappers.swapping),
     Way(of(torch.Tensor, "data"), "torch takes a tensor of another class for one with memory",
         wrappers.setting_data, without_mode=True),
     Way(of(torch.Tensor, "map_", "map2_"), "goes through the memory of all that it is given",

@@ -313,6 +313,18 @@ def releasing(name: str, own: Any) -> Any:
     return flush_first
 
 
+def swapping(name: str, own: Any) -> Any:
+    """A function that gives two tensors each other's contents. A replay would not do it again."""
+    swap_when_flushed = releasing(name, own)
+
+    @functools.wraps(own)
+    def swap(*args: Any, **kwargs: Any) -> Any:
+        stop_tape(f"{name}() is called")
+        return swap_when_flushed(*args, **kwargs)
+
+    return swap
+
+
 def in_new_process(name: str, own: Any) -> Any:
     """The main function of a new process: outside the mode, as in a process that isn't forked."""
 

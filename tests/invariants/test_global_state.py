@@ -1,5 +1,7 @@
 """What results depend on besides their inputs: autocast, grad mode, random streams, flags."""
 
+import textwrap
+
 import pytest
 import torch
 from torch import nn
@@ -294,3 +296,25 @@ print(len(entered))
 def test_what_is_recorded_under_a_stream_runs_under_it():
     """`torch.cuda.stream` and `with stream:` end in these calls, which nothing stands behind."""
     assert run_python("-c", STREAMS).split() == ["3"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["torch.backends.mkldnn.matmul", "torch.backends.cuda.matmul", "torch.backends"],
+)
+def test_precisions_that_the_older_api_cannot_tell(setting):
+    # torch's own getters of the older API raise from here on, so it is a process of its own
+    program = f"""
+        import torch
+        from lazy_tensor import lazy_mode, replay
+
+        x = torch.ones(3, 3)
+        step = replay(lambda x: x @ x + 1)
+        {setting}.fp32_precision = "tf32" if "cuda" in "{setting}" else "bf16"
+        for _ in range(3):
+            with lazy_mode(record="always"):
+                y = x @ x + 1
+            assert y.tolist() == step(x).tolist() == [[4.0] * 3] * 3
+        print("ran")
+    """
+    assert run_python("-c", textwrap.dedent(program)).strip() == "ran"

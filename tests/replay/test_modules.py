@@ -1012,3 +1012,24 @@ def test_gradients_of_several_batches_are_added_up():
             torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=0)
     assert calls_of(model).forward.n_replayed > 4
     assert backwards_of(model) > 4
+
+
+class WritesWhatItSaved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        y = self.layer(x).sigmoid()
+        z = y * y
+        y.mul_(3)
+        return z
+
+
+@pytest.mark.filterwarnings("ignore:replay.* goes on recording")
+def test_a_module_that_writes_what_its_backward_needs_raises_as_in_eager():
+    model = replay(WritesWhatItSaved())
+    for _ in range(6):
+        loss = model(torch.ones(1, 2)).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
