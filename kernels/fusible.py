@@ -132,6 +132,8 @@ def refuses_bytes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
     `sum` and `prod` compute in their result's dtype, the others in their argument's.
     """
     name = base_name(call.op)
+    if name in ("all", "any") and any(spec.dtype is torch.uint8 for spec in inputs):
+        return f"{call.op}: Inductor gives bools where eager gives uint8"
     if name not in REDUCES_BYTES_WRONGLY:
         return None
     computed_in = call.outputs if name in ("prod", "sum") else inputs

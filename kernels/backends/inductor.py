@@ -165,8 +165,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 SOURCES = (
-    "backends/artifact", "backends/divisions", "backends/index_checks", "backends/lower",
-    "backends/torch_cpp", "backends/torch_inductor", "generic", "scalar_rules",
+    "backends/artifact", "backends/divisions", "backends/index_checks", "backends/inductor",
+    "backends/lower", "backends/torch_cpp", "backends/torch_inductor", "backends/whole", "fusible",
+    "generic", "scalar_rules", "segment",
     *(f"loops/{name}" for name in ("body", "cpp", "nest", "read", "rules", "values", "write")),
 )  # fmt: skip
 """The modules whose code decides what an artifact holds. Any change of a file here makes all

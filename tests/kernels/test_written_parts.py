@@ -143,3 +143,40 @@ def test_steps_with_two_buffers_are_compiled():
     with lazy_tensor.lazy_mode(backend="inductor", compile="blocking"):
         leapfrog(*tensors)
     assert lazy_tensor.explain().records[-1].statuses == ("ready",)
+
+
+def flat(x):
+    x.add_(1)
+    x.view(-1)[2:5].neg_()
+
+
+def behind(x):
+    x.narrow(1, x.shape[0], 3).mul_(5)
+
+
+def moved(x):
+    x.t()[x.shape[0] : 9].neg_()
+
+
+@pytest.mark.parametrize("write", [flat, behind, moved])
+def test_parts_that_begin_where_a_size_says(write):
+    for rows, columns in [(2, 24), (2, 33), (2, 64), (3, 24), (3, 33)]:
+        plain = torch.arange(1.0, rows * columns + 1).view(rows, columns)
+        lazy = plain.clone()
+        write(plain)
+        with lazy_tensor.lazy_mode(record="always", compile="blocking"):
+            write(lazy)
+            result = lazy + 0
+        assert torch.equal(lazy_tensor.materialize(result), plain)
+        assert torch.equal(lazy_tensor.materialize(lazy), plain)
+
+
+def test_any_and_all_of_bytes_are_bytes():
+    x = torch.tensor([[0, 3, 1], [2, 2, 2]], dtype=torch.uint8)
+    for _ in range(2):
+        with lazy_tensor.lazy_mode(record="always", compile="blocking"):
+            y = x * 1
+            found = [y.any(), y.all(-1), y + 1]
+        for mine, theirs in zip(found, [x.any(), x.all(-1), x + 1], strict=True):
+            assert torch.equal(lazy_tensor.materialize(mine), theirs)
+            assert lazy_tensor.materialize(mine).dtype is theirs.dtype
