@@ -18,7 +18,7 @@ PACKAGES = {
         "torch_private", "", "ops", "metadata", "tiering", "trie", "torch_checks", "plan", "run",
         "record",
     ),
-    "kernels": ("", "extension", "backends", "nvfuser", "service"),
+    "kernels": ("", "extension", "loops", "backends", "nvfuser", "service"),
     "sharding": ("", "ops", "fsdp"),
 }  # fmt: skip
 MOST_FILES = 12
