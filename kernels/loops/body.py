@@ -334,18 +334,38 @@ class Total:
     def _has_nan(self) -> bool:
         return self.value.kind != "sum" and self.value.dtype.is_floating_point
 
+    @property
+    def _first(self) -> str:
+        """What the result is of no elements."""
+        if self.value.kind == "sum":
+            return "0"
+        is_max = self.value.kind == "max"
+        if self.value.dtype.is_floating_point:
+            return f"{'-' if is_max else ''}__builtin_inf()"
+        info = torch.iinfo(self.value.dtype)
+        return f"{info.min + 1}L - 1" if is_max else f"{info.max}L"
+
     def begin(self) -> Iterator[str]:
-        first = "0"
-        if self.value.kind != "sum":
-            is_max = self.value.kind == "max"
-            if self.value.dtype.is_floating_point:
-                first = f"{'-' if is_max else ''}__builtin_inf()"
-            else:
-                info = torch.iinfo(self.value.dtype)
-                first = f"{info.min + 1}L - 1" if is_max else f"{info.max}L"
-        yield f"{self._type} {self.name} = {first};"
+        yield f"{self._type} {self.name} = {self._first};"
         if self._has_nan:
             yield f"int {self.name}_nan = 0;"
+
+    def begin_parts(self, n: int) -> Iterator[str]:
+        """Arrays for what each of `n` threads adds up; there may come fewer."""
+        yield f"{self._type} {self.name}_of[{n}];"
+        yield f"for (int i = 0; i < {n}; i++) {self.name}_of[i] = {self._first};"
+        if self._has_nan:
+            yield f"int {self.name}_nan_of[{n}] = {{}};"
+
+    def keep_part(self, thread: str) -> Iterator[str]:
+        yield f"{self.name}_of[{thread}] = {self.name};"
+        if self._has_nan:
+            yield f"{self.name}_nan_of[{thread}] = {self.name}_nan;"
+
+    def add_part(self, thread: str) -> Iterator[str]:
+        yield from self.add(f"{self.name}_of[{thread}]")
+        if self._has_nan:
+            yield f"{self.name}_nan |= {self.name}_nan_of[{thread}];"
 
     def clauses(self) -> Iterator[str]:
         operation = {"sum": "+"}.get(self.value.kind, self.value.kind)

@@ -123,6 +123,10 @@ def _stand_in(compiler: str) -> Path:
 PRELUDE = """\
 typedef float F8 __attribute__((vector_size(32)));
 typedef double D4 __attribute__((vector_size(32)));
+extern "C" int omp_get_thread_num();
+extern "C" int omp_get_num_threads();
+static inline long larger(long a, long b) { return a > b ? a : b; }
+static inline long smaller(long a, long b) { return a < b ? a : b; }
 template <typename T> struct Same { using type = T; };
 static inline float absolute(float x) { return __builtin_fabsf(x); }
 static inline double absolute(double x) { return __builtin_fabs(x); }

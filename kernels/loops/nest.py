@@ -113,24 +113,24 @@ class Loops(NestText):
         self.scalars = {}
         for number in range(self._n_passes):
             lines += self._pass(number)
-        return f"{{\n{self._looped(outer, lines, self._parallel if outer else '')}\n}}"
+        body = self._looped(outer, lines)
+        if self._is_shared and outer:
+            body = f"#pragma omp parallel for num_threads({self.kernel.n_threads})\n{body}"
+        return f"{{\n{body}\n}}"
 
     @property
-    def _parallel(self) -> str:
-        """What shares a loop among threads; nothing for one thread, or too little work."""
-        n_threads = self.kernel.n_threads
-        if n_threads == 1 or math.prod(self.nest.size) < LEAST_PARALLEL:
-            return ""
-        return f"parallel for num_threads({n_threads}) "
+    def _is_shared(self) -> bool:
+        """Whether threads share the nest."""
+        return self.kernel.n_threads > 1 and math.prod(self.nest.size) >= LEAST_PARALLEL
 
-    def _looped(self, loops: Sequence[tuple[str, int]], lines: Sequence[str], shared: str) -> str:
-        """The lines in loops, of which the first is `shared` by threads."""
+    def _looped(
+        self, loops: Sequence[tuple[str, int]], lines: Sequence[str], parted: str = ""
+    ) -> str:
+        """The lines in loops; see `_for`."""
         text = "\n".join(lines)
-        for i, (variable, n) in reversed([*enumerate(loops)]):
+        for variable, n in reversed(loops):
             hoisted = "\n".join(self.hoisted.get(variable, []))
-            text = f"{_for(variable, 0, n)} {{\n{hoisted}\n{text}\n}}"
-            if shared and i == 0:
-                text = f"#pragma omp {shared}\n{text}"
+            text = f"{_for(variable, 0, n, parted)} {{\n{hoisted}\n{text}\n}}"
         return text
 
     def _is_outer(self, loop: tuple[str, int]) -> bool:
@@ -161,12 +161,11 @@ class Loops(NestText):
         if not (stores or saves or totals):
             return []
         inner = [loop for loop in self.loops if not self._is_outer(loop)]
-        # threads share the outer loops if there are any
-        shared = self._parallel if len(inner) == len(self.loops) else ""
-        clauses = "".join(clause for total in totals.values() for clause in total.clauses())
         innermost, n = inner[-1] if inner else ("", 1)
-        pragma = f"#pragma omp {shared.replace('for', 'for simd') if len(inner) == 1 else ''}"
-        pragma += clauses if shared and len(inner) == 1 else f"simd{clauses}"
+        # threads share the outer loops if there are any
+        is_shared = self._is_shared and bool(inner) and len(inner) == len(self.loops)
+        parted = inner[0][0] if is_shared else ""
+        clauses = "".join(clause for total in totals.values() for clause in total.clauses())
         lines: list[str] = []
         edges = self._edges(innermost, n)
         for low, high in pairwise(edges):
@@ -180,9 +179,26 @@ class Loops(NestText):
             if len(body.lines) * len(edges) > MOST_LINES:
                 raise Declined("too many lines")
             if inner:
-                lines += [pragma, _for(innermost, low, high)]
+                lines += [f"#pragma omp simd{clauses}", _for(innermost, low, high, parted)]
             lines += ["{", *body.lines, *body.stores, "}"]
-        return [self._looped(inner[:-1], lines, shared + clauses if shared else "")]
+        loops = self._looped(inner[:-1], lines, parted)
+        return self._among_threads(inner[0][1], loops, [*totals.values()]) if parted else [loops]
+
+    def _among_threads(self, n: int, loops: str, totals: Sequence[Total]) -> list[str]:
+        """The loops, of which each thread does a part of the first one, with `n` rounds. What
+        threads have added up is added in their order, so that each run gives the same."""
+        n_threads = self.kernel.n_threads
+        parts = [line for total in totals for line in total.begin_parts(n_threads)]
+        inside = [line for total in totals for line in total.begin()]
+        kept = [line for total in totals for line in total.keep_part("thread")]
+        added = [line for total in totals for line in total.add_part("thread")]
+        every = _for("thread", 0, n_threads)
+        return [
+            *parts, f"#pragma omp parallel num_threads({n_threads})", "{",
+            "const long thread = omp_get_thread_num(), n_threads = omp_get_num_threads();",
+            f"const long from = {n}L * thread / n_threads, to = {n}L * (thread + 1) / n_threads;",
+            *inside, loops, *kept, "}", *([f"{every} {{", *added, "}"] if added else []),
+        ]  # fmt: skip
 
     def _edges(self, innermost: str, n: int) -> list[int]:
         """Where the pieces of the innermost loop begin, and where the last one ends."""
@@ -233,5 +249,10 @@ class Loops(NestText):
                 raise Declined("neighbours lie far apart")
 
 
-def _for(variable: str, low: int, high: int) -> str:
-    return f"for (long {variable} = {low}; {variable} < {high}; {variable}++)"
+def _for(variable: str, low: int, high: int, parted: str = "") -> str:
+    """The head of a loop. That of the variable `parted` is shared by threads: this one's part goes
+    from `from` to `to`."""
+    begin, end = str(low), str(high)
+    if variable == parted:
+        begin, end = f"larger({low}, from)", f"smaller({high}, to)"
+    return f"for (long {variable} = {begin}; {variable} < {end}; {variable}++)"

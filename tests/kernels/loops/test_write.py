@@ -199,6 +199,14 @@ def test_sums_are_as_accurate_as_eagers(record):
     assert abs(found.item() - x.double().sum().item()) <= 0.01
 
 
+def test_threads_add_up_in_the_same_order_each_time(record, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    x = seeded(1 << 17).double().exp()
+    recorded = record(lambda x: (x * 1.1).sum(), [x])
+    kernel = kernel_of(recorded.segment)
+    assert len({kernel([x], [])[0].item() for _ in range(50)}) == 1
+
+
 @pytest.mark.parametrize(
     ("reason", "program", "inputs"),
     [
