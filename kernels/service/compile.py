@@ -347,7 +347,7 @@ class Compiler:
         sizes gets its generic kernel.
         """
         backend, member = fusion.backend, fusion.member
-        artifact = None
+        artifact, start = None, perf_counter()
         if (
             fusion.may_be_simple
             and isinstance(backend, BuildsSoon)
@@ -360,6 +360,7 @@ class Compiler:
         if artifact is None:
             fusion.may_be_simple = False
             return False
+        self._account(start, f"{fusion!r} by {backend.name}")
         if member is not None:
             member.family.n_soon += 1
             fusion.member = None
@@ -568,16 +569,18 @@ class Compiler:
     def _built_from(self, fusion: Fusion) -> Kernel:
         """Build a kernel from `fusion.source`, and account for it."""
         backend, source = fusion.backend, fusion.source
-        start = perf_counter()
+        start, is_ahead = perf_counter(), fusion.ahead is not None
         try:
             if not _is_portable(backend, fusion.segment):
                 kernel = _apart(backend.compile, source)
             else:
                 kernel = self._loaded(fusion, self._artifact(fusion, backend))
         finally:
-            seconds = self._account(start, f"{fusion!r} by {backend.name}")
+            # what was built ahead is accounted for already
+            if not is_ahead:
+                self._account(start, f"{fusion!r} by {backend.name}")
         self.counters.add("compiled")
-        COMPILES.info("%s by %s in %.2f s", fusion, backend.name, seconds)
+        COMPILES.info("%s by %s in %.2f s", fusion, backend.name, perf_counter() - start)
         return kernel
 
     def _artifact(self, fusion: Fusion, backend: PortableBackend) -> bytes:
