@@ -72,6 +72,12 @@ RANDOM_OPS = frozenset(_dispatcher._random_ops) | {
     _aten.log_normal_.default,
 }  # fmt: skip
 """Ops that draw one number for each element of the global tensor."""
+# Ops whose rules compare the sizes of two tensors, or make as many results as a dimension has rows.
+_READS_SIZES = frozenset({
+    _aten.gather.default, _aten.scatter.src, _aten.scatter.value, _aten.scatter_.src,
+    _aten.scatter_.value, _aten.scatter_add.default, _aten.scatter_add_.default,
+    _aten.unbind_copy.int,
+})  # fmt: skip
 
 
 def as_size(size: tuple[Any, ...]) -> torch.Size:
@@ -196,10 +202,12 @@ def around_explicit_redistribution(
 
 
 def takes_sizes(op: Any) -> bool:
-    """Whether the rules' answer for an op depends on sizes: they are arguments, or it squeezes."""
+    """Whether the rules' answer for an op depends on sizes: it has them as arguments, squeezes or
+    compares them."""
     propagator = _dispatcher.sharding_propagator
     return (
-        op in propagator.op_to_shape_and_stride_idx
+        op in _READS_SIZES
+        or op in propagator.op_to_shape_and_stride_idx
         or op in propagator.op_to_scalar_shape_adjuster
         or op in propagator.squeeze_op_to_dims_variant
     )

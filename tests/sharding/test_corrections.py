@@ -47,6 +47,19 @@ def running_mean(on: Placed) -> torch.Tensor:
     return mean * 1
 
 
+def at_sizes(call: Callable[..., Any]) -> Callable[[Placed], torch.Tensor]:
+    """The results for an index that is as long as the tensor, and then for a shorter one."""
+
+    def program(on: Placed) -> torch.Tensor:
+        made = []
+        for n in (8, 4):
+            x, index = torch.arange(48.0).view(8, 6), torch.arange(n * 6).view(n, 6) % 6
+            made.append(call(on(x, 0), on(index, 0), on(index * 2.0, 0)))
+        return torch.cat(made)
+
+    return program
+
+
 PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "mse_loss": loss_gradient(F.mse_loss),
     "smooth_l1_loss": loss_gradient(F.smooth_l1_loss),
@@ -80,6 +93,13 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
         lambda w: F.embedding(on(ROWS[0], 0), w, scale_grad_by_freq=True).sum(), on(X, None)
     ),
     "bits": lambda on: on(X.round(), 0).sum(0).view(torch.int32),
+    "gather by shorter indices": at_sizes(lambda x, index, _: x.gather(1, index)),
+    "scatter by shorter indices": at_sizes(lambda x, index, src: x.scatter(1, index, src)),
+    "scatter_ by shorter indices": at_sizes(lambda x, index, _: x.scatter_(1, index, 7.0)),
+    "scatter_add by shorter indices": at_sizes(lambda x, index, src: x.scatter_add(1, index, src)),
+    "unbind_copy of more columns": lambda on: torch.cat(
+        [*torch.unbind_copy(on(X[:, :4], 0), 1), *torch.unbind_copy(on(X, 0), 1)]
+    ),
     "threshold": lambda on: F.threshold(on(X, 0).amax(0), 0.9, 2.0),
     "fft": lambda on: torch.fft.fft(on(X, 0).amax(0)).real,
 }
