@@ -161,6 +161,8 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     _is_linked_natively = False
     # for each parameter the sum of gradients while `reduce_grads` is off
     _kept: list[torch.Tensor | None]
+    # how often the sharded parameters were written, as of a forward that left the group whole
+    _gathered_from: list[int] | None = None
     state: weakref.ref[Any]
     tied: TiedGroup | None = None
     """The group of those of its parameters that modules of other groups hold too."""
@@ -201,8 +203,12 @@ class ParameterGroup(torch_private.FSDPParamGroup):
 
         `async_op` has no effect: every gather is issued early and waited for late.
         """
-        if self._gathered is not None or self.is_unsharded:
+        if self._gathered is not None:
             return
+        if self.is_unsharded:
+            if not self._is_out_of_date:
+                return
+            self._to_sharded()
         # the user said that backward doesn't need these parameters
         if not self.unshard_in_backward and self._training_state == TrainingState.PRE_BACKWARD:
             return
@@ -232,6 +238,22 @@ class ParameterGroup(torch_private.FSDPParamGroup):
             )
             number = self._numbers[is_after] = PLANS.number(plan)
         return number
+
+    @property
+    def _is_out_of_date(self) -> bool:
+        """Whether an optimizer, say, has written the sharded parameters since a forward that left
+        the whole ones in memory. Autograd counts calls that write, so all ranks agree."""
+        seen = self._gathered_from
+        # backward needs the values that forward had
+        return (
+            seen is not None
+            and self._training_state != TrainingState.PRE_BACKWARD
+            and seen != self._counts_of_writes()
+        )
+
+    def _counts_of_writes(self) -> list[int]:
+        shards = [p.sharded_param for p in self.fsdp_params]
+        return [0 if shard.is_inference() else shard._version for shard in shards]
 
     @property
     def _n_ranks(self) -> int:
@@ -270,6 +292,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
             p.show(p.sharded_param)
             p.sharded_state = ShardedState.SHARDED
         self._sharded_state = ShardedState.SHARDED
+        self._gathered_from = None
 
     def _to_sharded_post_forward(self) -> None:
         if self.is_unsharded:
@@ -280,6 +303,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     def reshard(self) -> None:
         if self._training_state == TrainingState.FORWARD:
             if not self._reshard_after_forward:
+                self._gathered_from = self._counts_of_writes()
                 return
             if self._use_post_forward_mesh:
                 self._to_sharded_post_forward()

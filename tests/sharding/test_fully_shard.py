@@ -532,6 +532,27 @@ def test_inference_without_gradients() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}])
+def test_a_forward_before_the_step_leaves_nothing_out_of_date(options: dict[str, Any]) -> None:
+    def outputs(model: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
+        optimizer, seen = momentum(model.parameters()), []
+        for _ in range(3):
+            loss_of(model, tokens).backward()
+            with torch.no_grad():
+                seen.append(lazy_tensor.materialize(model(TOKENS[0])))
+            optimizer.step()
+            optimizer.zero_grad()
+        return seen
+
+    expected = outputs(made(), TOKENS.flatten(0, 1))
+
+    def body() -> list[torch.Tensor]:
+        return outputs(by_blocks(made(), line(), **options), TOKENS[dist.get_rank()])
+
+    for found in run_on_ranks(N, body):
+        torch.testing.assert_close(found, expected)
+
+
 @on_ranks(N)
 def test_unshard_and_reshard_by_hand() -> None:
     model, expected = by_blocks(made(), line()), made()
