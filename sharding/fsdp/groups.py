@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -161,6 +161,8 @@ class ParameterGroup(torch_private.FSDPParamGroup):
     _is_linked_natively = False
     # for each parameter the sum of gradients while `reduce_grads` is off
     _kept: list[torch.Tensor | None]
+    # the parameters whose gradients are in `_partial_reduce_output`, one after the other
+    _partial_places: list[int]
     # how often the sharded parameters were written, as of a forward that left the group whole
     _gathered_from: list[int] | None = None
     state: weakref.ref[Any]
@@ -183,6 +185,7 @@ class ParameterGroup(torch_private.FSDPParamGroup):
             )
         super().lazy_init()  # type: ignore[no-untyped-call]
         self._numbers = {}
+        self._partial_places = []
         self._kept = [None] * len(self.fsdp_params)
 
     def _register_state_dict_hooks(self) -> None:
@@ -455,36 +458,56 @@ class ParameterGroup(torch_private.FSDPParamGroup):
             given.append(p._get_grad_inner_tensor(gradient))
             places.append(i)
         found: list[DTensor | None] = [None] * len(gradients)
-        if places:
-            # not strict: no gradients come back while the all-reduce over replicas waits
-            parameters: list[Any] = [self.fsdp_params[i].sharded_param for i in places]
-            for i, gradient in zip(
-                places, self._all_reduced(parameters, given, places), strict=False
-            ):
-                found[i] = gradient
+        if places or self._partial_reduce_output is not None:
+            for i, reduced in self._all_reduced(given, places):
+                found[i] = reduced
         return found
 
     def _all_reduced(
-        self, parameters: list[DTensor], gradients: list[torch.Tensor], places: list[int]
-    ) -> Sequence[DTensor]:
-        """The reduced gradients of these parameters; an empty tuple if the all-reduce over replicas
-        is left to a later backward."""
-        number = self._reduction(places, gradients[0].dtype)
+        self, gradients: list[torch.Tensor], places: list[int]
+    ) -> Iterable[tuple[int, DTensor]]:
+        """The reduced gradients of the parameters at `places`, and of those whose gradients waited,
+        each with its place; none if the all-reduce over replicas is left to a later backward."""
         # the usual case is one recorded op, the others are taken apart
         waits = not self.all_reduce_grads and isinstance(self.mesh_info, HSDPMeshInfo)
         if not waits and self._partial_reduce_output is None and self._all_reduce_hook is None:
-            return gathering.reduced(parameters, gradients, number)
-        plan = PLANS[number]
-        flat = gathering.reduce_scattered(gradients, plan)
-        if self._partial_reduce_output is not None:
-            flat = flat + self._partial_reduce_output
-        self._partial_reduce_output = flat if waits else None
-        if waits:
+            number = self._reduction(places, gradients[0].dtype)
+            return zip(
+                places, gathering.reduced(self._shards(places), gradients, number), strict=True
+            )
+        if places:
+            plan = PLANS[self._reduction(places, gradients[0].dtype)]
+            self._keep_partial(gathering.reduce_scattered(gradients, plan), places)
+        flat, places = self._partial_reduce_output, self._partial_places
+        if waits or flat is None:
             return ()
+        self._partial_reduce_output = None
+        plan = PLANS[self._reduction(places, flat.dtype)]
         flat = gathering.all_reduced(flat, plan)
         if self._all_reduce_hook is not None:
             self._all_reduce_hook(flat)
-        return gathering.as_gradients(parameters, flat, plan)
+        return zip(places, gathering.as_gradients(self._shards(places), flat, plan), strict=True)
+
+    def _shards(self, places: list[int]) -> list[Any]:
+        return [self.fsdp_params[i].sharded_param for i in places]
+
+    def _keep_partial(self, flat: torch.Tensor, places: list[int]) -> None:
+        """Add the parts of gradients in `flat` to those that wait for the all-reduce.
+
+        Backwards may use different parameters, so that `flat` may have other parts than what waits.
+        """
+        kept, kept_places = self._partial_reduce_output, self._partial_places
+        if kept is not None and kept_places == places:
+            flat = flat + kept
+        elif kept is not None:
+            parts: dict[int, torch.Tensor] = {}
+            for its, tensor in ((kept_places, kept), (places, flat)):
+                pieces = tensor.split([self.fsdp_params[i].part_numel for i in its])
+                for i, piece in zip(its, pieces, strict=True):
+                    parts[i] = parts[i] + piece if i in parts else piece
+            places = sorted(parts)
+            flat = torch.cat([parts[i] for i in places])
+        self._partial_reduce_output, self._partial_places = flat, places
 
     def _reduction(self, places: list[int], dtype: torch.dtype) -> int:
         """The number of the plan to reduce the gradients of the parameters at `places`."""

@@ -478,6 +478,33 @@ def test_gradients_wait_until_they_are_to_be_reduced(
     compare_gradients(model, expected)
 
 
+class OneOfTwo(nn.Module):
+    """Uses one of its weights."""
+
+    def __init__(self, n_columns: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.ones(6, 2), torch.ones(6, n_columns)])
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        return x @ self.weights[which]
+
+
+@pytest.mark.parametrize("n_columns", [2, 3])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0, 1)])
+@on_ranks(N)
+def test_backwards_that_use_other_parameters_wait_for_one_all_reduce(
+    order: tuple[int, ...], n_columns: int
+) -> None:
+    mesh = sharding.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))
+    model, expected = fully_shard(OneOfTwo(n_columns), mesh=mesh), OneOfTwo(n_columns)
+    x = torch.arange(24.0).view(4, 6)
+    for i, which in enumerate(order):
+        model.set_requires_all_reduce(i == len(order) - 1)
+        (model(x, which) * (i + 1)).sum().backward()
+        (expected(x, which) * (i + 1)).sum().backward()
+    compare_gradients(model, expected)
+
+
 @on_ranks(N)
 def test_gradients_add_up_over_backwards() -> None:
     model, expected = by_blocks(made(), line()), made()
