@@ -823,13 +823,32 @@ def _logsumexp(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`fill_`, after which Partial placements are Replicate: a sum would multiply the number."""
+    """`fill_`: of a Partial tensor the first rank has the number, the others what changes nothing.
+
+    The tensor stays Partial, as do the tensors that share its memory.
+    """
     tensor = args[0]
     if isinstance(args[1], DTensor):
         args = (tensor, _whole(op, args[1]))
-    op(local_of(tensor), *args[1:], **kwargs)
-    tensor._spec = _reduced(tensor._spec)
+    local = local_of(tensor)
+    op(local, *args[1:], **kwargs)
+    if any(hasattr(placement, "norm_type") for placement in tensor.placements):
+        tensor._spec = _reduced(tensor._spec)  # a norm of parts can't make up a negative number
+        return tensor
+    # a rank outside the mesh has no coordinate
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    for place, placement in zip(coordinate, tensor.placements, strict=False):
+        neutral = NEUTRAL.get(getattr(placement, "reduce_op", None))
+        if place and neutral is not None:
+            local.copy_(neutral(local))
     return tensor
+
+
+NEUTRAL: dict[str | None, Callable[..., torch.Tensor]] = {
+    "sum": torch.zeros_like,
+    "product": torch.ones_like,
+}
+"""Parts that change no result of a reduction; the others give the number of which all parts are."""
 
 
 def _put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

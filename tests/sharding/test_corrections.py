@@ -60,6 +60,19 @@ def at_sizes(call: Callable[..., Any]) -> Callable[[Placed], torch.Tensor]:
     return program
 
 
+def filled(reduce: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Placed], torch.Tensor]:
+    """A reduced tensor, and what was taken from it before, once some of it is filled."""
+
+    def program(on: Placed) -> torch.Tensor:
+        x = reduce(on(X, 0))
+        view, alias = x[1:4], x.detach()
+        x[2:4] = 5.0
+        view[1:2].fill_(-7)
+        return torch.cat([x, view, alias])
+
+    return program
+
+
 PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "mse_loss": loss_gradient(F.mse_loss),
     "smooth_l1_loss": loss_gradient(F.smooth_l1_loss),
@@ -100,6 +113,10 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "unbind_copy of more columns": lambda on: torch.cat(
         [*torch.unbind_copy(on(X[:, :4], 0), 1), *torch.unbind_copy(on(X, 0), 1)]
     ),
+    "a sum that is filled": filled(lambda x: x.sum(0)),
+    "a mean that is filled": filled(lambda x: x.mean(0)),
+    "a maximum that is filled": filled(lambda x: x.amax(0)),
+    "a product that is filled": filled(lambda x: x.prod(0)),
     "threshold": lambda on: F.threshold(on(X, 0).amax(0), 0.9, 2.0),
     "fft": lambda on: torch.fft.fft(on(X, 0).amax(0)).real,
 }
