@@ -804,10 +804,15 @@ UNSURE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
 
 def _place_of_extreme(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`argmax` and `argmin`: torch's handler needs equal parts, and gathers wrongly along a
-    dimension that is counted from the end."""
+    dimension that is counted from the end.
+
+    Of equal extremes it returns that of the first rank. Without `dim` that is the first one only if
+    the first rank's elements come before the others'.
+    """
     tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     parts = parts_of(tensor._spec)
-    if parts.uneven or parts.split_twice:
+    in_turn = dim is not None or all(p.is_replicate() or p == Shard(0) for p in tensor.placements)
+    if parts.uneven or parts.split_twice or not in_turn:
         return _without_rule(op, args, kwargs)
     if dim is not None and -tensor.ndim <= dim < 0:
         keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)

@@ -93,6 +93,8 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "norms": lambda on: on(X, 1).norm(dim=1).sum(),
     "amax": lambda on: gradient(torch.Tensor.amax, on(X, 1)),
     "no dimensions": lambda on: on(X, 0).sum(dim=[]),
+    "the first of equal maxima": lambda on: on((X > 0).int(), 1).argmax(),
+    "the first of equal minima": lambda on: on((X <= 0).int(), 1).argmin(),
     "a scan of a number": lambda on: on(X, 0).sum().cumsum(-1),
     "a number without dimensions": lambda on: on(X, 0).sum().sum(dim=[]),
     "gather": lambda on: on(torch.cat([X, Y]), 0).gather(1, on(ROWS[:, :1], 0)),
