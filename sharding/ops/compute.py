@@ -885,14 +885,20 @@ def _reduced(spec: DTensorSpec) -> DTensorSpec:
 def _any(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`any` of a split tensor, by counts: torch's rule adds up the ranks' answers."""
     tensor, *dims_and_keepdim = args
-    if kwargs or tensor.dtype is torch.uint8 or not _is_split(tensor):
+    if kwargs or not _is_split(tensor):
         return NotImplemented
     found = run(Request(DTensor, aten.ne.Scalar, (tensor, 0), {}))
-    count = aten.sum.dim_IntList if dims_and_keepdim else aten.sum.default
-    if dims_and_keepdim and isinstance(dims_and_keepdim[0], int):
-        dims_and_keepdim[0] = [dims_and_keepdim[0]]
-    counts = run(Request(DTensor, count, (found, *dims_and_keepdim), {}))
-    return run(Request(DTensor, aten.ne.Scalar, (counts, 0), {}))
+    # an empty list means no dimension here, unlike in `sum`
+    if not dims_and_keepdim or dims_and_keepdim[0] != []:
+        count = aten.sum.dim_IntList if dims_and_keepdim else aten.sum.default
+        if dims_and_keepdim and isinstance(dims_and_keepdim[0], int):
+            dims_and_keepdim[0] = [dims_and_keepdim[0]]
+        counts = run(Request(DTensor, count, (found, *dims_and_keepdim), {}))
+        found = run(Request(DTensor, aten.ne.Scalar, (counts, 0), {}))
+    if tensor.dtype is not torch.uint8:
+        return found
+    # of bytes the answer is a byte
+    return run(Request(DTensor, aten._to_copy.default, (found,), {"dtype": torch.uint8}))
 
 
 SPECIAL: dict[Any, Callable[..., Any]] = {

@@ -23,8 +23,19 @@ _DIMS = {
     aten.select_backward.default: (2, 1),
     aten.slice_backward.default: (2, 1),
 }
-# Reductions by a list of dimensions. An empty list means all; torch's rules reduce none then.
-_BY_DIMS = frozenset({aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default})
+# The place of the list of dimensions in reductions for which an empty list means all. torch's rules
+# reduce none then, or raise.
+_BY_DIMS = {
+    **dict.fromkeys(
+        (
+            aten.sum.dim_IntList, aten.nansum.default, aten.mean.dim, aten.amax.default,
+            aten.amin.default, aten.var.correction, aten.std.correction, aten.var_mean.correction,
+            aten.std_mean.correction,
+        ),
+        1,
+    ),
+    aten.linalg_vector_norm.default: 2,
+}  # fmt: skip
 
 MEAN_GRADIENTS = {
     op: next(i for i, a in enumerate(op._schema.arguments) if a.name == "reduction")
@@ -62,8 +73,10 @@ def understood(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         n_dims = args[counted].dim() if place == 1 else len(args[counted])
         if -n_dims <= args[place] < 0:
             return (*args[:place], args[place] + n_dims, *args[place + 1 :])
-    elif op in _BY_DIMS and len(args) > 1 and args[1] == [] and args[0].dim():
-        return (args[0], list(range(args[0].dim())), *args[2:])
+    elif op in _BY_DIMS and args[0].dim():
+        place = _BY_DIMS[op]
+        if len(args) > place and args[place] == []:
+            return (*args[:place], list(range(args[0].dim())), *args[place + 1 :])
     return args
 
 
