@@ -62,6 +62,16 @@ _OF_WHOLE_VALUES = frozenset({
     aten.view.dtype,
 })  # fmt: skip
 
+# Ops that use absolute values, and the reductions over ranks that must come before. torch's rules
+# take a maximum norm for a maximum, and a sum of powers for a sum.
+_OF_ABSOLUTE_VALUES = {
+    **dict.fromkeys(
+        (aten.linalg_vector_norm.default, aten.norm.Scalar, aten._foreach_norm.Scalar),
+        ("max", "min"),
+    ),
+    **dict.fromkeys((aten.linalg__powsum.default, aten._foreach_powsum.Scalar), ("sum",)),
+}
+
 _SUMS = frozenset({"sum", "nansum", "mean", "any", "all"})
 
 
@@ -99,6 +109,9 @@ def needs_whole(op: Any, args: tuple[Any, ...], specs: list[Any]) -> bool:
         return any(hasattr(placement, "norm_type") for placement in placements)
     if op in _OF_WHOLE_VALUES:
         return any(placement.is_partial() for placement in placements)
+    if op in _OF_ABSOLUTE_VALUES:
+        reductions = _OF_ABSOLUTE_VALUES[op]
+        return any(getattr(placement, "reduce_op", None) in reductions for placement in placements)
     if not any(placement.is_shard() for placement in placements):
         return False
     if op in _BY_INDEX:
