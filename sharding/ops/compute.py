@@ -120,7 +120,7 @@ def _by_rule(request: Request) -> Any:
             raise errors.of_propagation(op, args, kwargs, error) from error
         return _without_rule(op, args, kwargs)
     pairs = torch_private.flat_specs(info, sharding)
-    if _is_wrong(op, args, sharding.output_spec, [then for _, then in pairs]):
+    if _is_wrong(op, args, kwargs, sharding.output_spec, [then for _, then in pairs]):
         return _without_rule(op, args, kwargs)
     # Not for views: a slice of all rows moves nothing, but at another size the same arguments may
     # mean fewer rows. Not for `out=`, which changes the layout of its argument, nor for random ops,
@@ -515,7 +515,13 @@ def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return True
 
 
-def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpec]) -> bool:
+def _is_wrong(
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    spec: Any,
+    wanted: list[DTensorSpec],
+) -> bool:
     """Whether torch's rule, with these placements, would give another result than one process.
 
     Where several mesh dimensions split one tensor dimension unevenly, rules count parts wrongly.
@@ -528,7 +534,7 @@ def _is_wrong(op: Any, args: tuple[Any, ...], spec: Any, wanted: list[DTensorSpe
     given = [t._spec for t in Request(DTensor, op, args, {}).tensors if isinstance(t, DTensor)]
     if any(parts_of(its).split_twice for its in (*given, *specs)):
         return True
-    if corrections.needs_whole(op, args, given):
+    if corrections.needs_whole(op, args, kwargs, given):
         return True
     if op in WHOLE_ONLY and any(p.is_shard() for its in given for p in its.placements):
         return True

@@ -6,6 +6,7 @@ what the call must avoid. Pure functions: `compute` runs the calls.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ _OF_ABSOLUTE_VALUES = {
     **dict.fromkeys((aten.linalg__powsum.default, aten._foreach_powsum.Scalar), ("sum",)),
 }
 
+_PRODUCTS = frozenset({aten.prod.default, aten.prod.dim_int})
 _SUMS = frozenset({"sum", "nansum", "mean", "any", "all"})
 
 
@@ -101,19 +103,22 @@ def with_sum(op: Any, args: tuple[Any, ...], mean: int, total: int) -> tuple[Any
     return (*args[:place], total, *args[place + 1 :]) if args[place] == mean else None
 
 
-def needs_whole(op: Any, args: tuple[Any, ...], specs: list[Any]) -> bool:
+def needs_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], specs: list[Any]) -> bool:
     """Whether the op must run on gathered arguments, given the specs of its sharded ones."""
     placements = [placement for spec in specs for placement in spec.placements]
     if facts_of(op).op.overloadpacket.__name__ in _SUMS:
         # squares of partial norms may be added, the norms may not
         return any(hasattr(placement, "norm_type") for placement in placements)
-    if op in _OF_WHOLE_VALUES:
-        return any(placement.is_partial() for placement in placements)
+    if op in _OF_WHOLE_VALUES and any(placement.is_partial() for placement in placements):
+        return True
     if op in _OF_ABSOLUTE_VALUES:
-        reductions = _OF_ABSOLUTE_VALUES[op]
-        return any(getattr(placement, "reduce_op", None) in reductions for placement in placements)
+        return _has_reduction(placements, _OF_ABSOLUTE_VALUES[op])
+    if op is aten.view.dtype:
+        return _cuts_elements(args[0], args[1], specs[0])
     if not any(placement.is_shard() for placement in placements):
         return False
+    if op in _PRODUCTS:
+        return bool(args[0].is_complex())  # no process group multiplies complex numbers
     if op in _BY_INDEX:
         places, dim = _BY_INDEX[op]
         sizes = {
@@ -123,6 +128,21 @@ def needs_whole(op: Any, args: tuple[Any, ...], specs: list[Any]) -> bool:
         return len(sizes) > 1
     # the counts are of all indices
     return op is aten.embedding_dense_backward.default and args[4]
+
+
+def _has_reduction(placements: list[Any], reductions: tuple[str, ...]) -> bool:
+    return any(getattr(placement, "reduce_op", None) in reductions for placement in placements)
+
+
+def _cuts_elements(tensor: Any, dtype: torch.dtype, spec: Any) -> bool:
+    """Whether ranks split the last dimension so that their parts, as `dtype`, aren't equal parts of
+    the whole."""
+    last = tensor.ndim - 1
+    ways = [
+        spec.mesh.size(i) for i, p in enumerate(spec.placements) if p.is_shard() and p.dim == last
+    ]
+    n_together = max(1, dtype.itemsize // tensor.dtype.itemsize)
+    return bool(ways) and tensor.shape[last] % (math.prod(ways) * n_together) != 0
 
 
 def adds_to_integers(args: tuple[Any, ...], has_numbers: bool) -> bool:
