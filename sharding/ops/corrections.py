@@ -73,6 +73,11 @@ _OF_ABSOLUTE_VALUES = {
     **dict.fromkeys((aten.linalg__powsum.default, aten._foreach_powsum.Scalar), ("sum",)),
 }
 
+_INTEGERS = frozenset({
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32,
+    torch.uint64,
+})  # fmt: skip
+
 _PRODUCTS = frozenset({aten.prod.default, aten.prod.dim_int})
 _SUMS = frozenset({"sum", "nansum", "mean", "any", "all"})
 
@@ -113,6 +118,9 @@ def needs_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], specs: l
         return True
     if op in _OF_ABSOLUTE_VALUES:
         return _has_reduction(placements, _OF_ABSOLUTE_VALUES[op])
+    if op is aten._to_copy.default and kwargs.get("dtype") in _INTEGERS:
+        # a large integer may become a negative one: the maximum isn't that of the parts
+        return _has_reduction(placements, ("max", "min"))
     if op is aten.view.dtype:
         return _cuts_elements(args[0], args[1], specs[0])
     if not any(placement.is_shard() for placement in placements):

@@ -132,6 +132,7 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "bytes of parts of rows": lambda on: on(X[:, :3], 1).view(torch.uint8) * 1,
     "a product of complex numbers": lambda on: on(X + 1j * Y, 0).prod().abs(),
     "pairs of numbers in parts": lambda on: on(X, 1).view(torch.int64) * 1,
+    "integers that wrap around": lambda on: on(ROWS * 100, 0).amax(0).to(torch.int8) * 1,
     "threshold": lambda on: F.threshold(on(X, 0).amax(0), 0.9, 2.0),
     "fft": lambda on: torch.fft.fft(on(X, 0).amax(0)).real,
 }
