@@ -123,17 +123,19 @@ def needs_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], specs: l
         return _has_reduction(placements, ("max", "min"))
     if op is aten.view.dtype:
         return _cuts_elements(args[0], args[1], specs[0])
+    if op in _BY_INDEX and not all(placement.is_replicate() for placement in placements):
+        # a partial tensor too may be cut by the rule
+        places, dim = _BY_INDEX[op]
+        n_dims = max(1, args[0].dim())
+        sizes = {
+            tuple(n for i, n in enumerate(args[place].shape) if i != args[dim] % n_dims)
+            for place in places
+        }
+        return len(sizes) > 1
     if not any(placement.is_shard() for placement in placements):
         return False
     if op in _PRODUCTS:
         return bool(args[0].is_complex())  # no process group multiplies complex numbers
-    if op in _BY_INDEX:
-        places, dim = _BY_INDEX[op]
-        sizes = {
-            tuple(n for i, n in enumerate(args[place].shape) if i != args[dim] % args[0].dim())
-            for place in places
-        }
-        return len(sizes) > 1
     # the counts are of all indices
     return op is aten.embedding_dense_backward.default and args[4]
 

@@ -119,6 +119,10 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     ),
     "bits": lambda on: on(X.round(), 0).sum(0).view(torch.int32),
     "gather by shorter indices": at_sizes(lambda x, index, _: x.gather(1, index)),
+    "gather of a sum by shorter indices": lambda on: (
+        on(torch.arange(96.0).view(2, 8, 6), 0).sum(0).gather(1, on(ROWS, None))
+    ),
+    "gather of a number": lambda on: on(X, 0).sum().gather(0, on(ROWS[3, :4], 0)),
     "scatter by shorter indices": at_sizes(lambda x, index, src: x.scatter(1, index, src)),
     "scatter_ by shorter indices": at_sizes(lambda x, index, _: x.scatter_(1, index, 7.0)),
     "scatter_add by shorter indices": at_sizes(lambda x, index, src: x.scatter_add(1, index, src)),
