@@ -59,8 +59,8 @@ _BY_INDEX = {
 # Ops that mean another thing on a sum, or on a maximum, than on its parts. torch's rules take them
 # for linear, or for monotonic.
 _OF_WHOLE_VALUES = frozenset({
-    aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default, aten.threshold.default,
-    aten.view.dtype,
+    aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default, aten.nansum.default,
+    aten.threshold.default, aten.view.dtype,
 })  # fmt: skip
 
 # Ops that use absolute values, and the reductions over ranks that must come before. torch's rules
@@ -79,7 +79,7 @@ _INTEGERS = frozenset({
 })  # fmt: skip
 
 _PRODUCTS = frozenset({aten.prod.default, aten.prod.dim_int})
-_SUMS = frozenset({"sum", "nansum", "mean", "any", "all"})
+_SUMS = frozenset({"sum", "mean", "any", "all"})
 
 
 def understood(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

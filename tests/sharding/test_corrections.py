@@ -98,6 +98,9 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "no dimensions": lambda on: on(X, 0).sum(dim=[]),
     "a variance of no dimensions": lambda on: on(X, 0).var(dim=[]),
     "a norm of no dimensions": lambda on: torch.linalg.vector_norm(on(X, 0), dim=[]),
+    "nansum of sums": lambda on: (
+        on(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]), 0).sum(0).nansum()
+    ),
     "a norm of maxima": lambda on: torch.linalg.vector_norm(on(-X.abs(), 0).amax(0), torch.inf),
     "a norm of minima": lambda on: torch.linalg.vector_norm(on(X, 0).amin(0), -torch.inf),
     "norms of maxima": lambda on: torch._foreach_norm([on(-X.abs(), 0).amax(0)], torch.inf)[0],
