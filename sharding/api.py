@@ -15,7 +15,7 @@ from torch.distributed.tensor import Placement
 from lazy_tensor.dispatch import torch_private as dispatch_private
 from lazy_tensor.dispatch.metadata.infer import dense_stride
 from lazy_tensor.sharding import torch_private
-from lazy_tensor.sharding.layout import part_of
+from lazy_tensor.sharding.layout import count_once_, part_of
 from lazy_tensor.sharding.tensor import DTensor, normalized, sharded
 from lazy_tensor.sharding.torch_private import DeviceMesh, TensorMeta
 from lazy_tensor.tensor import LazyTensor, computed, flush_here
@@ -104,6 +104,7 @@ def _made(
         part, _ = torch_private.compute_local_shape_and_global_offset(shape, mesh, placed)
         local = make(part, **options)
         spec = torch_private.spec_of(mesh, placed, TensorMeta(shape, stride, local.dtype))
+        count_once_(local, spec)
     made = sharded(local, spec)
     made.requires_grad_(requires_grad)
     return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,6 +128,23 @@ def part_of(whole: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
     replicated = spec_with(spec, everywhere(spec.mesh))
     part: torch.Tensor = redistribute_local_tensor(whole, replicated, spec)
     return part
+
+
+def count_once_(local: torch.Tensor, spec: DTensorSpec) -> None:
+    """Make equal parts of all ranks count once: where they would be added up or multiplied, those
+    of all ranks but the first become zeros or ones. Moves no data."""
+    # a rank outside the mesh has no coordinate
+    coordinate = spec.mesh.get_coordinate() or ()
+    for place, placement in zip(coordinate, spec.placements, strict=False):
+        neutral = _NEUTRAL.get(getattr(placement, "reduce_op", None))
+        if place and neutral is not None:
+            local.copy_(neutral(local))
+
+
+_NEUTRAL: dict[str | None, Callable[..., torch.Tensor]] = {
+    "sum": torch.zeros_like,
+    "product": torch.ones_like,
+}
 
 
 def spec_of_regular(

@@ -30,6 +30,7 @@ from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import (
     ShardLayout,
+    count_once_,
     everywhere,
     part_of,
     spec_of_regular,
@@ -846,20 +847,8 @@ def _filled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(hasattr(placement, "norm_type") for placement in tensor.placements):
         tensor._spec = _reduced(tensor._spec)  # a norm of parts can't make up a negative number
         return tensor
-    # a rank outside the mesh has no coordinate
-    coordinate = tensor.device_mesh.get_coordinate() or ()
-    for place, placement in zip(coordinate, tensor.placements, strict=False):
-        neutral = NEUTRAL.get(getattr(placement, "reduce_op", None))
-        if place and neutral is not None:
-            local.copy_(neutral(local))
+    count_once_(local, tensor._spec)
     return tensor
-
-
-NEUTRAL: dict[str | None, Callable[..., torch.Tensor]] = {
-    "sum": torch.zeros_like,
-    "product": torch.ones_like,
-}
-"""Parts that change no result of a reduction; the others give the number of which all parts are."""
 
 
 def _put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -879,6 +868,14 @@ def _uninitialized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     made = op(local_of(args[0]), **kwargs)
     spec = spec_with(args[0]._spec, _reduced(args[0]._spec).placements, made.dtype)
     return sharded(made, spec)
+
+
+def _new(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`new_ones` and its like of a partial tensor: replicated, as ranks would add up the ones."""
+    tensor = args[0]
+    if not any(placement.is_partial() for placement in tensor.placements):
+        return NotImplemented
+    return _replicated(op(local_of(tensor), *args[1:], **kwargs), tensor.device_mesh)
 
 
 def _reduced(spec: DTensorSpec) -> DTensorSpec:
@@ -920,5 +917,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.logsumexp.default: _logsumexp,
+    aten.new_full.default: _new,
+    aten.new_ones.default: _new,
     aten.stack.default: _stacked,
 }

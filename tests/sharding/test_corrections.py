@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lazy_tensor
+import lazy_tensor.sharding as sharding
 from lazy_tensor.sharding import (
     DTensor,
+    Partial,
     Replicate,
     Shard,
     distribute_tensor,
@@ -21,6 +23,7 @@ from lazy_tensor.sharding import (
 )
 from tests.sharding.ranks import on_ranks
 
+aten = torch.ops.aten
 Placed = Callable[..., torch.Tensor]
 _numbers = torch.Generator().manual_seed(0)
 X, Y = torch.randn(4, 6, generator=_numbers), torch.randn(4, 6, generator=_numbers)
@@ -130,7 +133,7 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "scatter_ by shorter indices": at_sizes(lambda x, index, _: x.scatter_(1, index, 7.0)),
     "scatter_add by shorter indices": at_sizes(lambda x, index, src: x.scatter_add(1, index, src)),
     "unbind_copy of more columns": lambda on: torch.cat(
-        [*torch.unbind_copy(on(X[:, :4], 0), 1), *torch.unbind_copy(on(X, 0), 1)]
+        [*aten.unbind_copy.int(on(X[:, :4], 0), 1), *aten.unbind_copy.int(on(X, 0), 1)]
     ),
     "a sum that is filled": filled(lambda x: x.sum(0)),
     "a mean that is filled": filled(lambda x: x.mean(0)),
@@ -164,6 +167,20 @@ def test_ranks_give_what_one_process_gives(name: str) -> None:
         whole = lazy_tensor.materialize(found.full_tensor())
         assert whole.dtype is expected.dtype
         torch.testing.assert_close(whole, expected)
+
+
+@on_ranks(4)
+def test_new_tensors_of_partial_ones_hold_the_number_once() -> None:
+    mesh = init_device_mesh("cpu", (2, 2))
+    for reduction, dtype in (("sum", torch.int64), ("avg", torch.float32)):
+        placements = [Shard(0), Partial(reduction)]
+        made: list[torch.Tensor] = [
+            sharding.ones(4, 6, dtype=dtype, device_mesh=mesh, placements=placements),
+            sharding.full((4, 6), 3.0, device_mesh=mesh, placements=placements),
+        ]
+        made += [made[0].new_ones(4, 6), made[0].new_full((4, 6), 3.0)]
+        found = [int(lazy_tensor.materialize(x.full_tensor()).sum()) for x in made]
+        assert found == [24, 72, 24, 72]
 
 
 @on_ranks(2)

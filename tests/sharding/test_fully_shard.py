@@ -485,7 +485,7 @@ class OneOfTwo(nn.Module):
         super().__init__()
         self.weights = nn.ParameterList([torch.ones(6, 2), torch.ones(6, n_columns)])
 
-    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, which: int) -> Any:
         return x @ self.weights[which]
 
 
