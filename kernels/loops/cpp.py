@@ -177,10 +177,13 @@ def declared(function: str) -> str:
         spread = ", ".join(f"{x} - {vector}{{}}" for x in given.split(", "))
         if function == "quick_erf" and kind == "float":
             continue
+        lines.append(f'extern "C" {vector} {callee}({types});')
+        # the names that the compiler takes where it has AVX2, and where it has AVX-512
+        for isa in "de":
+            vectors = f"_ZGV{isa}N{n}{form}_{name}({named})"
+            lines.append(f'extern "C" {vector} {vectors} {{ return {callee}({given}); }}')
         lines.append(
             f"""\
-extern "C" {vector} {callee}({types});
-extern "C" {vector} _ZGVdN{n}{form}_{name}({named}) {{ return {callee}({given}); }}
 extern "C" {kind} {name}_alone({scalars}) asm("{name}");
 {kind} {name}_alone({scalars}) {{ return {callee}({spread})[0]; }}
 #pragma omp declare simd simdlen({n}) notinbranch

@@ -354,9 +354,13 @@ class Compiler:
             and backend.can_build(fusion.segment)
             and (member is None or member.family.n_soon < MOST_SOON)
         ):
-            # an error is no reason to give up: a worker's build is tried, and says what is wrong
+            # An error, also when it is loaded, is no reason to give up: a worker's build is tried,
+            # and says what is wrong.
             with suppress(Exception):
-                artifact = backend.build_soon(fusion.segment)
+                built = backend.build_soon(fusion.segment)
+                if built is not None:
+                    backend.load(fusion.segment, built)
+                artifact = built
         if artifact is None:
             fusion.may_be_simple = False
             return False

@@ -1,7 +1,9 @@
 """Kernels of simple segments, written without Inductor, against eager execution."""
 
 import math
+import subprocess
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends.inductor import InductorBackend
-from lazy_tensor.kernels.loops import nest
+from lazy_tensor.kernels.loops import cpp, nest
 from lazy_tensor.kernels.loops.write import written
 from lazy_tensor.kernels.service import compile as service
 from lazy_tensor.kernels.service.verify import difference
@@ -167,6 +169,11 @@ CASES = {
 }
 
 
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="a CPU without AVX2"
+)
+
+
 def kernel_of(segment):
     written(segment, 1)  # raises why not, if it isn't simple
     artifact = INDUCTOR.build_soon(segment)
@@ -190,6 +197,21 @@ def test_like_eager(record, name, n_threads, monkeypatch):
         torch.set_num_threads(before)
     assert difference(found, recorded.results) is None
     assert difference(given, recorded.written) is None
+
+
+@pytest.mark.parametrize("architecture", ["haswell", "skylake-avx512", "sapphirerapids"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vector_functions_are_there_for_each_kind_of_cpu(record, architecture, dtype, monkeypatch):
+    """By the names that the compiler gives them: a library that lacks one can't be loaded."""
+    flags = [f"-march={architecture}" if one == "-march=native" else one for one in cpp._FLAGS]
+    monkeypatch.setattr(cpp, "_FLAGS", flags)
+    segment = record(functions, (X.to(dtype).abs(), Y.to(dtype))).segment
+    path = Path(cpp.own_folder(), "tested.so")
+    path.write_bytes(cpp.library_of(written(segment, 1).text))
+    shown = subprocess.run(["nm", "-D", "-u", path], capture_output=True, text=True, check=True)
+    path.unlink()
+    assert "Sleef_" in shown.stdout
+    assert "lazy_" not in shown.stdout
 
 
 def test_sums_are_as_accurate_as_eagers(record):
