@@ -79,7 +79,7 @@ class PortableInductor:
 class InductorBackend(PortableInductor):
     """Fuses pointwise ops, reductions, norms and moves of data; see `fusible` for which.
 
-    The C++ of simple segments is written by `loops`, and Inductor isn't needed for it.
+    Simple segments get kernels of `kernels.loops`, for which Inductor isn't needed.
     """
 
     name = "inductor"

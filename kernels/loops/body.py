@@ -1,6 +1,6 @@
 """The innermost lines of a nest's loops: loads, expressions, stores and reductions.
 
-`Nest` and `Sink` say what is computed, `Text` is the nest's text as far as it is written, and
+`Nest` and `Sink` say what is computed, `NestText` is the text as far as it is written, and
 `Body` writes one piece of the innermost loop.
 """
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.loops import cpp, nest
 from lazy_tensor.kernels.loops.write import written
 from lazy_tensor.kernels.service import compile as service
@@ -206,7 +207,7 @@ def test_vector_functions_are_there_for_each_kind_of_cpu(record, architecture, d
     flags = [f"-march={architecture}" if one == "-march=native" else one for one in cpp._FLAGS]
     monkeypatch.setattr(cpp, "_FLAGS", flags)
     segment = record(functions, (X.to(dtype).abs(), Y.to(dtype))).segment
-    path = Path(cpp.own_folder(), "tested.so")
+    path = Path(own_folder(), "tested.so")
     path.write_bytes(cpp.library_of(written(segment, 1).text))
     shown = subprocess.run(["nm", "-D", "-u", path], capture_output=True, text=True, check=True)
     path.unlink()
