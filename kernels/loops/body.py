@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,6 +23,8 @@ from lazy_tensor.kernels.loops.values import (
     Rolled,
     Value,
     View,
+    broadcast,
+    dense_stride,
     offset_of,
 )
 from lazy_tensor.kernels.segment import Segment
@@ -153,7 +154,7 @@ class NestText:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was written, but not which variables are rolled."""
+        """Begin the text again. Which variables are rolled stays known."""
         # how each access of memory moves with the variables
         self.accesses: list[Index] = []
         # lines that begin a round of a variable's loop
@@ -251,11 +252,7 @@ class Body:
         return found
 
     def _expression(self, value: Computed, index: Indices) -> str:
-        names = []
-        for part in value.parts:
-            behind = index[len(index) - len(part.size) :]
-            place = tuple(Index() if n == 1 else i for n, i in zip(part.size, behind, strict=True))
-            names.append(self.read(part, place))
+        names = [self.read(part, broadcast(part.size)(index)) for part in value.parts]
         used = {f for f in FUNCTIONS if f"{f}(" in value.text}
         self._text.kernel.functions |= used | ({"exp"} if "quick_erf" in used else set())
         return value.text.format(*names)
@@ -277,8 +274,7 @@ class Body:
     def _flat(self) -> Index:
         """The number of the element within the inner loops."""
         size = self._text.nest.size[self._text.kept :]
-        stride = [math.prod(size[d + 1 :]) for d in range(len(size))]
-        return offset_of(self._text.index[self._text.kept :], stride)
+        return offset_of(self._text.index[self._text.kept :], dense_stride(size))
 
     def _check_written(self, value: Input, index: Indices) -> None:
         """An input that is written may be read at the written element alone, by the same loop."""

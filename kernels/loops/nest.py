@@ -22,7 +22,7 @@ from lazy_tensor.kernels.loops.body import (
     parts_of,
     stored_type,
 )
-from lazy_tensor.kernels.loops.values import Index, Indices, Reduced, Value
+from lazy_tensor.kernels.loops.values import Index, Indices, Reduced, Value, broadcast
 
 MOST_LINES = 4000
 """The most lines of a loop's body in all its pieces; the compiler's time grows with them."""
@@ -208,8 +208,7 @@ class Loops(NestText):
     def _index_of(self, value: Value) -> Indices:
         """The index of a value that has the nest's sizes, or one element where the nest has
         more."""
-        index = self.index[: len(value.size)]
-        return tuple(Index() if n == 1 else i for n, i in zip(value.size, index, strict=True))
+        return broadcast(value.size)(self.index[: len(value.size)])
 
     # how the loops are arranged
 

@@ -36,6 +36,7 @@ from lazy_tensor.kernels.loops.values import (
     Value,
     View,
     broadcast,
+    expanded,
 )
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, base_name
 
@@ -56,7 +57,7 @@ def values_of(segment: Segment) -> Values:
 class _Reader:
     """Reads the calls of a segment one by one.
 
-    A write gives its target a new value. Where a view shows what is written, it is declined.
+    A write gives its target a new value. A write to memory that a view shows is declined.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -124,9 +125,7 @@ class _Reader:
             raise Declined("a write that a view shows")
         target = self._values[number]
         assert target is not None
-        if value.size != target.size:
-            value = View(target.size, value.dtype, value, broadcast(value.size))
-        self._values[number] = self._builder.cast(value, target.dtype)
+        self._values[number] = self._builder.cast(expanded(value, target.size), target.dtype)
         if number < len(self._segment.inputs):
             self._written.add(number)
 
@@ -189,14 +188,9 @@ class _Reader:
         else:
             raise Declined(f"{call.op}: no rule")
         sizes = [one.size for one in call.outputs if one is not None]
-        return (
-            [
-                one if one.size == size else View(size, one.dtype, one, broadcast(one.size))
-                for one, size in zip(made, sizes, strict=True)
-            ]
-            if sizes
-            else made
-        )
+        if not sizes:
+            return made
+        return [expanded(one, size) for one, size in zip(made, sizes, strict=True)]
 
 
 def _view(name: str, base: Value, given: Arguments, spec: TensorSpec) -> Value:

@@ -57,6 +57,11 @@ def offset_of(index: Sequence[Index], stride: Sequence[int]) -> Index:
     return reduce(Index.__add__, map(Index.times, index, stride), Index())
 
 
+def dense_stride(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(size[d + 1 :]) for d in range(len(size)))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
     """A tensor of the segment. Values are equal only if they are the same object."""
@@ -140,6 +145,13 @@ def broadcast(size: tuple[int, ...]) -> Callable[[Indices], Indices]:
         return tuple(Index() if n == 1 else i for n, i in zip(size, behind, strict=True))
 
     return place
+
+
+def expanded(value: Value, size: tuple[int, ...]) -> Value:
+    """The value broadcast to `size`."""
+    if value.size == size:
+        return value
+    return View(size, value.dtype, value, broadcast(value.size))
 
 
 class Builder:

@@ -31,7 +31,7 @@ from lazy_tensor.kernels.loops.body import (
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS, PRELUDE, declared
 from lazy_tensor.kernels.loops.nest import MOST_LINES, Loops
 from lazy_tensor.kernels.loops.read import values_of
-from lazy_tensor.kernels.loops.values import Reduced, Rolled, Value, View
+from lazy_tensor.kernels.loops.values import Reduced, Rolled, Value, View, dense_stride
 from lazy_tensor.kernels.segment import Segment, TensorSpec
 
 NAME = "kernel_0"
@@ -112,8 +112,11 @@ class _Writer:
         return Memory(name, spec.stride)
 
     def _needs(self, value: Value) -> list[Value]:
-        """The values that other sinks compute for this one: reductions, and what is rolled, as it
-        would be computed again for each roll. Not what these need in turn."""
+        """The values that other sinks compute for this one, without what those need in turn.
+
+        These are reductions. Values that are rolled are stored, too: each roll would compute them
+        again.
+        """
         found: dict[Value, None] = {}
         seen: set[Value] = set()
         left = [*parts_of(value)] if isinstance(value, Reduced) else [value]
@@ -166,7 +169,7 @@ class _Writer:
 
     def _kept(self, value: Value) -> Memory:
         """New memory for a value."""
-        stride = tuple(math.prod(value.size[d + 1 :]) for d in range(len(value.size)))
+        stride = dense_stride(value.size)
         spec = TensorSpec(value.size, stride, value.dtype, torch.device("cpu"))
         return self._make(f"kept{len(self._made)}", spec)
 

@@ -354,8 +354,7 @@ class Compiler:
             and backend.can_build(fusion.segment)
             and (member is None or member.family.n_soon < MOST_SOON)
         ):
-            # An error, also when it is loaded, is no reason to give up: a worker's build is tried,
-            # and says what is wrong.
+            # After an error, also one of loading, a worker builds it. Its error is reported.
             with suppress(Exception):
                 built = backend.build_soon(fusion.segment)
                 if built is not None:
@@ -580,7 +579,7 @@ class Compiler:
             else:
                 kernel = self._loaded(fusion, self._artifact(fusion, backend))
         finally:
-            # what was built ahead is accounted for already
+            # `_is_built_soon` or `_build_ahead` has accounted for what is ahead
             if not is_ahead:
                 self._account(start, f"{fusion!r} by {backend.name}")
         self.counters.add("compiled")
