@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.kernels.scalar_rules import scalars_refused
-from lazy_tensor.kernels.segment import Call, TensorSpec, base_name as base_name
+from lazy_tensor.kernels.segment import Call, ScalarRef, TensorSpec, base_name as base_name
 
 
 def _names(text: str) -> frozenset[str]:
@@ -126,12 +126,18 @@ def refuses(call: Call, taken: frozenset[str] = FUSIBLE) -> str | None:
     return scalars_refused(call)
 
 
-def refuses_bytes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
-    """Why Inductor can't have `call`, if it is a reduction of numbers of one byte; else None.
+def refuses_dtypes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
+    """Why Inductor can't have `call` because of dtypes, those of its tensors `inputs`; else None.
 
     `sum` and `prod` compute in their result's dtype, the others in their argument's.
     """
-    name = base_name(call.op)
+    name, given = base_name(call.op), dict(call.arguments())
+    is_bool = all(spec.dtype is torch.bool for spec in inputs)
+    if name in ("add", "sub", "rsub") and is_bool and given.get("alpha", 1) != 1:
+        return f"{call.op}: Inductor writes integers into bools"
+    is_float = any(spec.dtype.is_floating_point for spec in inputs)
+    if name == "pow" and not is_float and isinstance(given.get("exponent"), ScalarRef):
+        return f"{call.op}: a negative power of an integer must raise"
     if name in ("all", "any") and any(spec.dtype is torch.uint8 for spec in inputs):
         return f"{call.op}: Inductor gives bools where eager gives uint8"
     if name not in REDUCES_BYTES_WRONGLY:

@@ -51,7 +51,7 @@ class PortableInductor:
     taken = fusible.FUSIBLE
 
     def refuses(self, call: Call, inputs: Sequence[TensorSpec] = ()) -> str | None:
-        return fusible.refuses(call, self.taken) or fusible.refuses_bytes(call, inputs)
+        return fusible.refuses(call, self.taken) or fusible.refuses_dtypes(call, inputs)
 
     def compile(self, segment: Segment) -> Kernel:
         kernel = self.load(segment, self.build(segment))
@@ -114,7 +114,8 @@ class InductorBackend(PortableInductor):
         except Declined:
             return None
         compiled = Compiled(made.steps, (NAME,), (), (), ())
-        return packed(compiled, Outputs(tuple(range(len(segment.outputs))), False), library)
+        outputs = Outputs(tuple(range(len(segment.outputs))), made.has_checks)
+        return packed(compiled, outputs, library)
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)
@@ -168,7 +169,7 @@ SOURCES = (
     "backends/artifact", "backends/divisions", "backends/index_checks", "backends/inductor",
     "backends/lower", "backends/torch_cpp", "backends/torch_inductor", "backends/whole", "fusible",
     "generic", "scalar_rules", "segment",
-    *(f"loops/{name}" for name in ("body", "cpp", "nest", "read", "rules", "values", "write")),
+    *(f"loops/{path.stem}" for path in sorted((Path(__file__).parents[1] / "loops").glob("*.py"))),
 )  # fmt: skip
 """The modules whose code decides what an artifact holds. Any change of a file here makes all
 artifacts on disk stale."""

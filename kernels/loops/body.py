@@ -6,39 +6,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.loops.builder import broadcast
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS
+from lazy_tensor.kernels.loops.index import (
+    Index,
+    Indices,
+    NeedsOld,
+    NeedsParts,
+    Variable,
+    dense_stride,
+    offset_of,
+    restored,
+)
 from lazy_tensor.kernels.loops.values import (
     C_TYPES,
     Computed,
-    Index,
-    Indices,
+    Gathered,
     Input,
+    Joined,
+    Permuted,
+    Place,
     Reduced,
+    Reshaped,
     Rolled,
     Value,
     View,
-    broadcast,
-    dense_stride,
-    offset_of,
+    parts_of,
 )
 from lazy_tensor.kernels.segment import Segment
 
-CHEAP = 3
-"""The most expressions that are computed again instead of kept."""
+MOST_ADDED = 64
+"""The most float32 numbers that are added one to another in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where the elements of a value lie: the C name of an array, and strides."""
+    """Where the elements of a value lie: the C name of an array, strides, and the first element."""
 
     name: str
     stride: tuple[int, ...]
+    start: int = 0
+
+    def at(self, index: Indices) -> Index:
+        return offset_of(index, self.stride) + Index((), self.start)
 
 
 @dataclass(eq=False)
@@ -52,33 +70,40 @@ class Sink:
 
     @property
     def over(self) -> tuple[int, ...]:
-        """The sizes of its loop."""
+        """The sizes of the tensor over which it loops."""
         return self.value.base.size if isinstance(self.value, Reduced) else self.value.size
 
 
 @dataclass(eq=False)
 class Nest:
-    """Loops over the same sizes. `kept` is the number of outer dimensions, which reductions keep;
-    None without a reduction."""
+    """Loops over a tensor's sizes `over`, its dimensions in the given order. `kept` is the number
+    of outer dimensions, which reductions keep; None without a reduction."""
 
-    size: tuple[int, ...]
+    over: tuple[int, ...]
+    order: tuple[int, ...]
     kept: int | None = None
     sinks: list[Sink] = field(default_factory=list)
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The sizes in the order of the loops."""
+        return tuple(self.over[d] for d in self.order)
+
     def takes(self, sink: Sink) -> bool:
-        if sink.over == self.size:
-            if not isinstance(sink.value, Reduced):
-                return True
-            kept = len(sink.value.size)
-            return self.kept in (None, kept)
-        return not isinstance(sink.value, Reduced) and self.is_row(sink.value)
+        value = sink.value
+        if not isinstance(value, Reduced):
+            return sink.over == self.over or self.is_row(value)
+        is_same = (value.order, len(value.size)) == (self.order, self.kept)
+        return sink.over == self.over and (self.kept is None or is_same)
 
     def is_row(self, value: Value) -> bool:
         """Whether the value has one element for each round of the outer loops."""
-        if self.kept is None:
-            return False
-        row, rest = self.size[: self.kept], value.size[self.kept :]
-        return value.size[: self.kept] == row and all(n == 1 for n in rest)
+        row = self.size[: self.kept]
+        return self.kept is not None and _without_ones(value.size) == _without_ones(row)
+
+
+def _without_ones(size: Sequence[int]) -> list[int]:
+    return [n for n in size if n != 1]
 
 
 def stored_type(dtype: torch.dtype) -> str:
@@ -86,42 +111,12 @@ def stored_type(dtype: torch.dtype) -> str:
     return "unsigned char" if dtype is torch.bool else C_TYPES[dtype]
 
 
-def parts_of(value: Value) -> tuple[Value, ...]:
-    match value:
-        case Computed():
-            return value.parts
-        case View() | Rolled() | Reduced():
-            return (value.base,)
-    return ()
-
-
-def is_cheap(value: Value) -> bool:
-    """Whether to compute the value again costs less than to keep it."""
-    return _cost_of(value) <= CHEAP
-
-
-def _cost_of(value: Value) -> int:
-    """The number of expressions that compute a value from inputs and reductions, or more than
-    `CHEAP`. A function counts as that."""
-    if isinstance(value, (Input, Reduced)):
-        return 0
-    cost = 0
-    if isinstance(value, Computed) and value.parts:
-        cost = 1
-        if any(f"{name}(" in value.text for name in FUNCTIONS):
-            return CHEAP + 1
-    for part in parts_of(value):
-        cost += _cost_of(part)
-        if cost > CHEAP:
-            break
-    return cost
-
-
 @dataclass(eq=False)
 class Kernel:
     """What the nests of a kernel share.
 
     `in_memory` are the values that lie in memory, since the nest that stores them has been written.
+    `written` are the inputs that the nest at hand or one before it writes.
     `functions` are those of `cpp.FUNCTIONS` that the text calls.
     """
 
@@ -129,29 +124,54 @@ class Kernel:
     n_threads: int
     in_memory: dict[Value, Memory] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
 
 
 class NestText:
     """The text of a nest as far as it is written: what its innermost lines need to know of it.
 
-    `index` is the index of a value of the nest's sizes, and `kept` the number of outer dimensions.
+    `index` is the index of an element in the order of the loops, and `kept` the number of outer
+    dimensions.
     `saved` and `stored` are the values that a pass computes and a later one needs, by the array
-    that keeps them; `scalars` are the names of reductions' results.
+    that keeps them; `results` are the names of reductions' results. `writes` are those of inputs:
+    the name, the place in memory and the number of the pass.
     """
 
     def __init__(self, kernel: Kernel, nest: Nest) -> None:
         self.kernel, self.nest = kernel, nest
         self.kept = nest.kept or 0
-        sizes = [*enumerate(nest.size)]
-        self.loops = [(f"i{d}", n) for d, n in sizes if n != 1]
-        self.index: Indices = tuple(Index(((f"i{d}", 1),)) if n != 1 else Index() for d, n in sizes)
+        self.loops = [Variable(f"i{d}", n, d) for d, n in enumerate(nest.size) if n != 1]
+        self.index = self._index()
         self.saved: dict[Value, str] = {}
         self.stored: dict[Value, Memory] = {}
-        self.scalars: dict[Reduced, str] = {}
-        # variables that are rolled: name, start of the index, shift, size
-        self.rolls: set[tuple[str, int, int, int]] = set()
+        self.results: dict[Reduced, str] = {}
+        self.writes: list[tuple[str, Index, int]] = []
+        # variables of loops that are one with the next loop
+        self.joined: set[Variable] = set()
+        # variables that are rolled: variable, start of the index, shift, size
+        self.rolls: set[tuple[Variable, int, int, int]] = set()
         self._levels: dict[Value, int] = {}
         self.begin()
+
+    def _index(self) -> Indices:
+        """The index that the loops make. Each dimension has one loop or several."""
+        found = [Index() for _ in self.nest.size]
+        steps = [1 for _ in self.nest.size]
+        for variable in reversed(self.loops):
+            found[variable.dim] += Index(((variable, steps[variable.dim]),))
+            steps[variable.dim] *= variable.n
+        return tuple(found)
+
+    @property
+    def full(self) -> Indices:
+        """The index of an element of a value that has the nest's sizes."""
+        return restored(self.index, self.nest.order)
+
+    def row(self, value: Value) -> Indices:
+        """The index of a value that has one element for each round of the outer loops."""
+        outer = zip(self.index[: self.kept], self.nest.size, strict=False)
+        left = [index for index, n in outer if n != 1]
+        return tuple(left.pop(0) if n != 1 else Index() for n in value.size)
 
     def begin(self) -> None:
         """Begin the text again. Which variables are rolled stays known."""
@@ -186,19 +206,22 @@ class Body:
     Without a piece it is outside of the inner loops, where only values of rows are known.
     """
 
-    def __init__(self, text: NestText, number: int, piece: tuple[str, int] | None) -> None:
+    def __init__(
+        self, text: NestText, number: int, piece: tuple[Variable | None, int] | None
+    ) -> None:
         self._text, self._number, self._piece = text, number, piece
         self._names: dict[tuple[Value, Indices], str] = {}
+        self._name_of: dict[str, str] = {}
         self.lines: list[str] = []
         self.stores: list[str] = []
 
     def save(self, value: Value) -> None:
-        text = self._computed(value, self._text.index)
+        text = self._computed(value, self._text.full)
         self.stores.append(f"{self._text.saved[value]}[{self._access(self._flat())}] = {text};")
 
     def store(self, sink: Sink, index: Indices) -> None:
         assert sink.memory is not None
-        at = self._access(offset_of(index, sink.memory.stride))
+        at = self._access(sink.memory.at(index))
         self.stores.append(f"{sink.memory.name}[{at}] = {self.read(sink.value, index)};")
 
     def read(self, value: Value, index: Indices) -> str:
@@ -213,19 +236,19 @@ class Body:
         text = self._text
         memory = text.kernel.in_memory.get(value)
         if memory is not None:
-            return self._load(value, memory.name, offset_of(index, memory.stride))
+            return self._load(value, memory.name, memory.at(index))
         if isinstance(value, Reduced):
-            if value not in text.scalars or index != text.index[: text.kept]:
+            if value not in text.results or index != text.index[: text.kept]:
                 raise Declined("a reduction that is read at other places")
-            return text.scalars[value]
+            return text.results[value]
         is_kept = value in text.saved or value in text.stored
         if is_kept and text.level_of(value) < self._number:
-            if index != text.index:
+            if index != text.full:
                 raise Declined("a value that is read at other places")
             if value in text.saved:
                 return self._load(value, text.saved[value], self._flat())
             memory = text.stored[value]
-            return self._load(value, memory.name, offset_of(index, memory.stride))
+            return self._load(value, memory.name, memory.at(index))
         return self._computed(value, index)
 
     def _computed(self, value: Value, index: Indices) -> str:
@@ -234,12 +257,23 @@ class Body:
             return self._names[key]
         match value:
             case Input():
-                if value.number in self._text.kernel.segment.written:
-                    self._check_written(value, index)
                 at = offset_of(index, value.stride) + Index((), value.start)
+                self._check_written(value.number, at)
                 found = self._load(value, f"in{value.number}", at)
-            case View():
+            case Reshaped():
+                try:
+                    place = value.place(index)
+                except Declined:
+                    raise NeedsParts(value) from None
+                found = self.read(value.base, place)
+            case View() | Permuted():
                 found = self.read(value.base, value.place(index))
+            case Joined():
+                found = self._part(value, index)
+            case Gathered():
+                found = self._gathered(value, index)
+            case Place():
+                found = self._line(value, self._access(index[value.dim]))
             case Rolled():
                 moved = self._rolled(index[value.dim], value.shift, value.size[value.dim])
                 place = (*index[: value.dim], moved, *index[value.dim + 1 :])
@@ -251,6 +285,29 @@ class Body:
         self._names[key] = found
         return found
 
+    def _part(self, value: Joined, index: Indices) -> str:
+        """The element of the part in which it is. The loop may not go on from one to the next."""
+        at = index[value.dim]
+        least, most = at.bounds()
+        ends = [*accumulate(part.size[value.dim] for part in value.parts)]
+        for part, end in zip(value.parts, ends, strict=True):
+            begin = end - part.size[value.dim]
+            if begin <= least and most < end:
+                place = at + Index((), -begin)
+                return self.read(part, (*index[: value.dim], place, *index[value.dim + 1 :]))
+        if len(at.terms) != 1 or at.terms[0][1] != 1 or at.terms[0][0].dim < 0:
+            raise NeedsParts(value)
+        cuts = tuple(end - at.start for end in ends if least < end <= most)
+        raise NeedsParts(value, self._text.nest.order[at.terms[0][0].dim], cuts)
+
+    def _gathered(self, value: Gathered, index: Indices) -> str:
+        """The element at an index from data, which is a variable of its own name."""
+        dim, n = value.dim, len(value.places.size)
+        behind = dim + (1 if value.is_spread else n)
+        name = self.read(value.places, index if value.is_spread else index[dim:behind])
+        place = Index(((Variable(name, value.base.size[dim], -1), 1),))
+        return self.read(value.base, (*index[:dim], place, *index[behind:]))
+
     def _expression(self, value: Computed, index: Indices) -> str:
         names = [self.read(part, broadcast(part.size)(index)) for part in value.parts]
         used = {f for f in FUNCTIONS if f"{f}(" in value.text}
@@ -258,9 +315,11 @@ class Body:
         return value.text.format(*names)
 
     def _line(self, value: Value, expression: str) -> str:
-        name = self._text.name("v")
-        self.lines.append(f"const {C_TYPES[value.dtype]} {name} = {expression};")
-        return name
+        line = f"const {C_TYPES[value.dtype]} {{}} = {expression};"
+        if line not in self._name_of:
+            self._name_of[line] = self._text.name("v")
+            self.lines.append(line.format(self._name_of[line]))
+        return self._name_of[line]
 
     def _load(self, value: Value, array: str, at: Index) -> str:
         # GCC has vectors for conditions that are comparisons, and not for bools from memory
@@ -269,35 +328,39 @@ class Body:
 
     def _access(self, at: Index) -> str:
         self._text.accesses.append(at)
-        return at.text()
+        joined = self._text.joined
+        return Index(tuple(one for one in at.terms if one[0] not in joined), at.start).text()
 
     def _flat(self) -> Index:
         """The number of the element within the inner loops."""
         size = self._text.nest.size[self._text.kept :]
         return offset_of(self._text.index[self._text.kept :], dense_stride(size))
 
-    def _check_written(self, value: Input, index: Indices) -> None:
-        """An input that is written may be read at the written element alone, by the same loop."""
-        spec = self._text.kernel.segment.inputs[value.number]
-        is_same = value.size == spec.size and value.stride == spec.stride and not value.start
-        arrays = [s.memory.name for s in self._text.nest.sinks if s.memory is not None]
-        if not (is_same and index == self._text.index and f"in{value.number}" in arrays):
-            raise Declined("a written input that is read at other places")
+    def _check_written(self, number: int, at: Index) -> None:
+        """An input may be read before it is written: in nests before, or by the same round."""
+        name = f"in{number}"
+        if name not in self._text.kernel.written:
+            return
+        if not any(
+            (name, at) == (written, place) and self._number <= last
+            for written, place, last in self._text.writes
+        ):
+            raise NeedsOld(number)
 
     def _rolled(self, index: Index, shift: int, n: int) -> Index:
         """The index, of a dimension of `n` elements, from which a roll by `shift` takes."""
         if not index.terms:
             return Index((), (index.start - shift) % n)
-        (name, factor), *others = index.terms
+        (variable, factor), *others = index.terms
         if others or factor != 1:
             raise Declined("a roll of a moved dimension")
         text = self._text
-        text.rolls.add((name, index.start, shift, n))
-        if self._piece is not None and name == self._piece[0]:
+        text.rolls.add((variable, index.start, shift, n))
+        if self._piece is not None and variable == self._piece[0]:
             # the piece doesn't wrap around
             low = self._piece[1] + index.start
             return Index(index.terms, index.start + (low - shift) % n - low)
-        base, _, _ = name.partition("_")
+        base, _, _ = variable.name.partition("_")
         rolled = text.name(f"{base}_")
         moved = f"{index.text()} - {shift}"
         line = f"const long {rolled} = {moved} < 0 ? {moved} + {n} : {moved};"
@@ -307,28 +370,52 @@ class Body:
             rolled = same[0].split()[2]
         else:
             lines.append(line)
-        return Index(((rolled, 1),))
+        return Index(((Variable(rolled, n, variable.dim), 1),))
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The accumulators of a reduction.
+    """The accumulator of a reduction, or one for each column: `n` of them, this one `[at]`.
 
-    Sums of float32 are in double: as accurate as eager's sums in cascades. A maximum notes whether
-    it met a NaN, as the vector instruction forgets it.
+    Long sums of float32 are in double: as accurate as eager's sums in cascades. A maximum notes
+    whether it met a NaN, as the vector instruction forgets it.
     """
 
     value: Reduced
     name: str
+    n: int = 1
+    at: str = ""
 
     @property
     def _type(self) -> str:
         kind = C_TYPES[self.value.dtype]
-        return "double" if self.value.kind == "sum" and kind == "float" else kind
+        if kind != "float" or self.value.kind != "sum":
+            return kind
+        n_added = math.prod(self.value.base.size) // math.prod(self.value.size)
+        # rows are added up in the parts of a vector
+        return "float" if n_added <= (1 if self.at else 8) * MOST_ADDED else "double"
 
     @property
     def _has_nan(self) -> bool:
         return self.value.kind != "sum" and self.value.dtype.is_floating_point
+
+    @property
+    def _cell(self) -> str:
+        return f"{self.name}{self.at}"
+
+    @property
+    def _nan(self) -> str:
+        return f"{self.name}_nan{self.at}"
+
+    @property
+    def result(self) -> str:
+        """What the reduction gives, after `end`."""
+        return f"{self.name}_result{self.at}"
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes on the stack."""
+        return self.n * (8 + self.value.dtype.itemsize + 4 * self._has_nan)
 
     @property
     def _first(self) -> str:
@@ -341,10 +428,17 @@ class Total:
         info = torch.iinfo(self.value.dtype)
         return f"{info.min + 1}L - 1" if is_max else f"{info.max}L"
 
-    def begin(self) -> Iterator[str]:
-        yield f"{self._type} {self.name} = {self._first};"
+    def declared(self) -> Iterator[str]:
+        n = f"[{self.n}]" if self.at else ""
+        yield f"{self._type} {self.name}{n};"
+        yield f"{C_TYPES[self.value.dtype]} {self.name}_result{n};"
         if self._has_nan:
-            yield f"int {self.name}_nan = 0;"
+            yield f"int {self.name}_nan{n};"
+
+    def begin(self) -> Iterator[str]:
+        yield f"{self._cell} = {self._first};"
+        if self._has_nan:
+            yield f"{self._nan} = 0;"
 
     def begin_parts(self, n: int) -> Iterator[str]:
         """Arrays for what each of `n` threads adds up; there may come fewer."""
@@ -364,6 +458,8 @@ class Total:
             yield f"{self.name}_nan |= {self.name}_nan_of[{thread}];"
 
     def clauses(self) -> Iterator[str]:
+        if self.at:
+            return
         operation = {"sum": "+"}.get(self.value.kind, self.value.kind)
         yield f" reduction({operation}:{self.name})"
         if self._has_nan:
@@ -371,16 +467,15 @@ class Total:
 
     def add(self, element: str) -> Iterator[str]:
         if self.value.kind == "sum":
-            yield f"{self.name} += {element};"
+            yield f"{self._cell} += {element};"
             return
         sign = ">" if self.value.kind == "max" else "<"
-        yield f"{self.name} = {element} {sign} {self.name} ? {element} : {self.name};"
+        yield f"{self._cell} = {element} {sign} {self._cell} ? {element} : {self._cell};"
         if self._has_nan:
-            yield f"{self.name}_nan |= {element} != {element};"
+            yield f"{self._nan} |= {element} != {element};"
 
-    def end(self, name: str) -> str:
-        found = self.name
+    def end(self) -> str:
+        found = self._cell
         if self._has_nan:
-            found = f'{self.name}_nan ? __builtin_nan("") : {self.name}'
-        kind = C_TYPES[self.value.dtype]
-        return f"const {kind} {name} = ({kind})({found});"
+            found = f'{self._nan} ? __builtin_nan("") : {found}'
+        return f"{self.result} = ({C_TYPES[self.value.dtype]})({found});"

@@ -36,7 +36,7 @@ kernels take. Of float32, `quick_erf` is the formula that eager's GELU uses."""
 def library_of(text: str) -> bytes:
     """The text compiled; Declined without a compiler that can, or on a CPU without its vectors."""
     compiler = _compiler()
-    command = [compiler, *_FLAGS]
+    command = [compiler, *_FLAGS, f"-mprefer-vector-width={8 * vector_bytes()}"]
     functions = set(re.findall(r"Sleef_\w+", text))
     if functions:
         if not all(hasattr(_torch_cpu(), name) for name in functions):
@@ -80,10 +80,11 @@ def _end_running() -> None:
 
 
 # GCC's rules for floats as in eager's kernels: each op is rounded, and NaNs are kept. Traps and
-# `errno` aside, which nobody reads, so that loops with `sqrt` and conditions have vectors.
+# `errno` aside, which nobody reads, so that loops with `sqrt` and conditions have vectors. Jumps
+# stay as they are: from those that GCC 12 threads it makes vectors that are wrong.
 _FLAGS = (
-    "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=256", "-ffp-contract=off",
-    "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fvisibility=hidden", "-fopenmp", "-w",
+    "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-fno-thread-jumps", "-fwrapv", "-fvisibility=hidden", "-fopenmp", "-w",
     "-shared", "-fPIC",
 )  # fmt: skip
 
@@ -95,6 +96,11 @@ def _compiler() -> str:
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         raise Declined("a CPU without AVX2")
     return found
+
+
+def vector_bytes() -> int:
+    """Bytes of the vectors that eager's kernels use."""
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
 
 
 @cache
@@ -118,11 +124,7 @@ def _stand_in(compiler: str) -> Path:
     return path
 
 
-# Vectors of 32 bytes: those of AVX2. The compiler takes a function's vector form by the name that
-# the x86 ABI for vector functions gives it.
 PRELUDE = """\
-typedef float F8 __attribute__((vector_size(32)));
-typedef double D4 __attribute__((vector_size(32)));
 extern "C" int omp_get_thread_num();
 extern "C" int omp_get_num_threads();
 static inline long larger(long a, long b) { return a > b ? a : b; }
@@ -146,6 +148,13 @@ template <typename T> static inline T maximum(T a, typename Same<T>::type b) {
 }
 template <typename T> static inline T minimum(T a, typename Same<T>::type b) {
   return a < b || a != a ? a : b;
+}
+// the same, but of zeros the first one
+template <typename T> static inline T at_least(T a, typename Same<T>::type b) {
+  return a < b || b != b ? b : a;
+}
+template <typename T> static inline T at_most(T a, typename Same<T>::type b) {
+  return a > b || b != b ? b : a;
 }"""
 
 
@@ -160,26 +169,31 @@ static inline float quick_erf(float x) {
 
 
 def declared(function: str) -> str:
-    """A function of SLEEF for float and double, as a scalar function with a vector form."""
+    """A function of SLEEF for float and double, as a scalar function with a vector form.
+
+    The compiler takes the vector form by the name that the x86 ABI for vector functions gives it.
+    """
     sleef, bound = FUNCTIONS[function]
     is_binary = function in ("pow", "atan2")
     lines = [_QUICK_ERF] if function == "quick_erf" else []
-    for kind, vector, n, letter, suffix in (
-        ("float", "F8", 8, "f", "f8"),
-        ("double", "D4", 4, "d", "d4"),
-    ):
-        name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{suffix}_{bound}"
+    for kind, letter in (("float", "f"), ("double", "d")):
+        if function == "quick_erf" and kind == "float":
+            continue
+        n = vector_bytes() // (4 if kind == "float" else 8)
+        name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{letter}{n}_{bound}"
+        vector = f"{kind[0].upper()}{n}_{function}"
         types, form = (f"{vector}, {vector}", "vv") if is_binary else (vector, "v")
         named = f"{vector} x, {vector} y" if is_binary else f"{vector} x"
         scalars = f"{kind} x, {kind} y" if is_binary else f"{kind} x"
         given = "x, y" if is_binary else "x"
         # minus zeros, which keeps -0.0
         spread = ", ".join(f"{x} - {vector}{{}}" for x in given.split(", "))
-        if function == "quick_erf" and kind == "float":
-            continue
-        lines.append(f'extern "C" {vector} {callee}({types});')
+        lines += [
+            f"typedef {kind} {vector} __attribute__((vector_size({vector_bytes()})));",
+            f'extern "C" {vector} {callee}({types});',
+        ]
         # the names that the compiler takes where it has AVX2, and where it has AVX-512
-        for isa in "de":
+        for isa in "de" if vector_bytes() == 32 else "e":
             vectors = f"_ZGV{isa}N{n}{form}_{name}({named})"
             lines.append(f'extern "C" {vector} {vectors} {{ return {callee}({given}); }}')
         lines.append(

@@ -1,13 +1,16 @@
 """The text of one nest: passes, the order of its loops, and where they are cut.
 
 In: a `Nest`. Out: C++. Called by `write`. A pass over the inner dimensions computes what earlier
-passes' reductions are needed for: a softmax is three passes over each row.
+passes' reductions are needed for: a softmax is three passes over each row. Reductions over rows
+have accumulators in variables. Those over columns, whose elements lie apart in memory, have one for
+each column.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from lazy_tensor.kernels.backend import Declined
@@ -18,20 +21,25 @@ from lazy_tensor.kernels.loops.body import (
     NestText,
     Sink,
     Total,
-    is_cheap,
-    parts_of,
     stored_type,
 )
-from lazy_tensor.kernels.loops.values import Index, Indices, Reduced, Value, broadcast
+from lazy_tensor.kernels.loops.index import Index, Indices, NeedsSplit, Variable
+from lazy_tensor.kernels.loops.values import Reduced, Value, is_cheap, parts_of
 
 MOST_LINES = 4000
 """The most lines of a loop's body in all its pieces; the compiler's time grows with them."""
+MOST_ROUNDS = 8
+"""The most times that a text is written again because it has more pieces."""
 FAR_APART = 8
 """The most elements between neighbours in the innermost loop, in arrays of `MANY` elements. A loop
 that jumps further reads a whole cache line for each; Inductor moves tiles."""
 MANY = 1 << 14
 MOST_SCRATCH_BYTES = 256 << 10
 """The most memory on the stack that a thread keeps between passes."""
+LEAST_INNER = 16
+"""The least elements of a row that is reduced in large arrays: shorter loops have no vectors."""
+LEAST_COLUMNS = 8
+"""The least columns that have an accumulator each: fewer are reduced one by one."""
 LEAST_PARALLEL = 1 << 15
 """The least elements of a nest that threads share: to start them takes some microseconds."""
 
@@ -45,6 +53,8 @@ class Loops(NestText):
 
     def __init__(self, kernel: Kernel, nest: Nest) -> None:
         super().__init__(kernel, nest)
+        # variables of the inner loops that make up columns
+        self._columns: list[Variable] = []
         self._n_passes = 1
         self._n_passes += max(map(self._pass_of, nest.sinks))
 
@@ -62,7 +72,10 @@ class Loops(NestText):
         """Whether it stores one element for each round of the outer loops."""
         if isinstance(sink.value, Reduced):
             return sink.memory is not None
-        return sink.over != self.nest.size
+        return sink.over != self.nest.over
+
+    def _index_of(self, sink: Sink) -> Indices:
+        return self.row(sink.value) if self._is_row_sink(sink) else self.full
 
     def _keep_between_passes(self) -> None:
         """Find the values that a pass computes and a later one needs."""
@@ -78,7 +91,7 @@ class Loops(NestText):
                 continue
             seen.add((value, at))
             level = self.level_of(value)
-            if level < at and value.size == self.nest.size and not is_cheap(value):
+            if level < at and value.size == self.nest.over and not is_cheap(value):
                 self._keep(value)
                 left.append((value, level))
             else:
@@ -99,23 +112,58 @@ class Loops(NestText):
 
     def text(self) -> str:
         self._keep_between_passes()
-        self._all_passes()
+        self.writes = [
+            (
+                sink.memory.name,
+                sink.memory.at(self._index_of(sink)),
+                self._pass_of(sink),
+            )
+            for sink in self.nest.sinks
+            if sink.memory is not None and sink.is_input
+        ]
+        try:
+            self._all_passes()
+        except NeedsSplit as split:
+            self._split(split.variable, split.n)
+            return self.text()
         self._arrange()
-        if self.loops:
-            self._check_strides(self.loops[-1][0])
+        # where a roll wraps around in one piece, others may begin
+        for _ in range(MOST_ROUNDS):
+            n_rolls = len(self.rolls)
+            self.begin()
+            found = self._all_passes()
+            if len(self.rolls) == n_rolls:
+                return found
+        raise Declined("rolls of rolls")
+
+    def _split(self, variable: Variable, n: int) -> None:
+        """Make two loops of one."""
+        place = self.loops.index(variable)
+        inner = [loop.n for loop in self.loops[place + 1 :] if loop.dim == variable.dim]
+        # by how many elements it steps
+        name = f"i{variable.dim}by{math.prod(inner) * n}"
+        self.loops[place : place + 1] = [
+            Variable(name, variable.n // n, variable.dim),
+            replace(variable, n=n),
+        ]
+        self.index = self._index()
+        self.rolls.clear()
         self.begin()
-        return self._all_passes()
 
     def _all_passes(self) -> str:
-        outer = [loop for loop in self.loops if self._is_outer(loop)]
         n = math.prod(self.nest.size[self.kept :])
         lines = [f"{stored_type(v.dtype)} {name}[{n}];" for v, name in self.saved.items()]
-        self.scalars = {}
+        self.results = {}
         for number in range(self._n_passes):
             lines += self._pass(number)
+        outer = [loop for loop in self.loops if self._is_outer(loop)]
+        n_threads = self.kernel.n_threads
+        if self._columns and self._parted:
+            begin = [f"#pragma omp parallel num_threads({n_threads})", "{"]
+            lines = [*begin, *_share_of(self._columns[0].n), *lines, "}"]
         body = self._looped(outer, lines)
         if self._is_shared and outer:
-            body = f"#pragma omp parallel for num_threads({self.kernel.n_threads})\n{body}"
+            body = f"#pragma omp parallel for num_threads({n_threads})\n{body}"
         return f"{{\n{body}\n}}"
 
     @property
@@ -123,35 +171,58 @@ class Loops(NestText):
         """Whether threads share the nest."""
         return self.kernel.n_threads > 1 and math.prod(self.nest.size) >= LEAST_PARALLEL
 
-    def _looped(
-        self, loops: Sequence[tuple[str, int]], lines: Sequence[str], parted: str = ""
-    ) -> str:
-        """The lines in loops; see `_for`."""
+    @property
+    def _parted(self) -> str:
+        """The variable of the inner loop that threads share; "" if they share outer loops."""
+        inner = [loop for loop in self.loops if not self._is_outer(loop)]
+        if not self._is_shared or not inner or len(inner) < len(self.loops):
+            return ""
+        return self._columns[0].name if self._columns else inner[0].name
+
+    def _looped(self, loops: Sequence[Variable], lines: Sequence[str]) -> str:
+        """The lines in loops."""
         text = "\n".join(lines)
-        for variable, n in reversed(loops):
-            hoisted = "\n".join(self.hoisted.get(variable, []))
-            text = f"{_for(variable, 0, n, parted)} {{\n{hoisted}\n{text}\n}}"
+        for variable in reversed(loops):
+            hoisted = "\n".join(self.hoisted.get(variable.name, []))
+            text = f"{self._for(variable, 0, variable.n)} {{\n{hoisted}\n{text}\n}}"
         return text
 
-    def _is_outer(self, loop: tuple[str, int]) -> bool:
-        return int(loop[0][1:]) < self.kept
+    def _for(self, variable: Variable, low: int, high: int) -> str:
+        """The head of a loop."""
+        return _for(variable.name, low, high, is_parted=variable.name == self._parted)
+
+    def _is_outer(self, loop: Variable) -> bool:
+        return loop.dim < self.kept and loop not in self._columns
 
     def _pass(self, number: int) -> list[str]:
         """The lines of one pass: accumulators, loops, results of reductions, values of rows."""
         sinks = [sink for sink in self.nest.sinks if self._pass_of(sink) == number]
         reductions = [s.value for s in sinks if isinstance(s.value, Reduced) and s.memory is None]
-        totals = {one: Total(one, self.name("total")) for one in reductions}
+        totals = {one: self._total(one) for one in reductions}
         stores = [s for s in sinks if not self._is_row_sink(s) and s.memory is not None]
-        lines = [line for total in totals.values() for line in total.begin()]
+        lines = [line for total in totals.values() for line in total.declared()]
+        lines += self._over_columns([line for t in totals.values() for line in t.begin()])
         lines += self._inner_loops(number, stores, totals)
-        for reduction, total in totals.items():
-            self.scalars[reduction] = self.name("result")
-            lines.append(total.end(self.scalars[reduction]))
+        ends = [total.end() for total in totals.values()]
+        self.results |= {reduction: total.result for reduction, total in totals.items()}
         body = Body(self, number, None)
         for sink in sinks:
             if self._is_row_sink(sink):
-                body.store(sink, self._index_of(sink.value))
-        return lines + body.lines + body.stores
+                body.store(sink, self._index_of(sink))
+        return lines + self._over_columns([*ends, *body.lines, *body.stores])
+
+    def _total(self, reduction: Reduced) -> Total:
+        name = self.name("total")
+        if not self._columns:
+            return Total(reduction, name)
+        at = Index()
+        for variable in self._columns:
+            at = at.times(variable.n) + Index(((variable, 1),))
+        n = math.prod(variable.n for variable in self._columns)
+        return Total(reduction, name, n, f"[{at.text()}]")
+
+    def _over_columns(self, lines: Sequence[str]) -> list[str]:
+        return [self._looped(self._columns, lines)] if self._columns and lines else [*lines]
 
     def _inner_loops(
         self, number: int, stores: Sequence[Sink], totals: Mapping[Reduced, Total]
@@ -161,86 +232,111 @@ class Loops(NestText):
         if not (stores or saves or totals):
             return []
         inner = [loop for loop in self.loops if not self._is_outer(loop)]
-        innermost, n = inner[-1] if inner else ("", 1)
-        # threads share the outer loops if there are any
-        is_shared = self._is_shared and bool(inner) and len(inner) == len(self.loops)
-        parted = inner[0][0] if is_shared else ""
+        innermost = inner[-1] if inner else None
         clauses = "".join(clause for total in totals.values() for clause in total.clauses())
         lines: list[str] = []
-        edges = self._edges(innermost, n)
+        edges = self._edges(innermost)
         for low, high in pairwise(edges):
             body = Body(self, number, (innermost, low))
             for value in saves:
                 body.save(value)
             for reduction, total in totals.items():
-                body.lines += total.add(body.read(reduction.base, self._index_of(reduction.base)))
+                body.lines += total.add(body.read(reduction.base, self.full))
             for sink in stores:
-                body.store(sink, self.index)
+                body.store(sink, self._index_of(sink))
             if len(body.lines) * len(edges) > MOST_LINES:
                 raise Declined("too many lines")
-            if inner:
-                lines += [f"#pragma omp simd{clauses}", _for(innermost, low, high, parted)]
+            if innermost:
+                lines += [f"#pragma omp simd{clauses}", self._for(innermost, low, high)]
             lines += ["{", *body.lines, *body.stores, "}"]
-        loops = self._looped(inner[:-1], lines, parted)
-        return self._among_threads(inner[0][1], loops, [*totals.values()]) if parted else [loops]
+        loops = self._looped(inner[:-1], lines)
+        if self._parted and not self._columns:
+            return self._among_threads(inner[0].n, loops, [*totals.values()])
+        return [loops]
 
     def _among_threads(self, n: int, loops: str, totals: Sequence[Total]) -> list[str]:
         """The loops, of which each thread does a part of the first one, with `n` rounds. What
         threads have added up is added in their order, so that each run gives the same."""
         n_threads = self.kernel.n_threads
         parts = [line for total in totals for line in total.begin_parts(n_threads)]
-        inside = [line for total in totals for line in total.begin()]
+        inside = [line for total in totals for line in (*total.declared(), *total.begin())]
         kept = [line for total in totals for line in total.keep_part("thread")]
         added = [line for total in totals for line in total.add_part("thread")]
         every = _for("thread", 0, n_threads)
         return [
-            *parts, f"#pragma omp parallel num_threads({n_threads})", "{",
-            "const long thread = omp_get_thread_num(), n_threads = omp_get_num_threads();",
-            f"const long from = {n}L * thread / n_threads, to = {n}L * (thread + 1) / n_threads;",
-            *inside, loops, *kept, "}", *([f"{every} {{", *added, "}"] if added else []),
+            *parts, f"#pragma omp parallel num_threads({n_threads})", "{", *_share_of(n), *inside,
+            loops, *kept, "}", *([f"{every} {{", *added, "}"] if added else []),
         ]  # fmt: skip
 
-    def _edges(self, innermost: str, n: int) -> list[int]:
+    def _edges(self, innermost: Variable | None) -> list[int]:
         """Where the pieces of the innermost loop begin, and where the last one ends."""
-        cuts = {(shift - at) % size for name, at, shift, size in self.rolls if name == innermost}
-        return sorted({0, n} | {cut for cut in cuts if cut < n})
-
-    def _index_of(self, value: Value) -> Indices:
-        """The index of a value that has the nest's sizes, or one element where the nest has
-        more."""
-        return broadcast(value.size)(self.index[: len(value.size)])
+        if innermost is None:
+            return [0, 1]
+        cuts = {(shift - at) % n for variable, at, shift, n in self.rolls if variable == innermost}
+        return sorted({0, innermost.n} | {cut for cut in cuts if cut < innermost.n})
 
     # how the loops are arranged
 
     def _arrange(self) -> None:
-        """Order the loops as the first result lies in memory, and join those that can be."""
-        stores = [s for s in self.nest.sinks if s.memory is not None and s.over == self.nest.size]
-        if self.nest.kept is None and stores:
-            stride = stores[0].memory.stride if stores[0].memory else ()
-            self.loops.sort(key=lambda loop: -stride[int(loop[0][1:])])
-        joined: list[tuple[str, int]] = []
-        index = {name: Index(((name, 1),)) for name, _ in self.loops}
-        rolled = {name for name, *_ in self.rolls}
-        for loop in self.loops:
-            if joined and self._joins(joined[-1], loop, rolled):
-                name, n = joined.pop()
-                index[name] = Index()
-                joined.append((loop[0], n * loop[1]))
-            else:
-                joined.append(loop)
-        self.loops = joined
-        self.index = tuple(
-            index[f"i{d}"] if n != 1 else Index() for d, n in enumerate(self.nest.size)
-        )
+        """Order the loops as memory lies, and join those that can be."""
+        stores = [s for s in self.nest.sinks if s.memory is not None and not self._is_row_sink(s)]
+        if self.nest.kept is not None:
+            self._find_columns()
+        elif stores and stores[0].memory:
+            steps = dict(stores[0].memory.at(self.full).terms)
+            self.loops.sort(key=lambda loop: -steps[loop])
+        self._join()
+        if self.loops:
+            self._check_strides(self.loops[-1])
 
-    def _joins(self, outer: tuple[str, int], inner: tuple[str, int], rolled: set[str]) -> bool:
-        """Whether two loops can be one: each access goes on where the inner loop has ended."""
-        if self._is_outer(outer) != self._is_outer(inner) or {outer[0], inner[0]} & rolled:
+    def _find_columns(self) -> None:
+        """Let the variables of columns be those that step over less memory than a reduced one."""
+        steps: dict[Variable, int] = {}
+        for access in self.accesses:
+            for variable, factor in access.terms:
+                steps[variable] = max(steps.get(variable, 0), abs(factor))
+        reduced = [loop for loop in self.loops if not self._is_outer(loop)]
+        least = min((steps.get(loop, 1) for loop in reduced), default=0)
+        outer = [loop for loop in self.loops if self._is_outer(loop)]
+        columns = [loop for loop in outer if 0 < steps.get(loop, 0) < least]
+        n_columns = math.prod(loop.n for loop in columns)
+        if n_columns < LEAST_COLUMNS:
+            n_inner = math.prod(self.nest.size[self.kept :])
+            if n_inner < LEAST_INNER and math.prod(self.nest.size) >= MANY:
+                raise Declined("a reduction of few elements")
+            return
+        columns.sort(key=lambda loop: -steps[loop])
+        self.loops = [*(one for one in self.loops if one not in columns), *columns]
+        self._columns = columns
+        # each pass computes anew what columns need
+        self.saved.clear()
+        totals = [s.value for s in self.nest.sinks if isinstance(s.value, Reduced)]
+        if sum(Total(one, "", n_columns, "[]").n_bytes for one in totals) > MOST_SCRATCH_BYTES:
+            raise Declined("many columns")
+
+    def _join(self) -> None:
+        """Make one loop of two where each access goes on where the inner loop has ended."""
+        loops: list[Variable] = []
+        for loop in self.loops:
+            if loops and self._joins(loops[-1], loop):
+                outer = loops.pop()
+                self.joined.add(outer)
+                loop = replace(loop, n=outer.n * loop.n)
+            loops.append(loop)
+        self.loops = loops
+        self._columns = [loop for loop in loops if loop in self._columns]
+
+    def _joins(self, outer: Variable, inner: Variable) -> bool:
+        rolled = {variable for variable, *_ in self.rolls}
+        if self._group(outer) != self._group(inner) or {outer, inner} & rolled:
             return False
         factors = [dict(access.terms) for access in self.accesses]
-        return all(one.get(outer[0], 0) == one.get(inner[0], 0) * inner[1] for one in factors)
+        return all(one.get(outer, 0) == one.get(inner, 0) * inner.n for one in factors)
 
-    def _check_strides(self, innermost: str) -> None:
+    def _group(self, loop: Variable) -> int:
+        return 2 if loop in self._columns else self._is_outer(loop)
+
+    def _check_strides(self, innermost: Variable) -> None:
         if math.prod(self.nest.size) < MANY:
             return
         for access in self.accesses:
@@ -248,10 +344,17 @@ class Loops(NestText):
                 raise Declined("neighbours lie far apart")
 
 
-def _for(variable: str, low: int, high: int, parted: str = "") -> str:
-    """The head of a loop. That of the variable `parted` is shared by threads: this one's part goes
-    from `from` to `to`."""
+def _for(variable: str, low: int, high: int, *, is_parted: bool = False) -> str:
+    """The head of a loop; `is_parted`: of this thread's part, from `from` to `to`."""
     begin, end = str(low), str(high)
-    if variable == parted:
+    if is_parted:
         begin, end = f"larger({low}, from)", f"smaller({high}, to)"
     return f"for (long {variable} = {begin}; {variable} < {end}; {variable}++)"
+
+
+def _share_of(n: int) -> list[str]:
+    """The lines that find a thread's part of `n` rounds."""
+    return [
+        "const long thread = omp_get_thread_num(), n_threads = omp_get_num_threads();",
+        f"const long from = {n}L * thread / n_threads, to = {n}L * (thread + 1) / n_threads;",
+    ]

@@ -6,47 +6,52 @@ In: a segment. Out: `Values`; Declined for ops, dtypes and arguments without a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.loops.builder import Builder, expanded
+from lazy_tensor.kernels.loops.reductions import Arguments
 from lazy_tensor.kernels.loops.rules import (
     FACTORIES,
     FOR_BOOLS,
     FOR_INTEGERS,
-    MASKS,
     RULES,
     TESTS,
     TEXTS,
     UNARY_FUNCTIONS,
-    Arguments,
     names,
 )
 from lazy_tensor.kernels.loops.values import (
     C_TYPES,
-    Builder,
-    Computed,
-    Index,
-    Indices,
     Input,
+    Number,
     Value,
-    View,
-    broadcast,
-    expanded,
 )
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, base_name
+from lazy_tensor.kernels.loops.views import VIEWS, Shown, views_of
+from lazy_tensor.kernels.segment import (
+    UNDECLARED_WRITES,
+    Call,
+    Ref,
+    ScalarRef,
+    Segment,
+    base_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a segment computes: the value of each output, and of each written input by number."""
+    """What a segment computes: the value of each output, and of each written input by number.
+
+    `bad` says whether an index from data is out of range; None without such indices.
+    """
 
     outputs: tuple[Value, ...]
     written: dict[int, Value]
+    bad: Value | None
 
 
 def values_of(segment: Segment) -> Values:
@@ -57,7 +62,7 @@ def values_of(segment: Segment) -> Values:
 class _Reader:
     """Reads the calls of a segment one by one.
 
-    A write gives its target a new value. A write to memory that a view shows is declined.
+    A write gives its target a new value, and what its target is a view of.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -67,8 +72,10 @@ class _Reader:
         ]
         for one in segment.inputs:
             self._known(one.dtype)
-        # of each value the number of the one whose memory it shows
-        self._roots = list(range(len(segment.inputs)))
+        # of each view the number of its base, and how it shows that
+        self._views: dict[int, tuple[int, Shown]] = {}
+        # of each view its value, and that of its base which it shows
+        self._shown: dict[int, tuple[Value, Value]] = {}
         self._written: set[int] = set()
         # the dtype in which the call at hand computes
         self._builder = Builder(torch.float32)
@@ -76,12 +83,16 @@ class _Reader:
     def values(self) -> Values:
         for call in self._segment.calls:
             self._read(call)
-        roots = [self._roots[i] for i in self._segment.outputs]
-        if len(set(roots)) < len(roots):
+        roots = {self._root(i) for i in self._segment.outputs}
+        if len(roots) < len(self._segment.outputs):
             raise Declined("outputs share memory")
-        outputs = [self._values[i] for i in self._segment.outputs]
-        written = {i: self._values[i] for i in sorted(self._written)}
-        return Values(tuple(filter(None, outputs)), {i: v for i, v in written.items() if v})
+        bad = self._builder.bad
+        text = " || ".join(f"{{{i}}}" for i in range(len(bad)))
+        return Values(
+            tuple(map(self._value, self._segment.outputs)),
+            {i: self._value(i) for i in sorted(self._written)},
+            self._builder.test(text, *bad) if bad else None,
+        )
 
     def _known(self, dtype: torch.dtype) -> None:
         if dtype not in C_TYPES:
@@ -89,62 +100,79 @@ class _Reader:
 
     def _read(self, call: Call) -> None:
         name, given = base_name(call.op), dict(call.arguments())
-        if name in _VIEWS:
-            source = given["self"].index
-            (spec,) = self._specs(call)
-            base = self._values[source]
-            assert base is not None
-            self._add(_view(name, base, given, spec), self._roots[source])
+        for one in call.outputs:
+            if one is not None:
+                self._known(one.dtype)
+        if name in VIEWS:
+            base = given["self"].index
+            specs = [one for one in call.outputs if one is not None]
+            for view in views_of(name, given, self._value(base).size, specs):
+                self._views[len(self._values)] = base, view
+                self._values.append(None)
             return
-        if call.outputs and name != "native_layer_norm":
-            self._specs(call)
         self._builder.dtype = self._dtype_of(call, name, given)
-        arguments = {one: self._argument(one, value) for one, value in given.items()}
+        kept = MASKS | INDICES.get(name, frozenset())
+        arguments = {
+            one: self._argument(value, is_kept=one in kept) for one, value in given.items()
+        }
         made = self._made(call, name, arguments)
-        if call.outputs:
-            for value in made:
-                self._add(value, len(self._values))
-            return
-        # an op that writes its argument; `self` in all of them
-        self._write(given["self"].index, made[0])
-
-    def _specs(self, call: Call) -> list[TensorSpec]:
-        specs = [one for one in call.outputs if one is not None]
-        if len(specs) != 1 or len(call.outputs) != 1:
+        results, writes = made[: len(call.outputs)], made[len(call.outputs) :]
+        if len(results) < len(call.outputs):
             raise Declined(f"{call.op}: several results")
-        self._known(specs[0].dtype)
-        return specs
+        for value, spec in zip(results, call.outputs, strict=True):
+            self._values.append(value and expanded(value, spec.size) if spec else None)
+        # an op without results of its own writes `self`
+        targets = UNDECLARED_WRITES.get(call.op, ()) if call.outputs else ("self",)
+        for target, value in zip(targets, writes, strict=True):
+            if value is not None:
+                self._write(given[target].index, value)
 
-    def _add(self, value: Value, root: int) -> None:
-        self._values.append(value)
-        self._roots.append(root)
+    def _root(self, number: int) -> int:
+        """The number of the value whose memory this one shows."""
+        while number in self._views:
+            number, _ = self._views[number]
+        return number
+
+    def _value(self, number: int) -> Value:
+        """What the value of this number holds now."""
+        if number in self._views:
+            base_number, view = self._views[number]
+            base = self._value(base_number)
+            if number not in self._shown or self._shown[number][1] is not base:
+                self._shown[number] = view.of(base), base
+            return self._shown[number][0]
+        value = self._values[number]
+        if value is None:
+            raise Declined("an undefined value")
+        return value
 
     def _write(self, number: int, value: Value) -> None:
-        root = self._roots[number]
-        if root != number or self._roots.count(root) > 1:
-            raise Declined("a write that a view shows")
-        target = self._values[number]
-        assert target is not None
-        self._values[number] = self._builder.cast(expanded(value, target.size), target.dtype)
+        target = self._value(number)
+        value = self._builder.cast(expanded(value, target.size), target.dtype)
+        while number in self._views:
+            number, view = self._views[number]
+            value = view.written(self._value(number), value)
+        self._values[number] = value
         if number < len(self._segment.inputs):
             self._written.add(number)
 
     def _dtype_of(self, call: Call, name: str, given: Arguments) -> torch.dtype:
         """The dtype in which eager computes; Declined if that is hard to tell."""
-        taken = {n: self._values[v.index] for n, v in given.items() if isinstance(v, Ref)}
-        values = [v for n, v in taken.items() if v is not None and n not in MASKS]
-        if name in TESTS:
-            shaped = [v.dtype for v in values if v.size] or [v.dtype for v in values]
-            dtype = reduce(torch.promote_types, shaped)
+        taken = {n: self._value(v.index) for n, v in given.items() if isinstance(v, Ref)}
+        kept = MASKS | INDICES.get(name, frozenset())
+        values = [v for n, v in taken.items() if n not in kept]
+        values += [self._value(one.index) for one in given.get("tensors", ())]
+        if name in TESTS or name in ("all", "any"):
+            dtype = self._compared_in(values, given.get("other"))
             self._known(dtype)
             if any(v.dtype.is_floating_point for v in values) != dtype.is_floating_point:
                 raise Declined(f"{call.op}: a float beside integers")
         elif call.outputs:
-            (dtype,) = {one.dtype for one in call.outputs if one is not None}
+            dtype, *others = {one.dtype for one in call.outputs if one is not None}
+            if others:
+                raise Declined(f"{call.op}: results of several dtypes")
         else:
-            target = taken["self"]
-            assert target is not None
-            dtype = target.dtype
+            dtype = taken["self"].dtype
             if name != "copy" and any(v.size and v.dtype is not dtype for v in values):
                 raise Declined(f"{call.op}: it writes another dtype")
         if not dtype.is_floating_point:
@@ -154,104 +182,59 @@ class _Reader:
                 raise Declined(f"{call.op}: from floats to {dtype}")
         return dtype
 
-    def _argument(self, name: str, given: Any) -> Any:
+    def _compared_in(self, values: Sequence[Value], other: Any) -> torch.dtype:
+        """The dtype in which eager compares values, or one with a number: `True == 2` is false."""
+        operands: list[Any] = [
+            torch.empty([1] * len(one.size), dtype=one.dtype, device="meta") for one in values
+        ]
+        if isinstance(other, ScalarRef):
+            other = self._segment.scalars[other.index](1)
+        if not isinstance(other, Ref) and other is not None:
+            operands.append(other)
+        return torch.result_type(operands[0], operands[-1])
+
+    def _argument(self, given: Any, *, is_kept: bool = False) -> Any:
         """An argument as a value of the dtype in which the call computes; others as they are."""
+        if isinstance(given, tuple):
+            return tuple(self._argument(one) for one in given)
         if isinstance(given, Ref):
-            value = self._values[given.index]
-            assert value is not None
-            return value if name in MASKS else self._builder.cast(value, self._builder.dtype)
+            value = self._value(given.index)
+            return value if is_kept else self._builder.cast(value, self._builder.dtype)
         if isinstance(given, ScalarRef):
             if (
                 self._segment.scalars[given.index] is float
                 and not self._builder.dtype.is_floating_point
             ):
                 raise Declined("a float beside integers")
-            return Computed(
-                (), self._builder.dtype, f"({C_TYPES[self._builder.dtype]})number{given.index}"
-            )
+            dtype = self._builder.dtype
+            return Number((), dtype, f"({C_TYPES[dtype]})number{given.index}")
         return given
 
-    def _made(self, call: Call, name: str, given: Arguments) -> list[Value]:
-        """The values that the call makes, or the one that it writes."""
+    def _made(self, call: Call, name: str, given: Arguments) -> list[Value | None]:
+        """The values that the call makes, then those that it writes to its arguments."""
         rule = RULES.get(name)
         if name in TESTS:
-            made = [self._builder.test(TESTS[name], *given.values())]
+            made = self._builder.test(TESTS[name], *given.values())
         elif name in TEXTS:
-            made = [self._builder.of(TEXTS[name], *given.values())]
+            made = self._builder.of(TEXTS[name], *given.values())
         elif name in UNARY_FUNCTIONS:
-            made = [self._builder.of(f"{name}({{0}})", *given.values())]
+            made = self._builder.of(f"{name}({{0}})", *given.values())
         elif name in FACTORIES:
-            made = [self._builder.of("{0}", FACTORIES[name])]
+            made = self._builder.of("{0}", FACTORIES[name])
         elif rule is not None:
             found = rule(self._builder, given)
-            made = found if isinstance(found, list) else [found]
+            return found if isinstance(found, list) else [found]
         else:
             raise Declined(f"{call.op}: no rule")
-        sizes = [one.size for one in call.outputs if one is not None]
-        if not sizes:
-            return made
-        return [expanded(one, size) for one, size in zip(made, sizes, strict=True)]
+        return [made]
 
 
-def _view(name: str, base: Value, given: Arguments, spec: TensorSpec) -> Value:
-    """The view that an op makes of `base`. One of an input is known by its strides."""
-    if not isinstance(base, Input):
-        return View(spec.size, base.dtype, base, _place(name, base.size, given, spec.size))
-    start = base.start
-    if name in ("select", "slice"):
-        dim = given.get("dim", 0) % len(base.size)
-        start += _first(name, base.size[dim], given) * base.stride[dim]
-    return Input(spec.size, base.dtype, base.number, spec.stride, start)
-
-
-def _first(name: str, n: int, given: Arguments) -> int:
-    """The index, in a dimension of `n` elements, of the first one that the view shows."""
-    if name == "select":
-        return int(given["index"]) % n
-    first = given.get("start") or 0
-    return min(max(first + n if first < 0 else first, 0), n)
-
-
-def _place(
-    name: str, size: tuple[int, ...], given: Arguments, made: tuple[int, ...]
-) -> Callable[[Indices], Indices]:
-    """Where an element of a view of sizes `made` stands in its base of sizes `size`."""
-    n_dims = len(size)
-    if name in ("alias", "detach"):
-        return lambda index: index
-    if name == "expand":
-        return broadcast(size)
-    if name in ("select", "slice"):
-        dim = given.get("dim", 0) % n_dims
-        first = Index((), _first(name, size[dim], given))
-        if name == "select":
-            return lambda index: (*index[:dim], first, *index[dim:])
-        step = given.get("step", 1)
-        return lambda index: (
-            *index[:dim],
-            index[dim].times(step) + first,
-            *index[dim + 1 :],
-        )
-    if name in ("t", "transpose", "permute"):
-        order = list(range(n_dims))
-        if name == "permute":
-            order = [d % n_dims for d in given["dims"]]
-        elif n_dims > 1:
-            one, other = (given.get("dim0", 0) % n_dims, given.get("dim1", 1) % n_dims)
-            order[one], order[other] = order[other], order[one]
-        return lambda index: tuple(index[order.index(d)] for d in range(n_dims))
-    if [n for n in size if n != 1] != [n for n in made if n != 1]:
-        raise Declined("a view of other sizes")
-
-    # the same dimensions but for those of one element
-    def place(index: Indices) -> Indices:
-        left = [i for i, n in zip(index, made, strict=True) if n != 1]
-        return tuple(left.pop(0) if n != 1 else Index() for n in size)
-
-    return place
-
-
-_VIEWS = names(
-    """alias detach expand permute select slice squeeze t transpose unsqueeze view _reshape_alias
-    _unsafe_view"""
-)
+MASKS = frozenset(("condition", "mask"))
+"""Arguments that stay bool."""
+INDICES = {
+    "embedding": names("indices"), "gather": names("index"), "index_select": names("index"),
+    "nll_loss_forward": names("target"), "nll_loss_backward": names("target"),
+    "zeros_like": names("self"), "ones_like": names("self"), "full_like": names("self"),
+    "new_zeros": names("self"), "new_ones": names("self"), "new_full": names("self"),
+}  # fmt: skip
+"""Arguments that stay as they are: integers, and tensors of which only the sizes count."""

@@ -7,14 +7,16 @@ that isn't here is Inductor's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.loops.builder import Builder, expanded, first_of, literal
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS
-from lazy_tensor.kernels.loops.values import Builder, Rolled, Value, broadcast_size
+from lazy_tensor.kernels.loops.index import Index, Indices
+from lazy_tensor.kernels.loops.reductions import REDUCTIONS, Arguments, Rule
+from lazy_tensor.kernels.loops.values import Joined, Number, Place, Reshaped, Rolled, Value, View
 
 
 def names(text: str) -> frozenset[str]:
@@ -26,7 +28,7 @@ TEXTS = {
     "rsqrt": "1 / square_root({0})", "square": "{0} * {0}", "floor": "floor_of({0})",
     "ceil": "ceil_of({0})", "trunc": "trunc_of({0})", "frac": "{0} - trunc_of({0})",
     "sigmoid": "1 / (1 + exp(-{0}))", "silu": "{0} / (1 + exp(-{0}))",
-    "relu": "maximum({0}, 0)",
+    "relu": "at_least({0}, 0)",
     "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})",
     "mul": "{0} * {1}", "atan2": "atan2({0}, {1})",
     "sigmoid_backward": "{0} * (1 - {1}) * {1}", "tanh_backward": "{0} * (1 - {1} * {1})",
@@ -38,25 +40,24 @@ UNARY_FUNCTIONS = frozenset(FUNCTIONS) - {"pow", "atan2", "quick_erf"}
 TESTS = {
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}",
     "gt": "{0} > {1}", "ge": "{0} >= {1}", "logical_and": "{0} && {1}",
-    "logical_or": "{0} || {1}", "logical_not": "!{0}", "isnan": "{0} != {0}",
+    "logical_or": "{0} || {1}", "logical_xor": "!{0} != !{1}", "logical_not": "!{0}",
+    "isnan": "{0} != {0}",
     "isinf": "absolute({0}) == __builtin_inf()", "isfinite": "absolute({0}) < __builtin_inf()",
 }  # fmt: skip
 """The expressions of ops that give bools."""
 FOR_INTEGERS = names(
-    """abs add amax amin bitwise_and bitwise_not bitwise_or bitwise_xor __and__ __or__ __xor__ clamp
-    clamp_max clamp_min clone copy eq fill full full_like ge gt le logical_and logical_not
-    logical_or lt masked_fill max maximum min minimum mul ne neg new_full new_ones new_zeros ones
-    ones_like relu roll rsub scalar_tensor square sub sum where zero zeros zeros_like _to_copy"""
+    """abs add all amax amin any arange bitwise_and bitwise_not bitwise_or bitwise_xor __and__
+    __or__ __xor__ cat clamp clamp_max clamp_min clone constant_pad_nd copy eq expand_copy fill
+    flip full full_like gather ge gt index_select le logical_and logical_not logical_or
+    logical_xor lt masked_fill max maximum min minimum mul ne neg new_full new_ones new_zeros
+    ones ones_like relu repeat roll rsub scalar_tensor select_backward slice_backward square
+    stack sub sum tril triu where zero zeros zeros_like _to_copy"""
 )
 FOR_BOOLS = FOR_INTEGERS - names(
-    """abs add amax amin clamp clamp_max clamp_min max maximum min minimum neg relu rsub square sub
-    sum"""
+    """abs add amax amin arange clamp clamp_max clamp_min max maximum min minimum neg relu rsub
+    square sub sum"""
 )
 FACTORIES = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
-MASKS = ("mask", "condition")
-"""Arguments that stay bool."""
-
-Arguments = dict[str, Any]
 
 
 def _scaled(b: Builder, a: Arguments, name: str) -> Any:
@@ -82,21 +83,20 @@ def _pow(b: Builder, a: Arguments) -> Value:
     if text is not None:
         return b.of(text, a["self"])
     power = b.of("pow({0}, {1})", a["self"], exponent)
-    if isinstance(a["self"], Value) and isinstance(exponent, Value) and exponent.size == ():
-        return b.of(
-            "{1} == 0.5 ? square_root({0}) : {1} == -0.5 ? 1 / square_root({0}) : {1} == 1 ? {0} "
-            ": {1} == 3 ? {0} * {0} * {0} : {1} == -1 ? 1 / {0} : {2}",
-            a["self"], exponent, power,
-        )  # fmt: skip
+    if isinstance(a["self"], Value) and isinstance(exponent, Number):
+        for special, text in _SPECIAL_POWERS.items():
+            if special not in (2, -2):
+                test = f"{{1}} == {literal(special, b.dtype)} ? {text} : {{2}}"
+                power = b.of(test, a["self"], exponent, power)
     return power
 
 
 def _clamp(b: Builder, a: Arguments) -> Value:
     found: Value = a["self"]
     if a.get("min") is not None:
-        found = b.of("maximum({0}, {1})", found, a["min"])
+        found = b.of("at_least({0}, {1})", found, a["min"])
     if a.get("max") is not None:
-        found = b.of("minimum({0}, {1})", found, a["max"])
+        found = b.of("at_most({0}, {1})", found, a["max"])
     return found
 
 
@@ -128,98 +128,6 @@ def _lerp(b: Builder, a: Arguments) -> Value:
     )  # fmt: skip
 
 
-def _mse(b: Builder, a: Arguments) -> Value:
-    error = b.of("({0} - {1}) * ({0} - {1})", a["self"], a["target"])
-    return _as_asked(b, error, a.get("reduction", 1))
-
-
-def _as_asked(b: Builder, losses: Value, reduction: int) -> Value:
-    """Losses as they are (0), their mean (1) or their sum (2)."""
-    if reduction == 0:
-        return losses
-    total = b.reduced("sum", losses, None, keepdim=False)
-    return b.of("{0} / {1}", total, math.prod(losses.size)) if reduction == 1 else total
-
-
-def _mse_backward(b: Builder, a: Arguments) -> Value:
-    n = math.prod(broadcast_size([a["self"].size, a["target"].size]))
-    factor = 2 / n if a["reduction"] == 1 else 2
-    return b.of("{3} * ({1} - {2}) * {0}", a["grad_output"], a["self"], a["target"], factor)
-
-
-def _reduce(kind: str) -> Callable[[Builder, Arguments], Value]:
-    def rule(b: Builder, a: Arguments) -> Value:
-        value = a["self"]
-        if "other" in a:
-            raise Declined("the greater one of two tensors by `max`")
-        found = b.reduced(
-            "sum" if kind == "mean" else kind, value, a.get("dim"), keepdim=a.get("keepdim", False)
-        )
-        if kind != "mean":
-            return found
-        n = math.prod(value.size) // max(math.prod(found.size), 1)
-        return b.of("{0} / {1}", found, n)
-
-    return rule
-
-
-def _variance(b: Builder, a: Arguments) -> Value:
-    x, dims = a["self"], a.get("dim")
-    correction = a["unbiased"] if "unbiased" in a else a.get("correction")
-    correction = 1 if correction is None else correction
-    total = b.reduced("sum", x, dims)
-    n = math.prod(x.size) // math.prod(total.size)
-    if not isinstance(correction, (int, float)) or n <= correction:
-        raise Declined("too few numbers for a variance")
-    mean = b.of("{0} / {1}", total, n)
-    squares = b.of("({0} - {1}) * ({0} - {1})", x, mean)
-    return b.of(
-        "{0} / {1}",
-        b.reduced("sum", squares, dims, keepdim=a.get("keepdim", False)),
-        n - correction,
-    )
-
-
-def _layer_norm(b: Builder, a: Arguments) -> list[Value]:
-    x, n_dims = a["input"], len(a["normalized_shape"])
-    dims = tuple(range(len(x.size) - n_dims, len(x.size)))
-    n = math.prod(x.size[-n_dims:])
-    mean = b.of("{0} / {1}", b.reduced("sum", x, dims), n)
-    squares = b.of("({0} - {1}) * ({0} - {1})", x, mean)
-    variance = b.of("{0} / {1}", b.reduced("sum", squares, dims), n)
-    rstd = b.of("1 / square_root({0} + {1})", variance, a["eps"])
-    found = b.of("({0} - {1}) * {2}", x, mean, rstd)
-    if a.get("weight") is not None:
-        found = b.of("{0} * {1}", found, a["weight"])
-    if a.get("bias") is not None:
-        found = b.of("{0} + {1}", found, a["bias"])
-    return [found, mean, rstd]
-
-
-def _softmax(b: Builder, a: Arguments) -> Value:
-    x, dim = a["self"], a["dim"]
-    powers = b.of("exp({0} - {1})", x, b.reduced("max", x, dim))
-    return b.of("{0} / {1}", powers, b.reduced("sum", powers, dim))
-
-
-def _log_softmax(b: Builder, a: Arguments) -> Value:
-    x, dim = a["self"], a["dim"]
-    most = b.reduced("max", x, dim)
-    total = b.reduced("sum", b.of("exp({0} - {1})", x, most), dim)
-    return b.of("{0} - {1} - log({2})", x, most, total)
-
-
-def _softmax_backward(b: Builder, a: Arguments) -> Value:
-    grad, output = a["grad_output"], a["output"]
-    total = b.reduced("sum", b.of("{0} * {1}", grad, output), a["dim"])
-    return b.of("({0} - {1}) * {2}", grad, total, output)
-
-
-def _log_softmax_backward(b: Builder, a: Arguments) -> Value:
-    grad, output = a["grad_output"], a["output"]
-    return b.of("{0} - exp({1}) * {2}", grad, output, b.reduced("sum", grad, a["dim"]))
-
-
 def _roll(b: Builder, a: Arguments) -> Value:
     value, dims = a["self"], a.get("dims", ())
     if not dims:
@@ -233,11 +141,122 @@ def _roll(b: Builder, a: Arguments) -> Value:
     return b.of("{0}", value)
 
 
+def _cat(b: Builder, a: Arguments) -> Value:
+    parts = a["tensors"]
+    dim = a.get("dim", 0) % len(parts[0].size)
+    size = [*parts[0].size]
+    size[dim] = sum(part.size[dim] for part in parts)
+    return Joined(tuple(size), b.dtype, tuple(parts), dim)
+
+
+def _stack(b: Builder, a: Arguments) -> Value:
+    size = a["tensors"][0].size
+    dim = a.get("dim", 0) % (len(size) + 1)
+    shown = (*size[:dim], 1, *size[dim:])
+    parts = [Reshaped(shown, b.dtype, part) for part in a["tensors"]]
+    return _cat(b, {"tensors": parts, "dim": dim})
+
+
+def _padded(b: Builder, value: Value, dim: int, before: int, after: int, fill: Any = 0) -> Value:
+    """The value with so many elements before and behind it along a dimension."""
+    if before < 0 or after < 0:
+        raise Declined("negative padding")
+    sizes = [(*value.size[:dim], n, *value.size[dim + 1 :]) for n in (before, after)]
+    first, last = (expanded(b.value(fill), size) for size in sizes)
+    parts = [part for part in (first, value, last) if part.size[dim]]
+    return _cat(b, {"tensors": parts, "dim": dim})
+
+
+def _select_backward(b: Builder, a: Arguments) -> Value:
+    size, grad = a["input_sizes"], a["grad_output"]
+    dim = a["dim"] % len(size)
+    at = a["index"] % size[dim]
+    shown = Reshaped((*grad.size[:dim], 1, *grad.size[dim:]), b.dtype, grad)
+    return _padded(b, shown, dim, at, size[dim] - at - 1)
+
+
+def _slice_backward(b: Builder, a: Arguments) -> Value:
+    size, grad = a["input_sizes"], a["grad_output"]
+    dim = a["dim"] % len(size)
+    if a["step"] != 1:
+        raise Declined("the gradient of a slice with steps")
+    at = first_of(size[dim], a["start"])
+    return _padded(b, grad, dim, at, size[dim] - at - grad.size[dim])
+
+
+def _constant_pad(b: Builder, a: Arguments) -> Value:
+    found, pad = a["self"], a["pad"]
+    for i in range(0, len(pad), 2):
+        dim = len(found.size) - 1 - i // 2
+        found = _padded(b, found, dim, pad[i], pad[i + 1], a.get("value", 0))
+    return b.of("{0}", found)
+
+
+def _flip(b: Builder, a: Arguments) -> Value:
+    size = a["self"].size
+    dims = {d % len(size) for d in a["dims"]}
+
+    def place(index: Indices) -> Indices:
+        backwards = [one.times(-1) + Index((), n - 1) for one, n in zip(index, size, strict=True)]
+        return tuple(backwards[d] if d in dims else one for d, one in enumerate(index))
+
+    return b.of("{0}", View(size, b.dtype, a["self"], place))
+
+
+def _repeat(b: Builder, a: Arguments) -> Value:
+    base, times = a["self"], a["repeats"]
+    shown = (*[1] * (len(times) - len(base.size)), *base.size)
+    size = tuple(map(int.__mul__, shown, times))
+
+    def place(index: Indices) -> Indices:
+        inner = [one.divided(n)[1] for one, n in zip(index, shown, strict=True)]
+        return tuple(inner[len(shown) - len(base.size) :])
+
+    return b.of("{0}", View(size, b.dtype, base, place))
+
+
+def _triangle(sign: str) -> Rule:
+    def rule(b: Builder, a: Arguments) -> Value:
+        size, diagonal = a["self"].size, a.get("diagonal", 0)
+        row, column = (Place(size, torch.int64, len(size) + d) for d in (-2, -1))
+        inside = Builder(torch.int64).test("{1} - {0} " + sign + " {2}", row, column, diagonal)
+        return b.of("{0} ? {1} : 0", inside, a["self"])
+
+    return rule
+
+
+def _arange(b: Builder, a: Arguments) -> Value:
+    start, end, step = a.get("start", 0), a["end"], a.get("step", 1)
+    if b.dtype.is_floating_point or not all(type(one) is int for one in (start, end, step)):
+        raise Declined("a range of floats")
+    n = -((start - end) // step)
+    return b.of("{0} * {1} + {2}", Place((n,), torch.int64, 0), step, start)
+
+
+def _log_sigmoid(b: Builder, a: Arguments) -> list[Value | None]:
+    x = a["self"]
+    buffer = b.of("exp(-absolute({0}))", x)
+    return [b.of("minimum({0}, 0) - log1p({1})", x, buffer), buffer]
+
+
 def _full(b: Builder, a: Arguments) -> Value:
     return b.of("{0}", a["fill_value"] if "fill_value" in a else a["s"])
 
 
-RULES: dict[str, Callable[[Builder, Arguments], Value | list[Value]]] = {
+RULES: dict[str, Rule] = {
+    **REDUCTIONS,
+    "cat": _cat,
+    "stack": _stack,
+    "select_backward": _select_backward,
+    "slice_backward": _slice_backward,
+    "constant_pad_nd": _constant_pad,
+    "flip": _flip,
+    "repeat": _repeat,
+    "tril": _triangle("<="),
+    "triu": _triangle(">="),
+    "arange": _arange,
+    "log_sigmoid_forward": _log_sigmoid,
+    "expand_copy": lambda b, a: b.of("{0}", a["self"]),
     "add": lambda b, a: b.of("{0} + {1}", a["self"], _scaled(b, a, "other")),
     "sub": lambda b, a: b.of("{0} - {1}", a["self"], _scaled(b, a, "other")),
     "rsub": lambda b, a: b.of("{1} - {0}", _scaled(b, a, "self"), a["other"]),
@@ -283,8 +302,6 @@ RULES: dict[str, Callable[[Builder, Arguments], Value | list[Value]]] = {
     "native_dropout_backward": lambda b, a: b.of(
         "{0} * {1} * {2}", a["grad_output"], b.cast(a["mask"], b.dtype), a["scale"]
     ),
-    "mse_loss": _mse,
-    "mse_loss_backward": _mse_backward,
     "clone": lambda b, a: b.of("{0}", a["self"]),
     "_to_copy": lambda b, a: b.of("{0}", a["self"]),
     "copy": lambda b, a: b.of("{0}", a["src"]),
@@ -294,18 +311,5 @@ RULES: dict[str, Callable[[Builder, Arguments], Value | list[Value]]] = {
     "full_like": _full,
     "new_full": _full,
     "scalar_tensor": _full,
-    "sum": _reduce("sum"),
-    "mean": _reduce("mean"),
-    "amax": _reduce("max"),
-    "amin": _reduce("min"),
-    "max": _reduce("max"),
-    "min": _reduce("min"),
-    "var": _variance,
-    "std": lambda b, a: b.of("square_root({0})", _variance(b, a)),
-    "native_layer_norm": _layer_norm,
-    "_softmax": _softmax,
-    "_log_softmax": _log_softmax,
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _log_softmax_backward,
     "roll": _roll,
 }  # fmt: skip

@@ -10,9 +10,10 @@ computed by a loop over its elements. Loops over the same sizes become one nest.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,20 +25,40 @@ from lazy_tensor.kernels.loops.body import (
     Memory,
     Nest,
     Sink,
-    is_cheap,
-    parts_of,
     stored_type,
 )
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS, PRELUDE, declared
+from lazy_tensor.kernels.loops.index import (
+    Index,
+    Indices,
+    NeedsOld,
+    NeedsParts,
+    dense_stride,
+    restored,
+)
 from lazy_tensor.kernels.loops.nest import MOST_LINES, Loops
 from lazy_tensor.kernels.loops.read import values_of
-from lazy_tensor.kernels.loops.values import Reduced, Rolled, Value, View, dense_stride
+from lazy_tensor.kernels.loops.values import (
+    Computed,
+    Gathered,
+    Input,
+    Joined,
+    Permuted,
+    Reduced,
+    Reshaped,
+    Rolled,
+    Value,
+    View,
+    copied,
+    is_cheap,
+    parts_of,
+)
 from lazy_tensor.kernels.segment import Segment, TensorSpec
 
+MOST_ATTEMPTS = 32
+"""The most times that writing begins again, with something more stored or cut."""
 NAME = "kernel_0"
 """The name of the C function."""
-LEAST_INNER = 16
-"""The least elements of a row that is reduced: shorter loops have no vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +67,8 @@ class Written:
 
     text: str
     steps: dict[str, Any]
+    # the last result says whether an index from data was out of range
+    has_checks: bool
 
 
 def written(segment: Segment, n_threads: int) -> Written:
@@ -53,51 +76,171 @@ def written(segment: Segment, n_threads: int) -> Written:
     return _Writer(segment, n_threads).written()
 
 
-def _moved(value: Rolled) -> Value:
-    """What is rolled, behind views and other rolls."""
+def _moved(value: Rolled | Gathered) -> Value:
+    """What is moved, behind views and other moves."""
     base = value.base
-    while isinstance(base, (View, Rolled)):
+    while isinstance(base, (View, Permuted, Reshaped, Rolled, Gathered)):
         base = base.base
     return base
+
+
+def _sinks(value: Value, memory: Memory, *, is_input: bool = False) -> Iterator[Sink]:
+    """The sinks of a result or an input. If that is a copy or a view of a value, they store this
+    value, so that loops over the same sizes compute both; if it is joined of parts, they store each
+    part."""
+    sinks = partial(_sinks, is_input=is_input)
+    match value:
+        case Permuted():
+            stride = restored(memory.stride, value.order)
+            yield from sinks(value.base, replace(memory, stride=stride))
+        case Computed() if (part := copied(value)) is not None:
+            yield from sinks(part, memory)
+        case Joined():
+            start = memory.start
+            for part in value.parts:
+                yield from sinks(part, replace(memory, start=start))
+                start += part.size[value.dim] * memory.stride[value.dim]
+        case Reshaped() if (shown := _seen_as(value, memory.stride)) is not None:
+            yield from sinks(value.base, replace(memory, stride=shown))
+        case Input() if is_input and (f"in{value.number}", value.stride, value.start) == (
+            memory.name,
+            memory.stride,
+            memory.start,
+        ):
+            pass  # a part that isn't written
+        case _:
+            yield Sink(value, memory, is_input)
+
+
+def _seen_as(value: Reshaped, stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides of a value's memory when it is seen in the sizes of its base, if it can be."""
+    shown = torch.empty_strided(value.size, stride, device="meta")
+    try:
+        return shown.view(value.base.size).stride()
+    except RuntimeError:
+        return None
+
+
+def _cut(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
+    """The sinks of the parts of a value."""
+    memory, dim = sink.memory, parts.dim
+    assert memory is not None
+    # another object, as the value itself is there only when its parts are
+    value = replace(sink.value)
+    for begin, end in pairwise([0, *parts.cuts, value.size[dim]]):
+        size = (*value.size[:dim], end - begin, *value.size[dim + 1 :])
+        first = Index((), begin)
+
+        def place(index: Indices, first: Index = first) -> Indices:
+            return (*index[:dim], index[dim] + first, *index[dim + 1 :])
+
+        start = memory.start + begin * memory.stride[dim]
+        part = View(size, value.dtype, value, place)
+        yield Sink(part, replace(memory, start=start), sink.is_input)
 
 
 class _Writer:
     """Writes one segment's kernel: sinks, nests, then the text of each nest."""
 
     def __init__(self, segment: Segment, n_threads: int) -> None:
-        self._segment = segment
-        self._kernel = Kernel(segment, n_threads)
+        self._segment, self._n_threads = segment, n_threads
         self._results: list[str] = []
-        # name -> its specification; results and reductions that another nest reads
         self._made: dict[str, TensorSpec] = {}
+        self._check_inputs()
+        self._values = values_of(segment)
+        self._sinks = [*self._all_sinks()]
+        # of results alone
+        self._made_first = {**self._made}
+        # values that are stored before others read them, by these sinks if they are results
+        self._stored: dict[Value, tuple[Sink, ...]] = {}
+        # written inputs that are read at other places
+        self._late: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with the results alone, and without any nest."""
+        self._kernel = Kernel(self._segment, self._n_threads)
+        # name -> its specification; results and reductions that another nest reads
+        self._made = {**self._made_first}
         self._nests: list[Nest] = []
         self._nest_of: dict[Value, int] = {}
+        self._placed: dict[Sink, int] = {}
 
     def written(self) -> Written:
-        segment = self._segment
-        self._check_inputs()
-        values = values_of(segment)
-        sinks = []
-        for i, (value, number) in enumerate(zip(values.outputs, segment.outputs, strict=True)):
-            spec = segment.specs[number]
+        for _ in range(MOST_ATTEMPTS):
+            self._begin()
+            bodies = self._bodies()
+            if bodies is not None:
+                text = self._text(bodies)
+                return Written(text, self._steps(), has_checks=self._values.bad is not None)
+        raise Declined("many joined or written tensors")
+
+    def _all_sinks(self) -> Iterator[Sink]:
+        """The sinks of results, and of inputs that are written."""
+        segment, values = self._segment, self._values
+        specs = [segment.specs[number] for number in segment.outputs]
+        outputs = [*zip(values.outputs, specs, strict=True)]
+        if values.bad is not None:
+            outputs.append((values.bad, TensorSpec((), (), torch.bool, torch.device("cpu"))))
+        for i, (value, spec) in enumerate(outputs):
             assert spec is not None
             if order_of(spec) is None:
                 raise Declined("a result with gaps")
-            sinks.append(Sink(value, self._make(f"out{i}", spec)))
             self._results.append(f"out{i}")
+            yield from _sinks(value, self._make(f"out{i}", spec))
         for number, value in values.written.items():
-            spec = segment.inputs[number]
-            sinks.append(Sink(value, Memory(f"in{number}", spec.stride), is_input=True))
-        for sink in sinks:
-            self._place(sink)
-        self._keep_what_others_read()
+            memory = Memory(f"in{number}", segment.inputs[number].stride)
+            yield from _sinks(value, memory, is_input=True)
+
+    def _bodies(self) -> list[str] | None:
+        """The text of each nest; None if something must be stored or cut for it."""
+        copies = []
+        for sink in self._sinks:
+            if sink.memory is not None and sink.is_input and sink.memory.name in self._late:
+                self._place(Sink(sink.value, self._kept(sink.value)))
+                copies.append(sink)
+            else:
+                self._place(sink)
+        self._keep_reductions()
+        self._keep_shared()
+        for sink in copies:
+            value = sink.value
+            same = View(value.size, value.dtype, value, lambda index: index)
+            nest = Nest(same.size, (*range(len(same.size)),))
+            nest.sinks.append(replace(sink, value=same))
+            self._nests.append(nest)
         bodies = []
         for nest in self._nests:
-            bodies.append(Loops(self._kernel, nest).text())
-            for sink in nest.sinks:
+            stores = [sink for sink in nest.sinks if sink.memory is not None]
+            self._kernel.written |= {s.memory.name for s in stores if s.memory and s.is_input}
+            try:
+                bodies.append(Loops(self._kernel, nest).text())
+            except NeedsOld as old:
+                self._late.add(f"in{old.number}")
+                return None
+            except NeedsParts as parts:
+                self._cut(nest, parts)
+                return None
+            for sink in stores:
                 if sink.memory is not None and not sink.is_input:
                     self._kernel.in_memory.setdefault(sink.value, sink.memory)
-        return Written(self._text(bodies), self._steps())
+        return bodies
+
+    def _cut(self, nest: Nest, parts: NeedsParts) -> None:
+        """Cut the results that a nest stores into parts, or else have a value be stored."""
+        found: list[Sink] = []
+        for sink in self._sinks:
+            is_cut = parts.cuts and sink in nest.sinks and sink.over == nest.over
+            if not is_cut or isinstance(sink.value, Reduced):
+                found.append(sink)
+                continue
+            pieces = tuple(_cut(sink, parts))
+            found += pieces
+            if not sink.is_input:
+                self._stored[sink.value] = pieces
+        if len(found) == len(self._sinks):
+            self._stored[parts.value] = ()
+        self._sinks = found
 
     def _check_inputs(self) -> None:
         for spec in self._segment.specs:
@@ -125,10 +268,11 @@ class _Writer:
             if one in seen:
                 continue
             seen.add(one)
-            if isinstance(one, Reduced):
+            if isinstance(one, Reduced) or one in self._stored:
                 found[one] = None
-            elif isinstance(one, Rolled) and not is_cheap(base := _moved(one)):
+            elif isinstance(one, (Rolled, Gathered)) and not is_cheap(base := _moved(one)):
                 found[base] = None
+                left += parts_of(one)[1:]
             else:
                 left += parts_of(one)
         if len(seen) > MOST_LINES:
@@ -137,6 +281,11 @@ class _Writer:
 
     def _place(self, sink: Sink) -> int:
         """Put the sink into a nest behind those of the values that it needs; its number."""
+        if sink not in self._placed:
+            self._placed[sink] = self._place_new(sink)
+        return self._placed[sink]
+
+    def _place_new(self, sink: Sink) -> int:
         if isinstance(sink.value, Reduced) and sink.memory is not None:
             home = self._home(sink.value)
             self._nests[home].sinks.append(sink)
@@ -151,21 +300,35 @@ class _Writer:
                 break
         else:
             i = len(self._nests)
-            self._nests.append(Nest(sink.over))
+            self._nests.append(Nest(sink.over, (*range(len(sink.over)),)))
         nest = self._nests[i]
         if isinstance(sink.value, Reduced):
-            nest.kept = len(sink.value.size)
-            if math.prod(nest.size[nest.kept :]) < LEAST_INNER:
-                raise Declined("a reduction of few elements")
+            nest.order, nest.kept = sink.value.order, len(sink.value.size)
         nest.sinks.append(sink)
         return i
 
     def _home(self, value: Value) -> int:
         """The number of the nest that computes what another sink needs."""
         if value not in self._nest_of:
-            memory = None if isinstance(value, Reduced) else self._kept(value)
-            self._nest_of[value] = self._place(Sink(value, memory))
+            if value in self._stored:
+                home = self._home_of_parts(value)
+            else:
+                memory = None if isinstance(value, Reduced) else self._kept(value)
+                home = self._place(Sink(value, memory))
+            self._nest_of[value] = home
         return self._nest_of[value]
+
+    def _home_of_parts(self, value: Value) -> int:
+        """The number of the last nest that stores a part of the value."""
+        sinks = self._stored[value]
+        if sinks and sinks[0].memory is not None:
+            first = min(sink.memory.start for sink in sinks if sink.memory is not None)
+            memory = replace(sinks[0].memory, start=first)
+        else:
+            memory = self._kept(value)
+            sinks = tuple(_sinks(value, memory))
+        self._kernel.in_memory[value] = memory
+        return max(map(self._place, sinks))
 
     def _kept(self, value: Value) -> Memory:
         """New memory for a value."""
@@ -173,14 +336,41 @@ class _Writer:
         spec = TensorSpec(value.size, stride, value.dtype, torch.device("cpu"))
         return self._make(f"kept{len(self._made)}", spec)
 
-    def _keep_what_others_read(self) -> None:
+    def _keep_reductions(self) -> None:
         """Give memory to reductions that another nest needs."""
         for i, nest in enumerate(self._nests):
             for value in {one: None for sink in [*nest.sinks] for one in self._needs(sink.value)}:
                 home = self._nest_of[value]
-                sinks = self._nests[home].sinks
-                if home != i and not any(s.value is value and s.memory for s in sinks):
-                    sinks.append(Sink(value, self._kept(value)))
+                if isinstance(value, Reduced) and home != i:
+                    self._keep(value, home)
+
+    def _keep(self, value: Value, home: int) -> None:
+        """Have a nest store a value, if it doesn't."""
+        sinks = self._nests[home].sinks
+        if not any(s.value is value and s.memory and not s.is_input for s in sinks):
+            sinks.append(Sink(value, self._kept(value)))
+
+    def _keep_shared(self) -> None:
+        """Give memory to what several nests would compute, if that is worth it."""
+        first: dict[Value, int] = {}
+        for i, nest in enumerate(self._nests):
+            left = [
+                part
+                for s in nest.sinks
+                for part in (parts_of(s.value) if isinstance(s.value, Reduced) else (s.value,))
+            ]
+            seen: set[Value] = set()
+            while left:
+                value = left.pop()
+                if value in seen or isinstance(value, Reduced) or value in self._stored:
+                    continue
+                seen.add(value)
+                home = first.setdefault(value, i)
+                is_full = value.size == self._nests[home].over and isinstance(value, Computed)
+                if home < i and is_full and not is_cheap(value):
+                    self._keep(value, home)
+                else:
+                    left += parts_of(value)
 
     def _text(self, bodies: Sequence[str]) -> str:
         segment = self._segment

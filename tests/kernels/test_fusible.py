@@ -137,3 +137,20 @@ assert "torch._inductor.lowering" not in sys.modules
 
 def test_backend_answers_from_the_table():
     assert InductorBackend().refuses(call(aten.mm.default)) == refuses(call(aten.mm.default))
+
+
+def test_inductor_is_not_given_bools_added_with_a_factor():
+    bools = _spec(torch.bool)
+    inductor, given = InductorBackend(), (Ref(0), Ref(1))
+    assert "integers into bools" in str(
+        inductor.refuses(call(aten.add.Tensor, *given, outputs=(bools,), alpha=2), (bools, bools))
+    )
+    assert inductor.refuses(call(aten.add.Tensor, *given, outputs=(bools,)), (bools, bools)) is None
+
+
+@pytest.mark.parametrize("op", [aten.pow.Tensor_Scalar, aten.pow_.Scalar])
+def test_integers_to_run_time_powers_are_not_fused(op):
+    integers, given = _spec(torch.int64), (Ref(0), ScalarRef(0))
+    inductor = InductorBackend()
+    assert "must raise" in str(inductor.refuses(call(op, *given), (integers,)))
+    assert inductor.refuses(call(op, *given), (FLOATS,)) is None

@@ -67,6 +67,7 @@ def rolls(x: Tensor) -> tuple[Tensor, ...]:
         around, x.roll((2, -3), (0, 1)) * 2, x.roll(1, 1).roll(1, 1) + 1,
         x[3:].roll(1, 0)[:, 2:] * 3,
         (x.roll(5, 1) + x).roll(4, 0) * x, x.roll(0, 0) + x.roll(65, 1),
+        x.roll(3, 1)[:, 2:].roll(5, 1) * 1, (x.roll(3, 1)[:, 2:].roll(5, 1)[:, 7:] + 1).roll(2, 1),
         (around.exp() + x).roll(3, 1) - around.exp(), x.softmax(-1).roll(2, 0)[1:] * 2,
     )  # fmt: skip
 
@@ -77,6 +78,102 @@ def reductions(x: Tensor) -> tuple[Tensor, ...]:
         x.log_softmax(-1), (x - x.mean(-1, keepdim=True)).square().mean(),
         (x.exp() * x.sum()).sum(-1), x * x.mean(), x.var(unbiased=False),
     )  # fmt: skip
+
+
+def columns(x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+    mean = x.mean(0, keepdim=True)
+    scaled = (x - mean) / (x.var(0, keepdim=True) + 1e-5).sqrt()
+    return (
+        (x * 2).sum(0), x.amax(0), x.amin(0, keepdim=True), scaled, x.softmax(0), x.std(0),
+        x.log_softmax(0) * 2, (x * 2).sum() + x.sum(1) + x.sum(0)[0], image.sum((0, 2, 3)),
+        image.mean(1), image.var(1, keepdim=True) * image, image.sum((1, 3)), image.amax((0, 1)),
+        image.permute(0, 2, 3, 1).mean((0, 1, 2)), (x[:, :, None] * 2).sum(0) * 3,
+    )  # fmt: skip
+
+
+def reshapes(x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+    heads = (image * 2).reshape(2, 3, 8, 4, 4)
+    return (
+        heads + 1, heads.transpose(1, 2).reshape(2, 24, 16) * 3, (image * 2).flatten() + 1,
+        (image.flatten() + 1).view(6, 128) * 2, (image + 1).flatten(1).softmax(-1),
+        (image * 2).view(6, 128).sum(0), heads.sum((0, 1)), (heads * 2).flatten(2).exp().sum(1),
+        (x * 2).view(-1).view(33, 5, 13) + 1, (x * 2).view(-1)[1:] * 3,
+        (x.t() * 2).reshape(33, 65) - 1,
+        *(part * 2 for part in (image * 3).split(3, 2)), (x * 3).unbind(1)[4].exp(),
+        (x * 3).split([30, 3])[1] * 2, image.chunk(2, 1)[0] * 2,
+    )  # fmt: skip
+
+
+def backwards(x: Tensor, g: Tensor, image: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    _, mean, rstd = aten.native_layer_norm(x, [65], w, w, 1e-5)
+    masks = [True, True, True]
+    layer = aten.native_layer_norm_backward(g, x, [65], mean, rstd, w, w, masks)
+    scale = image[0, :, 0, 0] * 1
+    y, means, scales = aten.native_batch_norm(image, scale, scale, None, None, True, 0.1, 1e-5)
+    given = y.exp() * image, image, scale, None, None, means, scales
+    return (
+        *layer, y, means, *aten.native_batch_norm_backward(*given, True, 1e-5, masks),
+        F.smooth_l1_loss(x, g), F.huber_loss(x, g, delta=0.7), F.l1_loss(x, g) + 1,
+        aten.smooth_l1_loss_backward(x, x, g, 1, 0.8), aten.huber_loss_backward(x, x, g, 0, 0.7),
+    )  # fmt: skip
+
+
+def statistics(x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+    y = aten.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)[0]
+    return y * 2, mean * 3
+
+
+def other_reductions(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        (x > 2).any(), (x > -9).all(1), (x > 1).any(0), *torch.var_mean(x, 1),
+        *torch.std_mean(x, 0, keepdim=True), x.norm(), x.norm(dim=1), x.norm(1, 0),
+        torch.linalg.vector_norm(x, math.inf, 1), x.logsumexp(1), x.logsumexp((0, 1)),
+        x[:, :3].square().sum(1), x[:, :3].amax(-1, keepdim=True) - x[:, 0:1],
+    )  # fmt: skip
+
+
+def joins(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = torch.stack([x, y * 2, x - y], -1)
+    return (
+        torch.cat([x, y.exp()], 1), z, torch.cat([x, y]).sum(0), (z * z).sum(-1) + z[..., 1],
+        torch.cat([x, y], 1).softmax(1), torch.cat([x, y], 1)[:, 60:70] * 2, F.pad(x, (1, 2, 3, 0)),
+        aten.select_backward(x, [33, 4, 65], 1, 2) + 1, z.unbind(-1)[2] * 2,
+        aten.slice_backward(x[3:9], [33, 65], 0, 3, 9, 1) * y, torch.cat([x, y], 1).roll(7, 1) + 1,
+        torch.cat([torch.stack([x, y]).sum(0), x + 1]).amax(1),
+    )  # fmt: skip
+
+
+def moves(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.flip(0), x.flip((0, 1)) + x, x.repeat(2, 3) * 2, x.tril(), x.triu(1) - x.tril(-2),
+        (x * 2).diagonal(2) + 1, (x * 3).unfold(1, 4, 2) * 2, torch.arange(7, 40, 3) * 2,
+        F.embedding(n[:, :4], x), x.gather(1, n), x.index_select(1, n[0]) * 2,
+        x.exp().gather(0, n).sum(), (x * 2).index_select(0, n[:4, 0]).softmax(0),
+    )  # fmt: skip
+
+
+def classes(x: Tensor, n: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    target = n[:, 0].masked_fill(n[:, 0] == 0, -100)
+    scores = x.log_softmax(-1)
+    found = []
+    for weight, reduction in ((None, 1), (w, 1), (w, 2)):
+        loss, total = aten.nll_loss_forward(scores, target, weight, reduction, -100)
+        given = loss, scores, target, weight, reduction, -100, total
+        found += [loss, total, aten.nll_loss_backward(*given)]
+    return tuple(found)
+
+
+def writes(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x[1:-1, 1:-1] += 0.1 * (x[2:, 1:-1] + x[:-2, 1:-1] - 2 * x[1:-1, 1:-1])
+    x[0].zero_()
+    x[-1] = x[-2]
+    y.t()[3:5].mul_(2)
+    z = y * 2
+    z[5].zero_()
+    w = x * 3
+    w.view(11, 3, 65)[:, 2].add_(1)
+    x.add_(x.mean())
+    return z * 1, x.sum(0), y + x.roll(1, 0), w + 1
 
 
 def norms(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -113,6 +210,13 @@ def integers(n: Tensor, m: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         n / m.clamp(1),
         n.masked_fill(mask, 7), torch.where(mask, n, m), n.sum(), n.sum(-1), n.amax(), mask.sum(),
         n.double(), mask | (n > 0), ~mask, mask.float(), n.sum(dtype=torch.float64), n.clamp(-2, 2),
+    )  # fmt: skip
+
+
+def bools(mask: Tensor, two: Tensor, minus: float, seven: int) -> tuple[Tensor, ...]:
+    return (
+        (mask == 2) & mask, mask > minus, mask != seven, (mask == two) | mask, mask.ge(1) & mask,
+        mask.eq(True) & mask,
     )  # fmt: skip
 
 
@@ -155,7 +259,26 @@ CASES = {
     "rolls": (rolls, (X,), ()),
     "reductions": (reductions, (X,), ()),
     "reductions of columns": (lambda x: (x.t().sum(-1), x.t().softmax(-1)), (X.t(),), ()),
+    "columns": (columns, (X, IMAGE), ()),
+    "columns of special numbers": (
+        lambda x: (x.amax(0), x.amin(0), x.sum(0)),
+        (SPECIAL.repeat(3, 2),),
+        (),
+    ),
+    "columns of integers": (
+        lambda n, mask: (n.sum(0), n.amax(0), n.amin((0, 1)), mask.sum(0)),
+        (NUMBERS, X > 0),
+        (),
+    ),
+    "reshapes": (reshapes, (X, IMAGE), ()),
     "norms": (norms, (X, ROW), ()),
+    "backwards": (backwards, (X, Y, IMAGE, ROW), ()),
+    "statistics": (statistics, (IMAGE, X[0, :3].clone(), Y[0, :3].exp()), ()),
+    "other reductions": (other_reductions, (X,), ()),
+    "joins": (joins, (X, Y), ()),
+    "moves": (moves, (X, NUMBERS.abs()), ()),
+    "classes": (classes, (X, NUMBERS.abs(), ROW.exp()), ()),
+    "writes": (writes, (X, Y), ()),
     "losses": (losses, (X, Y), ()),
     "layouts": (layouts, (X, IMAGE), ()),
     "broadcast": (broadcast, (X, ROW, COLUMN), ()),
@@ -166,6 +289,17 @@ CASES = {
     "swaps": (swaps, (X, Y), ()),
     "fills": (fills, (X, Y), ()),
     "numbers": (lambda x, a, n: (x * a + n, torch.where(x > a, x, n)), (X,), (2.5, 3)),
+    "bools": (bools, (X > 0, torch.tensor(2)), (-1, 7)),
+    "powers of a tensor": (
+        lambda x, half, third: (x**half, x**third, x.pow(half * 2)),
+        (SPECIAL, torch.tensor(0.5), torch.tensor(3.0)),
+        (),
+    ),
+    "signs of zeros": (
+        lambda x: (1 / x.relu(), 1 / x.clamp(min=0), 1 / x.clamp(max=0)),
+        (SPECIAL,),
+        (),
+    ),
     "0-dim": (lambda x, s: (x * s, s.exp(), s + 1), (X, torch.tensor(0.7)), ()),
 }
 
@@ -235,11 +369,8 @@ def test_threads_add_up_in_the_same_order_each_time(record, monkeypatch):
     [
         ("dtype torch.bfloat16", lambda x: x + 1, [X.bfloat16()]),
         ("outputs share memory", lambda x: ((y := x + 1), y.t()), [X]),
-        ("a write that a view shows", lambda x: x[0].add_(1) * 2, [X]),
-        ("read at other places", lambda x: x.add_(x.roll(1, 0)) * 2, [X]),
-        ("read at other places", lambda x: (x.sum(-1), x.add_(x.mean()))[0] * 1, [X]),
-        ("over other dimensions", lambda x: (x + 1).sum(0), [X]),
-        ("of few elements", lambda x: (x * 2).sum(-1), [seeded(100, 3)]),
+        ("a write to a view by diagonal", lambda x: x.diagonal().add_(1) * 2, [X]),
+        ("of few elements", lambda x: x.exp().sum(-1), [seeded(10000, 3)]),
         ("from floats to torch.int64", lambda x: (x + 1).long() + 1, [X]),
         ("no rule", lambda x: x.cumsum(0) + 1, [X]),
         ("division that rounds", lambda x: x.div(2, rounding_mode="floor") + 1, [X]),
@@ -253,6 +384,14 @@ def test_what_is_not_simple_is_declined(record, reason, program, inputs):
     with pytest.raises(Declined, match=reason):
         written(segment, 1)
     assert INDUCTOR.build_soon(segment) is None
+
+
+@pytest.mark.parametrize("index", [33, -1])
+def test_an_index_out_of_range_raises(record, index):
+    n = torch.tensor([1, 2])
+    kernel = kernel_of(record(lambda x, n: F.embedding(n, x) * 2, (X, n)).segment)
+    with pytest.raises(IndexError):
+        kernel([X, torch.tensor([1, index])], [])
 
 
 def test_simple_segments_need_no_worker(record, new_compiler):

@@ -1,0 +1,362 @@
+"""How reductions, losses, norms and moves by index compute their results; the rest of `rules`.
+
+The formulas are those of eager's kernels (`aten/src/ATen/native`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.loops.builder import Builder, broadcast_size, clamped, squeezed
+from lazy_tensor.kernels.loops.values import Gathered, Place, Reshaped, Value
+
+Arguments = dict[str, Any]
+Rule = Callable[[Builder, Arguments], "Value | list[Value | None]"]
+
+_INTEGERS = Builder(torch.int64)
+
+
+def _as_asked(b: Builder, losses: Value, reduction: int) -> Value:
+    """Losses as they are (0), their mean (1) or their sum (2)."""
+    if reduction == 0:
+        return losses
+    total = b.reduced("sum", losses, None, keepdim=False)
+    return b.of("{0} / {1}", total, math.prod(losses.size)) if reduction == 1 else total
+
+
+def _mse_backward(b: Builder, a: Arguments) -> Value:
+    n = math.prod(broadcast_size([a["self"].size, a["target"].size]))
+    factor = 2 / n if a["reduction"] == 1 else 2
+    return b.of("{3} * ({1} - {2}) * {0}", a["grad_output"], a["self"], a["target"], factor)
+
+
+def _reduce(kind: str) -> Callable[[Builder, Arguments], Value]:
+    def rule(b: Builder, a: Arguments) -> Value:
+        value = a["self"]
+        if "other" in a:
+            raise Declined("the greater one of two tensors by `max`")
+        found = b.reduced(
+            "sum" if kind == "mean" else kind, value, a.get("dim"), keepdim=a.get("keepdim", False)
+        )
+        if kind != "mean":
+            return found
+        n = math.prod(value.size) // max(math.prod(found.size), 1)
+        return b.of("{0} / {1}", found, n)
+
+    return rule
+
+
+def _variance(b: Builder, a: Arguments) -> Value:
+    x, dims = a["self"], a.get("dim")
+    correction = a["unbiased"] if "unbiased" in a else a.get("correction")
+    correction = 1 if correction is None else correction
+    mean, squares = _moments(b, x, dims)
+    n = math.prod(x.size) // math.prod(mean.size)
+    if not isinstance(correction, (int, float)) or n <= correction:
+        raise Declined("too few numbers for a variance")
+    found = b.of("{0} / {1}", squares, n - correction)
+    return found if a.get("keepdim", False) else squeezed(found, dims)
+
+
+def _layer_norm(b: Builder, a: Arguments) -> list[Value | None]:
+    x, n_dims = a["input"], len(a["normalized_shape"])
+    dims = tuple(range(len(x.size) - n_dims, len(x.size)))
+    n = math.prod(x.size[-n_dims:])
+    mean, squares = _moments(b, x, dims)
+    variance = b.of("{0} / {1}", squares, n)
+    rstd = b.of("1 / square_root({0} + {1})", variance, a["eps"])
+    found = b.of("({0} - {1}) * {2}", x, mean, rstd)
+    if a.get("weight") is not None:
+        found = b.of("{0} * {1}", found, a["weight"])
+    if a.get("bias") is not None:
+        found = b.of("{0} + {1}", found, a["bias"])
+    return [found, mean, rstd]
+
+
+def _softmax(b: Builder, a: Arguments) -> Value:
+    x, dim = a["self"], a["dim"]
+    powers = b.of("exp({0} - {1})", x, b.reduced("max", x, dim))
+    return b.of("{0} / {1}", powers, b.reduced("sum", powers, dim))
+
+
+def _log_softmax(b: Builder, a: Arguments) -> Value:
+    x, dim = a["self"], a["dim"]
+    most = b.reduced("max", x, dim)
+    total = b.reduced("sum", b.of("exp({0} - {1})", x, most), dim)
+    return b.of("{0} - {1} - log({2})", x, most, total)
+
+
+def _softmax_backward(b: Builder, a: Arguments) -> Value:
+    grad, output = a["grad_output"], a["output"]
+    total = b.reduced("sum", b.of("{0} * {1}", grad, output), a["dim"])
+    return b.of("({0} - {1}) * {2}", grad, total, output)
+
+
+def _log_softmax_backward(b: Builder, a: Arguments) -> Value:
+    grad, output = a["grad_output"], a["output"]
+    return b.of("{0} - exp({1}) * {2}", grad, output, b.reduced("sum", grad, a["dim"]))
+
+
+def _all_or_any(kind: str) -> Rule:
+    def rule(b: Builder, a: Arguments) -> Value:
+        numbers = b.cast(b.test("{0} != 0", a["self"]), torch.int32)
+        found = b.reduced(kind, numbers, a.get("dim"), keepdim=a.get("keepdim", False))
+        return b.test("{0} != 0", found)
+
+    return rule
+
+
+def _moments(b: Builder, x: Value, dims: Any) -> tuple[Value, Value]:
+    """The mean over dimensions, and the sum of squared differences from it."""
+    total = b.reduced("sum", x, dims)
+    mean = b.of("{0} / {1}", total, math.prod(x.size) // math.prod(total.size))
+    return mean, b.reduced("sum", b.of("({0} - {1}) * ({0} - {1})", x, mean), dims)
+
+
+def _norm(b: Builder, a: Arguments) -> Value:
+    order, x = a.get("ord", a.get("p", 2)), a["self"]
+    order = 2 if order is None else order
+    if isinstance(order, Value) or order not in (1, 2, math.inf):
+        raise Declined("a norm of another order than 1, 2 and infinity")
+    text = "{0} * {0}" if order == 2 else "absolute({0})"
+    kind = "max" if order == math.inf else "sum"
+    found = b.reduced(kind, b.of(text, x), a.get("dim"), keepdim=a.get("keepdim", False))
+    return b.of("square_root({0})", found) if order == 2 else found
+
+
+def _logsumexp(b: Builder, a: Arguments) -> Value:
+    x, dims = a["self"], a["dim"]
+    most = b.reduced("max", x, dims)
+    most = b.of("absolute({0}) == __builtin_inf() ? 0 : {0}", most)
+    total = b.reduced("sum", b.of("exp({0} - {1})", x, most), dims)
+    found = b.of("log({0}) + {1}", total, most)
+    return found if a.get("keepdim", False) else squeezed(found, dims)
+
+
+def _layer_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
+    grad, x, n_dims = a["grad_out"], a["input"], len(a["normalized_shape"])
+    outer, inner = (*range(len(x.size) - n_dims),), (*range(len(x.size) - n_dims, len(x.size)),)
+    scaled = b.of("({0} - {1}) * {2}", x, a["mean"], a["rstd"])
+    products = b.of("{0} * {1}", grad, scaled)
+    ahead = grad if a.get("weight") is None else b.of("{0} * {1}", grad, a["weight"])
+    n = math.prod(a["normalized_shape"])
+    found = b.of(
+        "{3} * ({0} - ({1} + {2} * {4}) / {5})",
+        ahead, b.reduced("sum", ahead, inner), scaled, a["rstd"],
+        b.reduced("sum", b.of("{0} * {1}", ahead, scaled), inner), n,
+    )  # fmt: skip
+    if not outer:
+        return [found, products, grad]
+    over_rows = [b.reduced("sum", one, outer, keepdim=False) for one in (products, grad)]
+    return [found, *over_rows]
+
+
+def _channels(value: Value, n_dims: int) -> Value:
+    """A value with one element for each channel, beside tensors of so many dimensions."""
+    return Reshaped((*value.size, *[1] * (n_dims - 2)), value.dtype, value)
+
+
+def _batch_norm(b: Builder, a: Arguments) -> list[Value | None]:
+    x, n_dims = a["input"], len(a["input"].size)
+    dims = (0, *range(2, n_dims))
+    n = math.prod(x.size) // x.size[1]
+    shown = {
+        name: _channels(a[name], n_dims)
+        for name in ("weight", "bias", "running_mean", "running_var")
+        if a.get(name) is not None
+    }
+    saved: list[Value | None] = [None] * 4
+    if a["training"]:
+        mean, squares = _moments(b, x, dims)
+        variance = b.of("{0} / {1}", squares, n)
+    else:
+        mean, variance = shown["running_mean"], shown["running_var"]
+    scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
+    if a["training"]:
+        size = (x.size[1],)
+        saved[:2] = [Reshaped(size, one.dtype, one) for one in (mean, scale)]
+        if "running_mean" in shown:
+            if n == 1:
+                raise Declined("a variance of one number")
+            news = mean, b.of("{0} / {1}", squares, n - 1)
+            saved[2:] = [
+                Reshaped(size, one.dtype, b.of(
+                    "{2} * {1} + {3} * {0}", shown[name], one, a["momentum"], 1 - a["momentum"]
+                ))
+                for name, one in zip(("running_mean", "running_var"), news, strict=True)
+            ]  # fmt: skip
+    found = b.of("({0} - {1}) * {2}", x, mean, scale)
+    if "weight" in shown:
+        found = b.of("{0} * {1}", found, shown["weight"])
+    if "bias" in shown:
+        found = b.of("{0} + {1}", found, shown["bias"])
+    return [found, *saved]
+
+
+def _batch_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
+    grad, x, n_dims = a["grad_out"], a["input"], len(a["input"].size)
+    dims = (0, *range(2, n_dims))
+    n = math.prod(x.size) // x.size[1]
+    if a["train"]:
+        mean, scale = (_channels(a[name], n_dims) for name in ("save_mean", "save_invstd"))
+    else:
+        mean, variance = (_channels(a[name], n_dims) for name in ("running_mean", "running_var"))
+        scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
+    products = b.of("({0} - {1}) * {2}", x, mean, grad)
+    product, total = (b.reduced("sum", one, dims) for one in (products, grad))
+    found = grad
+    if a["train"]:
+        factor = b.of("{0} * {1} * {1} / {2}", product, scale, n)
+        found = b.of("{0} - {1} / {2} - ({3} - {4}) * {5}", grad, total, n, x, mean, factor)
+    found = b.of("{0} * {1}", found, scale)
+    if a.get("weight") is not None:
+        found = b.of("{0} * {1}", found, _channels(a["weight"], n_dims))
+    over = b.of("{0} * {1}", product, scale), total
+    return [found, *(Reshaped((x.size[1],), one.dtype, one) for one in over)]
+
+
+def _loss(text: str, *names: str, **others: float) -> Rule:
+    """A loss of each element of `self` and `target`, which are {0} and {1}, and of arguments."""
+
+    def rule(b: Builder, a: Arguments) -> Value:
+        given = [a.get(name, others.get(name)) for name in names]
+        losses = b.of(text, a["self"], a["target"], *given)
+        return _as_asked(b, losses, a.get("reduction", 1))
+
+    return rule
+
+
+def _loss_backward(inside: str, outside: str, name: str) -> Rule:
+    """The gradient: {0} is that of the loss, {1} the difference of the arguments, and {2} the limit
+    inside of which the first expression holds, and behind which the second one or its negative."""
+
+    def rule(b: Builder, a: Arguments) -> Value:
+        x, target = a["self"], a["target"]
+        grad = a["grad_output"]
+        if a["reduction"] == 1:
+            n = math.prod(broadcast_size([x.size, target.size]))
+            grad = b.of("{0} * {1}", grad, 1 / n)
+        difference = b.of("{0} - {1}", x, target)
+        # one condition in each expression: GCC 12 makes wrong vectors of some nested ones
+        found = b.of(f"{{1}} >= {{2}} ? {outside} : {inside}", grad, difference, a[name])
+        return b.of(f"{{1}} <= -{{2}} ? -({outside}) : {{3}}", grad, difference, a[name], found)
+
+    return rule
+
+
+def _at_index(b: Builder, source: Value, dim: int, index: Value, *, spread: bool) -> Value:
+    """The elements at an index that comes from data; `spread`: it has the sizes of the result."""
+    b.check(index, source.size[dim])
+    place = clamped(index, source.size[dim])
+    size = index.size if spread else (*source.size[:dim], *index.size, *source.size[dim + 1 :])
+    return Gathered(size, source.dtype, source, place, dim, is_spread=spread)
+
+
+def _gather(b: Builder, a: Arguments) -> Value:
+    source, index = a["self"], a["index"]
+    if not source.size or len(source.size) != len(index.size):
+        raise Declined("a 0-dim tensor that is indexed")
+    return _at_index(b, source, a["dim"] % len(source.size), index, spread=True)
+
+
+def _index_select(b: Builder, a: Arguments) -> Value:
+    source, index = a["self"], a["index"]
+    if not source.size or not index.size:
+        raise Declined("a 0-dim tensor that is indexed")
+    return _at_index(b, source, a["dim"] % len(source.size), index, spread=False)
+
+
+def _nll(b: Builder, a: Arguments) -> list[Value | None]:
+    scores, target, weight = a["self"], a["target"], a.get("weight")
+    reduction, ignored = a["reduction"], a["ignore_index"]
+    if reduction == 0 or len(scores.size) != 2 or len(target.size) != 1:
+        raise Declined("losses that are not reduced")
+    n_classes = scores.size[1]
+    counts = _INTEGERS.test("{0} != {1}", target, ignored)
+    b.check(target, n_classes, counts)
+    place = clamped(target, n_classes)
+    column = Reshaped((target.size[0], 1), place.dtype, place)
+    found = Gathered(column.size, scores.dtype, scores, column, 1, is_spread=True)
+    score = Reshaped(target.size, scores.dtype, found)
+    of_class: Any = 1
+    if weight is not None:
+        of_class = Gathered(target.size, weight.dtype, weight, place, 0, is_spread=True)
+    weights = b.of("{0} ? {1} : 0", counts, of_class)
+    losses = b.of("{0} ? -{1} * {2} : 0", counts, score, weights)
+    loss, total = (b.reduced("sum", one, None, keepdim=False) for one in (losses, weights))
+    return [b.of("{0} / {1}", loss, total) if reduction == 1 else loss, total]
+
+
+def _nll_backward(b: Builder, a: Arguments) -> Value:
+    scores, target, weight = a["self"], a["target"], a.get("weight")
+    reduction, ignored = a["reduction"], a["ignore_index"]
+    if reduction == 0 or len(scores.size) != 2 or len(target.size) != 1:
+        raise Declined("losses that are not reduced")
+    counts = _INTEGERS.test("{0} != {1}", target, ignored)
+    b.check(target, scores.size[1], counts)
+    column = Reshaped((target.size[0], 1), target.dtype, target)
+    here = _INTEGERS.test(
+        "{0} == {1} && {0} != {2}", column, Place(scores.size, torch.int64, 1), ignored
+    )
+    grad = a["grad_output"]
+    if reduction == 1:
+        grad = b.of("{0} / {1}", grad, a["total_weight"])
+    if weight is not None:
+        grad = b.of("{0} * {1}", grad, weight)
+    return b.of("{0} ? -{1} : 0", here, grad)
+
+
+REDUCTIONS: dict[str, Rule] = {
+    "sum": _reduce("sum"),
+    "mean": _reduce("mean"),
+    "amax": _reduce("max"),
+    "amin": _reduce("min"),
+    "max": _reduce("max"),
+    "min": _reduce("min"),
+    "var": _variance,
+    "std": lambda b, a: b.of("square_root({0})", _variance(b, a)),
+    "native_layer_norm": _layer_norm,
+    "_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "all": _all_or_any("min"),
+    "any": _all_or_any("max"),
+    "var_mean": lambda b, a: [_variance(b, a), _reduce("mean")(b, a)],
+    "std_mean": lambda b, a: [b.of("square_root({0})", _variance(b, a)), _reduce("mean")(b, a)],
+    "linalg_vector_norm": _norm,
+    "norm": _norm,
+    "logsumexp": _logsumexp,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "mse_loss": _loss("({0} - {1}) * ({0} - {1})"),
+    "l1_loss": _loss("absolute({0} - {1})"),
+    "smooth_l1_loss": _loss(
+        "absolute({0} - {1}) < {2} ? {3} * ({0} - {1}) * ({0} - {1}) / {2} "
+        ": absolute({0} - {1}) - {3} * {2}",
+        "beta", "half", beta=1.0, half=0.5,
+    ),
+    "smooth_l1_loss_backward": _loss_backward(
+        "{1} * {0} / {2}", "{0}", "beta"
+    ),
+    "huber_loss": _loss(
+        "absolute({0} - {1}) <= {2} ? {3} * ({0} - {1}) * ({0} - {1}) "
+        ": {2} * (absolute({0} - {1}) - {3} * {2})",
+        "delta", "half", delta=1.0, half=0.5,
+    ),
+    "huber_loss_backward": _loss_backward(
+        "{1} * {0}", "{0} * {2}", "delta"
+    ),
+    "mse_loss_backward": _mse_backward,
+    "embedding": lambda b, a: _at_index(b, a["weight"], 0, a["indices"], spread=False),
+    "gather": _gather,
+    "index_select": _index_select,
+    "nll_loss_forward": _nll,
+    "nll_loss_backward": _nll_backward,
+}  # fmt: skip

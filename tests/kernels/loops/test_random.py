@@ -1,0 +1,196 @@
+"""Kernels of random simple segments against eager execution."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.loops import nest
+from lazy_tensor.kernels.loops.write import written
+from lazy_tensor.kernels.service.verify import difference
+
+INDUCTOR = InductorBackend()
+SIZES = [
+    (6, 4, 10),
+    (24, 10),
+    (6, 40),
+    (240,),
+    (2, 3, 4, 10),
+    (4, 10),
+    (10,),
+    (6, 4, 1),
+    (6, 1, 10),
+]
+BINARY: list[Callable[..., Tensor]] = [torch.add, torch.mul, torch.maximum, torch.sub]
+REDUCTIONS: list[Callable[..., Tensor]] = [torch.sum, torch.mean, torch.amax, torch.amin]
+
+
+class Program:
+    """Random ops on random tensors of `values`, the same for each run of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        self._random = random.Random(self.seed)
+        values = [*inputs]
+        made: list[Tensor] = []
+        for _ in range(self._random.randint(3, 14)):
+            found = self._random.choice(self._steps)(self, values)
+            if found is not None and found.dim() <= 5 and 0 < found.numel() <= 2000:
+                values.append(found)
+                made.append(found)
+        # results without memory in common
+        return [one * 1 for one in self._random.sample(made, min(3, len(made)))]
+
+    def _dim(self, x: Tensor) -> int:
+        return self._random.randrange(x.dim())
+
+    def pointwise(self, values: list[Tensor]) -> Tensor:
+        x = self._random.choice(values)
+        ops: list[Callable[[Tensor], Tensor]] = [
+            torch.sigmoid, torch.exp, torch.neg, torch.relu, lambda x: x * 0.5 + 1, torch.tanh,
+            lambda x: x.clamp(-1, 1), lambda x: torch.where(x > 0, x, -x * 2),
+        ]  # fmt: skip
+        return self._random.choice(ops)(x).clamp(-10, 10)
+
+    def binary(self, values: list[Tensor]) -> Tensor | None:
+        x, y = self._random.choice(values), self._random.choice(values)
+        try:
+            torch.broadcast_shapes(x.shape, y.shape)
+        except RuntimeError:
+            return None
+        return self._random.choice(BINARY)(x, y)
+
+    def reduce(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        if x.dim() == 0:
+            return None
+        dims = self._random.sample(range(x.dim()), self._random.randint(1, x.dim()))
+        return self._random.choice(REDUCTIONS)(x, dim=dims, keepdim=self._random.random() < 0.5)
+
+    def softmax(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        return x.softmax(self._dim(x)) if x.dim() else None
+
+    def norm(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        if x.dim() < 2 or x.size(-1) < 2:
+            return None
+        # a sum of what is normed would be what rounding leaves
+        return torch.nn.functional.layer_norm(x, [x.size(-1)]) + 0.5
+
+    def view(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        if x.dim() == 0:
+            return None
+        d = self._dim(x)
+        n = x.size(d)
+        first = self._random.randrange(n)
+        ops: list[Callable[[], Tensor]] = [
+            lambda: x.transpose(d, -1), lambda: x.select(d, first), lambda: x.unsqueeze(d),
+            lambda: x.narrow(d, first, n - first), lambda: x.flatten(), lambda: x.flatten(0, d),
+            lambda: x.unbind(d)[-1], lambda: x.chunk(2, d)[0],
+            lambda: x[..., None].expand(*x.shape, 2),
+        ]  # fmt: skip
+        return self._random.choice(ops)()
+
+    def reshape(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        fitting = [s for s in SIZES if torch.Size(s).numel() == x.numel()]
+        return x.reshape(self._random.choice(fitting)) if fitting else None
+
+    def join(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        same = [y for y in values if y.shape == x.shape]
+        if x.dim() == 0:
+            return None
+        parts = [x, self._random.choice(same), x * 2]
+        if self._random.random() < 0.5:
+            return torch.stack(parts, self._random.randrange(x.dim() + 1))
+        return torch.cat(parts, self._dim(x))
+
+    def move(self, values: list[Tensor]) -> Tensor | None:
+        x = self._random.choice(values)
+        if x.dim() == 0:
+            return None
+        d = self._dim(x)
+        ops: list[Callable[[], Tensor]] = [
+            lambda: x.roll(1, d), lambda: x.flip(d), lambda: x.clone(),
+            lambda: torch.nn.functional.pad(x, (1, 2)), lambda: x.tril() if x.dim() > 1 else x * 1,
+            lambda: x.gather(d, torch.zeros_like(x, dtype=torch.int64)),
+        ]  # fmt: skip
+        return self._random.choice(ops)()
+
+    def write(self, values: list[Tensor]) -> None:
+        """An in-place op on a value, or on a slice of it."""
+        x: Any = self._random.choice(values)
+        if 0 in x.stride() and x.numel() > 1:
+            return
+        if x.dim() and self._random.random() < 0.6:
+            d = self._dim(x)
+            first = self._random.randrange(x.size(d))
+            x = x.narrow(d, first, self._random.randint(1, x.size(d) - first))
+        kind = self._random.randrange(4)
+        if kind == 0:
+            x.mul_(0.5)
+        elif kind == 1:
+            x.add_(self._random.choice(values).sum() * 0.01)
+        elif kind == 2:
+            x.fill_(0.25)
+        else:
+            same = [y for y in values if y.shape == x.shape]
+            if same:
+                x.copy_(self._random.choice(same) * 0.5)
+
+    _steps = (
+        pointwise, pointwise, binary, binary, reduce, softmax, norm, view, view, reshape, join,
+        move, write,
+    )  # fmt: skip
+
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="a CPU without AVX2"
+)
+
+
+def inputs_of(seed: int) -> list[Tensor]:
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    # in double, so that differences of rounding are far below what a mistake makes
+    return [torch.randn(draw.choice(SIZES), generator=generator).double() for _ in range(3)]
+
+
+def check(record: Any, seed: int) -> bool:
+    """Compare one program's kernel with eager; False if the program isn't simple."""
+    recorded = record(Program(seed), inputs_of(seed))
+    segment = recorded.segment
+    if not segment.calls or not segment.outputs:
+        return False
+    try:
+        written(segment, torch.get_num_threads())
+    except Declined:
+        return False
+    artifact = INDUCTOR.build_soon(segment)
+    assert artifact is not None
+    given = recorded.fresh()
+    found = INDUCTOR.load(segment, artifact)(given, [])
+    assert difference(found, recorded.results) is None, segment.text()
+    assert difference(given, recorded.written) is None, segment.text()
+    return True
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_random_programs_are_like_eager(record, n_threads, monkeypatch):
+    monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        n_simple = sum(check(record, seed) for seed in range(60 * n_threads, 60 * n_threads + 60))
+    finally:
+        torch.set_num_threads(before)
+    assert n_simple > 40
