@@ -253,6 +253,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 # kernels without a lock. So a new thread tries before its first op.
                 if local.thread is not threading.main_thread():
                     begin_hits()
+                patch_table.put_for_good()
                 patch_table.WITH_LAZY.put()
                 patch_table.IN_MODE.put()
                 here.mode = RecordingMode()

@@ -47,6 +47,7 @@ from lazy_tensor.dispatch.torch_private.environment import (
 from lazy_tensor.dispatch.torch_private.memory import (
     CLONES as CLONES,
     fix_memory as fix_memory,
+    forget_ended as forget_ended,
     is_part as is_part,
     is_resizable as is_resizable,
     is_shared_by_processes as is_shared_by_processes,
@@ -54,7 +55,9 @@ from lazy_tensor.dispatch.torch_private.memory import (
     is_zero_tensor as is_zero_tensor,
     lazy_clone as lazy_clone,
     n_users as n_users,
+    note_in_flight as note_in_flight,
     snapshot as snapshot,
+    stop_sharing as stop_sharing,
     storage_id as storage_id,
     storage_of as storage_of,
 )

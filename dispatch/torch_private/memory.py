@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -52,13 +55,15 @@ _UNHELD = _references_to_an_unheld_storage()
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as it is now: it shares memory until either side is written.
 
-    It is a copy at once if an array, a file or another process shares the memory, or if that is
-    pinned: then writes are not seen, or torch refuses. A copy has no gaps. Its strides are zero
-    where the tensor's are, and else in the same order, so ops on it give the same as on the tensor.
+    It is a copy at once if an array, a file, another process or a collective shares the memory, or
+    if that is pinned: then writes are not seen, or torch refuses. A copy has no gaps. Its strides
+    are zero where the tensor's are, and else in the same order, so ops on it give the same as on
+    the tensor.
     """
     is_pinned = False
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
-        if is_resizable(tensor) and not is_shared_by_processes(tensor):
+        may_share = is_resizable(tensor) and not is_shared_by_processes(tensor)
+        if may_share and not is_in_flight(tensor):
             try:
                 with CLONES:
                     return lazy_clone(tensor)
@@ -71,6 +76,51 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
         once = tensor.as_strided(size, tensor.stride(), tensor.storage_offset())
         copy = once.clone()
         return (copy.pin_memory() if is_pinned else copy).expand(tensor.shape)
+
+
+_in_flight: dict[int, tuple[frozenset[int], Callable[[], Any]]] = {}
+"""Collectives that may not have ended: by a number, the storages and what gives the `Work`, or None
+if nobody has it. Threads change the dict without a lock, by methods that are atomic."""
+_numbers = itertools.count()
+
+
+def stop_sharing(tensor: torch.Tensor) -> None:
+    """Give the tensor memory of its own, if a `snapshot` shares it.
+
+    A write does the same. But it moves the tensor to other memory, and c10d keeps the address that
+    it was given.
+    """
+    if torch._C._is_cow_tensor(tensor):
+        with CLONES:
+            torch._C.TensorBase.data_ptr(tensor)
+
+
+def note_in_flight(tensors: Iterable[torch.Tensor], work: Any, *, is_held: bool) -> None:
+    """Note that c10d uses the tensors' memory until `work` has ended.
+
+    `is_held`: the backend goes on with a `Work` that the program drops. A message to one rank, or
+    from one, ends when its `Work` is dropped.
+    """
+    storages = frozenset(storage_id(tensor) for tensor in tensors)
+    forget_ended()
+    _in_flight[next(_numbers)] = storages, (lambda: work) if is_held else weakref.ref(work)
+
+
+def is_in_flight(tensor: torch.Tensor) -> bool:
+    """Whether a collective that hasn't ended uses the tensor's memory."""
+    if not _in_flight:
+        return False
+    forget_ended()
+    number = storage_id(tensor)
+    return any(number in storages for storages, _ in list(_in_flight.values()))
+
+
+def forget_ended(waited_for: Any = None) -> None:
+    """Drop the notes of collectives that have ended, and that of the `Work` `waited_for`."""
+    for number, (_, get_work) in list(_in_flight.items()):
+        work = get_work()
+        if work is None or work is waited_for or work.is_completed():
+            _in_flight.pop(number, None)
 
 
 def fix_memory(tensor: torch.Tensor) -> None:

@@ -2,10 +2,10 @@
 
 Pending writes are not in memory yet, and lazy tensors have none. A function that reads memory in
 C++, or hands it out, would see old values or nothing. So each is replaced by a wrapper of
-`interop.wrappers`. Out: `TABLE`, with the reason for each way, and two sets of patches made of it.
-`IN_MODE` is in place while a block records, `WITH_LAZY` from the first `wrap` on, too. The methods
-that `LazyTensor` overrides itself are in `lazy_tensor.tensor`. `tests/sweep` looks for ways that
-are missing here.
+`interop.wrappers` or `interop.communication`. Out: `TABLE`, with the reason for each way, and three
+sets of patches made of it. `IN_MODE` is in place while a block records, `WITH_LAZY` from the first
+`wrap` on, too, and `FOR_GOOD` from the first block or `wrap` on. The methods that `LazyTensor`
+overrides itself are in `lazy_tensor.tensor`. `tests/sweep` looks for ways that are missing here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wrapt import register_post_import_hook
 from lazy_tensor import convert
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.patches import Patch, Patches
-from lazy_tensor.interop import torch_ways, wrappers
+from lazy_tensor.interop import communication, torch_ways, wrappers
 from lazy_tensor.interop.torch_ways import Place, of
 
 
@@ -35,13 +35,15 @@ class Way(NamedTuple):
 
     `reason` says what would go wrong without it. `treatment(name, own)` returns what replaces the
     attribute `name`, whose value is `own`. `without_mode`: lazy tensors need it outside a block as
-    well, so it belongs to `WITH_LAZY`.
+    well, so it belongs to `WITH_LAZY`. `stays`: tensors of a block need it after its end, so it
+    belongs to `FOR_GOOD`.
     """
 
     places: tuple[Place, ...]
     reason: str
     treatment: Any
     without_mode: bool = False
+    stays: bool = False
 
 
 TAKES_APART = "takes a program apart by means of its own: tensors, modes, proxies"
@@ -94,6 +96,10 @@ TABLE: tuple[Way, ...] = (
     Way(of(torch.nn.parallel.DistributedDataParallel, "__init__"),
         "its reducer is C++ that reads parameters' memory",
         wrappers.on_plain_module, without_mode=True),
+    Way(torch_ways.COMMUNICATES,
+        "C++ uses memory until the end, and the dispatcher doesn't look into lists of lists",
+        communication.communicating, stays=True),
+    Way(torch_ways.WAITS, "the end of a collective", communication.waiting, stays=True),
     Way(of(torch.Tensor, "_make_subclass"), "one object can't have two classes",
         wrappers.making_subclass, without_mode=True),
     Way(of(torch.Tensor, "__new__"),
@@ -126,8 +132,10 @@ def _patches(ways: Iterable[Way]) -> list[Patch]:
     ]
 
 
-IN_MODE = Patches(_patches(way for way in TABLE if not way.without_mode))
+IN_MODE = Patches(_patches(way for way in TABLE if not (way.without_mode or way.stays)))
 WITH_LAZY = Patches(_patches(way for way in TABLE if way.without_mode))
+FOR_GOOD = Patches(_patches(way for way in TABLE if way.stays))
+put_for_good = cache(FOR_GOOD.put)
 
 
 def _with_compiler(compiler: ModuleType) -> None:
@@ -147,4 +155,4 @@ def _with_compiler(compiler: ModuleType) -> None:
 
 register_post_import_hook(_with_compiler, torch_ways.COMPILER)
 # `cache`: once in a process, and never taken back
-convert.before_wrapping.append(cache(WITH_LAZY.put))
+convert.before_wrapping += [cache(WITH_LAZY.put), put_for_good]

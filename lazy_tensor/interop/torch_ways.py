@@ -72,7 +72,23 @@ MAKES_MEMORY = _existing(
     (torch.jit._script.RecursiveScriptModule, "save_to_buffer"), (torch, "from_file"),
 )  # fmt: skip
 """Functions whose C++ reads tensors from files or other ranks, or writes them there."""
+COMMUNICATES: tuple[Place, ...] = ()
+"""Methods that begin a collective, or a message to another rank. They return a `Work`, and C++ uses
+the tensors' memory until that has ended."""
+MESSAGES = frozenset({"send", "recv", "recv_anysource"})
+"""Those of them that end when the program drops their `Work`."""
+WAITS: tuple[Place, ...] = ()
+"""The method that waits for the end of a collective."""
 if torch.distributed.is_available():
+    COMMUNICATES = _existing(*of(
+        torch.distributed.ProcessGroup, "_allgather_base", "_reduce_scatter_base",
+        "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
+        "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce",
+        "allreduce_coalesced", "alltoall", "alltoall_base", "broadcast", "gather", "reduce",
+        "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+        "reduce_scatter_tensor_coalesced", "scatter", *MESSAGES,
+    ))  # fmt: skip
+    WAITS = of(torch.distributed.Work, "wait")
     MAKES_MEMORY += _existing(
         (torch.distributed, "_broadcast_coalesced"),
         (torch.distributed, "_verify_params_across_processes"),

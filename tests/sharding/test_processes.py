@@ -47,6 +47,11 @@ def test_collectives_of_ddp_and_of_ours_keep_their_order():
     assert on_processes(2, HERE / "beside_ddp_program.py").count("done") == 2
 
 
+@pytest.mark.parametrize("what", ["in_use", "lists", "after_one_block"])
+def test_collectives_outside_of_blocks_are_those_of_eager(what):
+    assert on_processes(2, HERE / "collectives_program.py", what).count("done") == 2
+
+
 def test_collectives_are_under_way_while_a_rank_computes():
     shown = on_processes(2, HERE / "overlap_program.py")
     for kind, of in (("all_gather", 12), ("all_reduce", 6)):
