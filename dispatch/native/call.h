@@ -206,6 +206,8 @@ class Call {
     if (tag == Tag::LIST) {
       for (uint64_t i = 0; i < more; ++i) mask(plain, at, result, hides, numbers);
     }
+    // a sharded tensor has two words: behind its layout comes its slot
+    if (tag == Tag::LAYOUT) mask(plain, at, result, hides, numbers);
   }
 
   // Append an argument's words; false if Python has to handle the call. The same for those below.

@@ -136,6 +136,10 @@ def needs_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], specs: l
         return False
     if op in _PRODUCTS:
         return bool(args[0].is_complex())  # no process group multiplies complex numbers
+    # With equal limits the range is that of all values. A decision doesn't depend on the limits,
+    # which may be equal in a later call.
+    if op is aten.histc.default:
+        return True
     # the counts are of all indices
     return op is aten.embedding_dense_backward.default and args[4]
 

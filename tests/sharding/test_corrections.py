@@ -144,6 +144,9 @@ PROGRAMS: dict[str, Callable[[Placed], Any]] = {
     "pairs of numbers in parts": lambda on: on(X, 1).view(torch.int64) * 1,
     "integers that wrap around": lambda on: on(ROWS * 100, 0).amax(0).to(torch.int8) * 1,
     "threshold": lambda on: F.threshold(on(X, 0).amax(0), 0.9, 2.0),
+    "histograms": lambda on: torch.stack(
+        [torch.histc(on(X, 0), 4, *limits) for limits in ((-1.0, 1.0), (0.0, 2.0), (2.0, 2.0))]
+    ),
     "fft": lambda on: torch.fft.fft(on(X, 0).amax(0)).real,
 }
 

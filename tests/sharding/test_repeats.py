@@ -40,6 +40,24 @@ def test_an_optimizer_whose_numbers_change_each_step(mesh: Any, asked: list[Any]
     assert n_asked[3:] == [0, 0, 0], n_asked
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, a, b: torch.histc(x, 5, a, b), lambda x, a, b: x.clamp(a, b),
+        lambda x, a, b: x.add(a, alpha=b), lambda x, a, b: torch.addcmul(x * a, x, x, value=b),
+        lambda x, a, b: torch._foreach_add([x, x], [a, b])[1],
+    ],
+    ids=["histc", "clamp", "add", "addcmul", "a list"],
+)  # fmt: skip
+def test_numbers_that_change(mesh: Any, call: Any) -> None:
+    data = torch.linspace(0, 10, 60).view(20, 3)
+    replicated = sharding.distribute_tensor(data, mesh, [Replicate()])
+    for a, b in ((0.0, 5.0), (1.0, 2.0), (2.0, 4.0), (2.0, 3.0), (2, 7)):
+        with recorded():
+            found = call(replicated, a, b).to_local()
+        assert torch.equal(lazy_tensor.materialize(found), call(data, a, b))
+
+
 def test_rows_of_a_data_set(mesh: Any, asked: list[Any]) -> None:
     data = torch.randn(6, 2, 4)
     weight = sharding.distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)])
