@@ -448,7 +448,13 @@ class CapturedCall {
             values.emplace_back(one.number, value_with(PyList_GET_ITEM(results, one.number)));
             known = values.end() - 1;
           }
-          made = object_of(like(one.object, known->second.get()));
+          const at::Tensor tensor = like(one.object, known->second.get());
+          // a view begins where its base now does
+          if (layout_in(one.object).get() == nullptr) {
+            const at::Tensor& data = THPVariable_Unpack(PyList_GET_ITEM(results, one.number));
+            tensor.unsafeGetTensorImpl()->set_storage_offset(data.storage_offset());
+          }
+          made = object_of(tensor);
           break;
         }
         case Given::PLACE:

@@ -509,7 +509,12 @@ def _lazy_like(
 
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """A new tensor on the memory of a leaf, to be returned."""
-    return _lazy_like(one.meta, one.layout, _shared(leaves[one.name].detach()))
+    data = _shared(leaves[one.name].detach())
+    meta = one.meta
+    if one.layout is None:
+        # the leaf may begin elsewhere in its storage than that of the captured call
+        meta = wrapper_arguments(meta_of(data))
+    return _lazy_like(meta, one.layout, data)
 
 
 def _plan_of(outline: Outline) -> Plan:

@@ -187,6 +187,7 @@ class Take:
         self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
         self._check_reads()
+        self._check_addresses()
         self.outline = Outline(
             state=trace.state,
             scalars=tuple(trace.scalars),
@@ -247,6 +248,25 @@ class Take:
                     f"it reads a random number at {read.where}; torch.distributions reads what it "
                     "samples to check it, unless validate_args=False"
                 )
+
+    def _check_addresses(self) -> None:
+        """Obstacle if the call views memory by a place that it counts from the storage's begin,
+        where a leaf begins elsewhere: the leaf of a later call may begin at yet another place."""
+        viewed = {
+            slot: node.view_of
+            for node in self._nodes
+            if node.view_of is not None
+            for slot in node.outs
+        }
+        for node in self._nodes:
+            if node.facts.op is not AS_STRIDED or not _gives_offset(node):
+                continue
+            slot = node.view_of
+            while slot in viewed:
+                slot = viewed[slot]
+            number = self.leaf_at.get(slot)
+            if number is not None and self._trace.leaves[number].storage_offset():
+                raise Obstacle(f"{named(node)} gets a place in a storage, which it may have read")
 
     def _check_identities(self, left: tuple[Left, ...]) -> None:
         """Obstacle if two places held one tensor before the call and hold two now, or the reverse.
@@ -482,6 +502,18 @@ class Take:
         if type(leaf) is torch.Tensor and _is_small(leaf) and leaf.is_contiguous() and not grad:
             return Returned("data", (*_contents(leaf), torch_private.values_of(leaf)))
         raise Obstacle("it returns a tensor that it didn't compute")
+
+
+AS_STRIDED = torch.ops.aten.as_strided.default
+
+
+def _gives_offset(node: Node) -> bool:
+    """Whether a call of `as_strided` says where the view begins."""
+    return (
+        len(node.args) > 3
+        and node.args[3] is not None
+        or any(name == "storage_offset" and value is not None for name, value in node.kwargs)
+    )
 
 
 def concrete(tensor: torch.Tensor) -> torch.Tensor | None:

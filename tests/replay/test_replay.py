@@ -211,6 +211,34 @@ def test_returned_tensors_are_new_ones():
     assert step.n_replayed == 3
 
 
+@pytest.mark.parametrize("gives", ["views", "writes", "itself", "an address"])
+def test_views_of_arguments_that_begin_anywhere(gives):
+    def function(x):
+        if gives == "writes":
+            x[2:].mul_(2)
+        elif gives == "itself":
+            return x.detach(), x * 2
+        elif gives == "an address":
+            return x.as_strided((2,), (1,), x.storage_offset() + 1), x * 2
+        return x[1:], x[2:].view(2, 3), x + 1
+
+    replayed = replay(function)
+    for start in (8, 8, 8, 16, 4, 12, 8, 0, 0, 0, 4):
+        bases = torch.arange(32.0), torch.arange(32.0)
+        expected, found = (
+            of(base[start : start + 8])
+            for of, base in zip((function, replayed), bases, strict=True)
+        )
+        for one, other in zip(expected, found, strict=True):
+            assert one.storage_offset() == other.storage_offset()
+            one.add_(100)
+            other.add_(100)
+            assert torch.equal(one, materialize(other))
+        lazy_tensor.flush()
+        assert torch.equal(*bases)
+    assert (replayed.n_replayed > 0) == (gives != "an address"), replayed.obstacle
+
+
 def test_a_tensor_that_is_handed_through_is_the_same_object():
     w = torch.ones(3)
     step = replay(lambda x: (x, w, w.detach(), x * w))
