@@ -90,7 +90,7 @@ def stop_sharing(tensor: torch.Tensor) -> None:
     A write does the same. But it moves the tensor to other memory, and c10d keeps the address that
     it was given.
     """
-    if torch._C._is_cow_tensor(tensor):
+    if torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]
         with CLONES:
             torch._C.TensorBase.data_ptr(tensor)
 

@@ -264,7 +264,7 @@ class Take:
             slot = node.view_of
             while slot in viewed:
                 slot = viewed[slot]
-            number = self.leaf_at.get(slot)
+            number = None if slot is None else self.leaf_at.get(slot)
             if number is not None and self._trace.leaves[number].storage_offset():
                 raise Obstacle(f"{named(node)} gets a place in a storage, which it may have read")
 

@@ -4,8 +4,9 @@ Pending writes are not in memory yet, and lazy tensors have none. A function tha
 C++, or hands it out, would see old values or nothing. So each is replaced by a wrapper of
 `interop.wrappers` or `interop.communication`. Out: `TABLE`, with the reason for each way, and three
 sets of patches made of it. `IN_MODE` is in place while a block records, `WITH_LAZY` from the first
-`wrap` on, too, and `FOR_GOOD` from the first block or `wrap` on. The methods that `LazyTensor`
-overrides itself are in `lazy_tensor.tensor`. `tests/sweep` looks for ways that are missing here.
+`wrap` on, too, and `FOR_GOOD` from the first block or `wrap` on, or the import of
+`lazy_tensor.sharding`. The methods that `LazyTensor` overrides itself are in `lazy_tensor.tensor`.
+`tests/sweep` looks for ways that are missing here.
 """
 
 from __future__ import annotations
@@ -153,6 +154,14 @@ def _with_compiler(compiler: ModuleType) -> None:
     Patches(_patches([makes])).put()
 
 
+def _with_stager(stager: ModuleType) -> None:
+    """Add the way of `async_save`, once the program has imported its module."""
+    copies = Way(torch_ways.stages(stager), "makes tensors of a class without memory of their own",
+                 wrappers.staging, stays=True)  # fmt: skip
+    FOR_GOOD.add(_patches([copies]))
+
+
 register_post_import_hook(_with_compiler, torch_ways.COMPILER)
+register_post_import_hook(_with_stager, torch_ways.STAGER)
 # `cache`: once in a process, and never taken back
 convert.before_wrapping += [cache(WITH_LAZY.put), put_for_good]

@@ -116,6 +116,15 @@ def compiles(compiler: Any) -> tuple[Place, ...]:
     return of(compiler._TorchDynamoContext, "__call__")
 
 
+STAGER = "torch.distributed.checkpoint._state_dict_stager"
+"""The module that copies what `async_save` saves in the background."""
+
+
+def stages(stager: Any) -> tuple[Place, ...]:
+    """The method that copies a tensor. `stager` is the module `STAGER`."""
+    return _existing((stager.StateDictStager, "_offload_tensor"))
+
+
 OWN_MODES = tuple(
     place
     for mode in (FakeTensorMode, FunctionalTensorMode, proxy_tensor.ProxyTorchDispatchMode)

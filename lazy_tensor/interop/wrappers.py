@@ -419,6 +419,26 @@ def making_parameter(name: str, own: Any) -> Any:
     return staticmethod(new)
 
 
+def staging(name: str, own: Any) -> Any:
+    """`async_save`'s copy of a tensor: one of a plain tensor, made outside the mode.
+
+    It sets the storage of a new tensor of the same class, which a sharded lazy tensor doesn't have.
+    """
+
+    @functools.wraps(own)
+    def offload(self: Any, x: torch.Tensor, memo: Any, *args: Any, **kwargs: Any) -> Any:
+        is_lazy = isinstance(x, LazyTensor)
+        if not (is_lazy or is_active()):
+            return own(self, x, memo, *args, **kwargs)
+        _flush("async_save", "async_save() copies memory")
+        plain = unwrap(x) if is_lazy else x
+        self._keep_alive(plain, memo)  # the memo knows it by its id
+        with no_modes():
+            return own(self, plain, memo, *args, **kwargs)
+
+    return offload
+
+
 def setting_data(name: str, own: Any) -> Any:
     """`Tensor.data` of a plain tensor that accepts a lazy value, for which torch itself raises."""
 

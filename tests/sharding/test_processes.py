@@ -27,6 +27,11 @@ def test_checkpoints_hold_the_tensors_for_any_number_of_processes(tmp_path):
         assert abs(two - one) < 1e-5
 
 
+def test_a_checkpoint_in_the_background_holds_what_was_there(tmp_path):
+    shown = on_processes(2, HERE / "async_checkpoint_program.py", tmp_path)
+    assert shown.count("done") == 2
+
+
 @pytest.mark.slow
 def test_the_example_goes_on_with_another_number_of_processes(tmp_path):
     def losses(n, *arguments):
