@@ -2,7 +2,8 @@
 background while the program writes them, and loads what they were."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,11 @@ def main(folder):
             "parameter": torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(1)])),
         }
 
-    for i, block in enumerate((nullcontext, lambda: lazy_tensor.lazy_mode(record="always"))):
-        with block(), torch.no_grad():
+    blocks: list[AbstractContextManager[Any]] = [
+        nullcontext(), lazy_tensor.lazy_mode(record="always"),
+    ]  # fmt: skip
+    for i, block in enumerate(blocks):
+        with block, torch.no_grad():
             state = {name: tensor * 2 for name, tensor in state_of(whole).items()}
             state["part"] = state["plain"][1:3]
             saved = dcp.async_save(state, checkpoint_id=f"{folder}/{i}")
