@@ -228,19 +228,20 @@ class _Writer:
 
     def _cut(self, nest: Nest, parts: NeedsParts) -> None:
         """Cut the results that a nest stores into parts, or else have a value be stored."""
-        found: list[Sink] = []
-        for sink in self._sinks:
-            is_cut = parts.cuts and sink in nest.sinks and sink.over == nest.over
-            if not is_cut or isinstance(sink.value, Reduced):
-                found.append(sink)
-                continue
-            pieces = tuple(_cut(sink, parts))
-            found += pieces
-            if not sink.is_input:
-                self._stored[sink.value] = pieces
-        if len(found) == len(self._sinks):
+        pieces = {
+            sink: tuple(_cut(sink, parts))
+            for sink in self._sinks
+            if sink in nest.sinks and sink.over == nest.over and not isinstance(sink.value, Reduced)
+        }
+        if not parts.cuts or not pieces:
             self._stored[parts.value] = ()
-        self._sinks = found
+            return
+        self._stored |= {sink.value: (sink,) for sink in pieces if not sink.is_input}
+        self._stored = {
+            value: tuple(piece for sink in sinks for piece in pieces.get(sink, (sink,)))
+            for value, sinks in self._stored.items()
+        }
+        self._sinks = [piece for sink in self._sinks for piece in pieces.get(sink, (sink,))]
 
     def _check_inputs(self) -> None:
         for spec in self._segment.specs:
