@@ -132,11 +132,11 @@ def refuses_dtypes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
     `sum` and `prod` compute in their result's dtype, the others in their argument's.
     """
     name, given = base_name(call.op), dict(call.arguments())
-    is_bool = all(spec.dtype is torch.bool for spec in inputs)
-    if name in ("add", "sub", "rsub") and is_bool and given.get("alpha", 1) != 1:
+    dtypes = {spec.dtype for spec in inputs}
+    if name in ("add", "sub", "rsub") and dtypes == {torch.bool} and given.get("alpha", 1) != 1:
         return f"{call.op}: Inductor writes integers into bools"
-    is_float = any(spec.dtype.is_floating_point for spec in inputs)
-    if name == "pow" and not is_float and isinstance(given.get("exponent"), ScalarRef):
+    is_integer = bool(dtypes) and not any(dtype.is_floating_point for dtype in dtypes)
+    if name == "pow" and is_integer and isinstance(given.get("exponent"), ScalarRef):
         return f"{call.op}: a negative power of an integer must raise"
     if name in ("all", "any") and any(spec.dtype is torch.uint8 for spec in inputs):
         return f"{call.op}: Inductor gives bools where eager gives uint8"

@@ -299,7 +299,7 @@ def test_of_compilers_that_share_a_folder_one_builds_a_kernel(
 
 def together(record, n=4):
     """Segments that aren't simple, so that workers build them."""
-    return [record(lambda a, i=i: (a * i + 1).flip(0), INPUTS).segment for i in range(2, 2 + n)]
+    return [record(lambda a, i=i: (a * i + 1).copysign(a), INPUTS).segment for i in range(2, 2 + n)]
 
 
 def finished(compiler, segments):
@@ -308,7 +308,7 @@ def finished(compiler, segments):
     compiler.finish(fusions)
     for i, fusion in enumerate(fusions, 2):
         assert fusion.status == "ready", fusion.reason
-        assert torch.equal(fusion.run(INPUTS, [])[0], (INPUTS[0] * i + 1).flip(0))
+        assert torch.equal(fusion.run(INPUTS, [])[0], (INPUTS[0] * i + 1).copysign(INPUTS[0]))
         assert fusion.ahead is None
 
 
