@@ -334,10 +334,16 @@ def test_like_eager(record, name, n_threads, monkeypatch):
     assert difference(given, recorded.written) is None
 
 
-@pytest.mark.parametrize("architecture", ["haswell", "skylake-avx512", "sapphirerapids"])
+@pytest.mark.parametrize(
+    ("architecture", "n_bytes"),
+    [("haswell", 32), ("skylake-avx512", 32), ("skylake-avx512", 64), ("sapphirerapids", 64)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_vector_functions_are_there_for_each_kind_of_cpu(record, architecture, dtype, monkeypatch):
+def test_vector_functions_are_there_for_each_kind_of_cpu(
+    record, architecture, n_bytes, dtype, monkeypatch
+):
     """By the names that the compiler gives them: a library that lacks one can't be loaded."""
+    monkeypatch.setattr(cpp, "vector_bytes", lambda: n_bytes)
     flags = [f"-march={architecture}" if one == "-march=native" else one for one in cpp._FLAGS]
     monkeypatch.setattr(cpp, "_FLAGS", flags)
     segment = record(functions, (X.to(dtype).abs(), Y.to(dtype))).segment
