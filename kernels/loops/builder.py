@@ -76,6 +76,19 @@ def first_of(n: int, start: int | None) -> int:
     return min(max(start + n if start < 0 else start, 0), n)
 
 
+def halves(value: Value, dim: int) -> tuple[Value, Value]:
+    """The two halves of a value along a dimension."""
+    dim = dim % len(value.size)
+    n = value.size[dim] // 2
+    size = (*value.size[:dim], n, *value.size[dim + 1 :])
+
+    def place(first: int, index: Indices) -> Indices:
+        return (*index[:dim], index[dim] + Index((), first), *index[dim + 1 :])
+
+    left, right = (View(size, value.dtype, value, partial(place, first)) for first in (0, n))
+    return left, right
+
+
 def squeezed(value: Value, dims: Any) -> Value:
     """The value without these dimensions, all of one element; None means all."""
     n_dims = len(value.size)

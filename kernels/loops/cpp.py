@@ -138,6 +138,8 @@ static inline float square_root(float x) { return __builtin_sqrtf(x); }
 static inline double square_root(double x) { return __builtin_sqrt(x); }
 static inline float floor_of(float x) { return __builtin_floorf(x); }
 static inline double floor_of(double x) { return __builtin_floor(x); }
+static inline float nearest(float x) { return __builtin_rintf(x); }
+static inline double nearest(double x) { return __builtin_rint(x); }
 static inline float ceil_of(float x) { return __builtin_ceilf(x); }
 static inline double ceil_of(double x) { return __builtin_ceil(x); }
 static inline float trunc_of(float x) { return __builtin_truncf(x); }

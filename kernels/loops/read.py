@@ -212,21 +212,20 @@ class _Reader:
 
     def _made(self, call: Call, name: str, given: Arguments) -> list[Value | None]:
         """The values that the call makes, then those that it writes to its arguments."""
-        rule = RULES.get(name)
-        if name in TESTS:
-            made = self._builder.test(TESTS[name], *given.values())
-        elif name in TEXTS:
-            made = self._builder.of(TEXTS[name], *given.values())
-        elif name in UNARY_FUNCTIONS:
-            made = self._builder.of(f"{name}({{0}})", *given.values())
-        elif name in FACTORIES:
-            made = self._builder.of("{0}", FACTORIES[name])
-        elif rule is not None:
-            found = rule(self._builder, given)
+        b, rule = self._builder, RULES.get(name)
+        if rule is not None:
+            found = rule(b, given)
             return found if isinstance(found, list) else [found]
-        else:
+        if name in FACTORIES:
+            return [b.of("{0}", FACTORIES[name])]
+        text = TESTS.get(name) or TEXTS.get(name)
+        if name in UNARY_FUNCTIONS:
+            text = f"{name}({{0}})"
+        if text is None:
             raise Declined(f"{call.op}: no rule")
-        return [made]
+        if len(given) != (2 if "{1}" in text else 1):
+            raise Declined(f"{call.op}: other arguments than its rule knows")
+        return [b.test(text, *given.values()) if name in TESTS else b.of(text, *given.values())]
 
 
 MASKS = frozenset(("condition", "mask"))

@@ -156,6 +156,31 @@ def _layer_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
     return [found, *over_rows]
 
 
+def _group_norm(b: Builder, a: Arguments) -> list[Value | None]:
+    x, n, n_groups = a["input"], a["N"], a["group"]
+    rows = Reshaped((n, n_groups, math.prod(x.size) // (n * n_groups)), x.dtype, x)
+    mean, squares = _moments(b, rows, 2)
+    variance = b.of("{0} / {1}", squares, rows.size[2])
+    scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
+    normed = b.of("({0} - {1}) * {2}", rows, mean, scale)
+    found: Value = Reshaped(x.size, x.dtype, normed)
+    for name, text in (("weight", "{0} * {1}"), ("bias", "{0} + {1}")):
+        if a.get(name) is not None:
+            found = b.of(text, found, _channels(a[name], len(x.size)))
+    return [found, squeezed(mean, 2), squeezed(scale, 2)]
+
+
+def _rms_norm(b: Builder, a: Arguments) -> list[Value | None]:
+    x, n_dims = a["input"], len(a["normalized_shape"])
+    dims = tuple(range(len(x.size) - n_dims, len(x.size)))
+    total = b.reduced("sum", b.of("{0} * {0}", x), dims)
+    eps = torch.finfo(x.dtype).eps if a.get("eps") is None else a["eps"]
+    mean = b.of("{0} / {1}", total, math.prod(a["normalized_shape"]))
+    scale = b.of("1 / square_root({0} + {1})", mean, eps)
+    found = b.of("{0} * {1}", x, scale)
+    return [found if a.get("weight") is None else b.of("{0} * {1}", found, a["weight"]), scale]
+
+
 def _channels(value: Value, n_dims: int) -> Value:
     """A value with one element for each channel, beside tensors of so many dimensions."""
     return Reshaped((*value.size, *[1] * (n_dims - 2)), value.dtype, value)
@@ -247,6 +272,17 @@ def _loss_backward(inside: str, outside: str, name: str) -> Rule:
         return b.of(f"{{1}} <= -{{2}} ? -({outside}) : {{3}}", grad, difference, a[name], found)
 
     return rule
+
+
+def _cross_entropy_of_logits(b: Builder, a: Arguments) -> Value:
+    x, target = a["self"], a["target"]
+    log = b.of("minimum({0}, 0) - log1p(exp(-absolute({0})))", x)
+    if a.get("pos_weight") is not None:
+        log = b.of("(({1} - 1) * {2} + 1) * {0}", log, a["pos_weight"], target)
+    losses = b.of("(1 - {0}) * {1} - {2}", target, x, log)
+    if a.get("weight") is not None:
+        losses = b.of("{0} * {1}", losses, a["weight"])
+    return _as_asked(b, losses, a.get("reduction", 1))
 
 
 def _at_index(b: Builder, source: Value, dim: int, index: Value, *, spread: bool) -> Value:
@@ -354,6 +390,9 @@ REDUCTIONS: dict[str, Rule] = {
         "{1} * {0}", "{0} * {2}", "delta"
     ),
     "mse_loss_backward": _mse_backward,
+    "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
+    "native_group_norm": _group_norm,
+    "_fused_rms_norm": _rms_norm,
     "embedding": lambda b, a: _at_index(b, a["weight"], 0, a["indices"], spread=False),
     "gather": _gather,
     "index_select": _index_select,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.loops.builder import Builder, expanded, first_of, literal
+from lazy_tensor.kernels.loops.builder import Builder, expanded, first_of, halves, literal
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS
 from lazy_tensor.kernels.loops.index import Index, Indices
 from lazy_tensor.kernels.loops.reductions import REDUCTIONS, Arguments, Rule
@@ -29,6 +29,9 @@ TEXTS = {
     "ceil": "ceil_of({0})", "trunc": "trunc_of({0})", "frac": "{0} - trunc_of({0})",
     "sigmoid": "1 / (1 + exp(-{0}))", "silu": "{0} / (1 + exp(-{0}))",
     "relu": "at_least({0}, 0)",
+    "hardsigmoid": "at_most(at_least({0} + 3, 0), 6) / 6",
+    "hardswish": "{0} * at_most(at_least({0} + 3, 0), 6) / 6",
+    "mish": "{0} * tanh(log1p(exp({0})))", "round": "nearest({0})",
     "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})",
     "mul": "{0} * {1}", "atan2": "atan2({0}, {1})",
     "sigmoid_backward": "{0} * (1 - {1}) * {1}", "tanh_backward": "{0} * (1 - {1} * {1})",
@@ -233,6 +236,39 @@ def _arange(b: Builder, a: Arguments) -> Value:
     return b.of("{0} * {1} + {2}", Place((n,), torch.int64, 0), step, start)
 
 
+def _sign(b: Builder, a: Arguments) -> Value:
+    below = b.of("{0} < 0 ? {1} : {2}", a["self"], -1, 0)
+    return b.of("{0} > 0 ? {1} : {2}", a["self"], 1, below)
+
+
+def _elu(b: Builder, a: Arguments) -> Value:
+    scale = a.get("scale", 1)
+    return b.of(
+        "{0} <= 0 ? expm1({0} * {1}) * {2} : {0} * {3}",
+        a["self"], a.get("input_scale", 1), a.get("alpha", 1) * scale, scale,
+    )  # fmt: skip
+
+
+def _elu_backward(b: Builder, a: Arguments) -> Value:
+    grad, x, scale, before = a["grad_output"], a["self_or_result"], a["scale"], a["input_scale"]
+    factor = a["alpha"] * scale
+    text = "{0} * {2} * ({1} + {3})" if a["is_result"] else "{0} * {2} * {3} * exp({1} * {2})"
+    return b.of(f"{{1}} <= 0 ? {text} : {{0}} * {{4}}", grad, x, before, factor, scale)
+
+
+def _glu(b: Builder, a: Arguments) -> Value:
+    left, right = halves(a["self"], a.get("dim", -1))
+    return b.of("{0} / (1 + exp(-{1}))", left, right)
+
+
+def _glu_backward(b: Builder, a: Arguments) -> Value:
+    grad, dim = a["grad_output"], a["dim"] % len(a["self"].size)
+    left, right = halves(a["self"], dim)
+    opened = b.of("1 / (1 + exp(-{0}))", right)
+    parts = b.of("{0} * {1}", grad, opened), b.of("{0} * {1} * {2} * (1 - {1})", grad, opened, left)
+    return _cat(b, {"tensors": parts, "dim": dim})
+
+
 def _log_sigmoid(b: Builder, a: Arguments) -> list[Value | None]:
     x = a["self"]
     buffer = b.of("exp(-absolute({0}))", x)
@@ -256,6 +292,26 @@ RULES: dict[str, Rule] = {
     "triu": _triangle(">="),
     "arange": _arange,
     "log_sigmoid_forward": _log_sigmoid,
+    "log_sigmoid_backward": lambda b, a: b.of(
+        "{1} < 0 ? {0} * (1 - {2} / (1 + {2})) : {0} * ({2} / (1 + {2}))",
+        a["grad_output"], a["self"], a["buffer"],
+    ),
+    "softplus_backward": lambda b, a: b.of(
+        "{1} * {2} > {3} ? {0} : {0} * exp({1} * {2}) / (exp({1} * {2}) + 1)",
+        a["grad_output"], a["self"], a["beta"], a["threshold"],
+    ),
+    "hardsigmoid_backward": lambda b, a: b.of(
+        "absolute({1}) < 3 ? {0} / 6 : 0", a["grad_output"], a["self"]
+    ),
+    "threshold": lambda b, a: b.of(
+        "{0} <= {1} ? {2} : {0}", a["self"], a["threshold"], a["value"]
+    ),
+    "sign": _sign,
+    "sgn": _sign,
+    "elu": _elu,
+    "elu_backward": _elu_backward,
+    "glu": _glu,
+    "glu_backward": _glu_backward,
     "expand_copy": lambda b, a: b.of("{0}", a["self"]),
     "add": lambda b, a: b.of("{0} + {1}", a["self"], _scaled(b, a, "other")),
     "sub": lambda b, a: b.of("{0} - {1}", a["self"], _scaled(b, a, "other")),

@@ -41,7 +41,24 @@ def pointwise(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         torch.where(x > g, x, 0.5), x.double(), x.masked_fill(g > 0, float("-inf")),
         F.softplus(x), x.clamp(-0.5, 0.5), x.clamp(min=g), torch.lerp(x, g, 0.3),
         torch.addcmul(x, x, g, value=2), torch.addcdiv(x, g, x * x + 1, value=-1),
-        F.hardtanh(x), x.frac(), x.rsqrt(), x.reciprocal(), x - 2 * g, torch.rsub(x, g, alpha=3),
+        x.sign(), x.sgn() * 2, F.hardtanh(x), x.frac(), x.rsqrt(), x.reciprocal(),
+        x - 2 * g, torch.rsub(x, g, alpha=3),
+    )  # fmt: skip
+
+
+def activations(x: Tensor, g: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+    y, buffer = aten.log_sigmoid_forward(x)
+    weight = image[0, :, 0, 0] * 1
+    groups = image.repeat(1, 2, 1, 1)
+    return (
+        F.elu(x, 0.7), F.selu(x), aten.elu_backward(g, 0.7, 1.1, 0.9, False, x), y, F.glu(g[:, 1:]),
+        aten.elu_backward(g, 0.7, 1.1, 0.9, True, F.elu(x, 0.7)), F.hardsigmoid(x), F.hardswish(x),
+        aten.log_sigmoid_backward(g, x, buffer), aten.softplus_backward(g, x, 1.3, 20), F.mish(x),
+        aten.hardsigmoid_backward(g, x * 3), F.threshold(x, 0.1, 20), (x * 5).round(),
+        aten.glu_backward(g[:, 1:33], x[:, 1:], 1), F.group_norm(image, 3, weight, weight),
+        F.group_norm(groups, 2), *aten._fused_rms_norm(x, [65], g[0], 1e-6),
+        F.binary_cross_entropy_with_logits(x, g.sigmoid()),
+        F.binary_cross_entropy_with_logits(x, g.sigmoid(), weight=g, pos_weight=x[0]),
     )  # fmt: skip
 
 
@@ -251,6 +268,7 @@ NUMBERS = torch.arange(33 * 65).view(33, 65) % 11 - 5
 CASES = {
     "pointwise": (pointwise, (X, Y), ()),
     "pointwise in double": (pointwise, (X.double(), Y.double()), ()),
+    "activations": (activations, (X, Y, IMAGE), ()),
     "functions": (functions, (X.abs() + 0.1, Y), ()),
     "functions in double": (functions, (X.double().abs() + 0.1, Y.double()), ()),
     "functions of special numbers": (functions, (SPECIAL, SPECIAL.flip(0)), ()),
