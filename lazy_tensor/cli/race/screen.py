@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "first: the first step; settled: the median of the last fifth; by 5 s: steps done by then; "
-    "differs: by how much at most from eager's values. Kernels of arrays come within a second, "
-    "others after some ten seconds"
+    "differs: by how much at most from eager's values. Most kernels come within a second or two"
 )
 
 
