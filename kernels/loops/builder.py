@@ -15,6 +15,7 @@ from lazy_tensor.kernels.loops.index import Index, Indices
 from lazy_tensor.kernels.loops.values import (
     C_TYPES,
     Computed,
+    Input,
     Permuted,
     Reduced,
     Reshaped,
@@ -76,17 +77,24 @@ def first_of(n: int, start: int | None) -> int:
     return min(max(start + n if start < 0 else start, 0), n)
 
 
+def sliced(value: Value, dim: int, begin: int, end: int) -> Value:
+    """The elements from `begin` to `end` along a dimension."""
+    size = (*value.size[:dim], end - begin, *value.size[dim + 1 :])
+    if isinstance(value, Input):
+        start = value.start + begin * value.stride[dim]
+        return Input(size, value.dtype, value.number, value.stride, start)
+    return View(size, value.dtype, value, partial(_behind, dim, begin))
+
+
+def _behind(dim: int, begin: int, index: Indices) -> Indices:
+    return (*index[:dim], index[dim] + Index((), begin), *index[dim + 1 :])
+
+
 def halves(value: Value, dim: int) -> tuple[Value, Value]:
     """The two halves of a value along a dimension."""
     dim = dim % len(value.size)
     n = value.size[dim] // 2
-    size = (*value.size[:dim], n, *value.size[dim + 1 :])
-
-    def place(first: int, index: Indices) -> Indices:
-        return (*index[:dim], index[dim] + Index((), first), *index[dim + 1 :])
-
-    left, right = (View(size, value.dtype, value, partial(place, first)) for first in (0, n))
-    return left, right
+    return sliced(value, dim, 0, n), sliced(value, dim, n, 2 * n)
 
 
 def squeezed(value: Value, dims: Any) -> Value:

@@ -111,7 +111,7 @@ class _Reader:
                 self._values.append(None)
             return
         self._builder.dtype = self._dtype_of(call, name, given)
-        kept = MASKS | INDICES.get(name, frozenset())
+        kept = _kept(name)
         arguments = {
             one: self._argument(value, is_kept=one in kept) for one, value in given.items()
         }
@@ -159,7 +159,7 @@ class _Reader:
     def _dtype_of(self, call: Call, name: str, given: Arguments) -> torch.dtype:
         """The dtype in which eager computes; Declined if that is hard to tell."""
         taken = {n: self._value(v.index) for n, v in given.items() if isinstance(v, Ref)}
-        kept = MASKS | INDICES.get(name, frozenset())
+        kept = _kept(name)
         values = [v for n, v in taken.items() if n not in kept]
         values += [self._value(one.index) for one in given.get("tensors", ())]
         if name in TESTS or name in ("all", "any"):
@@ -237,3 +237,8 @@ INDICES = {
     "new_zeros": names("self"), "new_ones": names("self"), "new_full": names("self"),
 }  # fmt: skip
 """Arguments that stay as they are: integers, and tensors of which only the sizes count."""
+
+
+def _kept(name: str) -> frozenset[str]:
+    """The arguments of an op that aren't cast to the dtype in which it computes."""
+    return MASKS | INDICES.get(name, frozenset())

@@ -307,15 +307,20 @@ def _index_select(b: Builder, a: Arguments) -> Value:
     return _at_index(b, source, a["dim"] % len(source.size), index, spread=False)
 
 
+def _counts(b: Builder, a: Arguments) -> Value:
+    """Which targets count, those that aren't `ignore_index`; these are checked."""
+    scores, target = a["self"], a["target"]
+    if a["reduction"] == 0 or len(scores.size) != 2 or len(target.size) != 1:
+        raise Declined("losses that are not reduced")
+    counts = _INTEGERS.test("{0} != {1}", target, a["ignore_index"])
+    b.check(target, scores.size[1], counts)
+    return counts
+
+
 def _nll(b: Builder, a: Arguments) -> list[Value | None]:
     scores, target, weight = a["self"], a["target"], a.get("weight")
-    reduction, ignored = a["reduction"], a["ignore_index"]
-    if reduction == 0 or len(scores.size) != 2 or len(target.size) != 1:
-        raise Declined("losses that are not reduced")
-    n_classes = scores.size[1]
-    counts = _INTEGERS.test("{0} != {1}", target, ignored)
-    b.check(target, n_classes, counts)
-    place = clamped(target, n_classes)
+    counts = _counts(b, a)
+    place = clamped(target, scores.size[1])
     column = Reshaped((target.size[0], 1), place.dtype, place)
     found = Gathered(column.size, scores.dtype, scores, column, 1, is_spread=True)
     score = Reshaped(target.size, scores.dtype, found)
@@ -325,22 +330,16 @@ def _nll(b: Builder, a: Arguments) -> list[Value | None]:
     weights = b.of("{0} ? {1} : 0", counts, of_class)
     losses = b.of("{0} ? -{1} * {2} : 0", counts, score, weights)
     loss, total = (b.reduced("sum", one, None, keepdim=False) for one in (losses, weights))
-    return [b.of("{0} / {1}", loss, total) if reduction == 1 else loss, total]
+    return [b.of("{0} / {1}", loss, total) if a["reduction"] == 1 else loss, total]
 
 
 def _nll_backward(b: Builder, a: Arguments) -> Value:
     scores, target, weight = a["self"], a["target"], a.get("weight")
-    reduction, ignored = a["reduction"], a["ignore_index"]
-    if reduction == 0 or len(scores.size) != 2 or len(target.size) != 1:
-        raise Declined("losses that are not reduced")
-    counts = _INTEGERS.test("{0} != {1}", target, ignored)
-    b.check(target, scores.size[1], counts)
-    column = Reshaped((target.size[0], 1), target.dtype, target)
-    here = _INTEGERS.test(
-        "{0} == {1} && {0} != {2}", column, Place(scores.size, torch.int64, 1), ignored
-    )
+    counts = _counts(b, a)
+    column, counted = (Reshaped((target.size[0], 1), one.dtype, one) for one in (target, counts))
+    here = _INTEGERS.test("{0} == {1} && {2}", column, Place(scores.size, torch.int64, 1), counted)
     grad = a["grad_output"]
-    if reduction == 1:
+    if a["reduction"] == 1:
         grad = b.of("{0} / {1}", grad, a["total_weight"])
     if weight is not None:
         grad = b.of("{0} * {1}", grad, weight)

@@ -145,9 +145,7 @@ def copied(value: Computed) -> Value | None:
 
 def parts_of(value: Value) -> tuple[Value, ...]:
     match value:
-        case Computed():
-            return value.parts
-        case Joined():
+        case Computed() | Joined():
             return value.parts
         case Gathered():
             return value.base, value.places

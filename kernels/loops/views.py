@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.loops.builder import broadcast, first_of
-from lazy_tensor.kernels.loops.index import Index, Indices
+from lazy_tensor.kernels.loops.builder import broadcast, first_of, sliced
+from lazy_tensor.kernels.loops.index import Index, Indices, restored
 from lazy_tensor.kernels.loops.values import Input, Joined, Permuted, Reshaped, Value, View
 from lazy_tensor.kernels.segment import TensorSpec
 
@@ -85,7 +84,7 @@ class Shown:
             return Reshaped(base.size, base.dtype, new)
         if self.name in _PERMUTED:
             order = self._order()
-            back = tuple(order.index(d) for d in range(len(order)))
+            back = restored(range(len(order)), order)
             return Permuted(base.size, base.dtype, new, back)
         if self.name not in ("select", "slice") or self.given.get("step", 1) != 1:
             raise Declined(f"a write to a view by {self.name}")
@@ -93,7 +92,7 @@ class Shown:
         if self.name == "select":
             new = Reshaped((*new.size[:dim], 1, *new.size[dim:]), new.dtype, new)
         first, behind = self._first, self._first + new.size[dim]
-        parts = [_slice(base, dim, 0, first), new, _slice(base, dim, behind, n)]
+        parts = [sliced(base, dim, 0, first), new, sliced(base, dim, behind, n)]
         return Joined(base.size, base.dtype, tuple(one for one in parts if one.size[dim]), dim)
 
     def _order(self) -> tuple[int, ...]:
@@ -135,15 +134,3 @@ class Shown:
         for dim in sorted(starts):
             found.insert(dim, index[-1] + Index((), starts[dim]))
         return tuple(found)
-
-
-def _slice(base: Value, dim: int, begin: int, end: int) -> Value:
-    size = (*base.size[:dim], end - begin, *base.size[dim + 1 :])
-    if isinstance(base, Input):
-        start = base.start + begin * base.stride[dim]
-        return Input(size, base.dtype, base.number, base.stride, start)
-    return View(size, base.dtype, base, partial(_moved, dim, begin))
-
-
-def _moved(dim: int, begin: int, index: Indices) -> Indices:
-    return (*index[:dim], index[dim] + Index((), begin), *index[dim + 1 :])

@@ -27,10 +27,9 @@ from lazy_tensor.kernels.loops.body import (
     Sink,
     stored_type,
 )
+from lazy_tensor.kernels.loops.builder import sliced
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS, PRELUDE, declared
 from lazy_tensor.kernels.loops.index import (
-    Index,
-    Indices,
     NeedsOld,
     NeedsParts,
     dense_stride,
@@ -128,14 +127,8 @@ def _cut(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
     # another object, as the value itself is there only when its parts are
     value = replace(sink.value)
     for begin, end in pairwise([0, *parts.cuts, value.size[dim]]):
-        size = (*value.size[:dim], end - begin, *value.size[dim + 1 :])
-        first = Index((), begin)
-
-        def place(index: Indices, first: Index = first) -> Indices:
-            return (*index[:dim], index[dim] + first, *index[dim + 1 :])
-
         start = memory.start + begin * memory.stride[dim]
-        part = View(size, value.dtype, value, place)
+        part = sliced(value, dim, begin, end)
         yield Sink(part, replace(memory, start=start), sink.is_input)
 
 

@@ -82,7 +82,7 @@ class Program:
         x = self._random.choice(values)
         if x.dim() < 2 or x.size(-1) < 2:
             return None
-        # a sum of what is normed would be what rounding leaves
+        # Without the 0.5 a later sum over a row is zero but for rounding.
         return torch.nn.functional.layer_norm(x, [x.size(-1)]) + 0.5
 
     def view(self, values: list[Tensor]) -> Tensor | None:
