@@ -102,17 +102,6 @@ class GenericBackend(PortableBackend, Protocol):
 
 
 @runtime_checkable
-class BuildsTogether(PortableBackend, Protocol):
-    """A portable backend that builds several artifacts faster together than one by one."""
-
-    def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
-        """The artifact of each segment; None for one that failed.
-
-        The service builds a failed one again by `build`, which raises the error.
-        """
-
-
-@runtime_checkable
 class BuildsSoon(PortableBackend, Protocol):
     """A portable backend that builds simple segments in a fraction of a second."""
 

@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -131,21 +131,16 @@ class Disk:
             self._turn_off(reason)
         return reason is None
 
-    @contextmanager
     def alone_with(
-        self, keys: Iterable[str], gives_up: Callable[[], bool] = lambda: False
-    ) -> Iterator[None]:
-        """Hold the locks of these keys, or go on without them once `gives_up()` is true.
+        self, key: str, gives_up: Callable[[], bool] = lambda: False
+    ) -> AbstractContextManager[None]:
+        """A context that holds the lock of this key, or goes on without it once `gives_up()`.
 
-        Other processes and threads that want one of the keys wait. So if several processes need the
-        same artifact, as the ranks of a program do, one builds it and the others then load it.
-        There is one lock for each folder, so unrelated keys may wait for each other too.
+        Other processes and threads that want the key wait. So if several processes need the same
+        artifact, as the ranks of a program do, one builds it and the others then load it. There is
+        one lock for each folder, so unrelated keys may wait for each other too.
         """
-        with ExitStack() as held:
-            # all processes take the locks in the same order, so that no two wait for each other
-            for folder in sorted({self._folder_of(key) for key in keys}):
-                held.enter_context(_locked(folder, gives_up))
-            yield
+        return _locked(self._folder_of(key), gives_up)
 
     def _folder_of(self, key: str) -> Path:
         # 256 folders, as the key is hexadecimal

@@ -1,8 +1,8 @@
 """Generic segments: one kernel, whose sizes are symbols, for segments that differ only in sizes.
 
 `structure_of` splits a segment into a text without sizes and the list of its sizes. Segments with
-the same text have the same structure. `generic_of` compares the sizes of two such segments and
-makes a `Generic`. It says which sizes are the same symbol, and how the calls' size arguments follow
+the same text have the same structure. `generic_of` compares the sizes of such segments and makes a
+`Generic`. It says which sizes are the same symbol, and how the calls' size arguments follow
 from the symbols. `service.families` calls both. `backends.lower` traces a `Generic` with symbolic
 sizes.
 """
@@ -210,7 +210,7 @@ class Generic(Segment):
         """The symbols' values for a segment of this structure; None if its sizes don't fit."""
         values: dict[int, int] = {}
         for symbol, n in zip(self.of_inputs, structure.of_inputs, strict=True):
-            # dimensions that were equal in both first segments must be equal in all
+            # dimensions that were equal in the segments it is made from must be equal in all
             if values.setdefault(symbol, n) != n:
                 return None
         found = tuple(values[i] for i in range(len(values)))
@@ -238,17 +238,26 @@ class Generic(Segment):
         calls = (Call(call.op, *_mapped(call, replaced), call.outputs) for call in self.calls)
         return tuple(map(spec_with, self.inputs)), tuple(calls)
 
+    def with_sizes(self, values: Sequence[Any]) -> Segment:
+        """The segment with `values` in place of the symbols; results keep the example's sizes."""
+        inputs, calls = self.with_symbols(values)
+        return Segment(inputs, self.scalars, calls, self.outputs, self.default_dtype)
 
-def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | None:
-    """A generic segment for two segments of one structure; `segment` is the one of `other`.
+    def of(self, segment: Segment, structure: Structure) -> Generic:
+        """The same with another segment of the structure as its example."""
+        return replace(self, inputs=segment.inputs, calls=segment.calls, structure=structure)
+
+
+def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic | None:
+    """A generic segment for segments of one structure; `segment` is the one of the last.
 
     Two dimensions are the same symbol if they have the same position, counted from the last, and
-    the same size in both segments. None if a size argument of a call does not follow from the
-    inputs' sizes.
+    the same size in each of the segments. None if a size argument of a call does not follow from
+    the inputs' sizes.
     """
-    assert one.text == other.text
-    # (position, sizes in both segments) -> number of the symbol
-    symbols: dict[tuple[int, tuple[int, int]], int] = {}
+    assert len({one.text for one in structures}) == 1
+    # (position, sizes in all segments) -> number of the symbol
+    symbols: dict[tuple[int, Sizes], int] = {}
     # from the last, as broadcasting aligns dimensions: a bias's width is its matrix's width
     places = [
         dim - len(spec.size)
@@ -256,19 +265,19 @@ def generic_of(one: Structure, other: Structure, segment: Segment) -> Generic | 
         for dim, n in enumerate(spec.size)
         if _can_be_symbol(n)
     ]
-    pairs = zip(one.of_inputs, other.of_inputs, strict=True)
+    sizes = zip(*(one.of_inputs for one in structures), strict=True)
     of_inputs = tuple(
-        symbols.setdefault(placed, len(symbols)) for placed in zip(places, pairs, strict=True)
+        symbols.setdefault(placed, len(symbols)) for placed in zip(places, sizes, strict=True)
     )
     of_calls: list[Size] = []
-    for pair in zip(one.of_calls, other.of_calls, strict=True):
-        size = _size_of(pair, [pair for _, pair in symbols])
+    for asked in zip(*(one.of_calls for one in structures), strict=True):
+        size = _size_of(asked, [one for _, one in symbols])
         if size is None:
             return None
         of_calls.append(size)
     return Generic(
         segment.inputs, segment.scalars, segment.calls, segment.outputs, segment.default_dtype,
-        structure=other, of_inputs=of_inputs, of_calls=tuple(of_calls),
+        structure=structures[-1], of_inputs=of_inputs, of_calls=tuple(of_calls),
     )  # fmt: skip
 
 
@@ -276,28 +285,29 @@ MOST_FACTORS = 4
 """The most symbols in a product that `_size_of` tries."""
 
 
-def _size_of(pair: tuple[int, int], symbols: list[tuple[int, int]]) -> Size | None:
-    """A `Size` that gives `pair`, a size in both segments, from the symbols' values in both.
+def _size_of(asked: Sizes, symbols: list[Sizes]) -> Size | None:
+    """A `Size` that gives `asked`, a size in several segments, from the symbols' values in them.
 
     The simplest explanation is preferred: a symbol, a constant, a product, a multiple of a
     product, a symbol plus a constant. A wrong guess can't give wrong results: `values_of` compares
     each size with that of another segment, and returns None where they differ.
     """
-    if pair in symbols:
-        return Size(1, (symbols.index(pair),), 0)
-    if pair[0] == pair[1]:
-        return Size(pair[0], (), 0)
+    if asked in symbols:
+        return Size(1, (symbols.index(asked),), 0)
+    if len({*asked}) == 1:
+        return Size(asked[0], (), 0)
     # the first multiple that fits, used only if no plain product of any length does
     scaled: Size | None = None
     for n in range(1, MOST_FACTORS + 1):
         for chosen in itertools.combinations_with_replacement(range(len(symbols)), n):
-            products = [math.prod(symbols[i][side] for i in chosen) for side in (0, 1)]
-            if pair == (products[0], products[1]):
+            products = tuple(map(math.prod, zip(*(symbols[i] for i in chosen), strict=True)))
+            if asked == products:
                 return Size(1, chosen, 0)
-            factor = pair[0] // products[0]
-            if scaled is None and pair == (factor * products[0], factor * products[1]):
+            factor = asked[0] // products[0]
+            if scaled is None and asked == tuple(factor * one for one in products):
                 scaled = Size(factor, chosen, 0)
     for i, values in enumerate(symbols):
-        if scaled is None and pair[0] - values[0] == pair[1] - values[1]:
-            scaled = Size(1, (i,), pair[0] - values[0])
+        offset = asked[0] - values[0]
+        if scaled is None and all(n - one == offset for n, one in zip(asked, values, strict=True)):
+            scaled = Size(1, (i,), offset)
     return scaled

@@ -12,7 +12,8 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
+from functools import lru_cache, partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def packed(compiled: Compiled, outputs: Outputs, library: bytes) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, library))
 
 
+@lru_cache(maxsize=256)
 def _header(artifact: bytes) -> tuple[dict[str, Any], int]:
     """The header, and the offset at which the library begins."""
     start = 8 + int.from_bytes(artifact[:8], "little")
@@ -87,7 +89,13 @@ def holds_for(artifact: bytes, values: Sequence[int]) -> bool:
 def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int]) -> bool:
     """Whether all `conditions`, Python expressions in the symbols, are true for these values."""
     names = {"math": math, **dict(zip(symbols, values, strict=True))}
-    return all(eval(condition, names) for condition in conditions)
+    return all(eval(_code(condition), names) for condition in conditions)
+
+
+@lru_cache(maxsize=4096)
+def _code(expression: str) -> CodeType:
+    """An expression in symbols, compiled; it is evaluated for each size that comes."""
+    return compile(expression, "<size>", "eval")
 
 
 def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False) -> Kernel:
@@ -226,7 +234,7 @@ class _Numbered:
         return [self._size(one) for one in given]
 
     def _size(self, given: int | str) -> int:
-        return given if isinstance(given, int) else int(eval(given, self._values))
+        return given if isinstance(given, int) else int(eval(_code(given), self._values))
 
 
 def kernel_of(

@@ -68,9 +68,11 @@ class PortableInductor:
         return f"{_fingerprint()} threads={torch.get_num_threads()}"
 
     def build(self, segment: Segment) -> bytes:
-        unit = Unit()
-        made = _compiled(segment, unit)
-        return packed(*made, unit.compile())
+        unit, lowered = Unit(), _lowered(segment)
+        with unit:
+            made = compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
+        lowered.check_strides(made.strides)
+        return packed(made, lowered.outputs, unit.compile())
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
         return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
@@ -100,20 +102,13 @@ class InductorBackend(PortableInductor):
         call = compile_in_process(lowered.graph, lowered.inputs)
         return kernel_of(call, lowered.outputs, segment.scalars)
 
-    def build_all(self, segments: Sequence[Segment]) -> list[bytes | None]:
-        unit = Unit()
-        found = [_compiled_if_possible(segment, unit) for segment in segments]
-        library = unit.compile()
-        # each artifact has the whole library, as segments may be loaded in different processes
-        return [one and packed(*one, library) for one in found]
-
     def build_soon(self, segment: Segment) -> bytes | None:
         try:
             made = written(segment, torch.get_num_threads())
             library = library_of(made.text)
         except Declined:
             return None
-        compiled = Compiled(made.steps, (NAME,), (), (), ())
+        compiled = Compiled(made.steps, (NAME,), (), made.symbols, made.conditions)
         outputs = Outputs(tuple(range(len(segment.outputs))), made.has_checks)
         return packed(compiled, outputs, library)
 
@@ -129,23 +124,6 @@ def _lowered(segment: Segment) -> Any:
         lowered = lower(segment, decompositions())
         read_before_written(lowered.graph.graph)
         return lowered
-
-
-def _compiled(segment: Segment, unit: Unit) -> tuple[Compiled, Outputs]:
-    """A segment compiled by Inductor, but for its kernels' C++, which is added to `unit`; and how
-    the results make up its outputs."""
-    lowered = _lowered(segment)
-    with unit:
-        made = compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
-    lowered.check_strides(made.strides)
-    return made, lowered.outputs
-
-
-def _compiled_if_possible(segment: Segment, unit: Unit) -> tuple[Compiled, Outputs] | None:
-    try:
-        return _compiled(segment, unit)
-    except Exception:
-        return None
 
 
 @contextmanager
@@ -168,7 +146,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 SOURCES = (
     "backends/artifact", "backends/divisions", "backends/index_checks", "backends/inductor",
     "backends/lower", "backends/torch_cpp", "backends/torch_inductor", "backends/whole", "fusible",
-    "generic", "scalar_rules", "segment",
+    "generic", "scalar_rules", "segment", "symbolic",
     *(f"loops/{path.stem}" for path in sorted((Path(__file__).parents[1] / "loops").glob("*.py"))),
 )  # fmt: skip
 """The modules whose code decides what an artifact holds. Any change of a file here makes all

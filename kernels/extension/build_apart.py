@@ -25,7 +25,7 @@ def main(directory: str, key: str, *command: str) -> None:
     os.setpgrp()
     # by its path: to import the package imports torch
     disk = module_at("disk", Path(__file__).parents[1] / "disk.py").Disk(Path(directory))
-    with disk.alone_with([key]):
+    with disk.alone_with(key):
         if disk.get(key) is None:
             disk.put(key, compiled(command), "C++ of lazy_tensor")
 

@@ -28,6 +28,7 @@ from lazy_tensor.kernels.loops.index import (
 )
 from lazy_tensor.kernels.loops.values import (
     C_TYPES,
+    HALVES,
     Computed,
     Gathered,
     Input,
@@ -108,7 +109,14 @@ def _without_ones(size: Sequence[int]) -> list[int]:
 
 def stored_type(dtype: torch.dtype) -> str:
     """The C type of an element in memory."""
+    if dtype in HALVES:
+        return "unsigned short"
     return "unsigned char" if dtype is torch.bool else C_TYPES[dtype]
+
+
+def _as_stored(dtype: torch.dtype, text: str) -> str:
+    """A variable as memory has it."""
+    return f"narrow_{HALVES[dtype]}({text})" if dtype in HALVES else text
 
 
 @dataclass(eq=False)
@@ -217,12 +225,14 @@ class Body:
 
     def save(self, value: Value) -> None:
         text = self._computed(value, self._text.full)
-        self.stores.append(f"{self._text.saved[value]}[{self._access(self._flat())}] = {text};")
+        found = _as_stored(value.dtype, text)
+        self.stores.append(f"{self._text.saved[value]}[{self._access(self._flat())}] = {found};")
 
     def store(self, sink: Sink, index: Indices) -> None:
         assert sink.memory is not None
         at = self._access(sink.memory.at(index))
-        self.stores.append(f"{sink.memory.name}[{at}] = {self.read(sink.value, index)};")
+        found = _as_stored(sink.value.dtype, self.read(sink.value, index))
+        self.stores.append(f"{sink.memory.name}[{at}] = {found};")
 
     def read(self, value: Value, index: Indices) -> str:
         """The C name of an element."""
@@ -322,9 +332,13 @@ class Body:
         return self._name_of[line]
 
     def _load(self, value: Value, array: str, at: Index) -> str:
-        # GCC has vectors for conditions that are comparisons, and not for bools from memory
-        is_bool = " != 0" if value.dtype is torch.bool else ""
-        return self._line(value, f"{array}[{self._access(at)}]{is_bool}")
+        text = f"{array}[{self._access(at)}]"
+        if value.dtype in HALVES:
+            text = f"widen_{HALVES[value.dtype]}({text})"
+        elif value.dtype is torch.bool:
+            # GCC has vectors for conditions that are comparisons, and not for bools from memory
+            text += " != 0"
+        return self._line(value, text)
 
     def _access(self, at: Index) -> str:
         self._text.accesses.append(at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from itertools import product, zip_longest
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.loops.index import Index, Indices
+from lazy_tensor.kernels.loops.index import Index, Indices, groups_of
 from lazy_tensor.kernels.loops.values import (
     C_TYPES,
+    HALVES,
     Computed,
     Input,
+    Number,
     Permuted,
     Reduced,
     Reshaped,
@@ -24,16 +26,23 @@ from lazy_tensor.kernels.loops.values import (
     copied,
     is_cheap,
 )
+from lazy_tensor.kernels.symbolic import Ratio, SymbolicInt
 
 FEW = 4
 """The most elements that are reduced by one expression."""
 
 
-def literal(number: float, dtype: torch.dtype) -> str:
+def literal(number: Any, dtype: torch.dtype) -> str:
     """A Python number as a C expression of `dtype`."""
     kind = C_TYPES[dtype]
+    if isinstance(number, (SymbolicInt, Ratio)):
+        if isinstance(number, Ratio) and not dtype.is_floating_point:
+            raise Declined("a float beside integers")
+        return f"({kind}){number}"
     if dtype.is_floating_point:
         value = float(number)
+        if dtype in HALVES:
+            value = float(torch.tensor(value, dtype=dtype))
         if math.isnan(value):
             return f'({kind})__builtin_nan("")'
         if math.isinf(value):
@@ -43,7 +52,9 @@ def literal(number: float, dtype: torch.dtype) -> str:
         raise Declined("a float beside integers")
     if dtype is torch.bool:
         return "true" if number else "false"
-    if not -(2**63) < number < 2**63:
+    info = torch.iinfo(dtype)
+    # the least one is no literal in C
+    if not info.min < number <= info.max:
         raise Declined("an integer that is too large")
     return f"({kind}){int(number)}L"
 
@@ -69,6 +80,15 @@ def expanded(value: Value, size: tuple[int, ...]) -> Value:
     if value.size == size:
         return value
     return View(size, value.dtype, value, broadcast(value.size))
+
+
+def expanded_size(size: Sequence[int], asked: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes that `expand` gives for those asked, where -1 keeps one."""
+    shown = [*[1] * (len(asked) - len(size)), *size]
+    return tuple(
+        n if isinstance(one, int) and one == -1 else one
+        for n, one in zip(shown, asked, strict=True)
+    )
 
 
 def first_of(n: int, start: int | None) -> int:
@@ -118,11 +138,12 @@ def clamped(index: Value, n: int) -> Value:
 class Builder:
     """Makes values for the rules of ops: those of a call that computes in `dtype`.
 
-    `bad` are values that say of indices from data whether they are out of range.
+    `holds` is the dtype of the results, another one if they are halves. `bad` are values that say
+    of indices from data whether they are out of range.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype = self.holds = dtype
         self.bad: list[Value] = []
 
     def check(self, index: Value, n: int, counts: Value | None = None) -> None:
@@ -144,13 +165,21 @@ class Builder:
             return Computed(value.size, dtype, f"{{0}} ? ({kind})1 : ({kind})0", (value,))
         if value.dtype.is_floating_point and not dtype.is_floating_point:
             raise Declined(f"from {value.dtype} to {dtype}")
+        if dtype in HALVES:
+            return Computed(value.size, dtype, f"round_{HALVES[dtype]}((float){{0}})", (value,))
         return Computed(value.size, dtype, f"({C_TYPES[dtype]}){{0}}", (value,))
+
+    def held(self, given: Any) -> Any:
+        """A number as the results' dtype holds it; others as they are."""
+        if self.holds not in HALVES or (isinstance(given, Value) and not isinstance(given, Number)):
+            return given
+        return self.cast(self.value(given), self.holds)
 
     def value(self, given: Any) -> Value:
         """A number as a value; a value itself."""
         if isinstance(given, Value):
             return given
-        if not isinstance(given, (bool, int, float)):
+        if not isinstance(given, (bool, int, float, SymbolicInt, Ratio)):
             raise Declined(f"{given!r} among the arguments")
         return Computed((), self.dtype, literal(given, self.dtype))
 
@@ -224,29 +253,10 @@ def _at(places: dict[int, int], index: Indices) -> Indices:
 def _dims_before(value: Reshaped, dims: Sequence[int]) -> list[int] | None:
     """The dimensions of the base that make up these ones of the value; None if there are none."""
     found: list[int] = []
-    for here, there in _groups(value.size, value.base.size):
+    for here, there in groups_of(value.size, value.base.size):
         are_in = {d in dims for d in here}
         if len(are_in) > 1:
             return None
         if are_in == {True}:
             found += there
     return found
-
-
-def _groups(size: Sequence[int], other: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """The least groups of dimensions of two sizes that have as many elements each. Dimensions of
-    one element are left out."""
-    left, right = ([d for d, n in enumerate(one) if n != 1] for one in (size, other))
-    here: list[int] = []
-    there: list[int] = []
-    n = m = 1
-    while left or right:
-        if n <= m:
-            here.append(left.pop(0))
-            n *= size[here[-1]]
-        else:
-            there.append(right.pop(0))
-            m *= other[there[-1]]
-        if n == m:
-            yield here, there
-            here, there = [], []

@@ -144,6 +144,39 @@ static inline float ceil_of(float x) { return __builtin_ceilf(x); }
 static inline double ceil_of(double x) { return __builtin_ceil(x); }
 static inline float trunc_of(float x) { return __builtin_truncf(x); }
 static inline double trunc_of(double x) { return __builtin_trunc(x); }
+// numbers of 16 bits: from memory to float, a float rounded to one, and such a float to memory
+static inline float float_of(unsigned x) { return __builtin_bit_cast(float, x); }
+static inline unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
+static inline float widen_bfloat16(unsigned short x) { return float_of((unsigned)x << 16); }
+static inline unsigned short narrow_bfloat16(float x) { return bits_of(x) >> 16; }
+static inline float round_bfloat16(float x) {
+  const unsigned bits = bits_of(x);
+  const float rounded = float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+  return x != x ? x : rounded;
+}
+static inline float widen_half(unsigned short x) {
+  const unsigned sign = (unsigned)(x & 0x8000) << 16, bits = (unsigned)(x & 0x7fff) << 13;
+  // the exponent of a half is 112 smaller; its greatest one stands for infinity and NaN
+  const unsigned scaled = bits_of(float_of(bits) * 0x1p112f);
+  return float_of(sign | (bits >= 0x0f800000 ? scaled | 0x7f800000 : scaled));
+}
+// to add a number of this size rounds away what a half can't hold
+static inline float round_half(float x) {
+  const unsigned bits = bits_of(x), sign = bits & 0x80000000u;
+  const float size = absolute(x);
+  const unsigned exponent = bits & 0x7f800000u;
+  const unsigned least = exponent < 0x38800000u ? 0x38800000u : exponent;
+  const float magic = float_of(least + (13u << 23));
+  const float rounded = size + magic - magic;
+  const float held = rounded >= 65536 ? __builtin_inff() : rounded;
+  const float found = size < 131072 ? held : __builtin_inff();
+  return x != x ? x : float_of(bits_of(found) | sign);
+}
+static inline unsigned short narrow_half(float x) {
+  const unsigned bits = bits_of(x), scaled = bits_of(absolute(x) * 0x1p-112f) >> 13;
+  const unsigned of_number = absolute(x) < __builtin_inff() ? scaled : 0x7c00;
+  return (x != x ? 0x7e00 : of_number) | (bits >> 16 & 0x8000);
+}
 // of two numbers of which one is NaN, NaN
 template <typename T> static inline T maximum(T a, typename Same<T>::type b) {
   return a > b || a != a ? a : b;

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from lazy_tensor.kernels.backend import Declined
@@ -91,13 +92,18 @@ class Index:
         raise Declined("a view of other sizes")
 
     def text(self) -> str:
-        parts = [v.name if one == 1 else f"{one}L * {v.name}" for v, one in self.terms]
+        parts = [v.name if one == 1 else f"{long_of(one)} * {v.name}" for v, one in self.terms]
         if self.start or not parts:
             parts.append(str(self.start))
         return " + ".join(parts)
 
 
 Indices = tuple[Index, ...]
+
+
+def long_of(n: Any) -> str:
+    """An integer in C; a symbolic one is a long already."""
+    return f"{n}L" if isinstance(n, int) else str(n)
 
 
 def offset_of(index: Sequence[Index], stride: Sequence[int]) -> Index:
@@ -108,6 +114,40 @@ def offset_of(index: Sequence[Index], stride: Sequence[int]) -> Index:
 def dense_stride(size: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor."""
     return tuple(math.prod(size[d + 1 :]) for d in range(len(size)))
+
+
+def stride_of_view(
+    size: Sequence[int], stride: Sequence[int], shown: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The strides of memory that is seen in other sizes; None if it can't be."""
+    found = [0] * len(shown)
+    for dims, dims_shown in groups_of(size, shown):
+        if any(stride[d] != stride[e] * size[e] for d, e in pairwise(dims)):
+            return None
+        step = stride[dims[-1]]
+        for d in reversed(dims_shown):
+            found[d] = step
+            step *= shown[d]
+    return tuple(found)
+
+
+def groups_of(size: Sequence[int], other: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """The least groups of dimensions of two sizes that have as many elements each. Dimensions of
+    one element are left out."""
+    left, right = ([d for d, n in enumerate(one) if n != 1] for one in (size, other))
+    here: list[int] = []
+    there: list[int] = []
+    n = m = 1
+    while left or right:
+        if n <= m:
+            here.append(left.pop(0))
+            n *= size[here[-1]]
+        else:
+            there.append(right.pop(0))
+            m *= other[there[-1]]
+        if n == m:
+            yield here, there
+            here, there = [], []
 
 
 def restored(permuted: Sequence[T], order: Sequence[int]) -> tuple[T, ...]:

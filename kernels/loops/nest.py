@@ -23,7 +23,7 @@ from lazy_tensor.kernels.loops.body import (
     Total,
     stored_type,
 )
-from lazy_tensor.kernels.loops.index import Index, Indices, NeedsSplit, Variable
+from lazy_tensor.kernels.loops.index import Index, Indices, NeedsSplit, Variable, long_of
 from lazy_tensor.kernels.loops.values import Reduced, Value, is_cheap, parts_of
 
 MOST_LINES = 4000
@@ -55,6 +55,7 @@ class Loops(NestText):
         super().__init__(kernel, nest)
         # variables of the inner loops that make up columns
         self._columns: list[Variable] = []
+        self._n_splits = 0
         self._n_passes = 1
         self._n_passes += max(map(self._pass_of, nest.sinks))
 
@@ -139,11 +140,9 @@ class Loops(NestText):
     def _split(self, variable: Variable, n: int) -> None:
         """Make two loops of one."""
         place = self.loops.index(variable)
-        inner = [loop.n for loop in self.loops[place + 1 :] if loop.dim == variable.dim]
-        # by how many elements it steps
-        name = f"i{variable.dim}by{math.prod(inner) * n}"
+        self._n_splits += 1
         self.loops[place : place + 1] = [
-            Variable(name, variable.n // n, variable.dim),
+            Variable(f"i{variable.dim}of{self._n_splits}", variable.n // n, variable.dim),
             replace(variable, n=n),
         ]
         self.index = self._index()
@@ -356,5 +355,6 @@ def _share_of(n: int) -> list[str]:
     """The lines that find a thread's part of `n` rounds."""
     return [
         "const long thread = omp_get_thread_num(), n_threads = omp_get_num_threads();",
-        f"const long from = {n}L * thread / n_threads, to = {n}L * (thread + 1) / n_threads;",
+        f"const long from = {long_of(n)} * thread / n_threads;",
+        f"const long to = {long_of(n)} * (thread + 1) / n_threads;",
     ]

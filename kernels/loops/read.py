@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.loops.builder import Builder, expanded
+from lazy_tensor.kernels.loops.builder import Builder, expanded, expanded_size
 from lazy_tensor.kernels.loops.reductions import Arguments
 from lazy_tensor.kernels.loops.rules import (
     FACTORIES,
@@ -27,6 +27,7 @@ from lazy_tensor.kernels.loops.rules import (
 )
 from lazy_tensor.kernels.loops.values import (
     C_TYPES,
+    HALVES,
     Input,
     Number,
     Value,
@@ -38,8 +39,10 @@ from lazy_tensor.kernels.segment import (
     Ref,
     ScalarRef,
     Segment,
+    TensorSpec,
     base_name,
 )
+from lazy_tensor.kernels.symbolic import example_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,9 @@ class _Reader:
                 self._views[len(self._values)] = base, view
                 self._values.append(None)
             return
-        self._builder.dtype = self._dtype_of(call, name, given)
+        b = self._builder
+        b.holds = self._dtype_of(call, name, given)
+        b.dtype = b.holds if name in TESTS else _computed_in(b.holds)
         kept = _kept(name)
         arguments = {
             one: self._argument(value, is_kept=one in kept) for one, value in given.items()
@@ -120,12 +125,35 @@ class _Reader:
         if len(results) < len(call.outputs):
             raise Declined(f"{call.op}: several results")
         for value, spec in zip(results, call.outputs, strict=True):
-            self._values.append(value and expanded(value, spec.size) if spec else None)
+            self._values.append(self._result(call, value, given, spec) if spec else None)
         # an op without results of its own writes `self`
         targets = UNDECLARED_WRITES.get(call.op, ()) if call.outputs else ("self",)
         for target, value in zip(targets, writes, strict=True):
             if value is not None:
                 self._write(given[target].index, value)
+
+    def _result(
+        self, call: Call, value: Value | None, given: Arguments, spec: TensorSpec
+    ) -> Value | None:
+        """A result in its dtype and sizes: its rule's, those asked for, or those of `self`."""
+        if value is None:
+            return None
+        # halves are computed in float32
+        if spec.dtype in HALVES:
+            value = self._builder.cast(value, spec.dtype)
+        if example_of(value.size) == spec.size:
+            _check_not_empty(value)
+            return value
+        size = given.get("size")
+        if size is not None:
+            size = expanded_size(value.size, size)
+        elif isinstance(given.get("self"), Ref):
+            size = self._value(given["self"].index).size
+        if size is None or example_of(size) != spec.size:
+            raise Declined(f"{call.op}: sizes of its result")
+        value = expanded(value, size)
+        _check_not_empty(value)
+        return value
 
     def _root(self, number: int) -> int:
         """The number of the value whose memory this one shows."""
@@ -140,6 +168,7 @@ class _Reader:
             base = self._value(base_number)
             if number not in self._shown or self._shown[number][1] is not base:
                 self._shown[number] = view.of(base), base
+                _check_not_empty(self._shown[number][0])
             return self._shown[number][0]
         value = self._values[number]
         if value is None:
@@ -157,7 +186,7 @@ class _Reader:
             self._written.add(number)
 
     def _dtype_of(self, call: Call, name: str, given: Arguments) -> torch.dtype:
-        """The dtype in which eager computes; Declined if that is hard to tell."""
+        """The dtype of the results, or in which tests compare; Declined if that is hard to tell."""
         taken = {n: self._value(v.index) for n, v in given.items() if isinstance(v, Ref)}
         kept = _kept(name)
         values = [v for n, v in taken.items() if n not in kept]
@@ -169,7 +198,7 @@ class _Reader:
                 raise Declined(f"{call.op}: a float beside integers")
         elif call.outputs:
             dtype, *others = {one.dtype for one in call.outputs if one is not None}
-            if others:
+            if len({*map(_computed_in, (dtype, *others))}) > 1:
                 raise Declined(f"{call.op}: results of several dtypes")
         else:
             dtype = taken["self"].dtype
@@ -207,7 +236,12 @@ class _Reader:
             ):
                 raise Declined("a float beside integers")
             dtype = self._builder.dtype
-            return Number((), dtype, f"({C_TYPES[dtype]})number{given.index}")
+            if dtype in C_TYPES_OF_NUMBERS:
+                return Number((), dtype, f"({C_TYPES[dtype]})number{given.index}")
+            if dtype in HALVES:
+                number = Number((), torch.float32, f"(float)number{given.index}")
+                return self._builder.cast(number, dtype)
+            raise Declined(f"a run-time number among {dtype}")
         return given
 
     def _made(self, call: Call, name: str, given: Arguments) -> list[Value | None]:
@@ -226,6 +260,20 @@ class _Reader:
         if len(given) != (2 if "{1}" in text else 1):
             raise Declined(f"{call.op}: other arguments than its rule knows")
         return [b.test(text, *given.values()) if name in TESTS else b.of(text, *given.values())]
+
+
+C_TYPES_OF_NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+"""The dtypes that a run-time number can have as it is."""
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which eager computes results of a dtype."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def _check_not_empty(value: Value) -> None:
+    if 0 in value.size:
+        raise Declined("an empty tensor")
 
 
 MASKS = frozenset(("condition", "mask"))

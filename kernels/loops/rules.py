@@ -64,8 +64,8 @@ FACTORIES = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros"
 
 
 def _scaled(b: Builder, a: Arguments, name: str) -> Any:
-    alpha = a.get("alpha", 1)
-    return a[name] if type(alpha) is int and alpha == 1 else b.of("{0} * {1}", alpha, a[name])
+    alpha, value = a.get("alpha", 1), b.held(a[name])
+    return value if type(alpha) is int and alpha == 1 else b.of("{0} * {1}", b.held(alpha), value)
 
 
 def _div(b: Builder, a: Arguments) -> Value:
@@ -81,7 +81,7 @@ _SPECIAL_POWERS = {
 
 
 def _pow(b: Builder, a: Arguments) -> Value:
-    exponent = a["exponent"]
+    exponent = b.held(a["exponent"]) if isinstance(a["self"], Value) else a["exponent"]
     text = None if isinstance(exponent, Value) else _SPECIAL_POWERS.get(exponent)
     if text is not None:
         return b.of(text, a["self"])
@@ -315,7 +315,7 @@ RULES: dict[str, Rule] = {
     "expand_copy": lambda b, a: b.of("{0}", a["self"]),
     "add": lambda b, a: b.of("{0} + {1}", a["self"], _scaled(b, a, "other")),
     "sub": lambda b, a: b.of("{0} - {1}", a["self"], _scaled(b, a, "other")),
-    "rsub": lambda b, a: b.of("{1} - {0}", _scaled(b, a, "self"), a["other"]),
+    "rsub": lambda b, a: b.of("{1} - {0}", _scaled(b, a, "self"), b.held(a["other"])),
     "div": _div,
     "pow": _pow,
     "clamp": _clamp,

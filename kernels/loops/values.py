@@ -15,8 +15,12 @@ from lazy_tensor.kernels.loops.index import Indices, dense_stride, offset_of, re
 
 C_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.int64: "long", torch.int32: "int",
-    torch.bool: "bool",
+    torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
+    torch.bool: "bool", torch.bfloat16: "float", torch.float16: "float",
 }  # fmt: skip
+"""The C types of variables. Numbers of 16 bits are floats that are rounded to them."""
+HALVES = {torch.bfloat16: "bfloat16", torch.float16: "half"}
+"""The dtypes that lie in memory as 16 bits: the name in functions that round and convert them."""
 CHEAP = 3
 """The most expressions that are computed again instead of kept."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.generic import order_of
+from lazy_tensor.kernels.generic import Generic, order_of, strides_like
 from lazy_tensor.kernels.loops.body import (
     Kernel,
     Memory,
@@ -34,6 +34,7 @@ from lazy_tensor.kernels.loops.index import (
     NeedsParts,
     dense_stride,
     restored,
+    stride_of_view,
 )
 from lazy_tensor.kernels.loops.nest import MOST_LINES, Loops
 from lazy_tensor.kernels.loops.read import values_of
@@ -53,6 +54,7 @@ from lazy_tensor.kernels.loops.values import (
     parts_of,
 )
 from lazy_tensor.kernels.segment import Segment, TensorSpec
+from lazy_tensor.kernels.symbolic import Symbols
 
 MOST_ATTEMPTS = 32
 """The most times that writing begins again, with something more stored or cut."""
@@ -62,17 +64,36 @@ NAME = "kernel_0"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The text of a C function, and the steps of a program around it."""
+    """The text of a C function, and the steps of a program around it.
+
+    Of a generic segment, sizes among the steps are expressions in `symbols`, and the kernel is
+    correct where `conditions` hold, which are Python expressions.
+    """
 
     text: str
     steps: dict[str, Any]
     # the last result says whether an index from data was out of range
     has_checks: bool
+    symbols: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
 
 def written(segment: Segment, n_threads: int) -> Written:
-    """The kernel of `segment` for so many threads; Declined if it isn't simple."""
-    return _Writer(segment, n_threads).written()
+    """The kernel of `segment` for so many threads; Declined if it isn't simple.
+
+    The kernel of a `Generic` is for all sizes. Its loops are written for those of the example, and
+    what that depends on becomes a condition.
+    """
+    if not isinstance(segment, Generic):
+        return _Writer(segment, n_threads).written()
+    symbols = Symbols(segment.own_values)
+    found = _Writer(segment.with_sizes(symbols.sizes), n_threads, symbols.names).written()
+    return replace(found, symbols=symbols.names, conditions=symbols.conditions)
+
+
+def _told(sizes: Sequence[Any]) -> list[int | str]:
+    """Sizes as steps have them: integers, or expressions in the symbols."""
+    return [n if isinstance(n, int) else str(n) for n in sizes]
 
 
 def _moved(value: Rolled | Gathered) -> Value:
@@ -113,11 +134,7 @@ def _sinks(value: Value, memory: Memory, *, is_input: bool = False) -> Iterator[
 
 def _seen_as(value: Reshaped, stride: tuple[int, ...]) -> tuple[int, ...] | None:
     """The strides of a value's memory when it is seen in the sizes of its base, if it can be."""
-    shown = torch.empty_strided(value.size, stride, device="meta")
-    try:
-        return shown.view(value.base.size).stride()
-    except RuntimeError:
-        return None
+    return stride_of_view(value.size, stride, value.base.size)
 
 
 def _cut(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
@@ -135,8 +152,8 @@ def _cut(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
 class _Writer:
     """Writes one segment's kernel: sinks, nests, then the text of each nest."""
 
-    def __init__(self, segment: Segment, n_threads: int) -> None:
-        self._segment, self._n_threads = segment, n_threads
+    def __init__(self, segment: Segment, n_threads: int, symbols: tuple[str, ...] = ()) -> None:
+        self._segment, self._n_threads, self._symbols = segment, n_threads, symbols
         self._results: list[str] = []
         self._made: dict[str, TensorSpec] = {}
         self._check_inputs()
@@ -179,6 +196,9 @@ class _Writer:
             assert spec is not None
             if order_of(spec) is None:
                 raise Declined("a result with gaps")
+            if self._symbols:
+                stride = strides_like(spec, value.size)
+                spec = replace(spec, size=value.size, stride=stride)
             self._results.append(f"out{i}")
             yield from _sinks(value, self._make(f"out{i}", spec))
         for number, value in values.written.items():
@@ -238,9 +258,12 @@ class _Writer:
 
     def _check_inputs(self) -> None:
         for spec in self._segment.specs:
-            if spec is not None and (0 in spec.size or spec.device.type != "cpu"):
-                raise Declined("an empty tensor, or one that is not on the CPU")
-        for i in self._segment.written:
+            if spec is not None and spec.device.type != "cpu":
+                raise Declined("a tensor that is not on the CPU")
+            if spec is not None and 0 in spec.size:
+                raise Declined("an empty tensor")
+        # those of a generic segment have no gaps
+        for i in () if self._symbols else self._segment.written:
             if order_of(self._segment.inputs[i]) is None:
                 raise Declined("a written input with gaps")
 
@@ -377,6 +400,7 @@ class _Writer:
         ]
         arguments += [f"const {kind}* number{i}_at" for kind, i in numbers]
         arguments += [f"{stored_type(spec.dtype)}* {name}" for name, spec in self._made.items()]
+        arguments += [f"const long {name}" for name in self._symbols]
         return "\n".join([
             "namespace {",
             PRELUDE,
@@ -394,9 +418,16 @@ class _Writer:
         arguments = [f"in{i}" for i in range(len(self._segment.inputs))]
         arguments += [f"number{i}" for i in range(len(self._segment.scalars))]
         steps: list[Any] = [
-            ["allocate", name, [*spec.size], [*spec.stride], str(spec.dtype).removeprefix("torch.")]
+            [
+                "allocate",
+                name,
+                _told(spec.size),
+                _told(spec.stride),
+                str(spec.dtype)[len("torch.") :],
+            ]
             for name, spec in self._made.items()
         ]
         dead = [name for name in [*arguments, *self._made] if name not in self._results]
-        steps.append(["kernel", 0, [*arguments, *self._made], dead])
+        sizes = [[name] for name in self._symbols]
+        steps.append(["kernel", 0, [*arguments, *self._made, *sizes], dead])
         return {"arguments": arguments, "steps": steps, "results": self._results}

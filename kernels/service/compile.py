@@ -14,9 +14,9 @@ import os
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,7 +28,6 @@ import torch
 from lazy_tensor.kernels.backend import (
     Backend,
     BuildsSoon,
-    BuildsTogether,
     Declined,
     GenericBackend,
     Kernel,
@@ -48,7 +47,7 @@ from lazy_tensor.kernels.extension.program import touches_much
 from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.logs import COMPILES
 from lazy_tensor.kernels.segment import Segment, counted
-from lazy_tensor.kernels.service.families import Families, Member
+from lazy_tensor.kernels.service.families import Families
 from lazy_tensor.kernels.service.fusion import Fusion
 from lazy_tensor.kernels.service.jobs import Jobs
 from lazy_tensor.kernels.service.progress import shown
@@ -86,9 +85,6 @@ MAX_WAIT_AT_THE_END_S = 10.0
 SOON_AFTER_S = 0.1
 """Seconds that a segment has taken op by op when a kernel is tried that is there soon: as long as
 its build takes."""
-MOST_SOON = 16
-"""The most segments of one structure that get a kernel of their own because they are simple. Such a
-kernel takes a tenth of a second, the generic one of all sizes takes many seconds."""
 MOST_BUILDS = 256
 """The number of last builds that are kept for the report."""
 
@@ -130,7 +126,7 @@ class Compiler:
         self._to_load = Jobs(partial(self._take_kernel, builds=False), n_threads=1)
         # nor must simple segments wait behind others
         self._to_build_soon = Jobs(self._obtain_soon, n_threads=1)
-        self._to_build = Jobs(self._obtain, self._workers.size, self._together)
+        self._to_build = Jobs(self._obtain_alone, self._workers.size)
         self._pools = self._workers, self._device_workers
         self._queues = self._to_load, self._to_build_soon, self._to_build
         self._parts: tuple[Jobs | Workers, ...] = *self._queues, *self._pools
@@ -276,16 +272,18 @@ class Compiler:
         if self.disk.is_off:
             return ""
         # in place of the artifact, so that no process loads or builds it again
-        key = self._artifact_key(fusion)
+        key = self._artifact_key(fusion, number=0)
         if key is not None:
             self.disk.put(key, DROPPED + reason.encode(), _about(fusion))
-        first = None
+        examples: list[Segment] = []
         if fusion.member is not None:
             # other sizes must not use the generic kernel either: each gets a kernel of its own
             family = fusion.member.family
-            first, family.kernel, family.is_apart = family.first, None, True
+            examples = [one for one, _ in family.examples]
+            family.is_apart = True
+            fusion.member.kernels.clear()
         folder, backend = self.disk.directory / "disagreements", fusion.backend.name
-        path = write_script(folder, backend, fusion.segment, first, inputs, reason)
+        path = write_script(folder, backend, fusion.segment, examples, inputs, reason)
         return "" if path is None else f"; run {path} to see it"
 
     def _evicted(self, key: _Key, fusion: Fusion) -> None:
@@ -294,7 +292,8 @@ class Compiler:
 
     def _request(self, fusion: Fusion) -> None:
         """Queue the fusion's build; called at each run once it has run `threshold` times."""
-        is_soon = fusion.may_be_simple and fusion.spent_s >= SOON_AFTER_S
+        spent_s = fusion.spent_s if fusion.member is None else fusion.member.family.spent_s
+        is_soon = fusion.may_be_simple and spent_s >= SOON_AFTER_S
         if not (is_soon or self._may_ask_workers(fusion)):
             return  # the next run asks again
         with self._creating:
@@ -325,15 +324,16 @@ class Compiler:
             # The other members have run, so the runs count for the structure as a whole. Else a
             # program whose sizes change at each step would never reach the threshold.
             fusion.n_runs = family.n_members - 1
+            kernel = self._kernel_of_family(fusion)
             # a Prepared kernel must first compile for these sizes, in the background
-            if family.kernel is not None and not isinstance(family.kernel, Prepared):
-                fusion.adopt(self._generic_kernel(fusion, fusion.member), "of other sizes")
+            if kernel is not None and not isinstance(kernel, Prepared):
+                fusion.adopt(kernel, "of other sizes")
         except Declined as reason:
             fusion.give_up(str(reason))
 
     def _obtain_soon(self, fusion: Fusion) -> None:
         """Build the kernel if the segment is simple; else queue it for a worker."""
-        if self._is_built_soon(fusion):
+        if self._has_kernel(fusion) or self._is_built_soon(fusion):
             self._obtain(fusion)
         elif self._may_ask_workers(fusion):
             self._to_build.add(fusion)
@@ -341,34 +341,34 @@ class Compiler:
             fusion.status = "aten"  # it is asked for again
 
     def _is_built_soon(self, fusion: Fusion) -> bool:
-        """Whether the fusion's segment is simple. Its artifact is in `ahead` then.
-
-        It is for the segment's own sizes, so the fusion leaves its family. A family that has many
-        sizes gets its generic kernel.
-        """
-        backend, member = fusion.backend, fusion.member
+        """Whether the fusion's segment is simple. Its artifact is in `ahead` then."""
+        backend, source = fusion.backend, fusion.source
         artifact, start = None, perf_counter()
         if (
             fusion.may_be_simple
             and isinstance(backend, BuildsSoon)
             and backend.can_build(fusion.segment)
-            and (member is None or member.family.n_soon < MOST_SOON)
         ):
             # After an error, also one of loading, a worker builds it. Its error is reported.
             with suppress(Exception):
-                built = backend.build_soon(fusion.segment)
+                built = backend.build_soon(source)
                 if built is not None:
-                    backend.load(fusion.segment, built)
+                    backend.load(source, built)
                 artifact = built
         if artifact is None:
             fusion.may_be_simple = False
             return False
         self._account(start, f"{fusion!r} by {backend.name}")
-        if member is not None:
-            member.family.n_soon += 1
-            fusion.member = None
-        fusion.ahead = fusion.source.digest, artifact
+        fusion.ahead = source.digest, artifact
         return True
+
+    def _has_kernel(self, fusion: Fusion) -> bool:
+        """Whether the fusion's family has a kernel that is right for it."""
+        if fusion.member is None:
+            return False
+        with suppress(Declined):
+            return fusion.member.kernel(cast(GenericBackend, fusion.backend)) is not None
+        return False
 
     def _obtain(self, fusion: Fusion) -> None:
         """Take the kernel from disk or build it."""
@@ -376,62 +376,16 @@ class Compiler:
         self._take_kernel(fusion, builds=True)
         fusion.ahead = None
 
-    @contextmanager
-    def _together(self, fusions: Sequence[Fusion]) -> Iterator[None]:
-        """A context in which no other process builds the kernels of these fusions.
-
-        On entry, several fusions are built by one call of the compiler. The fusions then find their
-        artifact in `ahead`, or on disk if another process built it while this one waited.
-        """
-        keys = [key for fusion in fusions if (key := self._artifact_key(fusion)) is not None]
+    def _obtain_alone(self, fusion: Fusion) -> None:
+        """The same, while no other process builds the kernel: what that has built is on disk."""
+        key = self._artifact_key(fusion)
         deadline = perf_counter() + BUILD_LIMIT_S
 
         def gives_up() -> bool:
             return self._is_closed or perf_counter() > deadline
 
-        with self.disk.alone_with(keys, gives_up):
-            if len(fusions) > 1:
-                self._build_ahead(fusions)
-            yield
-
-    def _build_ahead(self, fusions: Sequence[Fusion]) -> None:
-        """Build the artifacts of these fusions together, into `fusion.ahead`.
-
-        A segment that fails here is built alone later, which gives the reason.
-        """
-        backend = fusions[0].backend
-        if not (isinstance(backend, BuildsTogether) and is_known_to_workers(backend)):
-            return
-        alike = [
-            fusion
-            for fusion in fusions
-            if self._is_to_build(fusion, backend) and not self._is_built_soon(fusion)
-        ]
-        # members of one family share a source, which is built once
-        sources = {fusion.source.digest: fusion.source for fusion in alike}
-        if len(sources) < 2:
-            return
-        for fusion in fusions:
-            fusion.status = "compiling"
-        start = perf_counter()
-        with suppress(BuildError):
-            built = self._workers.build_all(backend, list(sources.values()))
-            artifacts = dict(zip(sources, built, strict=True))
-            for fusion in alike:
-                artifact = artifacts.get(fusion.source.digest)
-                if artifact is not None:
-                    fusion.ahead = fusion.source.digest, artifact
-        self._account(start, f"{len(sources)} segments by {backend.name}")
-
-    def _is_to_build(self, fusion: Fusion, backend: Backend) -> bool:
-        """Whether a worker on the CPU would build the fusion's kernel by `backend`."""
-        return (
-            fusion.backend is backend
-            and fusion.segment.device.type == "cpu"
-            and _is_portable(backend, fusion.segment)
-            and (fusion.member is None or fusion.member.family.kernel is None)
-            and self._artifact_on_disk(fusion) is None
-        )
+        with nullcontext() if key is None else self.disk.alone_with(key, gives_up):
+            self._obtain(fusion)
 
     def _account(self, start: float, what: str) -> float:
         """Record a build that began at `start` and ends now; return its seconds."""
@@ -485,15 +439,22 @@ class Compiler:
             return True
         return False
 
-    def _artifact_key(self, fusion: Fusion) -> str | None:
-        """The name of the fusion's artifact on disk; None if it can't be kept there."""
-        backend = fusion.backend
+    def _artifact_key(self, fusion: Fusion, *, number: int | None = None) -> str | None:
+        """The name of the fusion's artifact on disk; None if it can't be kept there.
+
+        In a family it is the one of the generic kernel of that number; by default the next one.
+        """
+        backend, name = fusion.backend, fusion.source.digest
         if self.disk.is_off or not _is_portable(backend, fusion.segment):
             return None
-        return key_of(fusion.source.digest, backend.name, backend.fingerprint())
+        if fusion.member is not None:
+            number = len(fusion.member.kernels) if number is None else number
+            name += f" {number}" if number else ""
+        return key_of(name, backend.name, backend.fingerprint())
 
     def _artifact_on_disk(self, fusion: Fusion) -> bytes | None:
-        """The fusion's artifact: its family's, or one of its own; then it leaves the family."""
+        """The fusion's artifact: the next one of its family, or one of its own; then it leaves the
+        family."""
         key = self._artifact_key(fusion)
         artifact = None if key is None else self.disk.get(key)
         if artifact is None and key is not None and fusion.member is not None:
@@ -504,82 +465,88 @@ class Compiler:
         return artifact
 
     def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
-        """The fusion's kernel from disk; None if there is none, Declined if it was dropped."""
-        artifact = self._artifact_on_disk(fusion)
-        if artifact is None:
-            return None
-        if artifact.startswith(DROPPED):
-            raise Declined(
-                f"a kernel for it was dropped: {artifact.removeprefix(DROPPED).decode()}"
-            )
-        try:
-            kernel = self._loaded(fusion, artifact)
-        except Declined:
-            raise
-        except Exception:
-            # the artifact is unusable: a build replaces it
-            return None
-        self.counters.add("loaded")
+        """The fusion's kernel from disk; None if there is none, Declined if it was dropped.
+
+        A family's kernels are loaded until one is right for the fusion's sizes.
+        """
+        with nullcontext() if fusion.member is None else fusion.member.family.building:
+            kernel = self._kernel_of_family(fusion)
+            while kernel is None:
+                artifact = self._artifact_on_disk(fusion)
+                if artifact is None:
+                    return None
+                if artifact.startswith(DROPPED):
+                    reason = artifact.removeprefix(DROPPED).decode()
+                    raise Declined(f"a kernel for it was dropped: {reason}")
+                try:
+                    kernel = self._loaded(fusion, artifact)
+                except Declined:
+                    raise
+                except Exception:
+                    # the artifact is unusable: a build replaces it
+                    return None
+                self.counters.add("loaded")
         return kernel
 
-    def _loaded(self, fusion: Fusion, artifact: bytes) -> Kernel:
-        """The kernel from an artifact. A family loads its artifact once, for all its members."""
+    def _loaded(self, fusion: Fusion, artifact: bytes) -> Kernel | None:
+        """The kernel from an artifact. A family keeps it for all its members; None if it is right
+        for other sizes than the fusion's."""
         backend, member = cast(PortableBackend, fusion.backend), fusion.member
         if member is None:
             return backend.load(fusion.segment, artifact)
         with member.family.building:
-            if member.family.kernel is None:
-                member.family.kernel = backend.load(fusion.source, artifact)
-                member.family.artifact = artifact
-        return self._generic_kernel(fusion, member)
+            kernel = backend.load(fusion.source, artifact)
+            member.kernels.append((artifact, kernel))
+        return self._kernel_of_family(fusion)
 
-    def _generic_kernel(self, fusion: Fusion, member: Member) -> Kernel:
-        """The kernel of the fusion's family; Declined if it is wrong for the fusion's sizes."""
-        family = member.family
-        assert family.kernel is not None
-        assert family.artifact is not None
-        if not cast(GenericBackend, fusion.backend).fits(family.artifact, member.values):
-            raise Declined("the kernel for its structure is not right for these sizes")
+    def _kernel_of_family(self, fusion: Fusion) -> Kernel | None:
+        """The kernel of the fusion's family that is right for its sizes, if there is one."""
+        member = fusion.member
+        if member is None:
+            return None
+        kernel = member.kernel(cast(GenericBackend, fusion.backend))
         # a kernel that C++ runs becomes a program for these sizes; others take any sizes themselves
-        if isinstance(family.kernel, Steps):
-            is_long = touches_much(fusion.segment)
-            return family.kernel.for_sizes(member.values, is_long=is_long)
-        return family.kernel
+        if isinstance(kernel, Steps):
+            return kernel.for_sizes(member.values, is_long=touches_much(fusion.segment))
+        return kernel
 
     def _built(self, fusion: Fusion) -> Kernel:
         """Build the fusion's kernel, or use its family's. If that fails, build one of its own."""
-        if fusion.ahead is None:
-            self._is_built_soon(fusion)
         member = fusion.member
-        if member is None:
-            return self._built_from(fusion)
-        # one member of a family builds, the others wait here and then use its kernel
-        with member.family.building:
-            if member.family.kernel is not None:
-                return self._generic_kernel(fusion, member)
-            try:
-                return self._built_from(fusion)
-            except Declined:
-                raise
-            except Exception:
-                # The backend can't compile this structure with symbolic sizes. From now on each
-                # segment of it gets a kernel of its own.
-                member.family.is_apart = True
-                fusion.member = None
+        if member is not None:
+            # one member of a family builds, the others wait here and then use its kernel
+            with member.family.building:
+                kernel = self._kernel_of_family(fusion)
+                if kernel is not None:
+                    return kernel
+                try:
+                    return self._built_from(fusion)
+                except Declined:
+                    raise
+                except Exception:
+                    # The backend can't compile this structure with symbolic sizes. From now on each
+                    # segment of it gets a kernel of its own.
+                    member.family.is_apart = True
+                    fusion.member, fusion.may_be_simple = None, True
         # outside the lock, as this build is for one segment only
         return self._built_from(fusion)
 
     def _built_from(self, fusion: Fusion) -> Kernel:
         """Build a kernel from `fusion.source`, and account for it."""
+        if fusion.ahead is None:
+            self._is_built_soon(fusion)
         backend, source = fusion.backend, fusion.source
         start, is_ahead = perf_counter(), fusion.ahead is not None
         try:
             if not _is_portable(backend, fusion.segment):
                 kernel = _apart(backend.compile, source)
             else:
-                kernel = self._loaded(fusion, self._artifact(fusion, backend))
+                loaded = self._loaded(fusion, self._artifact(fusion, backend))
+                if loaded is None:
+                    raise Declined("the kernel for its structure is not right for these sizes")
+                kernel = loaded
         finally:
-            # `_is_built_soon` or `_build_ahead` has accounted for what is ahead
+            # `_is_built_soon` has accounted for what is ahead
             if not is_ahead:
                 self._account(start, f"{fusion!r} by {backend.name}")
         self.counters.add("compiled")

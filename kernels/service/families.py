@@ -1,8 +1,8 @@
-"""Families: segments that differ only in sizes, served by two kernels.
+"""Families: segments that differ only in sizes, served by a few kernels.
 
-The first segment of a structure gets a kernel of its own. All others share one kernel with symbolic
-sizes, the generic kernel. In: a segment. Out: a `Member`, or None if the segment itself is to be
-compiled. Called by `service.compile` for each new fusion.
+The first segment of a structure gets a kernel of its own. All others share generic kernels with
+symbolic sizes: one, unless it is right for some sizes only. In: a segment. Out: a `Member`, or None
+if the segment itself is to be compiled. Called by `service.compile` for each new fusion.
 """
 
 from __future__ import annotations
@@ -17,37 +17,58 @@ from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.generic import Generic, Structure, generic_of, structure_of
 from lazy_tensor.kernels.segment import Segment
 
+MOST_EXAMPLES = 4
+"""The most segments from which a generic one is made."""
+MOST_KERNELS = 8
+"""The most generic kernels of a structure. Each is right for the sizes of a range, so that more
+would be a kernel for each size."""
+
 
 @dataclass
 class Family:
     """The segments of one structure, as far as they share state.
 
-    `first` is the first segment seen, and `structure` its structure. `generic` is made when a
-    segment of other sizes comes; `kernel` and `artifact` are its kernel, once that is built.
+    `examples` are the first segment seen, and each one whose sizes relate to one another in another
+    way than those before. `generic` is made from them; `kernels` are its kernels so far, each
+    behind its artifact.
     """
 
-    first: Segment
-    structure: Structure
+    examples: list[tuple[Segment, Structure]]
     generic: Generic | None = None
     # no generic kernel serves this structure: each segment gets a kernel of its own
     is_apart: bool = False
-    # segments that got a kernel of their own because it was there soon
-    n_soon: int = 0
-    # segments seen; `service.compile` counts them as runs of the structure
+    # segments seen, and their seconds op by op: `service.compile` counts them for the structure
     n_members: int = 1
-    artifact: bytes | None = None
-    kernel: Kernel | None = None
-    # Held while the generic kernel is built or loaded, so that only one member does it. A build
+    spent_s: float = 0.0
+    kernels: list[tuple[bytes, Kernel]] = field(default_factory=list)
+    # Held while a generic kernel is built or loaded, so that only one member does it. A build
     # loads its artifact too, so the lock is reentrant.
     building: threading.RLock = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A segment that uses its family's generic kernel, with these values of the symbols."""
+    """A segment that uses a generic kernel of its family, with these values of the symbols.
+
+    `source` is the generic segment with this one's sizes as its example.
+    """
 
     family: Family
+    source: Generic
     values: tuple[int, ...]
+    kernels: list[tuple[bytes, Kernel]]
+
+    def kernel(self, backend: GenericBackend) -> Kernel | None:
+        """The first kernel that is right for the sizes; None without one.
+
+        Declined if there is none, and no more are built.
+        """
+        for artifact, kernel in self.kernels:
+            if backend.fits(artifact, self.values):
+                return kernel
+        if len(self.kernels) >= MOST_KERNELS:
+            raise Declined("none of the kernels for its structure is right for these sizes")
+        return None
 
 
 class Families:
@@ -60,8 +81,7 @@ class Families:
     def member(self, segment: Segment, backend: Backend) -> Member | None:
         """Add a new segment to its family; None if it gets a kernel of its own.
 
-        Declined if its sizes fit neither of the family's two kernels. A third one is not built, so
-        that the number of builds doesn't grow with the number of sizes.
+        Declined if its sizes relate to one another in another way than those of all examples.
         """
         if not (isinstance(backend, GenericBackend) and backend.can_build(segment)):
             return None
@@ -73,17 +93,31 @@ class Families:
         with self._lock:
             family = self._known.get(key)
             if family is None:
-                self._known.put(key, Family(segment, structure))
+                self._known.put(key, Family([(segment, structure)]))
                 return None
             family.n_members += 1
-            # the second segment shows which sizes change, so only now there is a generic one
-            if family.generic is None and not family.is_apart:
-                family.generic = generic_of(family.structure, structure, segment)
-                family.is_apart = family.generic is None
-            if family.is_apart or segment == family.first:
+            if family.is_apart or segment == family.examples[0][0]:
                 return None
+            values = None if family.generic is None else family.generic.values_of(structure)
+            if values is None:
+                # this segment shows which sizes change, or that some aren't the same
+                generic = self._with_example(family, segment, structure)
+                if generic is None:
+                    family.is_apart = True
+                    return None
+                values = generic.own_values
             assert family.generic is not None
-            values = family.generic.values_of(structure)
-        if values is None:
-            raise Declined("its structure has two kernels, and these sizes fit neither")
-        return Member(family, values)
+            source = family.generic.of(segment, structure)
+            return Member(family, source, values, family.kernels)
+
+    def _with_example(
+        self, family: Family, segment: Segment, structure: Structure
+    ) -> Generic | None:
+        """The generic segment that is right for this segment, too."""
+        if len(family.examples) >= MOST_EXAMPLES:
+            raise Declined("its sizes relate to one another in too many ways")
+        family.examples.append((segment, structure))
+        family.generic = generic_of([one for _, one in family.examples], segment)
+        # others may still build kernels of the generic one before
+        family.kernels = []
+        return family.generic

@@ -75,7 +75,7 @@ class Fusion:
         self.n_runs = 0
         # seconds of runs op by op; `Jobs` builds first where most time goes
         self.spent_s = 0.0
-        # set if the kernel is its family's generic one
+        # set if the kernel is a generic one of its family
         self.member: Member | None = None
         # digest of the source and the artifact that was built together with others'
         self.ahead: tuple[str, bytes] | None = None
@@ -115,8 +115,7 @@ class Fusion:
     @property
     def source(self) -> Segment:
         """The segment to compile: its own, or its family's generic one."""
-        generic = None if self.member is None else self.member.family.generic
-        return self.segment if generic is None else generic
+        return self.segment if self.member is None else self.member.source
 
     def run_op_by_op(self, reason: str = "") -> None:
         """Run op by op from now on, without asking for a kernel."""
@@ -133,7 +132,10 @@ class Fusion:
                 at_threshold(self)
             began_s = perf_counter()
             results = aten(tensors, scalars)
-            self.spent_s += perf_counter() - began_s
+            seconds = perf_counter() - began_s
+            self.spent_s += seconds
+            if self.member is not None:
+                self.member.family.spent_s += seconds
             return results
 
         aten = self.aten

@@ -6,41 +6,22 @@ of the program may also do a waiting fusion's work itself, in "blocking" mode.
 
 from __future__ import annotations
 
-import heapq
-import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 
 from lazy_tensor.kernels.service.fusion import Fusion
-
-MOST_TOGETHER = 8
-"""The most fusions that a thread takes at once. They are built together, so the first of their
-kernels comes no sooner than the last one: a larger number would delay it."""
-
-GATHERS_S = 0.05
-"""Seconds that an idle thread waits for more fusions before it takes some, so that those of one
-flush are built together."""
 
 
 class Jobs:
     """Calls `work(fusion)` for each fusion added, on up to `n_threads` threads.
 
-    With `together` a thread takes several fusions at once. It enters `together(fusions)` and calls
-    `work` for each of them inside. Neither function should raise: they record what went wrong in
-    the fusion.
+    `work` should not raise: it records what went wrong in the fusion.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Fusion], None],
-        n_threads: int,
-        together: Callable[[Sequence[Fusion]], AbstractContextManager[None]] | None = None,
-    ) -> None:
+    def __init__(self, work: Callable[[Fusion], None], n_threads: int) -> None:
         self._work = work
         self._n_threads = n_threads
-        self._together = together
         self.forget()
 
     def forget(self) -> None:
@@ -87,9 +68,8 @@ class Jobs:
             if fusion not in self._waiting:
                 self._changed.wait_for(lambda: fusion not in self._active)
                 return
-            # with a share of the others, which are built in the same go
-            fusions = self._take(fusion)
-        self._finish(fusions)
+            self._take(fusion)
+        self._finish(fusion)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing waits or is worked on; False if that takes over `timeout_s`."""
@@ -116,56 +96,36 @@ class Jobs:
 
     def _serve(self) -> None:
         """What each thread runs until `close`."""
-        is_busy = False
         while True:
             with self._changed:
                 self._n_idle += 1
-                # A thread that has just finished takes on what waits at once. One that was idle, or
-                # is new, waits a moment for the rest of the flush.
-                if not (is_busy and self._waiting):
-                    self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                    if self._together is not None:
-                        self._changed.wait_for(lambda: self._is_closed, GATHERS_S)
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 self._n_idle -= 1
                 if self._is_closed:
                     return
-                fusions = self._take()
-            self._finish(fusions)
-            is_busy = True
+                fusion = max(self._waiting, key=lambda one: one.spent_s)
+                self._take(fusion)
+            self._finish(fusion)
 
-    def _take(self, first: Fusion | None = None) -> list[Fusion]:
-        """Move this thread's share of the waiting fusions to the active ones and return them.
+    def _take(self, fusion: Fusion) -> None:
+        """Move a fusion from the waiting ones to the active ones. Call it with the lock held."""
+        self._waiting.remove(fusion)
+        self._active.append(fusion)
 
-        They are those on which most time is spent; `first` comes before them if given. Call it
-        with the lock held.
-        """
-        # an equal part for each thread, so that one doesn't build all while the others are idle
-        share = math.ceil(len(self._waiting) / self._n_threads)
-        n = 1 if self._together is None else min(share, MOST_TOGETHER)
-        taken = heapq.nlargest(n, self._waiting, key=lambda f: (f is first, f.spent_s))
-        for fusion in taken:
-            self._waiting.remove(fusion)
-        self._active += taken
-        return taken
-
-    def _finish(self, fusions: Sequence[Fusion]) -> None:
-        """Work on active fusions, and release each one, whatever is raised."""
-        left = list(fusions)
+    def _finish(self, fusion: Fusion) -> None:
+        """Work on an active fusion, and release it, whatever is raised."""
         try:
-            with nullcontext() if self._together is None else self._together(fusions):
-                while left:
-                    self._work(left[0])
-                    self._release(left.pop(0))
+            self._work(fusion)
         except Exception as error:
-            # unforeseen, such as no memory for a process; others may wait for these fusions
-            for fusion in left:
-                fusion.fail(f"{type(error).__name__}: {error}")
+            # unforeseen, such as no memory for a process
+            fusion.fail(f"{type(error).__name__}: {error}")
+        except BaseException:
+            # Ctrl-C in a thread of the program: its fusion must not stay "compiling" for ever
+            if fusion.status in ("queued", "compiling"):
+                fusion.run_op_by_op("its build was interrupted")
+            raise
         finally:
-            # Ctrl-C in a thread of the program: its fusions must not stay "compiling" for ever
-            for fusion in left:
-                if fusion.status in ("queued", "compiling"):
-                    fusion.run_op_by_op("its build was interrupted")
-                self._release(fusion)
+            self._release(fusion)
 
     def _release(self, fusion: Fusion) -> None:
         with self._changed:

@@ -49,18 +49,18 @@ def write_script(
     directory: Path,
     backend: str,
     segment: Segment,
-    first: Segment | None,
+    examples: Sequence[Segment],
     inputs: tuple[Sequence[torch.Tensor], Sequence[float]],
     reason: str,
 ) -> Path | None:
     """Write the script, over one for the same segment; return its path, or None on failure.
 
-    A generic kernel was made from two segments: `first` is the other one. None means that the
-    kernel is the segment's own.
+    A generic kernel was made from `examples`. Without any the kernel is the segment's own.
     """
     own = "segment"
-    if first is not None:
-        own = f"generic_of(structure_of({_code(first)}), structure_of(segment), segment)"
+    if examples:
+        of = "".join(f"structure_of({_code(one)}), " for one in examples)
+        own = f"generic_of([{of}structure_of(segment)], segment)"
     script = _SCRIPT.format(
         backend=backend,
         torch=torch.__version__,

@@ -49,11 +49,10 @@ def main(number: int, niceness: int, head_start_s: float, build_dir: str | None 
         request = requests.get()
         try:
             # unpickled here: the parent waits for an answer also to a request that can't be
-            module, kind, method, argument, n_threads = pickle.loads(request)
+            module, kind, segment, n_threads = pickle.loads(request)
             # Inductor compiles the number of threads into kernels: the parent's, not the worker's
             torch.set_num_threads(n_threads)
-            result = getattr(_backend(module, kind), method)(argument)
-            answer: tuple[str, Any] = ("built", result)
+            answer: tuple[str, Any] = ("built", _backend(module, kind).build(segment))
         except Declined as reason:
             answer = ("declined", str(reason))
         except Exception as error:

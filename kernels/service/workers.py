@@ -17,12 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lazy_tensor.kernels.backend import Backend, BuildsTogether, Declined
+from lazy_tensor.kernels.backend import Backend, Declined
 from lazy_tensor.kernels.extension.extension import BEHIND
 from lazy_tensor.kernels.segment import Segment
 
@@ -143,14 +143,14 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
             )
 
-    def ask(self, backend: Backend, method: str, argument: Any) -> Any:
-        """The result of the backend's `method(argument)` in the worker.
+    def build(self, backend: Backend, segment: Segment) -> bytes:
+        """The result of `backend.build(segment)` in the worker.
 
         Declined or BuildError if it raises there; WorkerDied or BuildError if the worker ends.
         """
         kind = type(backend)
         n_threads = torch.get_num_threads()
-        request = (kind.__module__, kind.__qualname__, method, argument, n_threads)
+        request = (kind.__module__, kind.__qualname__, segment, n_threads)
         began_s = time.monotonic()
         # the end of the process closes its end of the pipe, so that `recv_bytes` below raises
         limit = threading.Timer(BUILD_LIMIT_S, self._process.kill)
@@ -170,7 +170,8 @@ class _Worker:
             limit.cancel()
         if ending != "built":
             raise Declined(answer) if ending == "declined" else BuildError(answer)
-        return answer
+        artifact: bytes = answer
+        return artifact
 
     @property
     def is_alive(self) -> bool:
@@ -220,19 +221,10 @@ class Workers:
 
     def build(self, backend: Backend, segment: Segment) -> bytes:
         """The result of `backend.build(segment)` in a worker; raises BuildError or Declined."""
-        artifact: bytes = self._ask(backend, "build", segment)
-        return artifact
-
-    def build_all(self, backend: BuildsTogether, segments: Sequence[Segment]) -> list[bytes | None]:
-        """The result of `backend.build_all(segments)` in a worker; raises BuildError."""
-        artifacts: list[bytes | None] = self._ask(backend, "build_all", segments)
-        return artifacts
-
-    def _ask(self, backend: Backend, method: str, argument: Any) -> Any:
         with self._slots:
             worker = self._take()
             try:
-                return worker.ask(backend, method, argument)
+                return worker.build(backend, segment)
             finally:
                 self._put_back(worker)
 

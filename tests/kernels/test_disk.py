@@ -73,7 +73,7 @@ HOLDS = """
 import sys, time
 from pathlib import Path
 from lazy_tensor.kernels.disk import Disk
-with Disk(Path(sys.argv[1])).alone_with([sys.argv[2]]):
+with Disk(Path(sys.argv[1])).alone_with(sys.argv[2]):
     print("held", flush=True)
     time.sleep(100)
 """
@@ -87,12 +87,12 @@ def test_a_key_is_one_process_s_until_it_ends(disk):
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         looks = iter([False, False, True])
-        with disk.alone_with([KEY], lambda: next(looks)):
+        with disk.alone_with(KEY, lambda: next(looks)):
             assert next(looks, None) is None  # it gave up after two looks
-        with disk.alone_with([key_of("another")]):
+        with disk.alone_with(key_of("another")):
             pass
         holder.kill()
-    with disk.alone_with([KEY]):
+    with disk.alone_with(KEY):
         pass
 
 

@@ -11,6 +11,7 @@ from lazy_tensor.kernels.backends.aten import AtenBackend, compile_aten
 from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.generic import Generic, generic_of, strides_like, structure_of
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
+from lazy_tensor.kernels.service import families
 from lazy_tensor.kernels.service.compile import Compiler
 
 aten = torch.ops.aten
@@ -60,7 +61,7 @@ def structure(segment):
 
 
 def generic(one, other):
-    found = generic_of(structure(one), structure(other), other)
+    found = generic_of([structure(one), structure(other)], other)
     assert found is not None
     return found
 
@@ -91,7 +92,7 @@ def test_sizes_that_are_no_symbols_stay_as_they_are():
         )
         for n in (2, 3)
     ]
-    found = generic_of(structure(segments[0]), structure(segments[1]), segments[1])
+    found = generic_of([*map(structure, segments)], segments[1])
     assert found is not None
     specs, _ = found.with_symbols([5])
     assert [one.size for one in specs] == [(huge, 5, 1)]
@@ -237,7 +238,25 @@ def test_the_second_time_all_kernels_come_from_disk(tmp_path):
         compiler.close()
 
 
-def test_a_family_with_two_kernels_makes_no_third(compiler):
+def test_sizes_that_relate_in_another_way_make_another_generic_kernel(compiler):
+    backend = Counting()
+
+    def added(n, m):
+        """Two widths that may be equal."""
+        one, other = spec(n, 1), spec(m, 1)
+        shared = (
+            Call(aten.neg.default, (Ref(0),), (), (one,)),
+            Call(aten.neg.default, (Ref(1),), (), (other,)),
+        )
+        return Segment((one, other), (), shared, (2, 3))
+
+    sizes = [(4, 4), (5, 5), (6, 6), (6, 7), (8, 9), (9, 9)]
+    assert set(compile_all(compiler, backend, [added(*one) for one in sizes])) == {"ready"}
+    assert [isinstance(s, Generic) and len(s.own_values) for s in backend.built] == [False, 1, 2]
+
+
+def test_sizes_that_never_follow_get_no_kernel(compiler, monkeypatch):
+    monkeypatch.setattr(families, "MOST_EXAMPLES", 2)
     backend = Counting()
     compile_all(compiler, backend, [norm(4, 6, 64), norm(4, 9, 64)])
     other = norm(2, 17, 32)

@@ -255,7 +255,7 @@ def test_a_worker_that_crashes_is_told_from_one_that_was_killed(tmp_path):
     worker = workers._take()
     os.kill(worker._process.pid, 11)
     with pytest.raises(WorkerDied, match="exit code -11"):
-        worker.ask(NvfuserBackend(), "build", pair())
+        worker.build(NvfuserBackend(), pair())
     service.close()
 
 

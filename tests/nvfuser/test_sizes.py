@@ -78,7 +78,7 @@ def test_a_definition_from_two_sizes_is_right_for_a_third(function, shapes):
     one, other, third = (
         record(function, shapes(*sizes)) for sizes in ((2, 6, 8), (3, 10, 8), (5, 7, 8))
     )
-    generic = generic_of(structure(one), structure(other), other.segment)
+    generic = generic_of([structure(one), structure(other)], other.segment)
     assert generic is not None
     artifact = definition_of(generic)
     symbols = generic.values_of(structure(third))

@@ -253,21 +253,3 @@ def test_a_segment_keeps_the_default_dtype_it_was_recorded_under():
     (result,) = backend.load(segment, backend.build(segment))([], [])
     assert result.dtype is torch.float64
     assert torch.get_default_dtype() is torch.float32
-
-
-def test_what_is_built_together_is_what_is_built_alone(record):
-    segments = [
-        record(pointwise, [X, Y]).segment,
-        record(reductions, [X]).segment,
-        record(lambda x, s: x * s.sin() + 1, [X, Y]).segment,
-    ]
-    bad = Segment(segments[0].inputs, (), (Call(aten.mul.Tensor, (Ref(0), Ref(9)), (), ()),), (2,))
-    together = INDUCTOR.build_all([segments[0], bad, *segments[1:]])
-    assert together.pop(1) is None
-    for segment, artifact in zip(segments, together, strict=True):
-        assert artifact is not None
-        inputs = [X, Y][: len(segment.inputs)]
-        found = INDUCTOR.load(segment, artifact)(inputs, [])
-        alone = INDUCTOR.load(segment, INDUCTOR.build(segment))(inputs, [])
-        for one, other in zip(found, alone, strict=True):
-            assert torch.equal(one, other)

@@ -9,32 +9,37 @@ import torch
 from torch import Tensor
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.backends.artifact import Steps
 from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.generic import generic_of, structure_of
 from lazy_tensor.kernels.loops import nest
 from lazy_tensor.kernels.loops.write import written
 from lazy_tensor.kernels.service.verify import difference
 
 INDUCTOR = InductorBackend()
-SIZES = [
-    (6, 4, 10),
-    (24, 10),
-    (6, 40),
-    (240,),
-    (2, 3, 4, 10),
-    (4, 10),
-    (10,),
-    (6, 4, 1),
-    (6, 1, 10),
-]
+Sizes = list[tuple[int, ...]]
+
+
+def sizes_of(a: int, b: int, c: int) -> Sizes:
+    """Sizes that can be reshaped to or broadcast with one another."""
+    return [
+        (a, b, c), (a * b, c), (a, b * c), (a * b * c,), (2, a // 2, b, c), (b, c), (c,), (a, b, 1),
+        (a, 1, c),
+    ]  # fmt: skip
+
+
+SIZES = sizes_of(6, 4, 10)
+OTHERS = [sizes_of(8, 6, 14), sizes_of(10, 4, 14), sizes_of(20, 5, 40), sizes_of(4, 3, 6)]
 BINARY: list[Callable[..., Tensor]] = [torch.add, torch.mul, torch.maximum, torch.sub]
 REDUCTIONS: list[Callable[..., Tensor]] = [torch.sum, torch.mean, torch.amax, torch.amin]
 
 
 class Program:
-    """Random ops on random tensors of `values`, the same for each run of one seed."""
+    """Random ops on random tensors of `values`, the same for each run of one seed, and alike for
+    other sizes."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, sizes: Sizes = SIZES) -> None:
+        self.seed, self.sizes = seed, sizes
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         self._random = random.Random(self.seed)
@@ -42,7 +47,7 @@ class Program:
         made: list[Tensor] = []
         for _ in range(self._random.randint(3, 14)):
             found = self._random.choice(self._steps)(self, values)
-            if found is not None and found.dim() <= 5 and 0 < found.numel() <= 2000:
+            if found is not None and found.dim() <= 5 and 0 < found.numel() <= 20000:
                 values.append(found)
                 made.append(found)
         # results without memory in common
@@ -50,6 +55,9 @@ class Program:
 
     def _dim(self, x: Tensor) -> int:
         return self._random.randrange(x.dim())
+
+    def _below(self, n: int) -> int:
+        return int(self._random.random() * n)
 
     def pointwise(self, values: list[Tensor]) -> Tensor:
         x = self._random.choice(values)
@@ -91,7 +99,7 @@ class Program:
             return None
         d = self._dim(x)
         n = x.size(d)
-        first = self._random.randrange(n)
+        first = self._below(n)
         ops: list[Callable[[], Tensor]] = [
             lambda: x.transpose(d, -1), lambda: x.select(d, first), lambda: x.unsqueeze(d),
             lambda: x.narrow(d, first, n - first), lambda: x.flatten(), lambda: x.flatten(0, d),
@@ -102,7 +110,7 @@ class Program:
 
     def reshape(self, values: list[Tensor]) -> Tensor | None:
         x = self._random.choice(values)
-        fitting = [s for s in SIZES if torch.Size(s).numel() == x.numel()]
+        fitting = [s for s in self.sizes if torch.Size(s).numel() == x.numel()]
         return x.reshape(self._random.choice(fitting)) if fitting else None
 
     def join(self, values: list[Tensor]) -> Tensor | None:
@@ -134,8 +142,8 @@ class Program:
             return
         if x.dim() and self._random.random() < 0.6:
             d = self._dim(x)
-            first = self._random.randrange(x.size(d))
-            x = x.narrow(d, first, self._random.randint(1, x.size(d) - first))
+            first = self._below(x.size(d))
+            x = x.narrow(d, first, 1 + self._below(x.size(d) - first))
         kind = self._random.randrange(4)
         if kind == 0:
             x.mul_(0.5)
@@ -159,10 +167,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def inputs_of(seed: int) -> list[Tensor]:
+def inputs_of(seed: int, sizes: Sizes = SIZES) -> list[Tensor]:
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     # in double, so that differences of rounding are far below what a mistake makes
-    return [torch.randn(draw.choice(SIZES), generator=generator).double() for _ in range(3)]
+    return [torch.randn(draw.choice(sizes), generator=generator).double() for _ in range(3)]
 
 
 def check(record: Any, seed: int) -> bool:
@@ -194,3 +202,53 @@ def test_random_programs_are_like_eager(record, n_threads, monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert n_simple > 40
+
+
+def check_sizes(record: Any, seed: int) -> tuple[int, int]:
+    """Compare the kernel for all sizes of one program with eager; at how many sizes it is right,
+    and how many had it."""
+    recorded = [record(Program(seed, one), inputs_of(seed, one)) for one in (SIZES, *OTHERS)]
+    segments = [one.segment for one in recorded]
+    if not segments[0].calls or not segments[0].outputs:
+        return 0, 0
+    structures = [structure_of(one) for one in segments]
+    first, second = structures[:2]
+    if first is None or second is None or first.text != second.text:
+        return 0, 0
+    generic = generic_of([first, second], segments[1])
+    artifact = None if generic is None else INDUCTOR.build_soon(generic)
+    if generic is None or artifact is None:
+        return 0, 0
+    kernel = INDUCTOR.load(generic, artifact)
+    assert isinstance(kernel, Steps)
+    n_right = n_sizes = 0
+    for one, structure in zip(recorded, structures, strict=True):
+        if structure is None or structure.text != first.text:
+            continue
+        values = generic.values_of(structure)
+        if values is None:
+            continue
+        n_sizes += 1
+        if not INDUCTOR.fits(artifact, values):
+            continue
+        n_right += 1
+        given = one.fresh()
+        found = kernel.for_sizes(values, is_long=False)(given, [])
+        assert difference(found, one.results) is None, (values, one.segment.text())
+        assert difference(given, one.written) is None, (values, one.segment.text())
+    assert INDUCTOR.fits(artifact, generic.own_values)
+    return n_right, n_sizes
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_kernels_for_all_sizes_are_like_eager(record, n_threads, monkeypatch):
+    monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        seeds = range(60 * n_threads, 60 * n_threads + 60)
+        found = [check_sizes(record, seed) for seed in seeds]
+    finally:
+        torch.set_num_threads(before)
+    n_right, n_sizes = map(sum, zip(*found, strict=True))
+    assert n_right > 0.7 * n_sizes > 50, found

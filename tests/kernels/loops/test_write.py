@@ -15,9 +15,7 @@ from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.loops import cpp, nest
 from lazy_tensor.kernels.loops.write import written
-from lazy_tensor.kernels.service import compile as service
 from lazy_tensor.kernels.service.verify import difference
-from lazy_tensor.kernels.service.workers import Workers
 
 aten = torch.ops.aten
 INDUCTOR = InductorBackend()
@@ -391,7 +389,7 @@ def test_threads_add_up_in_the_same_order_each_time(record, monkeypatch):
 @pytest.mark.parametrize(
     ("reason", "program", "inputs"),
     [
-        ("dtype torch.bfloat16", lambda x: x + 1, [X.bfloat16()]),
+        ("dtype torch.complex64", lambda x: x + 1, [X.to(torch.complex64)]),
         ("outputs share memory", lambda x: ((y := x + 1), y.t()), [X]),
         ("a write to a view by diagonal", lambda x: x.diagonal().add_(1) * 2, [X]),
         ("of few elements", lambda x: x.exp().sum(-1), [seeded(10000, 3)]),
@@ -433,37 +431,71 @@ def test_simple_segments_need_no_worker(record, new_compiler):
     assert not compiler._workers._all
 
 
-def test_many_sizes_share_a_kernel(record, new_compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(service, "MOST_SOON", 2)
-    built = []
-    build = INDUCTOR.build
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_rounded_as_in_eager(record, dtype):
+    """Bit for bit, for each of the 65,536 numbers."""
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    y = seeded(1 << 16, seed=1) * 10.0 ** torch.arange(-9, 7).repeat_interleave(1 << 12)
 
-    def noted(workers, backend, segment):
-        built.append(segment)
-        return build(segment)
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x.float(), x.double(), -x, x * 1.7 + 0.3, x.sub(x.flip(0), alpha=0.3), 1.7 - x, x / 3,
+            x.pow(1.7), x.sigmoid(), x.exp(), x == 0.1, x > x.flip(0), F.silu(x), y.to(dtype),
+            torch.where(x > 0, x, 0.3), x.clamp(min=0.3), x.abs().sqrt(),
+        )  # fmt: skip
 
-    monkeypatch.setattr(Workers, "build", noted)
-    compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
-    for n in range(20, 25):
-        x = seeded(n)
-        fusion = compiler.fusion_of(
-            record(lambda a: a * 3 + 1, [x]).segment, INDUCTOR, mode="blocking"
-        )
-        assert fusion.status == "ready", fusion.reason
-        assert torch.equal(fusion.run([x], [])[0], x * 3 + 1)
-    # the first of them, and two that could have used a generic kernel
-    assert compiler.counters.compiled == 4
-    assert len(built) == 1
+    recorded = record(program, [x, y])
+    artifact = INDUCTOR.build_soon(recorded.segment)
+    assert artifact is not None
+    found = INDUCTOR.load(recorded.segment, artifact)(recorded.fresh(), [])
+    for mine, theirs in zip(found, recorded.results, strict=True):
+        assert mine.dtype is theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
-def test_sizes_of_their_own_are_found_on_disk(record, new_compiler, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8])
+def test_small_integers_wrap_around(record, dtype):
+    x = torch.arange(-128, 128).to(dtype)
+    recorded = record(lambda x: (x + x, x * 3, x - 7, -x, x.float() / 255, x > 5), [x])
+    artifact = INDUCTOR.build_soon(recorded.segment)
+    assert artifact is not None
+    found = INDUCTOR.load(recorded.segment, artifact)(recorded.fresh(), [])
+    assert difference(found, recorded.results) is None
+
+
+def test_many_sizes_share_a_kernel(record, new_compiler, tmp_path):
     def ask():
         compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
-        for n in range(20, 23):
-            segment = record(lambda a: a * 3 + 1, [seeded(n)]).segment
-            assert compiler.fusion_of(segment, INDUCTOR, mode="blocking").status == "ready"
+        for n in range(20, 25):
+            x = seeded(n)
+            segment = record(lambda a: a * 3 + 1, [x]).segment
+            fusion = compiler.fusion_of(segment, INDUCTOR, mode="blocking")
+            assert fusion.status == "ready", fusion.reason
+            assert torch.equal(fusion.run([x], [])[0], x * 3 + 1)
+        assert not compiler._workers._all
+        return compiler.counters
+
+    # the first one's, and that of all others
+    assert ask().compiled == 2
+    again = ask()
+    assert (again.compiled, again.loaded) == (0, 2)
+
+
+def test_kernels_of_some_sizes_are_added_to_a_family(record, new_compiler, tmp_path):
+    """A sum of more than 512 float32 numbers is in double."""
+    rows = (40, 50, 600, 60, 700)
+
+    def ask():
+        compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
+        for n in rows:
+            x = seeded(8, n)
+            recorded = record(lambda a: (a * 3).sum(1), [x])
+            fusion = compiler.fusion_of(recorded.segment, INDUCTOR, mode="blocking")
+            assert fusion.status == "ready", fusion.reason
+            assert difference(fusion.run([x], []), recorded.results) is None
         return compiler.counters
 
     assert ask().compiled == 3
+    rows = rows[:1] + rows[:0:-1]
     again = ask()
     assert (again.compiled, again.loaded) == (0, 3)

@@ -10,7 +10,6 @@ import torch
 
 from lazy_tensor.kernels.backends.aten import AtenBackend
 from lazy_tensor.kernels.backends.inductor import InductorBackend
-from lazy_tensor.kernels.service.workers import WorkerDied, Workers
 
 INPUTS = [torch.rand(3)]
 
@@ -297,7 +296,7 @@ def test_of_compilers_that_share_a_folder_one_builds_a_kernel(
     assert sorted(compiler.counters.loaded for compiler in both) == [0, 1]
 
 
-def together(record, n=4):
+def several(record, n=4):
     """Segments that aren't simple, so that workers build them."""
     return [record(lambda a, i=i: (a * i + 1).copysign(a), INPUTS).segment for i in range(2, 2 + n)]
 
@@ -312,28 +311,11 @@ def finished(compiler, segments):
         assert fusion.ahead is None
 
 
-def test_what_waits_is_built_together(new_compiler, record, tmp_path, monkeypatch):
+def test_several_that_wait_are_built_one_after_another(new_compiler, record, tmp_path):
+    segments = several(record, 3)
     compiler = new_compiler(cache_dir=tmp_path, n_workers=1)
-    asked: list[str] = []
-    ask = Workers._ask
-
-    def noted(workers, backend, method, argument):
-        asked.append(method)
-        return ask(workers, backend, method, argument)
-
-    monkeypatch.setattr(Workers, "_ask", noted)
-    segments = together(record, 6)
     finished(compiler, segments)
     assert compiler.counters.compiled == len(segments)
-    assert len(asked) < len(segments)
-    assert "build_all" in asked
-    finished(new_compiler(cache_dir=tmp_path), segments)
-    assert len(asked) < len(segments)
-
-
-def test_what_cannot_be_built_together_is_built_alone(new_compiler, record, monkeypatch):
-    def fail(*_):
-        raise WorkerDied("the worker is gone")
-
-    monkeypatch.setattr(Workers, "build_all", fail)
-    finished(new_compiler(n_workers=1), together(record))
+    again = new_compiler(cache_dir=tmp_path)
+    finished(again, segments)
+    assert again.counters.compiled == 0

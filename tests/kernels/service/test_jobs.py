@@ -2,16 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.service.fusion import Fusion
-from lazy_tensor.kernels.service.jobs import MOST_TOGETHER, Jobs
+from lazy_tensor.kernels.service.jobs import Jobs
 
 
 def fusions(record, toy, n):
@@ -92,25 +90,16 @@ def test_what_is_being_worked_on_is_waited_for_at_the_end(record, toy):
     assert done == [fusion]
 
 
-def noted_in(together: list[Sequence[Fusion]]) -> Callable[..., AbstractContextManager[None]]:
-    def note(fusions: Sequence[Fusion]) -> AbstractContextManager[None]:
-        together.append(fusions)
-        return nullcontext()
-
-    return note
-
-
-def test_a_thread_takes_its_share_of_what_takes_most_time_at_once(record, toy):
+def test_what_takes_most_time_comes_first(record, toy):
     gate = threading.Event()
     done: list[Fusion] = []
-    together: list[Sequence[Fusion]] = []
 
     def work(fusion):
         gate.wait()
         done.append(fusion)
 
-    jobs = Jobs(work, 1, noted_in(together))
-    first, *waiting = fusions(record, toy, MOST_TOGETHER + 4)
+    jobs = Jobs(work, 1)
+    first, *waiting = fusions(record, toy, 5)
     jobs.add(first)
     while not jobs._active:
         time.sleep(0.001)
@@ -119,68 +108,23 @@ def test_a_thread_takes_its_share_of_what_takes_most_time_at_once(record, toy):
         jobs.add(fusion)
     gate.set()
     assert jobs.wait(60)
-    by_time = [first, *reversed(waiting)]
-    assert done == by_time
-    assert together == [[first], by_time[1 : MOST_TOGETHER + 1], by_time[MOST_TOGETHER + 1 :]]
-    jobs.close()
-
-
-def test_who_waits_for_one_takes_others_along(record, toy):
-    gate = threading.Event()
-    done: list[Fusion] = []
-
-    def work(fusion):
-        gate.wait()
-        done.append(fusion)
-
-    jobs = Jobs(work, 2, noted_in([]))
-    busy, others = fusions(record, toy, 2), fusions(record, toy, 3)
-    for fusion in busy:
-        jobs.add(fusion)
-    while len(jobs._active) < 2:
-        time.sleep(0.001)
-    for fusion in others:
-        jobs.add(fusion)
-    gate.set()
-    for fusion in others:
-        jobs.finish(fusion)
-    assert jobs.wait(60)
-    assert set(map(id, done)) == {*map(id, busy), *map(id, others)}
-    jobs.close()
-
-
-def test_what_is_added_at_once_is_taken_at_once(record, toy):
-    together: list[Sequence[Fusion]] = []
-    jobs = Jobs(lambda fusion: None, 1, noted_in(together))
-    first, others = fusions(record, toy, 3), fusions(record, toy, 2)
-    for at_once in (first, others):  # by a new thread, and by one that had ended its work
-        for fusion in at_once:
-            jobs.add(fusion)
-        assert jobs.wait(60)
-    assert together == [first, others]
+    assert done == [first, *reversed(waiting)]
     jobs.close()
 
 
 @pytest.mark.parametrize("error", [OSError("no process left"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("fails_at", ["together", "work"])
-def test_nobody_waits_for_ever_for_work_that_raised(error, fails_at, record, toy):
-    def fail(_: object) -> Any:
+def test_nobody_waits_for_ever_for_work_that_raised(error, record, toy):
+    def fail(_: object) -> None:
         raise error
 
-    jobs = Jobs(
-        fail if fails_at == "work" else lambda fusion: None,
-        n_threads=1,
-        together=fail if fails_at == "together" else noted_in([]),
-    )
-    waiting = fusions(record, toy, 3)
-    jobs._waiting += waiting  # no thread has begun: this one does the work
-    for fusion in waiting:
-        fusion.status = "compiling"
+    jobs = Jobs(fail, n_threads=1)
+    (fusion,) = fusions(record, toy, 1)
+    jobs._waiting.append(fusion)  # no thread has begun: this one does the work
+    fusion.status = "compiling"
     with (
         pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext()
     ):
-        jobs.finish(waiting[0])
+        jobs.finish(fusion)
     assert jobs.wait(60)
-    expected = "failed" if isinstance(error, OSError) else "aten"
-    assert {fusion.status for fusion in waiting} == {expected}
+    assert fusion.status == ("failed" if isinstance(error, OSError) else "aten")
     jobs.close()

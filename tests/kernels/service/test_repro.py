@@ -74,7 +74,7 @@ def test_script_of_a_kernel_for_all_sizes_builds_that_kernel(record, tmp_path):
         for n in (5, 9)
     )
     path = write_script(
-        tmp_path, "inductor", second.segment, first.segment, (second.inputs, []), "why"
+        tmp_path, "inductor", second.segment, [first.segment], (second.inputs, []), "why"
     )
     assert path is not None
     child = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
@@ -85,4 +85,4 @@ def test_no_script_where_none_can_be_written(record, tmp_path):
     recorded = record(lambda a: a * 2, [torch.rand(3)])
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "below"
-    assert write_script(folder, "toy", recorded.segment, None, (recorded.inputs, []), "") is None
+    assert write_script(folder, "toy", recorded.segment, [], (recorded.inputs, []), "") is None
