@@ -478,9 +478,8 @@ class Policy:
             is_short = self._is_short or (self.spans_ranks and self._n_recorded <= SHORT)
             # An empty block counts as unknown. So blocks without ops are soon bypassed too.
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1
-            # Rounds may have more reads or less for as many steps.
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
-                     n_reads=self._n_steps or self._n_reads, is_parted=self._is_parted,
+                     n_reads=self._n_reads, n_steps=self._n_steps, is_parted=self._is_parted,
                      is_short=is_short)  # fmt: skip
         self._is_bypassed = False
 

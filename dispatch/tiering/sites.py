@@ -257,17 +257,22 @@ class Site:
         n_new: int,
         n_unknown: int,
         n_reads: int = 0,
+        n_steps: int = 0,
         is_parted: bool = False,
         is_short: bool = False,
     ) -> None:
-        """End a block, or a round of `n_reads` reads.
+        """End a block, or a round of `n_reads` reads and `n_steps` optimizer's steps.
 
         `n_known` of its regions were recorded, and `n_new` ran at once; `n_unknown` unknown ones
         came behind the last known one. A bypassed block has none of these. `is_short`: it has too
         few ops to gain.
         """
-        self._n_reads = max(n_reads, 1) if self._of_reads else 1
         is_long = perf_counter() - self._began_s >= ROUND_S
+        # A recorded round may have more reads for as many steps. But where many reads come for a
+        # step, only some rounds have one.
+        if n_steps > 1 or (n_steps and is_long):
+            n_reads = n_steps
+        self._n_reads = max(n_reads, 1) if self._of_reads else 1
         self._weight = self._n_reads if is_long else max(self._n_reads // READS, 1)
         if self.is_bypassed:
             return

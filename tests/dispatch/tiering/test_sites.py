@@ -947,6 +947,27 @@ def test_steps_end_regions_where_values_are_read_seldom(every: int, ends_each: b
     assert found[2 * every :] == [ends_each] * (4 * every)
 
 
+def test_rounds_with_a_step_here_and_there_are_compared_by_their_reads(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in reinforcement learning: many actions are read for an update."""
+    it = Policy()
+    monkeypatch.setattr(Policy, "native", object())
+    it.begin_block("here")
+    for i in range(TRIALS + COMPARED):
+        is_seen = it.begin_round(may_choose=True)
+        if i % 3 and not is_seen:
+            it.ends_step()
+        clock.now_s += 0.03 if is_seen else 0.02
+        it.add_reads(10)
+        if is_seen:
+            it.at_sync_point(n_recorded=5)
+        it.end_round()
+    (compared,) = it.compared()
+    assert compared.recorded_s == pytest.approx(0.003)
+    assert compared.bypassed_s == pytest.approx(0.002)
+
+
 def test_rounds_are_compared_by_their_steps(clock: Clock) -> None:
     """Two steps in each round, and in recorded ones many more reads."""
     it = Policy()
