@@ -178,13 +178,13 @@ class Generic(Segment):
     """A segment whose sizes are symbols, compiled once for all segments that `values_of` accepts.
 
     As a `Segment` it has the sizes of one of them, which serve as an example while it is traced.
-    The symbols are numbered from 0. `of_inputs` says which symbol each entry of
-    `structure.of_inputs` is, and `of_calls` how each entry of `structure.of_calls` follows from
-    the symbols.
+    The symbols are numbered from 0. `of_inputs` says of each entry of `structure.of_inputs` which
+    symbol or constant it is, and `of_calls` how each entry of `structure.of_calls` follows from the
+    symbols.
     """
 
     structure: Structure = field(kw_only=True)
-    of_inputs: tuple[int, ...] = field(kw_only=True)
+    of_inputs: tuple[Size, ...] = field(kw_only=True)
     of_calls: tuple[Size, ...] = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -209,9 +209,10 @@ class Generic(Segment):
     def values_of(self, structure: Structure) -> Sizes | None:
         """The symbols' values for a segment of this structure; None if its sizes don't fit."""
         values: dict[int, int] = {}
-        for symbol, n in zip(self.of_inputs, structure.of_inputs, strict=True):
+        for size, n in zip(self.of_inputs, structure.of_inputs, strict=True):
             # dimensions that were equal in the segments it is made from must be equal in all
-            if values.setdefault(symbol, n) != n:
+            known = values.setdefault(size.symbols[0], n) if size.symbols else size.factor
+            if known != n:
                 return None
         found = tuple(values[i] for i in range(len(values)))
         for size, n in zip(self.of_calls, structure.of_calls, strict=True):
@@ -226,10 +227,10 @@ class Generic(Segment):
 
         It walks the sizes in the order in which `structure_of` listed them.
         """
-        symbols, given = iter(self.of_inputs), iter(self.of_calls)
+        taken, given = iter(self.of_inputs), iter(self.of_calls)
 
         def spec_with(spec: TensorSpec) -> TensorSpec:
-            size = tuple(values[next(symbols)] if _can_be_symbol(n) else n for n in spec.size)
+            size = tuple(next(taken).at(values) if _can_be_symbol(n) else n for n in spec.size)
             return replace(spec, size=size, stride=strides_like(spec, size))
 
         def replaced(n: int) -> Any:
@@ -252,10 +253,21 @@ def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic | N
     """A generic segment for segments of one structure; `segment` is the one of the last.
 
     Two dimensions are the same symbol if they have the same position, counted from the last, and
-    the same size in each of the segments. None if a size argument of a call does not follow from
-    the inputs' sizes.
+    the same size in each of the segments. Of two segments, dimensions of the same size in both stay
+    constants if that can be: loops over them are faster. None if a size argument of a call does not
+    follow from the inputs' sizes.
     """
     assert len({one.text for one in structures}) == 1
+    if len(structures) == 2:
+        found = _generic_of(structures, segment, keeps_constants=True)
+        if found is not None:
+            return found
+    return _generic_of(structures, segment, keeps_constants=False)
+
+
+def _generic_of(
+    structures: Sequence[Structure], segment: Segment, *, keeps_constants: bool
+) -> Generic | None:
     # (position, sizes in all segments) -> number of the symbol
     symbols: dict[tuple[int, Sizes], int] = {}
     # from the last, as broadcasting aligns dimensions: a bias's width is its matrix's width
@@ -265,10 +277,13 @@ def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic | N
         for dim, n in enumerate(spec.size)
         if _can_be_symbol(n)
     ]
+    of_inputs: list[Size] = []
     sizes = zip(*(one.of_inputs for one in structures), strict=True)
-    of_inputs = tuple(
-        symbols.setdefault(placed, len(symbols)) for placed in zip(places, sizes, strict=True)
-    )
+    for placed in zip(places, sizes, strict=True):
+        if keeps_constants and len({*placed[1]}) == 1:
+            of_inputs.append(Size(placed[1][0], (), 0))
+        else:
+            of_inputs.append(Size(1, (symbols.setdefault(placed, len(symbols)),), 0))
     of_calls: list[Size] = []
     for asked in zip(*(one.of_calls for one in structures), strict=True):
         size = _size_of(asked, [one for _, one in symbols])
@@ -277,7 +292,7 @@ def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic | N
         of_calls.append(size)
     return Generic(
         segment.inputs, segment.scalars, segment.calls, segment.outputs, segment.default_dtype,
-        structure=structures[-1], of_inputs=of_inputs, of_calls=tuple(of_calls),
+        structure=structures[-1], of_inputs=tuple(of_inputs), of_calls=tuple(of_calls),
     )  # fmt: skip
 
 

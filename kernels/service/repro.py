@@ -1,7 +1,8 @@
 """Writes a script that shows that a kernel is wrong, without the program in which that was found.
 
 In: a segment, the backend's name, and the inputs on which kernel and op-by-op execution differ.
-Out: `<digest>.py`, and beside it `<digest>.pt` with the inputs. Called by `service.compile`.
+Out: `<digest>.py`, and beside it `<digest>.pt` with the inputs. Called by `service.compile`. The
+script calls `kernel_of`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 
 import torch
 
+from lazy_tensor.kernels.backend import Backend, BuildsSoon, Kernel
+from lazy_tensor.kernels.backends.artifact import Steps
+from lazy_tensor.kernels.generic import Generic
 from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec
 
 _SCRIPT = '''\
@@ -33,16 +37,30 @@ from lazy_tensor.kernels.backends.aten import compile_aten
 from lazy_tensor.kernels.backend import backend_of
 from lazy_tensor.kernels.generic import generic_of, structure_of
 from lazy_tensor.kernels.segment import op_named
+from lazy_tensor.kernels.service.repro import kernel_of
 from lazy_tensor.kernels.service.verify import difference_of
 
 segment = {segment}
 source = {source}
 inputs = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)
-kernel = backend_of({backend!r}).compile(source)
+kernel = kernel_of(backend_of({backend!r}), source)
 reason = difference_of(kernel, compile_aten(segment), segment, inputs["tensors"], inputs["scalars"])
 print(reason or "they agree")
 sys.exit(reason is not None)
 '''
+
+
+def kernel_of(backend: Backend, source: Segment) -> Kernel:
+    """The kernel that the compile service would build, for the sizes of `source`."""
+    if not (isinstance(backend, BuildsSoon) and backend.can_build(source)):
+        return backend.compile(source)
+    artifact = backend.build_soon(source)
+    if artifact is None:
+        return backend.compile(source)
+    kernel = backend.load(source, artifact)
+    if isinstance(kernel, Steps) and isinstance(source, Generic):
+        return kernel.for_sizes(source.own_values, is_long=False)
+    return kernel
 
 
 def write_script(

@@ -32,7 +32,8 @@ def test_sides_of_a_scene_agree(scene, out, capfd):
     shown = capfd.readouterr()
     rows = {row.split()[0]: row.split() for row in shown.out.splitlines() if row.split()}
     for side in sides[1:]:
-        assert rows[side][-1] == "none", shown.out  # op by op: kernels take longer than this
+        differs = rows[side][-1]  # kernels may be there already, and round in their own way
+        assert differs == "none" or float(differs) < 1e-5, shown.out
     assert shown.err == ""
     assert out.read_bytes().startswith(b"\x89PNG")
 

@@ -30,6 +30,7 @@ def sizes_of(a: int, b: int, c: int) -> Sizes:
 
 SIZES = sizes_of(6, 4, 10)
 OTHERS = [sizes_of(8, 6, 14), sizes_of(10, 4, 14), sizes_of(20, 5, 40), sizes_of(4, 3, 6)]
+ALIKE = [sizes_of(6, 4, 14), sizes_of(6, 4, 30), sizes_of(6, 4, 6), sizes_of(6, 4, 200)]
 BINARY: list[Callable[..., Tensor]] = [torch.add, torch.mul, torch.maximum, torch.sub]
 REDUCTIONS: list[Callable[..., Tensor]] = [torch.sum, torch.mean, torch.amax, torch.amin]
 
@@ -204,10 +205,10 @@ def test_random_programs_are_like_eager(record, n_threads, monkeypatch):
     assert n_simple > 40
 
 
-def check_sizes(record: Any, seed: int) -> tuple[int, int]:
+def check_sizes(record: Any, seed: int, others: list[Sizes]) -> tuple[int, int]:
     """Compare the kernel for all sizes of one program with eager; at how many sizes it is right,
     and how many had it."""
-    recorded = [record(Program(seed, one), inputs_of(seed, one)) for one in (SIZES, *OTHERS)]
+    recorded = [record(Program(seed, one), inputs_of(seed, one)) for one in (SIZES, *others)]
     segments = [one.segment for one in recorded]
     if not segments[0].calls or not segments[0].outputs:
         return 0, 0
@@ -240,15 +241,16 @@ def check_sizes(record: Any, seed: int) -> tuple[int, int]:
     return n_right, n_sizes
 
 
+@pytest.mark.parametrize("others", [OTHERS, ALIKE], ids=["others", "alike"])
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_kernels_for_all_sizes_are_like_eager(record, n_threads, monkeypatch):
+def test_kernels_for_all_sizes_are_like_eager(record, n_threads, others, monkeypatch):
     monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        seeds = range(60 * n_threads, 60 * n_threads + 60)
-        found = [check_sizes(record, seed) for seed in seeds]
+        seeds = range(40 * n_threads, 40 * n_threads + 40)
+        found = [check_sizes(record, seed, others) for seed in seeds]
     finally:
         torch.set_num_threads(before)
     n_right, n_sizes = map(sum, zip(*found, strict=True))
-    assert n_right > 0.7 * n_sizes > 50, found
+    assert n_right > 0.7 * n_sizes > 35, found

@@ -9,7 +9,8 @@ import torch
 
 from lazy_tensor.kernels import backend
 from lazy_tensor.kernels.backends.aten import compile_aten
-from lazy_tensor.kernels.service.repro import write_script
+from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.service.repro import kernel_of, write_script
 from tests.kernels.conftest import PortableToy
 
 
@@ -79,6 +80,16 @@ def test_script_of_a_kernel_for_all_sizes_builds_that_kernel(record, tmp_path):
     assert path is not None
     child = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stdout) == (0, "they agree\n"), child.stderr
+
+
+def test_the_kernel_is_the_one_that_the_service_builds(record, monkeypatch):
+    def fail(*_):
+        raise AssertionError("it isn't Inductor's")
+
+    monkeypatch.setattr(InductorBackend, "build", fail)
+    recorded = record(lambda a: a * 2 + 1, [torch.rand(3)])
+    (result,) = kernel_of(InductorBackend(), recorded.segment)(recorded.inputs, [])
+    assert torch.equal(result, recorded.results[0])
 
 
 def test_no_script_where_none_can_be_written(record, tmp_path):
