@@ -28,7 +28,10 @@ FUNCTIONS = {
     "atan": ("atan", "u10"), "sinh": ("sinh", "u10"), "cosh": ("cosh", "u10"),
     "tanh": ("tanh", "u10"), "erf": ("erf", "u10"), "erfc": ("erfc", "u15"),
     "pow": ("pow", "u10"), "atan2": ("atan2", "u10"), "quick_erf": ("erf", "u10"),
+    "asinh": ("asinh", "u10"), "acosh": ("acosh", "u10"), "atanh": ("atanh", "u10"),
+    "hypot": ("hypot", "u05"), "fmod": ("fmod", ""),
 }  # fmt: skip
+BINARY_FUNCTIONS = ("pow", "atan2", "hypot", "fmod")
 """The functions that texts may call: SLEEF's names for them, and the error bounds that eager's
 kernels take. Of float32, `quick_erf` is the formula that eager's GELU uses."""
 
@@ -142,6 +145,8 @@ static inline float nearest(float x) { return __builtin_rintf(x); }
 static inline double nearest(double x) { return __builtin_rint(x); }
 static inline float ceil_of(float x) { return __builtin_ceilf(x); }
 static inline double ceil_of(double x) { return __builtin_ceil(x); }
+static inline float with_sign(float x, float y) { return __builtin_copysignf(x, y); }
+static inline double with_sign(double x, double y) { return __builtin_copysign(x, y); }
 static inline float trunc_of(float x) { return __builtin_truncf(x); }
 static inline double trunc_of(double x) { return __builtin_trunc(x); }
 // numbers of 16 bits: from memory to float, a float rounded to one, and such a float to memory
@@ -209,13 +214,13 @@ def declared(function: str) -> str:
     The compiler takes the vector form by the name that the x86 ABI for vector functions gives it.
     """
     sleef, bound = FUNCTIONS[function]
-    is_binary = function in ("pow", "atan2")
+    is_binary = function in BINARY_FUNCTIONS
     lines = [_QUICK_ERF] if function == "quick_erf" else []
     for kind, letter in (("float", "f"), ("double", "d")):
         if function == "quick_erf" and kind == "float":
             continue
         n = vector_bytes() // (4 if kind == "float" else 8)
-        name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{letter}{n}_{bound}"
+        name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{letter}{n}_{bound}".rstrip("_")
         vector = f"{kind[0].upper()}{n}_{function}"
         types, form = (f"{vector}, {vector}", "vv") if is_binary else (vector, "v")
         named = f"{vector} x, {vector} y" if is_binary else f"{vector} x"

@@ -181,6 +181,44 @@ def _rms_norm(b: Builder, a: Arguments) -> list[Value | None]:
     return [found if a.get("weight") is None else b.of("{0} * {1}", found, a["weight"]), scale]
 
 
+def _group_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
+    n, n_channels, n_groups, size = a["N"], a["C"], a["group"], a["input"].size
+    shown = (n, n_groups, n_channels // n_groups, math.prod(size) // (n * n_channels))
+    x, grad = (Reshaped(shown, b.dtype, a[one]) for one in ("input", "grad_out"))
+    mean, scale = (Reshaped((n, n_groups, 1, 1), a[s].dtype, a[s]) for s in ("mean", "rstd"))
+    scaled = b.of("({0} - {1}) * {2}", x, mean, scale)
+    ahead: Value = grad
+    if a.get("weight") is not None:
+        weight = Reshaped((n_groups, shown[2], 1), b.dtype, a["weight"])
+        ahead = b.of("{0} * {1}", grad, weight)
+    totals = [b.reduced("sum", one, (2, 3)) for one in (ahead, b.of("{0} * {1}", ahead, scaled))]
+    found = b.of(
+        "{0} * ({1} - ({2} + {3} * {4}) / {5})", scale, ahead, totals[0], scaled, totals[1],
+        shown[2] * shown[3],
+    )  # fmt: skip
+    over = [
+        Reshaped((n_channels,), b.dtype, b.reduced("sum", one, (0, 3), keepdim=False))
+        for one in (b.of("{0} * {1}", grad, scaled), grad)
+    ]
+    return [Reshaped(size, b.dtype, found), *over]
+
+
+def _safe_softmax(b: Builder, a: Arguments) -> Value:
+    """Of rows without a number, zeros."""
+    most = b.reduced("max", a["self"], a["dim"])
+    return b.of("{0} == -__builtin_inf() ? 0 : {1}", most, _softmax(b, a))
+
+
+def _binary_cross_entropy_backward(b: Builder, a: Arguments) -> Value:
+    x, target = a["self"], a["target"]
+    found = b.of(
+        "{0} * ({1} - {2}) / maximum((1 - {1}) * {1}, {3})", a["grad_output"], x, target, 1e-12
+    )
+    if a.get("weight") is not None:
+        found = b.of("{0} * {1}", found, a["weight"])
+    return b.of("{0} / {1}", found, math.prod(x.size)) if a.get("reduction", 1) == 1 else found
+
+
 def _channels(value: Value, n_dims: int) -> Value:
     """A value with one element for each channel, beside tensors of so many dimensions."""
     return Reshaped((*value.size, *[1] * (n_dims - 2)), value.dtype, value)
@@ -391,7 +429,11 @@ REDUCTIONS: dict[str, Rule] = {
     "mse_loss_backward": _mse_backward,
     "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
     "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     "_fused_rms_norm": _rms_norm,
+    "_safe_softmax": _safe_softmax,
+    "binary_cross_entropy_backward": _binary_cross_entropy_backward,
+    "aminmax": lambda b, a: [_reduce("min")(b, a), _reduce("max")(b, a)],
     "embedding": lambda b, a: _at_index(b, a["weight"], 0, a["indices"], spread=False),
     "gather": _gather,
     "index_select": _index_select,

@@ -13,10 +13,11 @@ import torch
 
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.loops.builder import Builder, expanded, first_of, halves, literal
-from lazy_tensor.kernels.loops.cpp import FUNCTIONS
+from lazy_tensor.kernels.loops.cpp import BINARY_FUNCTIONS, FUNCTIONS
 from lazy_tensor.kernels.loops.index import Index, Indices
 from lazy_tensor.kernels.loops.reductions import REDUCTIONS, Arguments, Rule
 from lazy_tensor.kernels.loops.values import Joined, Number, Place, Reshaped, Rolled, Value, View
+from lazy_tensor.kernels.loops.views import Shown
 
 
 def names(text: str) -> frozenset[str]:
@@ -33,18 +34,19 @@ TEXTS = {
     "hardswish": "{0} * at_most(at_least({0} + 3, 0), 6) / 6",
     "mish": "{0} * tanh(log1p(exp({0})))", "round": "nearest({0})",
     "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})",
-    "mul": "{0} * {1}", "atan2": "atan2({0}, {1})",
+    "mul": "{0} * {1}", "atan2": "atan2({0}, {1})", "hypot": "hypot({0}, {1})",
+    "fmod": "fmod({0}, {1})", "copysign": "with_sign({0}, {1})",
     "sigmoid_backward": "{0} * (1 - {1}) * {1}", "tanh_backward": "{0} * (1 - {1} * {1})",
     "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}",
     "__and__": "{0} & {1}", "__or__": "{0} | {1}", "__xor__": "{0} ^ {1}",
 }  # fmt: skip
 """The expressions of ops whose arguments are all values, in the schema's order."""
-UNARY_FUNCTIONS = frozenset(FUNCTIONS) - {"pow", "atan2", "quick_erf"}
+UNARY_FUNCTIONS = frozenset(FUNCTIONS) - {*BINARY_FUNCTIONS, "quick_erf"}
 TESTS = {
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}",
     "gt": "{0} > {1}", "ge": "{0} >= {1}", "logical_and": "{0} && {1}",
     "logical_or": "{0} || {1}", "logical_xor": "!{0} != !{1}", "logical_not": "!{0}",
-    "isnan": "{0} != {0}",
+    "isnan": "{0} != {0}", "signbit": "with_sign(1, {0}) < 0",
     "isinf": "absolute({0}) == __builtin_inf()", "isfinite": "absolute({0}) < __builtin_inf()",
 }  # fmt: skip
 """The expressions of ops that give bools."""
@@ -69,9 +71,117 @@ def _scaled(b: Builder, a: Arguments, name: str) -> Any:
 
 
 def _div(b: Builder, a: Arguments) -> Value:
-    if a.get("rounding_mode") is not None:
-        raise Declined("division that rounds")
-    return b.of("{0} / {1}", a["self"], a["other"])
+    quotient = b.of("{0} / {1}", a["self"], a["other"])
+    if a.get("rounding_mode") == "trunc":
+        return b.of("trunc_of({0})", quotient)
+    return quotient if a.get("rounding_mode") is None else _floor_divide(b, a)
+
+
+def _remainders(b: Builder, a: Arguments) -> tuple[Value, Value]:
+    """What a division leaves, with the sign of `self`, and whether `other` has another sign."""
+    left = b.of("fmod({0}, {1})", a["self"], a["other"])
+    return left, b.test("{0} != 0 && ({0} < 0) != ({1} < 0)", left, a["other"])
+
+
+def _remainder(b: Builder, a: Arguments) -> Value:
+    left, has_other_sign = _remainders(b, a)
+    return b.of("{1} ? {0} + {2} : {0}", left, has_other_sign, a["other"])
+
+
+def _floor_divide(b: Builder, a: Arguments) -> Value:
+    left, has_other_sign = _remainders(b, a)
+    # a whole number, but for the rounding of this division
+    whole = b.of("({0} - {1}) / {2}", a["self"], left, a["other"])
+    whole = b.of("{1} ? {0} - 1 : {0}", whole, has_other_sign)
+    floor = b.of("floor_of({0})", whole)
+    floor = b.of("{0} - {1} > {2} ? {1} + 1 : {1}", whole, floor, 0.5)
+    quotient = b.of("{0} / {1}", a["self"], a["other"])
+    floor = b.of("{0} != 0 ? {1} : with_sign(0, {2})", whole, floor, quotient)
+    return b.of("{0} == 0 ? {1} : {2}", a["other"], quotient, floor)
+
+
+def _inverse_hyperbolic(name: str) -> Rule:
+    """SLEEF's functions give infinity from 1.8e19 on, where they square."""
+
+    def rule(b: Builder, a: Arguments) -> Value:
+        x = a["self"]
+        far = b.of("with_sign(log(absolute({0})) + {1}, {0})", x, math.log(2))
+        return b.of("absolute({0}) > {2} ? {1} : " + name + "({0})", x, far, 1e9)
+
+    return rule
+
+
+def _logit(b: Builder, a: Arguments) -> Value:
+    x, eps = a["self"], a.get("eps")
+    if eps is not None:
+        x = b.of("at_most(at_least({0}, {1}), 1 - {1})", x, eps)
+    return b.of("log({0} / (1 - {0}))", x)
+
+
+def _log_add_exp(b: Builder, a: Arguments) -> Value:
+    one, other = a["self"], a["other"]
+    most = b.of("maximum({0}, {1})", one, other)
+    found = b.of("{2} + log1p(exp(-absolute({0} - {1})))", one, other, most)
+    same = b.test("{0} == {1} && absolute({0}) == __builtin_inf()", one, other)
+    return b.of("{0} ? {1} : {2}", same, one, found)
+
+
+def _x_log_y(b: Builder, a: Arguments) -> Value:
+    found = b.of("{0} * log({1})", a["self"], a["other"])
+    found = b.of("{0} == 0 ? 0 : {1}", a["self"], found)
+    return b.of("{0} != {0} ? {0} : {1}", a["other"], found)
+
+
+def _sinc(b: Builder, a: Arguments) -> Value:
+    angle = b.of("{0} * {1}", a["self"], math.pi)
+    return b.of("{0} == 0 ? 1 : {1}", a["self"], b.of("sin({0}) / {0}", angle))
+
+
+def _number_of(sign: str) -> Rule:
+    """The greater or smaller one of two numbers; of one and NaN, the number."""
+
+    def rule(b: Builder, a: Arguments) -> Value:
+        chosen = b.of("{0} " + sign + " {1} ? {1} : {0}", a["self"], a["other"])
+        return b.of("{0} != {0} ? {1} : {2}", a["self"], a["other"], chosen)
+
+    return rule
+
+
+def _nan_to_num(b: Builder, a: Arguments) -> Value:
+    info, x = torch.finfo(b.holds), a["self"]
+    nan, most, least = (a.get(name) for name in ("nan", "posinf", "neginf"))
+    found = b.of("{0} == __builtin_inf() ? {1} : {0}", x, info.max if most is None else most)
+    found = b.of(
+        "{0} == -__builtin_inf() ? {1} : {2}", x, info.min if least is None else least, found
+    )
+    return b.of("{0} != {0} ? {1} : {2}", x, 0 if nan is None else nan, found)
+
+
+def _prelu_backward(b: Builder, a: Arguments) -> list[Value | None]:
+    grad, x, weight = a["grad_output"], a["self"], a["weight"]
+    over = b.of("{0} > 0 ? 0 : {0} * {1}", x, grad)
+    return [b.of("{0} > 0 ? {1} : {2} * {1}", x, grad, weight), over]
+
+
+def _hardswish_backward(b: Builder, a: Arguments) -> Value:
+    grad, x = a["grad_output"], a["self"]
+    found = b.of("{1} <= 3 ? {0} * ({1} / 3 + {2}) : {0}", grad, x, 0.5)
+    return b.of("{0} < -3 ? 0 : {1}", x, found)
+
+
+def _mish_backward(b: Builder, a: Arguments) -> Value:
+    x = a["self"]
+    opened, bent = b.of("1 / (1 + exp(-{0}))", x), b.of("tanh(log1p(exp({0})))", x)
+    return b.of("{0} * ({1} + {2} * {3} * (1 - {1} * {1}))", a["grad_output"], bent, x, opened)
+
+
+def _scattered(name: str) -> Rule:
+    """`self` with `src` in place of what the view by `name` shows."""
+
+    def rule(b: Builder, a: Arguments) -> Value:
+        return b.of("{0}", Shown(name, a, a["self"].size).written(a["self"], a["src"]))
+
+    return rule
 
 
 _SPECIAL_POWERS = {
@@ -300,6 +410,32 @@ RULES: dict[str, Rule] = {
         "{1} * {2} > {3} ? {0} : {0} * exp({1} * {2}) / (exp({1} * {2}) + 1)",
         a["grad_output"], a["self"], a["beta"], a["threshold"],
     ),
+    "asinh": _inverse_hyperbolic("asinh"),
+    "acosh": _inverse_hyperbolic("acosh"),
+    "remainder": _remainder,
+    "floor_divide": _floor_divide,
+    "logit": _logit,
+    "logaddexp": _log_add_exp,
+    "xlogy": _x_log_y,
+    "sinc": _sinc,
+    "fmax": _number_of("<"),
+    "fmin": _number_of(">"),
+    "nan_to_num": _nan_to_num,
+    "deg2rad": lambda b, a: b.of("{0} * {1}", a["self"], math.pi / 180),
+    "rad2deg": lambda b, a: b.of("{0} * {1}", a["self"], 180 / math.pi),
+    "heaviside": lambda b, a: b.of(
+        "{0} == 0 ? {1} : {2}", a["self"], a["values"], b.of("{0} > 0 ? {1} : {2}", a["self"], 1, 0)
+    ),
+    "_prelu_kernel": lambda b, a: b.of("{0} > 0 ? {0} : {1} * {0}", a["self"], a["weight"]),
+    "_prelu_kernel_backward": _prelu_backward,
+    "hardswish_backward": _hardswish_backward,
+    "mish_backward": _mish_backward,
+    "hardtanh_backward": lambda b, a: b.of(
+        "{1} ? 0 : {0}", a["grad_output"],
+        b.test("{0} <= {1} || {0} >= {2}", a["self"], a["min_val"], a["max_val"]),
+    ),
+    "slice_scatter": _scattered("slice"),
+    "select_scatter": _scattered("select"),
     "hardsigmoid_backward": lambda b, a: b.of(
         "absolute({1}) < 3 ? {0} / 6 : 0", a["grad_output"], a["self"]
     ),
@@ -309,6 +445,9 @@ RULES: dict[str, Rule] = {
     "sign": _sign,
     "sgn": _sign,
     "elu": _elu,
+    "celu": lambda b, a: _elu(
+        b, {"self": a["self"], "alpha": a.get("alpha", 1), "input_scale": 1 / a.get("alpha", 1)}
+    ),
     "elu_backward": _elu_backward,
     "glu": _glu,
     "glu_backward": _glu_backward,

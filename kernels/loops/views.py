@@ -53,7 +53,8 @@ class Shown:
     name: str
     given: dict[str, Any]
     base_size: tuple[int, ...]
-    spec: TensorSpec
+    # what `of` must give
+    spec: TensorSpec | None = None
 
     @property
     def _dim(self) -> int:
@@ -70,7 +71,7 @@ class Shown:
     def of(self, base: Value) -> Value:
         """What it shows of `base`. A view of an input is known by its strides."""
         size, dtype = self._size(), base.dtype
-        if example_of(size) != self.spec.size:
+        if self.spec is not None and example_of(size) != self.spec.size:
             raise Declined(f"sizes of a view by {self.name}")
         if isinstance(base, Input) and self.name not in ("diagonal", "unfold"):
             start = base.start

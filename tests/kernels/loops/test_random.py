@@ -210,7 +210,7 @@ def check_sizes(record: Any, seed: int, others: list[Sizes]) -> tuple[int, int]:
     and how many had it."""
     recorded = [record(Program(seed, one), inputs_of(seed, one)) for one in (SIZES, *others)]
     segments = [one.segment for one in recorded]
-    if not segments[0].calls or not segments[0].outputs:
+    if not segments[0].calls or not segments[0].outputs or segments[0] == segments[1]:
         return 0, 0
     structures = [structure_of(one) for one in segments]
     first, second = structures[:2]

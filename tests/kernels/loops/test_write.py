@@ -262,6 +262,44 @@ def fills(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (y.zero_() + x,)
 
 
+def rounding(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x % y, x.fmod(y), x // y, torch.div(x, y, rounding_mode="trunc"), x % 0.7, x // 0.7,
+        0.7 % y,
+    )  # fmt: skip
+
+
+def more_functions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.asinh(), (x.abs() + 1).acosh(), (x * 0.3).tanh().atanh(), x.hypot(y), x.copysign(y),
+        x.fmax(y), x.fmin(y), x.signbit(), x.sinc(), x.logaddexp(y), x.xlogy(y.abs()), x.deg2rad(),
+        x.sigmoid().logit(), x.logit(1e-3), x.heaviside(y), x.rad2deg(), F.celu(x, 0.7),
+        x.nan_to_num(), x.nan_to_num(1.0, 2.0, 3.0), *x.aminmax(dim=-1),
+        x.where(x > 0, -math.inf).softmax(-1), aten._safe_softmax(x.where(x > 1.5, -math.inf), -1),
+    )  # fmt: skip
+
+
+def more_backwards(x: Tensor, g: Tensor, image: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
+    mask = [True, True, True]
+    _, mean, rstd = aten.native_group_norm(image, None, None, 2, 3, 128, 3, 1e-5)
+    weight = groups[0, :, 0, 0] * 1
+    _, means, rstds = aten.native_group_norm(groups, weight, weight, 2, 6, 128, 3, 1e-5)
+    return (
+        aten.hardswish_backward(g, x * 3), aten.mish_backward(g, x),
+        aten.hardtanh_backward(g, x, -0.5, 0.5), *aten._prelu_kernel_backward(g, x, x[0, :1] * 1),
+        aten._prelu_kernel(x, x[0, :1] * 1), aten.slice_scatter(x, g[3:9], 0, 3, 9),
+        aten.select_scatter(x, g[1], 0, 2),
+        aten.native_group_norm_backward(
+            image.cos(), image, mean, rstd, None, 2, 3, 128, 3, [True, False, False]
+        )[0],
+        *aten.native_group_norm_backward(
+            groups.sin(), groups, means, rstds, weight, 2, 6, 128, 3, mask
+        ),
+        aten.binary_cross_entropy_backward(g.mean(), x.sigmoid(), g.sigmoid(), None, 1),
+        aten.binary_cross_entropy_backward(g, x.sigmoid(), g.sigmoid(), x, 0),
+    )  # fmt: skip
+
+
 NUMBERS = torch.arange(33 * 65).view(33, 65) % 11 - 5
 CASES = {
     "pointwise": (pointwise, (X, Y), ()),
@@ -269,6 +307,20 @@ CASES = {
     "activations": (activations, (X, Y, IMAGE), ()),
     "functions": (functions, (X.abs() + 0.1, Y), ()),
     "functions in double": (functions, (X.double().abs() + 0.1, Y.double()), ()),
+    "rounding": (rounding, (X * 100, Y), ()),
+    "rounding in double": (rounding, (X.double() * 100, Y.double()), ()),
+    "rounding of special numbers": (
+        rounding,
+        (SPECIAL[:7].repeat(3, 2), SPECIAL[:7].flip(0).repeat(3, 2)),
+        (),
+    ),
+    "more functions": (more_functions, (X, Y), ()),
+    "more functions of special numbers": (
+        more_functions,
+        (SPECIAL.repeat(3, 2), SPECIAL.flip(0).repeat(3, 2)),
+        (),
+    ),
+    "more backwards": (more_backwards, (X, Y, IMAGE, seeded(2, 6, 8, 16)), ()),
     "functions of special numbers": (functions, (SPECIAL, SPECIAL.flip(0)), ()),
     "tests": (tests, (X, X.clone().clamp(max=0)), ()),
     "tests of special numbers": (tests, (SPECIAL.repeat(3, 2), SPECIAL.flip(0).repeat(3, 2)), ()),
@@ -395,7 +447,7 @@ def test_threads_add_up_in_the_same_order_each_time(record, monkeypatch):
         ("of few elements", lambda x: x.exp().sum(-1), [seeded(10000, 3)]),
         ("from floats to torch.int64", lambda x: (x + 1).long() + 1, [X]),
         ("no rule", lambda x: x.cumsum(0) + 1, [X]),
-        ("division that rounds", lambda x: x.div(2, rounding_mode="floor") + 1, [X]),
+        ("aten.argmax.default: ", lambda x: x.argmax(-1) + 1, [X]),
         ("a float beside integers", lambda n: n * 2 == 1.5, [NUMBERS]),
         ("far apart", lambda x: x.t().contiguous() + 1, [seeded(512, 512)]),
         ("an empty tensor", lambda x: x[:0] + 1, [X]),
