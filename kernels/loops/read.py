@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.fusible import POINTWISE
 from lazy_tensor.kernels.loops.builder import Builder, expanded, expanded_size
 from lazy_tensor.kernels.loops.reductions import Arguments
 from lazy_tensor.kernels.loops.rules import (
@@ -20,6 +21,7 @@ from lazy_tensor.kernels.loops.rules import (
     FOR_BOOLS,
     FOR_INTEGERS,
     RULES,
+    TAKES_UNROUNDED,
     TESTS,
     TEXTS,
     UNARY_FUNCTIONS,
@@ -118,7 +120,7 @@ class _Reader:
         b.dtype = b.holds if name in TESTS else _computed_in(b.holds)
         kept = _kept(name)
         arguments = {
-            one: self._argument(value, is_kept=one in kept) for one, value in given.items()
+            one: self._argument(name, value, is_kept=one in kept) for one, value in given.items()
         }
         made = self._made(call, name, arguments)
         results, writes = made[: len(call.outputs)], made[len(call.outputs) :]
@@ -222,13 +224,13 @@ class _Reader:
             operands.append(other)
         return torch.result_type(operands[0], operands[-1])
 
-    def _argument(self, given: Any, *, is_kept: bool = False) -> Any:
+    def _argument(self, name: str, given: Any, *, is_kept: bool = False) -> Any:
         """An argument as a value of the dtype in which the call computes; others as they are."""
         if isinstance(given, tuple):
-            return tuple(self._argument(one) for one in given)
+            return tuple(self._argument(name, one) for one in given)
         if isinstance(given, Ref):
             value = self._value(given.index)
-            return value if is_kept else self._builder.cast(value, self._builder.dtype)
+            return value if is_kept else self._operand(name, value)
         if isinstance(given, ScalarRef):
             if (
                 self._segment.scalars[given.index] is float
@@ -243,6 +245,13 @@ class _Reader:
                 return self._builder.cast(number, dtype)
             raise Declined(f"a run-time number among {dtype}")
         return given
+
+    def _operand(self, name: str, value: Value) -> Value:
+        """A tensor of any dtype, rounded to halves first where the results are halves."""
+        b = self._builder
+        if b.holds in HALVES and name in POINTWISE and (value.size or name not in TAKES_UNROUNDED):
+            value = b.cast(value, b.holds)
+        return b.cast(value, b.dtype)
 
     def _made(self, call: Call, name: str, given: Arguments) -> list[Value | None]:
         """The values that the call makes, then those that it writes to its arguments."""

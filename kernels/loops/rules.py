@@ -35,7 +35,7 @@ TEXTS = {
     "mish": "{0} * tanh(log1p(exp({0})))", "round": "nearest({0})",
     "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})",
     "mul": "{0} * {1}", "atan2": "atan2({0}, {1})", "hypot": "hypot({0}, {1})",
-    "fmod": "fmod({0}, {1})", "copysign": "with_sign({0}, {1})",
+    "copysign": "with_sign({0}, {1})",
     "sigmoid_backward": "{0} * (1 - {1}) * {1}", "tanh_backward": "{0} * (1 - {1} * {1})",
     "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}",
     "__and__": "{0} & {1}", "__or__": "{0} | {1}", "__xor__": "{0} ^ {1}",
@@ -62,6 +62,8 @@ FOR_BOOLS = FOR_INTEGERS - names(
     """abs add amax amin arange clamp clamp_max clamp_min max maximum min minimum neg relu rsub
     square sub sum"""
 )
+TAKES_UNROUNDED = names("mul div floor_divide")
+"""Ops that take a 0-dim tensor of another dtype as it is, where halves round it first."""
 FACTORIES = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 
@@ -84,6 +86,7 @@ def _remainders(b: Builder, a: Arguments) -> tuple[Value, Value]:
 
 
 def _remainder(b: Builder, a: Arguments) -> Value:
+    a = {name: b.held(one) for name, one in a.items()}
     left, has_other_sign = _remainders(b, a)
     return b.of("{1} ? {0} + {2} : {0}", left, has_other_sign, a["other"])
 
@@ -127,7 +130,8 @@ def _log_add_exp(b: Builder, a: Arguments) -> Value:
 
 
 def _x_log_y(b: Builder, a: Arguments) -> Value:
-    found = b.of("{0} * log({1})", a["self"], a["other"])
+    log = b.cast(b.of("log({0})", a["other"]), b.holds)
+    found = b.of("{0} * {1}", a["self"], log)
     found = b.of("{0} == 0 ? 0 : {1}", a["self"], found)
     return b.of("{0} != {0} ? {0} : {1}", a["other"], found)
 
@@ -413,6 +417,7 @@ RULES: dict[str, Rule] = {
     "asinh": _inverse_hyperbolic("asinh"),
     "acosh": _inverse_hyperbolic("acosh"),
     "remainder": _remainder,
+    "fmod": lambda b, a: b.of("fmod({0}, {1})", a["self"], b.held(a["other"])),
     "floor_divide": _floor_divide,
     "logit": _logit,
     "logaddexp": _log_add_exp,

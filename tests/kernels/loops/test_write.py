@@ -505,6 +505,27 @@ def test_halves_are_rounded_as_in_eager(record, dtype):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("other", [0.3, torch.tensor(0.3), torch.tensor(1003), NUMBERS[0]])
+def test_what_is_not_half_is_rounded_where_eager_rounds_it(record, dtype, other):
+    def program(x: Tensor, other: Tensor | float) -> tuple[Tensor, ...]:
+        return (
+            x + other, x - other, x * other, x / other, x % other, torch.fmod(x, other), x // other,
+            torch.div(x, other, rounding_mode="trunc"), x.abs() ** other, x < other, other - x,
+            torch.xlogy(x, other), torch.copysign(x, other), torch.where(x > 0, x, other),
+        )  # fmt: skip
+
+    x = torch.linspace(-3, 3, 4001).to(dtype)[:, None]
+    number = isinstance(other, float)
+    recorded = record(program, [x], [other]) if number else record(program, [x, other])
+    artifact = INDUCTOR.build_soon(recorded.segment)
+    assert artifact is not None
+    kernel = INDUCTOR.load(recorded.segment, artifact)
+    found = kernel(recorded.fresh(), [other] if number else [])
+    for mine, theirs in zip(found, recorded.results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8])
 def test_small_integers_wrap_around(record, dtype):
     x = torch.arange(-128, 128).to(dtype)
