@@ -387,6 +387,10 @@ class Body:
         return Index(((Variable(rolled, n, variable.dim), 1),))
 
 
+OPERATORS = {"sum": "+", "product": "*"}
+"""The operators of reductions that aren't a maximum or minimum."""
+
+
 @dataclass(frozen=True, slots=True)
 class Total:
     """The accumulator of a reduction, or one for each column: `n` of them, this one `[at]`.
@@ -411,7 +415,7 @@ class Total:
 
     @property
     def _has_nan(self) -> bool:
-        return self.value.kind != "sum" and self.value.dtype.is_floating_point
+        return self.value.kind in ("max", "min") and self.value.dtype.is_floating_point
 
     @property
     def _cell(self) -> str:
@@ -434,8 +438,8 @@ class Total:
     @property
     def _first(self) -> str:
         """What the result is of no elements."""
-        if self.value.kind == "sum":
-            return "0"
+        if self.value.kind in OPERATORS:
+            return "0" if self.value.kind == "sum" else "1"
         is_max = self.value.kind == "max"
         if self.value.dtype.is_floating_point:
             return f"{'-' if is_max else ''}__builtin_inf()"
@@ -474,14 +478,15 @@ class Total:
     def clauses(self) -> Iterator[str]:
         if self.at:
             return
-        operation = {"sum": "+"}.get(self.value.kind, self.value.kind)
+        operation = OPERATORS.get(self.value.kind, self.value.kind)
         yield f" reduction({operation}:{self.name})"
         if self._has_nan:
             yield f" reduction(|:{self.name}_nan)"
 
     def add(self, element: str) -> Iterator[str]:
-        if self.value.kind == "sum":
-            yield f"{self._cell} += {element};"
+        operator = OPERATORS.get(self.value.kind)
+        if operator is not None:
+            yield f"{self._cell} {operator}= {element};"
             return
         sign = ">" if self.value.kind == "max" else "<"
         yield f"{self._cell} = {element} {sign} {self._cell} ? {element} : {self._cell};"

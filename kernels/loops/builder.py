@@ -242,7 +242,10 @@ class Builder:
         for place in product(*(range(value.size[d]) for d in dims)):
             at = dict(zip(dims, place, strict=True))
             elements.append(View(size, value.dtype, value, partial(_at, at)))
-        text = {"sum": "{0} + {1}", "max": "maximum({0}, {1})", "min": "minimum({0}, {1})"}[kind]
+        text = {
+            "sum": "{0} + {1}", "product": "{0} * {1}", "max": "maximum({0}, {1})",
+            "min": "minimum({0}, {1})",
+        }[kind]  # fmt: skip
         return reduce(lambda a, b: Computed(size, value.dtype, text, (a, b)), elements)
 
 

@@ -20,6 +20,7 @@ from lazy_tensor.kernels.loops.rules import (
     FACTORIES,
     FOR_BOOLS,
     FOR_INTEGERS,
+    GIVES_PLACES,
     RULES,
     TAKES_UNROUNDED,
     TESTS,
@@ -198,6 +199,8 @@ class _Reader:
             self._known(dtype)
             if any(v.dtype.is_floating_point for v in values) != dtype.is_floating_point:
                 raise Declined(f"{call.op}: a float beside integers")
+        elif name in GIVES_PLACES:
+            dtype = taken["self"].dtype
         elif call.outputs:
             dtype, *others = {one.dtype for one in call.outputs if one is not None}
             if len({*map(_computed_in, (dtype, *others))}) > 1:

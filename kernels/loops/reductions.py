@@ -38,8 +38,6 @@ def _mse_backward(b: Builder, a: Arguments) -> Value:
 def _reduce(kind: str) -> Callable[[Builder, Arguments], Value]:
     def rule(b: Builder, a: Arguments) -> Value:
         value = a["self"]
-        if "other" in a:
-            raise Declined("the greater one of two tensors by `max`")
         found = b.reduced(
             "sum" if kind == "mean" else kind, value, a.get("dim"), keepdim=a.get("keepdim", False)
         )
@@ -47,6 +45,37 @@ def _reduce(kind: str) -> Callable[[Builder, Arguments], Value]:
             return found
         n = math.prod(value.size) // max(math.prod(found.size), 1)
         return b.of("{0} / {1}", found, n)
+
+    return rule
+
+
+def _place(b: Builder, kind: str, x: Value, dim: int, *, keepdim: bool) -> Value:
+    """The first place, along a dimension, of the greatest or least number, or of a NaN."""
+    dim %= len(x.size)
+    is_most = b.test("{0} == {1} || {0} != {0}", x, b.reduced(kind, x, dim))
+    places = Builder(torch.int32)
+    here = Place(x.size, torch.int32, dim)
+    place = places.of("{0} ? {1} : {2}", is_most, here, x.size[dim])
+    return places.cast(places.reduced("min", place, dim, keepdim=keepdim), torch.int64)
+
+
+def _place_of(kind: str) -> Callable[[Builder, Arguments], Value]:
+    def rule(b: Builder, a: Arguments) -> Value:
+        x, dim, keepdim = a["self"], a.get("dim"), a.get("keepdim", False)
+        if dim is not None and x.size:
+            return _place(b, kind, x, dim, keepdim=keepdim)
+        found = _place(b, kind, Reshaped((math.prod(x.size),), x.dtype, x), 0, keepdim=False)
+        return Reshaped((1,) * len(x.size), found.dtype, found) if keepdim else found
+
+    return rule
+
+
+def _most(kind: str) -> Rule:
+    """`max` and `min`: of all elements, or along a dimension with places."""
+
+    def rule(b: Builder, a: Arguments) -> Value | list[Value | None]:
+        found = _reduce(kind)(b, a)
+        return [found, _place_of(kind)(b, a)] if "dim" in a else found
 
     return rule
 
@@ -389,8 +418,11 @@ REDUCTIONS: dict[str, Rule] = {
     "mean": _reduce("mean"),
     "amax": _reduce("max"),
     "amin": _reduce("min"),
-    "max": _reduce("max"),
-    "min": _reduce("min"),
+    "max": _most("max"),
+    "min": _most("min"),
+    "argmax": _place_of("max"),
+    "argmin": _place_of("min"),
+    "prod": _reduce("product"),
     "var": _variance,
     "std": lambda b, a: b.of("square_root({0})", _variance(b, a)),
     "native_layer_norm": _layer_norm,

@@ -51,19 +51,21 @@ TESTS = {
 }  # fmt: skip
 """The expressions of ops that give bools."""
 FOR_INTEGERS = names(
-    """abs add all amax amin any arange bitwise_and bitwise_not bitwise_or bitwise_xor __and__
-    __or__ __xor__ cat clamp clamp_max clamp_min clone constant_pad_nd copy eq expand_copy fill
-    flip full full_like gather ge gt index_select le logical_and logical_not logical_or
+    """abs add all amax amin any arange argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor
+    __and__ __or__ __xor__ cat clamp clamp_max clamp_min clone constant_pad_nd copy eq expand_copy
+    fill flip full full_like gather ge gt index_select le logical_and logical_not logical_or
     logical_xor lt masked_fill max maximum min minimum mul ne neg new_full new_ones new_zeros
-    ones ones_like relu repeat roll rsub scalar_tensor select_backward slice_backward square
+    ones ones_like prod relu repeat roll rsub scalar_tensor select_backward slice_backward square
     stack sub sum tril triu where zero zeros zeros_like _to_copy"""
 )
 FOR_BOOLS = FOR_INTEGERS - names(
-    """abs add amax amin arange clamp clamp_max clamp_min max maximum min minimum neg relu rsub
-    square sub sum"""
+    """abs add amax amin arange argmax argmin clamp clamp_max clamp_min max maximum min minimum neg
+    prod relu rsub square sub sum"""
 )
 TAKES_UNROUNDED = names("mul div floor_divide")
 """Ops that take a 0-dim tensor of another dtype as it is, where halves round it first."""
+GIVES_PLACES = names("argmax argmin max min")
+"""Ops that compute in the dtype of `self`, whose results may be places."""
 FACTORIES = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 

@@ -300,6 +300,14 @@ def more_backwards(x: Tensor, g: Tensor, image: Tensor, groups: Tensor) -> tuple
     )  # fmt: skip
 
 
+def places(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.argmax(-1), x.argmin(0), x.argmax(), x.argmin(keepdim=True), x[:, :3].argmax(1),
+        (x * 2).argmin(1, keepdim=True) + 1, *x.max(1), *x.min(0, keepdim=True), x.max(), x.prod(),
+        x.prod(1), x.prod(0, keepdim=True), x[:2].prod(0), x[0, 0].argmax(), x.t().argmax(-1),
+    )  # fmt: skip
+
+
 NUMBERS = torch.arange(33 * 65).view(33, 65) % 11 - 5
 CASES = {
     "pointwise": (pointwise, (X, Y), ()),
@@ -326,6 +334,16 @@ CASES = {
     "tests of special numbers": (tests, (SPECIAL.repeat(3, 2), SPECIAL.flip(0).repeat(3, 2)), ()),
     "rolls": (rolls, (X,), ()),
     "reductions": (reductions, (X,), ()),
+    "short rows": (
+        lambda x: (x.sum(1), (x + 1).amax(1), x.var(1), x.argmin(1), x * x.norm(dim=1)[:, None]),
+        (seeded(5000, 6),),
+        (),
+    ),
+    "places": (places, (X * 1.3,), ()),
+    "places in double": (places, (X.double(),), ()),
+    "places of special numbers": (places, (SPECIAL.repeat(3, 2),), ()),
+    "places of equal numbers": (places, (X.round(),), ()),
+    "places of integers": (places, (NUMBERS,), ()),
     "reductions of columns": (lambda x: (x.t().sum(-1), x.t().softmax(-1)), (X.t(),), ()),
     "columns": (columns, (X, IMAGE), ()),
     "columns of special numbers": (
@@ -444,10 +462,9 @@ def test_threads_add_up_in_the_same_order_each_time(record, monkeypatch):
         ("dtype torch.complex64", lambda x: x + 1, [X.to(torch.complex64)]),
         ("outputs share memory", lambda x: ((y := x + 1), y.t()), [X]),
         ("a write to a view by diagonal", lambda x: x.diagonal().add_(1) * 2, [X]),
-        ("of few elements", lambda x: x.exp().sum(-1), [seeded(10000, 3)]),
+        ("of short rows", lambda x: x.exp().sum(-1), [seeded(10000, 3)]),
         ("from floats to torch.int64", lambda x: (x + 1).long() + 1, [X]),
         ("no rule", lambda x: x.cumsum(0) + 1, [X]),
-        ("aten.argmax.default: ", lambda x: x.argmax(-1) + 1, [X]),
         ("a float beside integers", lambda n: n * 2 == 1.5, [NUMBERS]),
         ("far apart", lambda x: x.t().contiguous() + 1, [seeded(512, 512)]),
         ("an empty tensor", lambda x: x[:0] + 1, [X]),
