@@ -46,6 +46,16 @@ class Size:
             result = result * values[i]
         return result + self.offset if self.offset else result
 
+    def of(self, products: Sequence[Size]) -> Size:
+        """The same with a product, a size without an offset, in place of each symbol."""
+        factor = self.factor * math.prod(products[i].factor for i in self.symbols)
+        symbols = [j for i in self.symbols for j in products[i].symbols]
+        return Size(factor, tuple(sorted(symbols)), self.offset)
+
+    @property
+    def is_symbol(self) -> bool:
+        return self.factor == 1 and len(self.symbols) == 1 and not self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
@@ -208,17 +218,12 @@ class Generic(Segment):
 
     def values_of(self, structure: Structure) -> Sizes | None:
         """The symbols' values for a segment of this structure; None if its sizes don't fit."""
-        values: dict[int, int] = {}
-        for size, n in zip(self.of_inputs, structure.of_inputs, strict=True):
-            # dimensions that were equal in the segments it is made from must be equal in all
-            known = values.setdefault(size.symbols[0], n) if size.symbols else size.factor
-            if known != n:
-                return None
+        sizes = (*self.of_inputs, *self.of_calls)
+        given = list(zip(sizes, (*structure.of_inputs, *structure.of_calls), strict=True))
+        values = {size.symbols[0]: n for size, n in given if size.is_symbol}
         found = tuple(values[i] for i in range(len(values)))
-        for size, n in zip(self.of_calls, structure.of_calls, strict=True):
-            if size.at(found) != n:
-                return None
-        return found
+        # sizes that were equal in the segments it is made from must be equal in all
+        return found if all(size.at(found) == n for size, n in given) else None
 
     def with_symbols(
         self, values: Sequence[Any]
@@ -249,51 +254,64 @@ class Generic(Segment):
         return replace(self, inputs=segment.inputs, calls=segment.calls, structure=structure)
 
 
-def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic | None:
+def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic:
     """A generic segment for segments of one structure; `segment` is the one of the last.
 
     Two dimensions are the same symbol if they have the same position, counted from the last, and
     the same size in each of the segments. Of two segments, dimensions of the same size in both stay
-    constants if that can be: loops over them are faster. None if a size argument of a call does not
-    follow from the inputs' sizes.
+    constants: loops over them are faster. A size argument of a call that does not follow from the
+    inputs' sizes is a symbol, from which these may follow: `[4 * n, 8]` viewed as `[4, n, 8]`.
     """
     assert len({one.text for one in structures}) == 1
-    if len(structures) == 2:
-        found = _generic_of(structures, segment, keeps_constants=True)
-        if found is not None:
-            return found
-    return _generic_of(structures, segment, keeps_constants=False)
-
-
-def _generic_of(
-    structures: Sequence[Structure], segment: Segment, *, keeps_constants: bool
-) -> Generic | None:
-    # (position, sizes in all segments) -> number of the symbol
-    symbols: dict[tuple[int, Sizes], int] = {}
     # from the last, as broadcasting aligns dimensions: a bias's width is its matrix's width
-    places = [
+    positions = [
         dim - len(spec.size)
         for spec in segment.inputs
         for dim, n in enumerate(spec.size)
         if _can_be_symbol(n)
     ]
-    of_inputs: list[Size] = []
-    sizes = zip(*(one.of_inputs for one in structures), strict=True)
-    for placed in zip(places, sizes, strict=True):
-        if keeps_constants and len({*placed[1]}) == 1:
-            of_inputs.append(Size(placed[1][0], (), 0))
-        else:
-            of_inputs.append(Size(1, (symbols.setdefault(placed, len(symbols)),), 0))
+    placed = list(zip(positions, zip(*(s.of_inputs for s in structures), strict=True), strict=True))
+    asked = list(zip(*(s.of_calls for s in structures), strict=True))
+    keeps_constants = len(structures) == 2
+    changing = [one for one in dict.fromkeys(placed) if not keeps_constants or _changes(one[1])]
+    columns = [sizes for _, sizes in changing]
     of_calls: list[Size] = []
-    for asked in zip(*(one.of_calls for one in structures), strict=True):
-        size = _size_of(asked, [one for _, one in symbols])
+    for sizes in asked:
+        size = _size_of(sizes, columns)
         if size is None:
-            return None
+            size = Size(1, (len(columns),), 0)
+            columns.append(sizes)
         of_calls.append(size)
+    # the sizes of inputs that follow from the calls' are no symbols
+    added = columns[len(changing) :]
+    found = [_product_of(sizes, added) for _, sizes in changing] + [None] * len(added)
+    symbols = [i for i, product in enumerate(found) if product is None]
+    n_left = len(symbols) - len(added)
+    by_column = [
+        Size(1, (symbols.index(i),), 0)
+        if product is None
+        else replace(product, symbols=tuple(n_left + j for j in product.symbols))
+        for i, product in enumerate(found)
+    ]
+    of_inputs = [
+        by_column[changing.index(one)] if one in changing else Size(one[1][0], (), 0)
+        for one in placed
+    ]
     return Generic(
         segment.inputs, segment.scalars, segment.calls, segment.outputs, segment.default_dtype,
-        structure=structures[-1], of_inputs=tuple(of_inputs), of_calls=tuple(of_calls),
+        structure=structures[-1], of_inputs=tuple(of_inputs),
+        of_calls=tuple(size.of(by_column) for size in of_calls),
     )  # fmt: skip
+
+
+def _changes(sizes: Sizes) -> bool:
+    return len({*sizes}) > 1
+
+
+def _product_of(asked: Sizes, symbols: list[Sizes]) -> Size | None:
+    """The size as a multiple of a product of these symbols."""
+    found = _size_of(asked, symbols)
+    return found if found is not None and found.symbols and not found.offset else None
 
 
 MOST_FACTORS = 4
@@ -309,7 +327,7 @@ def _size_of(asked: Sizes, symbols: list[Sizes]) -> Size | None:
     """
     if asked in symbols:
         return Size(1, (symbols.index(asked),), 0)
-    if len({*asked}) == 1:
+    if not _changes(asked):
         return Size(asked[0], (), 0)
     # the first multiple that fits, used only if no plain product of any length does
     scaled: Size | None = None

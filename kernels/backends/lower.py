@@ -83,6 +83,9 @@ def lower(
         # a View holds sizes, strides and an offset as numbers
         if any(isinstance(output, View) for output in outputs):
             raise RuntimeError("outputs share memory, at places that depend on sizes")
+        of_inputs = {size.symbols for size in segment.of_inputs if size.is_symbol}
+        if len(of_inputs) < len(segment.own_values):
+            raise RuntimeError("torch's symbols are sizes of inputs")
         symbols = SymbolicSizes(segment.own_values)
         taken, calls = segment.with_symbols(symbols.values)
     if checks_index is None:

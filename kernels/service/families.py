@@ -101,18 +101,12 @@ class Families:
             values = None if family.generic is None else family.generic.values_of(structure)
             if values is None:
                 # this segment shows which sizes change, or that some aren't the same
-                generic = self._with_example(family, segment, structure)
-                if generic is None:
-                    family.is_apart = True
-                    return None
-                values = generic.own_values
+                values = self._with_example(family, segment, structure).own_values
             assert family.generic is not None
             source = family.generic.of(segment, structure)
             return Member(family, source, values, family.kernels)
 
-    def _with_example(
-        self, family: Family, segment: Segment, structure: Structure
-    ) -> Generic | None:
+    def _with_example(self, family: Family, segment: Segment, structure: Structure) -> Generic:
         """The generic segment that is right for this segment, too."""
         if len(family.examples) >= MOST_EXAMPLES:
             raise Declined("its sizes relate to one another in too many ways")

@@ -61,9 +61,7 @@ def structure(segment):
 
 
 def generic(one, other):
-    found = generic_of([structure(one), structure(other)], other)
-    assert found is not None
-    return found
+    return generic_of([structure(one), structure(other)], other)
 
 
 def test_sizes_are_no_part_of_a_structure():
@@ -128,8 +126,26 @@ def test_sizes_that_two_have_in_common_stay_constants():
     assert found.values_of(structure(norm(4, 17, 32))) is None
     segments = norm(4, 6, 64), norm(4, 9, 64), norm(4, 17, 32)
     third = generic_of([*map(structure, segments)], segments[2])
-    assert third is not None
     assert third.values_of(structure(norm(5, 3, 16))) == (5, 3, 16)
+
+
+def rows(batch, n, width):
+    """`x.view(batch, n, width).neg()`, of the rows of a batch."""
+    x = spec(batch, n, width)
+    view = Call(aten.view.default, (Ref(0), (batch, n, width)), (), (x,))
+    neg = Call(aten.neg.default, (Ref(1),), (), (x,))
+    return Segment((spec(batch * n, width),), (), (view, neg), (2,))
+
+
+def test_sizes_of_inputs_follow_from_those_of_views():
+    found = generic(rows(4, 14, 16), rows(4, 17, 16))
+    assert found.own_values == (17,)
+    assert found.values_of(structure(rows(4, 20, 16))) == (20,)
+    assert found.values_of(structure(rows(5, 20, 16))) is None
+    segments = rows(4, 14, 16), rows(4, 17, 16), rows(5, 6, 8)
+    third = generic_of([*map(structure, segments)], segments[2])
+    assert sorted(third.own_values) == [5, 6, 8]
+    assert sorted(third.values_of(structure(rows(3, 7, 10))) or ()) == [3, 7, 10]
 
 
 def test_sizes_that_do_not_follow_do_not_fit():

@@ -553,15 +553,23 @@ def test_small_integers_wrap_around(record, dtype):
     assert difference(found, recorded.results) is None
 
 
-def test_many_sizes_share_a_kernel(record, new_compiler, tmp_path):
+def of_rows(x: Tensor) -> tuple[Tensor, ...]:
+    """A batch's rows are parted, as in a transformer."""
+    n = x.shape[0] // 4
+    heads = x.view(4, n, 8).exp().view(4, n, 2, 4).transpose(1, 2)
+    return (x.view(4, n, 8).sum(0), heads.contiguous(), heads.reshape(4, 2, n * 4) * 2)
+
+
+@pytest.mark.parametrize("program", [lambda a: (a * 3 + 1,), of_rows])
+def test_many_sizes_share_a_kernel(record, new_compiler, tmp_path, program):
     def ask():
         compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
         for n in range(20, 25):
-            x = seeded(n)
-            segment = record(lambda a: a * 3 + 1, [x]).segment
-            fusion = compiler.fusion_of(segment, INDUCTOR, mode="blocking")
+            recorded = record(program, [seeded(4 * n, 8)])
+            fusion = compiler.fusion_of(recorded.segment, INDUCTOR, mode="blocking")
             assert fusion.status == "ready", fusion.reason
-            assert torch.equal(fusion.run([x], [])[0], x * 3 + 1)
+            found = fusion.run(recorded.fresh(), [])
+            assert difference(found, recorded.results) is None
         assert not compiler._workers._all
         return compiler.counters
 
