@@ -105,6 +105,8 @@ def lower(
     results: Any = graph.graph.output_node().args[0]
     if any(_would_be_an_input(node, graph.graph) for node in results):
         raise Declined("a result is a copy of an input that is written in part")
+    if checks_index and segment.device.type == "cpu" and _writes_of_inputs(graph.graph):
+        raise Declined("an input would be written before the check of an index raises")
     strides = [spec.stride for spec in promised.values()]
     sizes = [spec.size for spec in promised.values()]
     # the check is a 0-dim result behind the others

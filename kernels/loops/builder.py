@@ -175,6 +175,11 @@ class Builder:
             return given
         return self.cast(self.value(given), self.holds)
 
+    def step(self, value: Value, other: Any) -> Value:
+        """What a step of a division by `other` gives: eager rounds it if both are halves."""
+        is_number = not isinstance(other, Value) or not other.size
+        return value if is_number else self.cast(value, self.holds)
+
     def value(self, given: Any) -> Value:
         """A number as a value; a value itself."""
         if isinstance(given, Value):

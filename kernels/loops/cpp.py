@@ -46,7 +46,8 @@ def library_of(text: str) -> bytes:
             raise Declined("this torch has no SLEEF for other libraries")
         command += ["-Wl,--no-as-needed", str(_stand_in(compiler))]
     # a folder of its own for each would be removed when the process ends, as the one around it is
-    source = Path(own_folder(), f"loops_{next(_numbers)}.cpp")
+    # and the folder may be that of a process which was forked
+    source = Path(own_folder(), f"loops_{os.getpid()}_{next(_numbers)}.cpp")
     library = source.with_suffix(".so")
     source.write_text(text)
     try:

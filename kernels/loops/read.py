@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.fusible import POINTWISE
+from lazy_tensor.kernels.fusible import NORMS
 from lazy_tensor.kernels.loops.builder import Builder, expanded, expanded_size
 from lazy_tensor.kernels.loops.reductions import Arguments
 from lazy_tensor.kernels.loops.rules import (
@@ -119,10 +119,7 @@ class _Reader:
         b = self._builder
         b.holds = self._dtype_of(call, name, given)
         b.dtype = b.holds if name in TESTS else _computed_in(b.holds)
-        kept = _kept(name)
-        arguments = {
-            one: self._argument(name, value, is_kept=one in kept) for one, value in given.items()
-        }
+        arguments = {one: self._argument(name, one, value) for one, value in given.items()}
         made = self._made(call, name, arguments)
         results, writes = made[: len(call.outputs)], made[len(call.outputs) :]
         if len(results) < len(call.outputs):
@@ -150,7 +147,7 @@ class _Reader:
         size = given.get("size")
         if size is not None:
             size = expanded_size(value.size, size)
-        elif isinstance(given.get("self"), Ref):
+        elif base_name(call.op).endswith("_like"):
             size = self._value(given["self"].index).size
         if size is None or example_of(size) != spec.size:
             raise Declined(f"{call.op}: sizes of its result")
@@ -227,34 +224,31 @@ class _Reader:
             operands.append(other)
         return torch.result_type(operands[0], operands[-1])
 
-    def _argument(self, name: str, given: Any, *, is_kept: bool = False) -> Any:
+    def _argument(self, name: str, argument: str, given: Any) -> Any:
         """An argument as a value of the dtype in which the call computes; others as they are."""
+        b = self._builder
         if isinstance(given, tuple):
-            return tuple(self._argument(name, one) for one in given)
+            return tuple(self._argument(name, argument, one) for one in given)
         if isinstance(given, Ref):
             value = self._value(given.index)
-            return value if is_kept else self._operand(name, value)
+            if argument in _kept(name):
+                return value
+            is_taken = name in TAKES_UNROUNDED and argument == "other" and not value.size
+            # where the results are halves, eager rounds a tensor of another dtype first
+            if b.holds in HALVES and not (is_taken or name in NORMS):
+                value = b.cast(value, b.holds)
+            return b.cast(value, b.dtype)
         if isinstance(given, ScalarRef):
-            if (
-                self._segment.scalars[given.index] is float
-                and not self._builder.dtype.is_floating_point
-            ):
+            dtype = b.dtype
+            if self._segment.scalars[given.index] is float and not dtype.is_floating_point:
                 raise Declined("a float beside integers")
-            dtype = self._builder.dtype
             if dtype in C_TYPES_OF_NUMBERS:
                 return Number((), dtype, f"({C_TYPES[dtype]})number{given.index}")
             if dtype in HALVES:
                 number = Number((), torch.float32, f"(float)number{given.index}")
-                return self._builder.cast(number, dtype)
+                return b.cast(number, dtype)
             raise Declined(f"a run-time number among {dtype}")
         return given
-
-    def _operand(self, name: str, value: Value) -> Value:
-        """A tensor of any dtype, rounded to halves first where the results are halves."""
-        b = self._builder
-        if b.holds in HALVES and name in POINTWISE and (value.size or name not in TAKES_UNROUNDED):
-            value = b.cast(value, b.holds)
-        return b.cast(value, b.dtype)
 
     def _made(self, call: Call, name: str, given: Arguments) -> list[Value | None]:
         """The values that the call makes, then those that it writes to its arguments."""

@@ -84,6 +84,8 @@ def _variance(b: Builder, a: Arguments) -> Value:
     x, dims = a["self"], a.get("dim")
     correction = a["unbiased"] if "unbiased" in a else a.get("correction")
     correction = 1 if correction is None else correction
+    if isinstance(correction, float) and correction.is_integer():
+        correction = int(correction)
     mean, squares = _moments(b, x, dims)
     n = math.prod(x.size) // math.prod(mean.size)
     if not isinstance(correction, (int, float)) or n <= correction:
@@ -133,7 +135,10 @@ def _log_softmax_backward(b: Builder, a: Arguments) -> Value:
 
 def _all_or_any(kind: str) -> Rule:
     def rule(b: Builder, a: Arguments) -> Value:
-        numbers = b.cast(b.test("{0} != 0", a["self"]), torch.int32)
+        are_true = b.test("{0} != 0", a["self"])
+        if a.get("dim") == ():
+            return are_true  # where other reductions take all dimensions
+        numbers = b.cast(are_true, torch.int32)
         found = b.reduced(kind, numbers, a.get("dim"), keepdim=a.get("keepdim", False))
         return b.test("{0} != 0", found)
 
@@ -152,10 +157,15 @@ def _norm(b: Builder, a: Arguments) -> Value:
     order = 2 if order is None else order
     if isinstance(order, Value) or order not in (1, 2, math.inf):
         raise Declined("a norm of another order than 1, 2 and infinity")
-    text = "{0} * {0}" if order == 2 else "absolute({0})"
-    kind = "max" if order == math.inf else "sum"
-    found = b.reduced(kind, b.of(text, x), a.get("dim"), keepdim=a.get("keepdim", False))
-    return b.of("square_root({0})", found) if order == 2 else found
+    kind, dims, keepdim = (
+        "max" if order == math.inf else "sum",
+        a.get("dim"),
+        a.get("keepdim", False),
+    )
+    found = b.reduced(kind, b.of("absolute({0})", x), dims, keepdim=keepdim)
+    if order != 2 or math.prod(found.size) == math.prod(x.size):
+        return found
+    return b.of("square_root({0})", b.reduced("sum", b.of("{0} * {0}", x), dims, keepdim=keepdim))
 
 
 def _logsumexp(b: Builder, a: Arguments) -> Value:

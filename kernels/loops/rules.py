@@ -7,12 +7,14 @@ that isn't here is Inductor's.
 from __future__ import annotations
 
 import math
+import operator
+from functools import partial
 from typing import Any
 
 import torch
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.loops.builder import Builder, expanded, first_of, halves, literal
+from lazy_tensor.kernels.loops.builder import Builder, expanded, first_of, halves
 from lazy_tensor.kernels.loops.cpp import BINARY_FUNCTIONS, FUNCTIONS
 from lazy_tensor.kernels.loops.index import Index, Indices
 from lazy_tensor.kernels.loops.reductions import REDUCTIONS, Arguments, Rule
@@ -77,7 +79,7 @@ def _scaled(b: Builder, a: Arguments, name: str) -> Any:
 def _div(b: Builder, a: Arguments) -> Value:
     quotient = b.of("{0} / {1}", a["self"], a["other"])
     if a.get("rounding_mode") == "trunc":
-        return b.of("trunc_of({0})", quotient)
+        return b.of("trunc_of({0})", b.step(quotient, a["other"]))
     return quotient if a.get("rounding_mode") is None else _floor_divide(b, a)
 
 
@@ -95,12 +97,13 @@ def _remainder(b: Builder, a: Arguments) -> Value:
 
 def _floor_divide(b: Builder, a: Arguments) -> Value:
     left, has_other_sign = _remainders(b, a)
+    step = partial(b.step, other=a["other"])
     # a whole number, but for the rounding of this division
-    whole = b.of("({0} - {1}) / {2}", a["self"], left, a["other"])
-    whole = b.of("{1} ? {0} - 1 : {0}", whole, has_other_sign)
+    whole = b.of("{0} / {1}", step(b.of("{0} - {1}", a["self"], step(left))), a["other"])
+    whole = step(b.of("{1} ? {0} - 1 : {0}", step(whole), has_other_sign))
     floor = b.of("floor_of({0})", whole)
     floor = b.of("{0} - {1} > {2} ? {1} + 1 : {1}", whole, floor, 0.5)
-    quotient = b.of("{0} / {1}", a["self"], a["other"])
+    quotient = step(b.of("{0} / {1}", a["self"], a["other"]))
     floor = b.of("{0} != 0 ? {1} : with_sign(0, {2})", whole, floor, quotient)
     return b.of("{0} == 0 ? {1} : {2}", a["other"], quotient, floor)
 
@@ -132,10 +135,10 @@ def _log_add_exp(b: Builder, a: Arguments) -> Value:
 
 
 def _x_log_y(b: Builder, a: Arguments) -> Value:
-    log = b.cast(b.of("log({0})", a["other"]), b.holds)
-    found = b.of("{0} * {1}", a["self"], log)
-    found = b.of("{0} == 0 ? 0 : {1}", a["self"], found)
-    return b.of("{0} != {0} ? {0} : {1}", a["other"], found)
+    x, other = b.held(a["self"]), b.held(a["other"])
+    found = b.of("{0} * {1}", x, b.cast(b.of("log({0})", other), b.holds))
+    found = b.of("{0} == 0 ? 0 : {1}", x, found)
+    return b.of("{0} != {0} ? {0} : {1}", other, found)
 
 
 def _sinc(b: Builder, a: Arguments) -> Value:
@@ -171,8 +174,8 @@ def _prelu_backward(b: Builder, a: Arguments) -> list[Value | None]:
 
 def _hardswish_backward(b: Builder, a: Arguments) -> Value:
     grad, x = a["grad_output"], a["self"]
-    found = b.of("{1} <= 3 ? {0} * ({1} / 3 + {2}) : {0}", grad, x, 0.5)
-    return b.of("{0} < -3 ? 0 : {1}", x, found)
+    found = b.of("{1} >= 3 ? {0} : {0} * ({1} / 3 + {2})", grad, x, 0.5)
+    return b.of("{0} <= -3 ? 0 : {1}", x, found)
 
 
 def _mish_backward(b: Builder, a: Arguments) -> Value:
@@ -191,22 +194,29 @@ def _scattered(name: str) -> Rule:
 
 
 _SPECIAL_POWERS = {
-    0.5: "square_root({0})", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}",
-    -0.5: "1 / square_root({0})", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})",
+    0.5: "square_root({0})", 2.0: "{1}", 3.0: "{1} * {0}", 1.0: "{0}",
+    -0.5: "1 / square_root({0})", -1.0: "1 / {0}", -2.0: "1 / {1}",
 }  # fmt: skip
+"""Powers of {0}, of which {1} is the square."""
+
+
+def _special_power(b: Builder, base: Value, exponent: float) -> Value:
+    square = b.cast(b.of("{0} * {0}", base), b.holds)
+    return b.of(_SPECIAL_POWERS[exponent], base, square)
 
 
 def _pow(b: Builder, a: Arguments) -> Value:
-    exponent = b.held(a["exponent"]) if isinstance(a["self"], Value) else a["exponent"]
-    text = None if isinstance(exponent, Value) else _SPECIAL_POWERS.get(exponent)
-    if text is not None:
-        return b.of(text, a["self"])
-    power = b.of("pow({0}, {1})", a["self"], exponent)
-    if isinstance(a["self"], Value) and isinstance(exponent, Number):
-        for special, text in _SPECIAL_POWERS.items():
+    given, base, exponent = a["exponent"], b.held(a["self"]), b.held(a["exponent"])
+    # float16 has no such cases in eager
+    has_special = b.holds is not torch.float16 and isinstance(base, Value)
+    if has_special and not isinstance(given, Value) and given in _SPECIAL_POWERS:
+        return _special_power(b, base, given)
+    power = b.of("pow({0}, {1})", base, exponent)
+    if has_special and isinstance(given, Number):
+        for special in _SPECIAL_POWERS:
             if special not in (2, -2):
-                test = f"{{1}} == {literal(special, b.dtype)} ? {text} : {{2}}"
-                power = b.of(test, a["self"], exponent, power)
+                found = _special_power(b, base, special)
+                power = b.of("{0} == {1} ? {2} : {3}", exponent, special, found, power)
     return power
 
 
@@ -325,7 +335,7 @@ def _flip(b: Builder, a: Arguments) -> Value:
 def _repeat(b: Builder, a: Arguments) -> Value:
     base, times = a["self"], a["repeats"]
     shown = (*[1] * (len(times) - len(base.size)), *base.size)
-    size = tuple(map(int.__mul__, shown, times))
+    size = tuple(map(operator.mul, shown, times))
 
     def place(index: Indices) -> Indices:
         inner = [one.divided(n)[1] for one, n in zip(index, shown, strict=True)]
@@ -369,7 +379,7 @@ def _elu_backward(b: Builder, a: Arguments) -> Value:
     grad, x, scale, before = a["grad_output"], a["self_or_result"], a["scale"], a["input_scale"]
     factor = a["alpha"] * scale
     text = "{0} * {2} * ({1} + {3})" if a["is_result"] else "{0} * {2} * {3} * exp({1} * {2})"
-    return b.of(f"{{1}} <= 0 ? {text} : {{0}} * {{4}}", grad, x, before, factor, scale)
+    return b.of(f"{{1}} > 0 ? {{0}} * {{4}} : {text}", grad, x, before, factor, scale)
 
 
 def _glu(b: Builder, a: Arguments) -> Value:
@@ -438,8 +448,8 @@ RULES: dict[str, Rule] = {
     "hardswish_backward": _hardswish_backward,
     "mish_backward": _mish_backward,
     "hardtanh_backward": lambda b, a: b.of(
-        "{1} ? 0 : {0}", a["grad_output"],
-        b.test("{0} <= {1} || {0} >= {2}", a["self"], a["min_val"], a["max_val"]),
+        "{1} ? {0} : 0", a["grad_output"],
+        b.test("{0} > {1} && {0} < {2}", a["self"], a["min_val"], a["max_val"]),
     ),
     "slice_scatter": _scattered("slice"),
     "select_scatter": _scattered("select"),

@@ -163,8 +163,11 @@ class _Writer:
         self._made_first = {**self._made}
         # values that are stored before others read them, by these sinks if they are results
         self._stored: dict[Value, tuple[Sink, ...]] = {}
-        # written inputs that are read at other places
-        self._late: set[str] = set()
+        # inputs that are written at the end: they are read at other places, or an index may be bad
+        written = self._values.written if self._values.bad is not None else {}
+        self._late = {f"in{number}" for number in written}
+        # nests of all but these inputs
+        self._n_before_writes = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -216,6 +219,7 @@ class _Writer:
                 self._place(sink)
         self._keep_reductions()
         self._keep_shared()
+        self._n_before_writes = len(self._nests)
         for sink in copies:
             value = sink.value
             same = View(value.size, value.dtype, value, lambda index: index)
@@ -409,7 +413,10 @@ class _Writer:
             'extern "C" __attribute__((visibility("default")))',
             f"void {NAME}({', '.join(arguments)}) {{",
             *(f"const {kind} number{i} = *number{i}_at;" for kind, i in numbers),
-            *bodies,
+            *bodies[: self._n_before_writes],
+            # the check's result is the last one
+            *([f"if (*{self._results[-1]}) return;"] if self._values.bad is not None else []),
+            *bodies[self._n_before_writes :],
             "}",
         ])  # fmt: skip
 

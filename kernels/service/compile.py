@@ -528,7 +528,7 @@ class Compiler:
                     # The backend can't compile this structure with symbolic sizes. From now on each
                     # segment of it gets a kernel of its own.
                     member.family.is_apart = True
-                    fusion.member, fusion.may_be_simple = None, True
+                    fusion.member, fusion.ahead, fusion.may_be_simple = None, None, True
         # outside the lock, as this build is for one segment only
         return self._built_from(fusion)
 

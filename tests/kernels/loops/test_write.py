@@ -308,6 +308,13 @@ def places(x: Tensor) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
+def edges(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    return (
+        aten.hardswish_backward(g, x), aten.hardtanh_backward(g, x, -3, 3),
+        aten.elu_backward(g, 1, 1, 1, False, x), (x > 0).any(dim=()), (x < 3).all(dim=()),
+    )  # fmt: skip
+
+
 NUMBERS = torch.arange(33 * 65).view(33, 65) % 11 - 5
 CASES = {
     "pointwise": (pointwise, (X, Y), ()),
@@ -334,6 +341,12 @@ CASES = {
     "tests of special numbers": (tests, (SPECIAL.repeat(3, 2), SPECIAL.flip(0).repeat(3, 2)), ()),
     "rolls": (rolls, (X,), ()),
     "reductions": (reductions, (X,), ()),
+    "edges": (edges, (torch.tensor([-3.0, 3, math.nan, 1]).repeat(16), X[0, :64] * 1), ()),
+    "norms of one element": (
+        lambda x: (x.norm(dim=1), torch.linalg.vector_norm(x[0, 0]), x[:1].norm(dim=0)),
+        (torch.tensor([[1e30], [1e-25], [-2.0]]),),
+        (),
+    ),
     "short rows": (
         lambda x: (x.sum(1), (x + 1).amax(1), x.var(1), x.argmin(1), x * x.norm(dim=1)[:, None]),
         (seeded(5000, 6),),
@@ -485,6 +498,25 @@ def test_an_index_out_of_range_raises(record, index):
         kernel([X, torch.tensor([1, index])], [])
 
 
+def test_nothing_is_written_where_an_index_is_out_of_range(record):
+    def program(x: Tensor, y: Tensor, n: Tensor) -> Tensor:
+        y.mul_(2)
+        x.copy_(x.gather(0, n))
+        return x.sum()
+
+    n = torch.zeros(33, 65, dtype=torch.int64)
+    recorded = record(program, (X, Y, n))
+    kernel = kernel_of(recorded.segment)
+    inputs = recorded.fresh()
+    assert difference(kernel(inputs, []), recorded.results) is None
+    assert difference(inputs[:2], recorded.written[:2]) is None
+    inputs = [X.clone(), Y.clone(), n + 33]
+    with pytest.raises(IndexError):
+        kernel(inputs, [])
+    assert torch.equal(inputs[0], X)
+    assert torch.equal(inputs[1], Y)
+
+
 def test_simple_segments_need_no_worker(record, new_compiler):
     compiler = new_compiler(n_workers=1)
     segments = [record(lambda a, i=i: a * i + 1, [X]).segment for i in range(2, 6)]
@@ -510,7 +542,9 @@ def test_halves_are_rounded_as_in_eager(record, dtype):
         return (
             x.float(), x.double(), -x, x * 1.7 + 0.3, x.sub(x.flip(0), alpha=0.3), 1.7 - x, x / 3,
             x.pow(1.7), x.sigmoid(), x.exp(), x == 0.1, x > x.flip(0), F.silu(x), y.to(dtype),
-            torch.where(x > 0, x, 0.3), x.clamp(min=0.3), x.abs().sqrt(),
+            torch.where(x > 0, x, 0.3), x.clamp(min=0.3), x.abs().sqrt(), x.pow(0.5), x.pow(-0.5),
+            torch.div(x, x.roll(7, 0), rounding_mode="trunc"), y.sum(0, dtype=dtype), 1.7**x,
+            torch.xlogy(0.3, x), x // x.roll(7, 0), x.pow(2), x.pow(3), x.pow(-2), x.pow(-1),
         )  # fmt: skip
 
     recorded = record(program, [x, y])
@@ -530,6 +564,7 @@ def test_what_is_not_half_is_rounded_where_eager_rounds_it(record, dtype, other)
             x + other, x - other, x * other, x / other, x % other, torch.fmod(x, other), x // other,
             torch.div(x, other, rounding_mode="trunc"), x.abs() ** other, x < other, other - x,
             torch.xlogy(x, other), torch.copysign(x, other), torch.where(x > 0, x, other),
+            other * x, other / x,
         )  # fmt: skip
 
     x = torch.linspace(-3, 3, 4001).to(dtype)[:, None]
