@@ -502,6 +502,9 @@ class Policy:
         )
         if not is_over or self.is_paused or self.native is None:
             return False
+        # A block is compared as a whole: nobody sees the reads of a bypassed one.
+        if self._site is not None and self._site.is_compared and not self._site.of_reads:
+            return False
         # Outside of blocks only ops on wrapped tensors come, so without these nothing is to choose.
         return self._place is not OUTSIDE or self.has_wrapped
 

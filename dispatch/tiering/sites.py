@@ -126,7 +126,7 @@ class Site:
             None  # of the plans that blocks ran, the one that ran longest
         )
         self._n_tried = 0  # blocks since `plan` may get better; at most COMPARED are waited for
-        self._of_reads = of_reads
+        self.of_reads = of_reads
         self._n_reads = 1  # reads in the last round; 1 for a block
         self._weight = 1  # blocks that the last round counts as (see READS); 1 for a block
         self._is_parted = False  # values were needed in the middle of the last block that was seen
@@ -272,8 +272,10 @@ class Site:
         # step, only some rounds have one.
         if n_steps > 1 or (n_steps and is_long):
             n_reads = n_steps
-        self._n_reads = max(n_reads, 1) if self._of_reads else 1
+        self._n_reads = max(n_reads, 1) if self.of_reads else 1
         self._weight = self._n_reads if is_long else max(self._n_reads // READS, 1)
+        if self.of_reads and not n_reads:
+            self.is_compared = False  # it was what its block did behind the last whole round
         if self.is_bypassed:
             return
         self._is_parted = is_parted
@@ -334,7 +336,7 @@ class Site:
         """Decide by these medians, and reckon for how many blocks that holds."""
         host_s = median_low(self._host_s)
         self.compared = Compared(
-            self.where, self._of_reads, self._is_parted, recorded_s, bypassed_s,
+            self.where, self.of_reads, self._is_parted, recorded_s, bypassed_s,
             ran_s=recorded_s - host_s,
         )  # fmt: skip
         # What the comparison lost: its blocks that ran the slower way. If that was recording, the

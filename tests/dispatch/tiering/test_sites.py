@@ -694,6 +694,32 @@ def test_what_is_seen_is_compared_to_what_nobody_sees(clock: Clock, bypassed_s: 
     local.trace.policy.reset()
 
 
+@needs_cpp
+@pytest.mark.parametrize(("recorded_s", "settled"), [(2.0, "bypassed"), (0.5, "recorded")])
+def test_blocks_of_many_reads_are_compared_whole(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, recorded_s: float, settled: str
+) -> None:
+    """The reads of a bypassed block are not seen, so it isn't cut into rounds."""
+    monkeypatch.setattr(Policy, "has_wrapped", False)
+    x = torch.arange(3.0)
+
+    @lazy_tensor.lazy_mode(compile="off")
+    def step() -> str:
+        for _ in range(3 * ROUND):
+            total = (x + 1).sum()
+            how = "recorded" if lazy_tensor.is_pending(total) else "bypassed"
+            clock.now_s += recorded_s if how == "recorded" else 1.0
+            float(total)
+        return how
+
+    local.trace.policy.reset()
+    found = [step() for _ in range(UNTIL_THEN + 8)]
+    (compared,) = [one for one in local.trace.policy.compared() if not one.of_reads]
+    assert found[-5:] == [settled] * 5
+    assert compared.recorded_s == recorded_s * compared.bypassed_s
+    local.trace.policy.reset()
+
+
 class Moody(Site):
     """Rounds that are bypassed by chance."""
 
