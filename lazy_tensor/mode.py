@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lazy_tensor import convert
@@ -39,6 +40,7 @@ from lazy_tensor.tensor import LazyTensor, flush_here
 
 P = ParamSpec("P")
 R = TypeVar("R")
+DETACH = torch.ops.aten.detach.default
 
 
 class RecordingMode(TorchDispatchMode):
@@ -51,7 +53,16 @@ class RecordingMode(TorchDispatchMode):
 
     # without it torch raises an error at a higher-order op such as `torch.cond`
     supports_higher_order_operators = True
-    __torch_dispatch__ = record
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # Torch hands over each result that autograd saves, past the dispatcher and so past C++.
+        if func is DETACH and hits.native is not None:
+            detached = hits.native.detached(args[0])
+            if detached is not None:
+                return detached
+        return record(self, func, types, args, kwargs)
 
     def __init__(self) -> None:
         # For each `__enter__`, whether autograd's engine might use threads before it. `__exit__`

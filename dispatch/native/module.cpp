@@ -223,9 +223,24 @@ PyObject* py_lazy_on(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// detached(tensor): `tensor.detach()` for the mode's handler, of an ordinary tensor while the trace is
+// cold; None if Python has to handle the call. Autograd detaches each result that it saves.
+PyObject* py_detached(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (cold_here == nullptr || (*cold_here != 1 && *cold_here != BYPASSED_TURNS) ||
+      c10::impl::TorchDispatchModeTLS::stack_len() != 0 || has_python(tensor)) {
+    Py_RETURN_NONE;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard(PYTHON_TOO);
+  return THPVariable_Wrap(tensor.detach());
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
     {"lazy_on", py_lazy_on, METH_VARARGS, nullptr},
     {"concrete", py_concrete, METH_O, nullptr},
+    {"detached", py_detached, METH_O, nullptr},
     {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
     {"sharded", py_sharded, METH_VARARGS, nullptr},

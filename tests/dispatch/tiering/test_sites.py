@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazy_tensor
+from lazy_tensor import mode
 from lazy_tensor.dispatch.options import Record
+from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.run import flush, hits
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.tiering import policy, sites
@@ -717,6 +719,32 @@ def test_blocks_of_many_reads_are_compared_whole(
     (compared,) = [one for one in local.trace.policy.compared() if not one.of_reads]
     assert found[-5:] == [settled] * 5
     assert compared.recorded_s == recorded_s * compared.bypassed_s
+    local.trace.policy.reset()
+
+
+@needs_cpp
+def test_what_autograd_saves_is_detached_by_cpp_where_nothing_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def record(owner: Any, func: Any, *call: Any) -> Any:
+        seen.append(func)
+        return recorder.record(owner, func, *call)
+
+    monkeypatch.setattr(mode, "record", record)
+    x = torch.randn(3, requires_grad=True)
+    local.trace.policy.reset()
+    with lazy_tensor.lazy_mode():
+        local.trace.policy.cold = 1
+        y = x.tanh().sigmoid()
+        assert not lazy_tensor.is_lazy(y)
+        grad = torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+        (twice,) = torch.autograd.grad(grad.sum(), x)
+    expected = torch.autograd.grad(x.tanh().sigmoid().sum(), x, create_graph=True)[0]
+    assert torch.equal(grad, expected)
+    assert torch.equal(twice, torch.autograd.grad(expected.sum(), x)[0])
+    assert torch.ops.aten.detach.default not in seen
     local.trace.policy.reset()
 
 
