@@ -157,11 +157,8 @@ def _norm(b: Builder, a: Arguments) -> Value:
     order = 2 if order is None else order
     if isinstance(order, Value) or order not in (1, 2, math.inf):
         raise Declined("a norm of another order than 1, 2 and infinity")
-    kind, dims, keepdim = (
-        "max" if order == math.inf else "sum",
-        a.get("dim"),
-        a.get("keepdim", False),
-    )
+    dims, keepdim = a.get("dim"), a.get("keepdim", False)
+    kind = "max" if order == math.inf else "sum"
     found = b.reduced(kind, b.of("absolute({0})", x), dims, keepdim=keepdim)
     if order != 2 or math.prod(found.size) == math.prod(x.size):
         return found

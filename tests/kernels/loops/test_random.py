@@ -217,8 +217,8 @@ def check_sizes(record: Any, seed: int, others: list[Sizes]) -> tuple[int, int]:
     if first is None or second is None or first.text != second.text:
         return 0, 0
     generic = generic_of([first, second], segments[1])
-    artifact = None if generic is None else INDUCTOR.build_soon(generic)
-    if generic is None or artifact is None:
+    artifact = INDUCTOR.build_soon(generic)
+    if artifact is None:
         return 0, 0
     kernel = INDUCTOR.load(generic, artifact)
     assert isinstance(kernel, Steps)
