@@ -45,8 +45,8 @@ def library_of(text: str) -> bytes:
         if not all(hasattr(_torch_cpu(), name) for name in functions):
             raise Declined("this torch has no SLEEF for other libraries")
         command += ["-Wl,--no-as-needed", str(_stand_in(compiler))]
-    # a folder of its own for each would be removed when the process ends, as the one around it is
-    # and the folder may be that of a process which was forked
+    # A folder of its own for each would be removed when the process ends, as the one around it is.
+    # A forked child has its parent's folder and numbers, so the name holds the process.
     source = Path(own_folder(), f"loops_{os.getpid()}_{next(_numbers)}.cpp")
     library = source.with_suffix(".so")
     source.write_text(text)

@@ -60,8 +60,8 @@ def structure(segment):
     return found
 
 
-def generic(one, other):
-    return generic_of([structure(one), structure(other)], other)
+def generic(*segments):
+    return generic_of([*map(structure, segments)], segments[-1])
 
 
 def test_sizes_are_no_part_of_a_structure():
@@ -90,7 +90,7 @@ def test_sizes_that_are_no_symbols_stay_as_they_are():
         )
         for n in (2, 3)
     ]
-    found = generic_of([*map(structure, segments)], segments[1])
+    found = generic(*segments)
     assert found is not None
     specs, _ = found.with_symbols([5])
     assert [one.size for one in specs] == [(huge, 5, 1)]
@@ -124,8 +124,7 @@ def test_sizes_that_two_have_in_common_stay_constants():
     assert found.own_values == (9,)
     assert found.values_of(structure(norm(4, 17, 64))) == (17,)
     assert found.values_of(structure(norm(4, 17, 32))) is None
-    segments = norm(4, 6, 64), norm(4, 9, 64), norm(4, 17, 32)
-    third = generic_of([*map(structure, segments)], segments[2])
+    third = generic(norm(4, 6, 64), norm(4, 9, 64), norm(4, 17, 32))
     assert third.values_of(structure(norm(5, 3, 16))) == (5, 3, 16)
 
 
@@ -142,8 +141,7 @@ def test_sizes_of_inputs_follow_from_those_of_views():
     assert found.own_values == (17,)
     assert found.values_of(structure(rows(4, 20, 16))) == (20,)
     assert found.values_of(structure(rows(5, 20, 16))) is None
-    segments = rows(4, 14, 16), rows(4, 17, 16), rows(5, 6, 8)
-    third = generic_of([*map(structure, segments)], segments[2])
+    third = generic(rows(4, 14, 16), rows(4, 17, 16), rows(5, 6, 8))
     assert sorted(third.own_values) == [5, 6, 8]
     assert sorted(third.values_of(structure(rows(3, 7, 10))) or ()) == [3, 7, 10]
 
