@@ -19,11 +19,12 @@ CHECK_VALUES = frozenset(
     """binary_cross_entropy cholesky cholesky_inverse embedding fractional_max_pool2d gather
     fractional_max_pool3d histc index index_add index_copy index_fill index_put
     index_reduce index_select inverse linalg_cholesky_ex linalg_eig linalg_inv_ex
-    linalg_ldl_factor_ex linalg_lstsq linalg_lu_factor_ex max_unpool2d max_unpool3d
+    linalg_ldl_factor_ex linalg_lstsq linalg_lu_factor_ex lu_unpack masked_scatter
+    max_unpool2d max_unpool3d
     multi_margin_loss multilabel_margin_loss_forward nll_loss2d_forward nll_loss_forward put
     scatter scatter_add
-    scatter_reduce searchsorted segment_reduce take _assert_async _ctc_loss _index_put_impl
-    _linalg_eigh _linalg_solve_ex _linalg_svd""".split()  # noqa: SIM905
+    scatter_reduce searchsorted segment_reduce take _assert_async _ctc_loss
+    _functional_assert_async _index_put_impl _linalg_eigh _linalg_solve_ex _linalg_svd""".split()  # noqa: SIM905
 )
 # fmt: on
 """Names of ops that raise for some values, as `base_name` gives them: `put` is `put_` too."""

@@ -54,6 +54,16 @@ class Graph:
         node = self.producer.get(slot)
         return node is not None and node.view_of is not None
 
+    def is_marked(self, slot: int) -> bool:
+        """Whether `slot` is a conjugate or negative view, or a view of one."""
+        while self.is_view(slot):
+            node = self.producer[slot]
+            if node.facts.op in MARKS:
+                return True
+            assert node.view_of is not None
+            slot = node.view_of
+        return False
+
 
 def may_fail(graph: Graph, node: Node) -> bool:
     """Whether the call may raise for the values that it gets."""
@@ -125,6 +135,8 @@ def _needed(graph: Graph) -> list[Node]:
 
 
 CLONE = torch.ops.aten.clone.default
+MARKS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
+"""Views that only set the conjugate or negative bit. Kernels read memory and ignore such bits."""
 NEAR = 12
 """Calls from the last use of a value to its repeat, up to which the value is kept for that."""
 
@@ -184,7 +196,9 @@ def eliminate_common_subexpressions(graph: Graph) -> Graph:
 
 def _is_bare_copy(graph: Graph, node: Node) -> bool:
     """Whether the call copies its argument into memory of the same layout."""
-    return node.facts.op is CLONE and node.specs[0] == graph.spec[node.reads[0]]
+    if node.facts.op is not CLONE or node.specs[0] != graph.spec[node.reads[0]]:
+        return False
+    return not graph.is_marked(node.reads[0])  # its clone has other numbers in memory
 
 
 def _last_uses(graph: Graph) -> list[int]:

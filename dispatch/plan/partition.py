@@ -18,7 +18,7 @@ import torch
 
 from lazy_tensor.dispatch.ops.may_raise import divides_integers
 from lazy_tensor.dispatch.plan.dependencies import Marks, dependencies, in_order
-from lazy_tensor.dispatch.plan.graph import Graph, may_fail
+from lazy_tensor.dispatch.plan.graph import MARKS, Graph, may_fail
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.backend import Backend, CountsPaths
 from lazy_tensor.kernels.segment import Call, ScalarRef
@@ -36,8 +36,6 @@ FUSIBLE_DTYPES = frozenset({
 
 # Its offset counts from the begin of the storage, but a kernel's inputs begin at 0.
 NEVER_INSIDE = frozenset({torch.ops.aten.as_strided.default})
-MARKS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
-"""Views that only set the conjugate or negative bit. Kernels read memory and ignore such bits."""
 
 
 @dataclass(slots=True)
@@ -106,7 +104,7 @@ class Fusibility:
         facts, spec = node.facts, self._graph.spec
         if facts.op in NEVER_INSIDE:
             return "a view with an absolute offset"
-        if facts.op in MARKS or any(self._is_marked(slot) for slot in node.reads):
+        if facts.op in MARKS or any(map(self._graph.is_marked, node.reads)):
             return "a conjugate or negative view"
         specs = [spec[slot] for slot in node.reads]
         if divides_integers(facts.op, [s.dtype for s in specs]):
@@ -124,16 +122,6 @@ class Fusibility:
             return "a changing number that only eager takes"
         call = Call(facts.op, node.args, node.kwargs, node.specs)
         return self._backend_of(node).refuses(call, specs)
-
-    def _is_marked(self, slot: int) -> bool:
-        """Whether `slot` is a conjugate or negative view, or a view of one."""
-        while self._graph.is_view(slot):
-            node = self._graph.producer[slot]
-            if node.facts.op in MARKS:
-                return True
-            assert node.view_of is not None
-            slot = node.view_of
-        return False
 
 
 def _takes_scalars(node: Node) -> bool:

@@ -85,6 +85,15 @@ def test_a_materialized_view_has_its_value(view, way):
 
 
 @each_way
+def test_the_memory_of_a_clone_of_a_view_is_its_own(way):
+    def program(z):
+        return [torch.view_as_real(z.conj().resolve_conj()), z.conj().clone().view(torch.float32)]
+
+    for _ in range(3):  # as steps of a plan, too
+        assert_agrees(way, program, START)
+
+
+@each_way
 def test_a_view_is_read_by_hosts_as_its_value(way):
     def program(z):
         v = (z * 1).conj()

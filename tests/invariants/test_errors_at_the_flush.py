@@ -155,6 +155,29 @@ def test_an_op_that_fails_is_raised_even_if_nobody_uses_its_result(n_passes):
             flush()
 
 
+RAISE_FOR_VALUES = {
+    "masked_scatter": lambda: torch.zeros(4).masked_scatter(torch.ones(4).bool(), torch.ones(2)),
+    "lu_unpack": lambda: torch.lu_unpack(torch.eye(2), torch.tensor([7, 7]).int())[2],
+    "bernoulli": lambda: torch.bernoulli(torch.full((3,), 2.0)),
+    "normal": lambda: torch.normal(torch.zeros(3), -torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("raises", RAISE_FOR_VALUES.values(), ids=RAISE_FOR_VALUES.keys())
+def test_a_write_before_an_op_that_raises_for_its_values_is_done(raises):
+    @lazy_mode()
+    def program(x):
+        x.mul_(2)
+        raises()
+        x.add_(1)
+
+    for _ in range(3):
+        x = torch.ones(4)
+        with pytest.raises(RuntimeError):
+            program(x)
+        assert x.tolist() == [2.0] * 4
+
+
 @each_pass
 def test_a_write_through_a_failing_op_leaves_the_memory_as_it_was(n_passes):
     for _ in range(n_passes):
