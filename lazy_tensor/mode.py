@@ -269,6 +269,8 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 patch_table.IN_MODE.put()
                 here.mode = RecordingMode()
                 here.mode.__enter__()
+                if local.trace.policy.is_bypassed and not self._listens_always:  # its first round
+                    sync_points.fall_asleep(local.trace)
         entry = _Entry(bool(self._options))
         try:
             if self._options:

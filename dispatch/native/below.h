@@ -113,6 +113,12 @@ class PassedReads {
   // How many reads Python has not been told of.
   int64_t take() { return std::exchange(n_, 0); }
 
+  // Have Python look at the next read.
+  void see_next() {
+    if (n_in_round_ == 0) began_ = Clock::now();
+    n_in_round_ = ROUND - 1;
+  }
+
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr int64_t ROUND = 16;

@@ -67,6 +67,12 @@ PyObject* py_pass_read(PyObject*, PyObject* tensor) {
 // passed_reads(): how many reads Python did not look at since this was asked last.
 PyObject* py_passed_reads(PyObject*, PyObject*) { return PyLong_FromLongLong(passed_reads.take()); }
 
+// see_next_read(): have Python look at the next read of this thread, if it is asleep.
+PyObject* py_see_next_read(PyObject*, PyObject*) {
+  passed_reads.see_next();
+  Py_RETURN_NONE;
+}
+
 // end_passing(): have ops come to all lazy tensors again.
 PyObject* py_end_passing(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
@@ -271,6 +277,7 @@ PyMethodDef methods[] = {
     {"sees_all", py_sees_all, METH_NOARGS, nullptr},
     {"pass_read", py_pass_read, METH_O, nullptr},
     {"passed_reads", py_passed_reads, METH_NOARGS, nullptr},
+    {"see_next_read", py_see_next_read, METH_NOARGS, nullptr},
     {"end_passing", py_end_passing, METH_NOARGS, nullptr},
     {"grant_rests", py_grant_rests, METH_VARARGS, nullptr},
     {"begin_rest", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_begin_rest)),

@@ -243,7 +243,6 @@ def at_read(trace: Trace) -> None:
         see_outside_blocks(trace)
     if policy.is_asleep:
         return
-    policy.has_read = True
     at_sync_point(trace)
     if policy.ends_round():
         policy.end_round()
@@ -265,7 +264,6 @@ def pass_read(trace: Trace) -> None:
     C++ counts most of its reads. This is called at the end of a round, or where Python must look.
     """
     trace.policy.add_reads(hits.native.passed_reads())
-    trace.policy.has_read = True
     if not trace.policy.is_asleep:  # another thread has begun the policy anew
         _wakes(trace)
     elif trace.policy.ends_round() and not in_backward() and listen(trace):
@@ -324,6 +322,7 @@ def at_step(trace: Trace) -> None:
     # `ends_step` needs to know of reads that C++ has counted
     if asleep:
         policy.add_reads(hits.native.passed_reads())
+        hits.native.see_next_read()  # a round ends with the first read behind a step
     if not policy.ends_step() or policy.is_paused or must_record(trace) or in_backward():
         return
     if get_ident() in asleep:
@@ -336,11 +335,16 @@ def at_step(trace: Trace) -> None:
 
 
 def _begin_round(trace: Trace) -> None:
-    """Begin a round of a block; if it is bypassed, C++ takes the mode away at the next op."""
+    """Begin a round of a block; whether it is bypassed is decided here."""
     if not (must_record(trace) or trace.policy.begin_round(may_choose=_may_choose(trace))):
-        flush(trace, "recording doesn't pay", quiet=True)
-        trace.policy.cold = ASLEEP
-        asleep.add(get_ident())
+        fall_asleep(trace)
+
+
+def fall_asleep(trace: Trace) -> None:
+    """Run what is pending; C++ takes the mode away at the next op."""
+    flush(trace, "recording doesn't pay", quiet=True)
+    trace.policy.cold = ASLEEP
+    asleep.add(get_ident())
 
 
 def listen(trace: Trace) -> bool:

@@ -15,7 +15,17 @@ from typing import Any
 
 from lazy_tensor.dispatch.stats import NEW, RECORDED, STATS
 from lazy_tensor.dispatch.tiering.call_history import Past
-from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S, Compared, PlanStatus, Site
+from lazy_tensor.dispatch.tiering.sites import (
+    BLOCKS,
+    MANY_ROUNDS,
+    READS,
+    ROUND,
+    ROUND_S,
+    STEPS,
+    Compared,
+    PlanStatus,
+    Site,
+)
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.service.fusion import Fusion
 
@@ -34,9 +44,12 @@ eager takes 8 us, and a flush takes 30. In other programs measured times decide.
 SHORT_FLUSH = 8
 """Ops in a flush up to which recording small ones costs more than eager: a flush takes 10 us, and
 an op in eager one or two."""
-STEPS = 8
+UNREAD_STEPS = 8
 """After so many optimizer's steps in a row without a read, the end of each step is a sync point,
 until reads come more often."""
+READS_WITHOUT = 64
+"""Reads without an optimizer's step after which a round of steps ends: the program has come to
+another phase. One of reinforcement learning may read for each action, and then update."""
 ASLEEP = -1
 """The value of `cold` while a block is bypassed and its ops are not seen."""
 BYPASSED_TURNS = 3
@@ -102,8 +115,13 @@ class Policy:
         # The key of its place. `lazy_mode` makes it of code object, instruction and options.
         self._place: Any = OUTSIDE
         # In the round that runs: reads, steps of an optimizer that end a region, turns of a loop;
-        # and all steps of an optimizer.
-        self._n_reads = self._n_steps = 0
+        # all steps of an optimizer, and the reads before the last of these. A block counts its
+        # rounds, too.
+        self._n_reads = self._n_steps = self._n_reads_at_step = self._n_rounds = 0
+        # Reads in earlier rounds of the block, if it isn't cut into these.
+        self._n_reads_before = 0
+        # The last round had steps of an optimizer.
+        self._had_steps = False
         # Steps of an optimizer in a row without a read between them, whether each of them ends a
         # region, and whether a value was read since the last one, or since the block began.
         self._n_unread_steps = 0
@@ -176,6 +194,11 @@ class Policy:
         """See ops on all lazy tensors again: C++ lets them pass some while the trace is asleep."""
         if cls.native is not None:
             cls.native.end_passing()
+
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether the block or round that runs is bypassed."""
+        return self._is_bypassed
 
     @property
     def is_asleep(self) -> bool:
@@ -405,16 +428,22 @@ class Policy:
 
         They need not be where blocks at this `place` stayed unknown for long, where eager is
         faster, or while kernels are built. `may_choose`: times may decide. `must_record`: record
-        all, whatever is known.
+        all, whatever is known. Where blocks have many rounds the first of these begins here; it is
+        bypassed if `is_bypassed`.
         """
         self.account_rests()
         self._ends()  # a round outside of blocks, of wrapped tensors, may be under way
         self._place, self._n_reads, self._n_steps, self._n_unread_steps = place, 0, 0, 0
         self._ends_each_step = self.has_read = self._is_parted = False
+        self._n_rounds = self._n_reads_before = self._n_reads_at_step = 0
         if must_record:
             self._follow()
             self.try_again_at_once()
             return True
+        site = self._sites.get(place)
+        if site is not None and site.n_rounds >= MANY_ROUNDS:
+            self.begin_round(may_choose=may_choose)
+            return True  # its reads must be seen, however it runs
         return self._begins(place, may_choose=may_choose)
 
     def _follow(self) -> None:
@@ -425,8 +454,8 @@ class Policy:
             self._last_site.is_followed(new_s=self._new_s, ran_s=self._ran_s)
             self._last_site = None
 
-    def _begins(self, place: Any, *, may_choose: bool, of_reads: bool = False) -> bool:
-        """Begin a block, or a round if `of_reads`; whether its ops must be seen."""
+    def _begins(self, place: Any, *, may_choose: bool, unit: str = BLOCKS) -> bool:
+        """Begin a block, or a round of another `unit`; whether its ops must be seen."""
         # First of all, as it reads the counters that are set to 0 here: the flush at the end of the
         # last block came after that block's end.
         self._follow()
@@ -444,7 +473,7 @@ class Policy:
         if site is None:
             if len(self._sites) >= MOST_SITES:
                 del self._sites[next(iter(self._sites))]
-            site = self._sites[place] = Site(user_line(), of_reads=of_reads)
+            site = self._sites[place] = Site(user_line(), unit)
             self._n_awaited = 1
         self._site, site.period = site, STATS.period
         if not site.begin(may_choose=may_choose):
@@ -468,7 +497,12 @@ class Policy:
     def end_block(self) -> None:
         """End a block behind a sync point, whether its ops were seen or not."""
         self._ends()
-        self._place, self._n_reads, self._n_steps = OUTSIDE, 0, 0
+        site = self._sites.get(self._place)
+        if site is not None:
+            # of a bypassed block nobody has seen the rounds, and any block may be a shorter one
+            site.n_rounds = max(self._n_rounds, site.n_rounds - 1)
+        self._place = OUTSIDE
+        self._n_reads = self._n_reads_at_step = self._n_steps = 0
 
     def _ends(self) -> None:
         """End a block or a round, if one runs, with what was counted in it."""
@@ -478,9 +512,10 @@ class Policy:
             is_short = self._is_short or (self.spans_ranks and self._n_recorded <= SHORT)
             # An empty block counts as unknown. So blocks without ops are soon bypassed too.
             n_unknown = self._n_unknown if self._n_known or self._n_new else 1
+            n_reads, self._n_reads_before = self._n_reads_before + self._n_reads, 0
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
-                     n_reads=self._n_reads, n_steps=self._n_steps, is_parted=self._is_parted,
-                     is_short=is_short)  # fmt: skip
+                     n_parts=self._n_steps if site.unit == STEPS else n_reads,
+                     is_parted=self._is_parted, is_short=is_short)  # fmt: skip
         self._is_bypassed = False
 
     def add_reads(self, n: int) -> None:
@@ -494,42 +529,73 @@ class Policy:
         way. While turns are compared each is a round: it has hundreds of calls."""
         self._n_reads += 1
         self._is_parted |= not by_turn
-        is_over = (
-            self._n_reads >= ROUND
-            or (by_turn and self._is_comparing())
-            # Ranks must end their rounds at the same read, and each has its own clock.
-            or (not self.spans_ranks and perf_counter() - self._round_began_s >= ROUND_S)
-        )
+        follows_step = not (self.has_read or by_turn)
+        self.has_read |= not by_turn
+        is_over = self._is_round_over(follows_step) or (by_turn and self._is_comparing())
         if not is_over or self.is_paused or self.native is None:
             return False
+        self._n_rounds += 1
+        if self._may_end_round():
+            return True
+        self._n_reads_before += self._n_reads
+        self._begin_counting()
+        return False
+
+    def _may_end_round(self) -> bool:
+        """Whether the next round may run another way than the one that is over."""
+        if self._place is OUTSIDE:
+            # only ops on wrapped tensors come, so without these nothing is to choose
+            return self.has_wrapped
         # A block is compared as a whole: nobody sees the reads of a bypassed one.
-        if self._site is not None and self._site.is_compared and not self._site.of_reads:
+        if self._site is not None and self._site.is_compared and self._site.unit == BLOCKS:
             return False
-        # Outside of blocks only ops on wrapped tensors come, so without these nothing is to choose.
-        return self._place is not OUTSIDE or self.has_wrapped
+        block = self._sites.get(self._place)
+        return block is None or max(block.n_rounds, self._n_rounds) >= MANY_ROUNDS
+
+    def _is_round_over(self, follows_step: bool) -> bool:
+        """Whether the round ends with this read. `follows_step`: it is the first one behind a step
+        of an optimizer."""
+        # Ranks must end their rounds at the same read, and each has its own clock.
+        seconds = 0.0 if self.spans_ranks else perf_counter() - self._round_began_s
+        if not (self._n_steps or self._had_steps):
+            return self._n_reads >= ROUND or seconds >= ROUND_S
+        # A step may have many reads, or few. So a round has a number of whole steps.
+        if self._n_steps >= ROUND or (follows_step and seconds >= ROUND_S):
+            return True
+        if self._n_reads < self._n_reads_at_step + READS_WITHOUT:
+            return False
+        self._n_steps = 0  # its time for a step says nothing, and the next round is one of reads
+        return True
 
     def ends_step(self) -> bool:
         """Count a step of an optimizer; whether steps are sync points here, as nothing is read."""
         if self.has_read:
-            self._ends_each_step = self._n_unread_steps >= STEPS
+            self._ends_each_step = self._n_unread_steps >= UNREAD_STEPS
             self._n_unread_steps = 0
         self.has_read = False
         self._n_steps += 1
+        self._n_reads_at_step = self._n_reads
         self._n_unread_steps += 1
-        self._ends_each_step |= self._n_unread_steps >= STEPS
+        self._ends_each_step |= self._n_unread_steps >= UNREAD_STEPS
         return self._ends_each_step
 
     def end_round(self) -> None:
         """End a round behind a sync point, as if it were a block."""
         self._ends()
-        self._n_reads = self._n_steps = 0
+        self._begin_counting()
+
+    def _begin_counting(self) -> None:
+        """Count the reads and steps of the next round."""
+        self._had_steps = self._n_steps > 0
+        self._n_reads = self._n_reads_at_step = self._n_steps = 0
         self._round_began_s = perf_counter()
 
     def begin_round(self, *, may_choose: bool) -> bool:
         """Begin the next round; whether its ops must be seen."""
-        # Its site is not that of whole blocks at this place, whose times say nothing of rounds.
-        place = (ROUND, self._place)
-        return self._begins(place, may_choose=may_choose, of_reads=True)
+        # Its site is not that of whole blocks at this place, whose times say nothing of rounds. Nor
+        # do times of rounds with steps of an optimizer say anything of those without.
+        unit = STEPS if self._had_steps else READS
+        return self._begins((unit, self._place), may_choose=may_choose, unit=unit)
 
     def compared(self) -> list[Compared]:
         """The last comparison at each place where blocks ran since `reset_stats()`."""

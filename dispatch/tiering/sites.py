@@ -49,9 +49,16 @@ their time."""
 AT_ONCE = 64
 """Most blocks that C++ lets rest in a row without a look by Python."""
 ROUND, ROUND_S = 16, 0.1
-"""Reads of values in a round, and seconds after which a round ends with fewer."""
-READS = 4
-"""Reads that count as one block. In a round that ends by its time each read counts as one."""
+"""Reads of values in a round, and seconds after which a round ends with fewer. Where the program
+steps optimizers a round has so many steps."""
+MANY_ROUNDS = 4
+"""Rounds in a block from which on the rounds are compared. Blocks with fewer are compared as they
+are: what is before a read may be another thing than what is behind it."""
+BLOCKS, READS, STEPS = "blocks", "reads", "steps"
+"""What is compared: whole blocks, or rounds, by the time for a read or for an optimizer's step."""
+AS_ONE = 4
+"""Reads, or steps, in a round that count as one block. In a round or block that takes longer than
+ROUND_S each counts as one."""
 _COIN = Random(0)  # the program's own random numbers stay as they are
 
 
@@ -82,12 +89,12 @@ class Compared:
     """What a comparison of the blocks at one place said, for `explain()` and its advice.
 
     `recorded_s` and `bypassed_s` are the seconds of a block that ran either way, `ran_s` those that
-    plans took in a recorded one. `of_reads`: the times are of what lies between two reads, or steps
-    of an optimizer. `is_parted`: values were needed in the middle of the block.
+    plans took in a recorded one. Another `unit`: of a read, or of an optimizer's step, in rounds.
+    `is_parted`: values were needed in the middle of the block.
     """
 
     where: str
-    of_reads: bool
+    unit: str
     is_parted: bool
     recorded_s: float
     bypassed_s: float
@@ -99,7 +106,7 @@ class Compared:
 
     def __str__(self) -> str:
         recorded, bypassed = (f"{s * 1e3:.2f} ms" for s in (self.recorded_s, self.bypassed_s))
-        what = "rounds of the loop at" if self.of_reads else "blocks at"
+        what = "blocks at" if self.unit == BLOCKS else f"{self.unit} of the loop at"
         if self.eager_is_better:
             return f"{what} {self.where}: as in eager, {bypassed}; recorded {recorded}"
         return f"{what} {self.where}: recorded, {recorded}; as in eager {bypassed}"
@@ -113,8 +120,10 @@ class Site:
     it. Bypassed blocks are compared with blocks whose regions were all recorded.
     """
 
-    def __init__(self, where: str = "?", *, of_reads: bool = False) -> None:
+    def __init__(self, where: str = "?", unit: str = BLOCKS) -> None:
         self.where = where  # `file.py:line` of the first block or round, for reports
+        self.unit = unit
+        self.n_rounds = MANY_ROUNDS  # set by `policy`: of a block, the rounds in the last one
         self.compared: Compared | None = None  # the last comparison
         self.period = 0  # `STATS.period` when a block ran last: reports leave out older ones
         self.is_bypassed = False  # how the last block ran
@@ -126,9 +135,8 @@ class Site:
             None  # of the plans that blocks ran, the one that ran longest
         )
         self._n_tried = 0  # blocks since `plan` may get better; at most COMPARED are waited for
-        self.of_reads = of_reads
-        self._n_reads = 1  # reads in the last round; 1 for a block
-        self._weight = 1  # blocks that the last round counts as (see READS); 1 for a block
+        self._n_parts = 1  # reads or steps in the last round; 1 for a block
+        self._weight = 1  # blocks that the last round, or block of several reads, counts as
         self._is_parted = False  # values were needed in the middle of the last block that was seen
         # Blocks are bypassed because of what calls say: unknown, or too few. Calls are the same on
         # all ranks. So this may decide where times may not.
@@ -256,26 +264,24 @@ class Site:
         n_known: int,
         n_new: int,
         n_unknown: int,
-        n_reads: int = 0,
-        n_steps: int = 0,
+        n_parts: int = 0,
         is_parted: bool = False,
         is_short: bool = False,
     ) -> None:
-        """End a block, or a round of `n_reads` reads and `n_steps` optimizer's steps.
+        """End a block, or a round of `n_parts` reads or optimizer's steps.
 
         `n_known` of its regions were recorded, and `n_new` ran at once; `n_unknown` unknown ones
-        came behind the last known one. A bypassed block has none of these. `is_short`: it has too
-        few ops to gain.
+        came behind the last known one. A bypassed block has none of these, nor parts. `is_short`:
+        it has too few ops to gain.
         """
         is_long = perf_counter() - self._began_s >= ROUND_S
-        # A recorded round may have more reads for as many steps. But where many reads come for a
-        # step, only some rounds have one.
-        if n_steps > 1 or (n_steps and is_long):
-            n_reads = n_steps
-        self._n_reads = max(n_reads, 1) if self.of_reads else 1
-        self._weight = self._n_reads if is_long else max(self._n_reads // READS, 1)
-        if self.of_reads and not n_reads:
-            self.is_compared = False  # it was what its block did behind the last whole round
+        if self.unit != BLOCKS:
+            self._n_parts = max(n_parts, 1)
+            self._weight = self._n_parts if is_long else max(self._n_parts // AS_ONE, 1)
+            if not n_parts:
+                self.is_compared = False  # it was what its block did behind the last whole round
+        elif not self.is_bypassed:
+            self._weight = max(n_parts, 1) if is_long else 1
         if self.is_bypassed:
             return
         self._is_parted = is_parted
@@ -290,8 +296,8 @@ class Site:
             self._go_on()
         elif self._by_count:
             self._n_left = SHORT_ONES  # no more: what runs at one place may be long the next time
-        if not self.was_recorded:
-            self.is_compared = False  # the time of a block that was recorded in part says nothing
+        if not (n_known or n_new):
+            self.is_compared = False  # an empty block: its time says nothing
         elif self._n_to_record > 0:
             self._n_to_record -= self._weight
 
@@ -318,9 +324,9 @@ class Site:
             return
         seconds -= new_s  # what is made once says nothing of the next blocks
         times_s = self._bypassed_s if self.is_bypassed else self._recorded_s
-        times_s.append(seconds / self._n_reads)
+        times_s.append(seconds / self._n_parts)
         if not self.is_bypassed:
-            self._host_s.append((seconds - ran_s) / self._n_reads)
+            self._host_s.append((seconds - ran_s) / self._n_parts)
         self.is_compared = False
         self._n_compared += self._weight
         n_blocks = len(self._recorded_s) + len(self._bypassed_s)
@@ -336,7 +342,7 @@ class Site:
         """Decide by these medians, and reckon for how many blocks that holds."""
         host_s = median_low(self._host_s)
         self.compared = Compared(
-            self.where, self.of_reads, self._is_parted, recorded_s, bypassed_s,
+            self.where, self.unit, self._is_parted, recorded_s, bypassed_s,
             ran_s=recorded_s - host_s,
         )  # fmt: skip
         # What the comparison lost: its blocks that ran the slower way. If that was recording, the

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +24,17 @@ from lazy_tensor.dispatch.record import recorder
 from lazy_tensor.dispatch.run import flush, hits
 from lazy_tensor.dispatch.stats import COMPILES_AFTER_S, STATS
 from lazy_tensor.dispatch.tiering import policy, sites
-from lazy_tensor.dispatch.tiering.policy import MOST_SITES, PAUSED, STEPS, Policy
+from lazy_tensor.dispatch.tiering.policy import (
+    MOST_SITES,
+    PAUSED,
+    READS_WITHOUT,
+    UNREAD_STEPS,
+    Policy,
+)
 from lazy_tensor.dispatch.tiering.sites import (
+    AS_ONE,
     AT_MOST,
+    BLOCKS,
     COMPARED,
     GOES_ON,
     LISTENS,
@@ -58,9 +68,13 @@ class QuickerAlone(Site):
         return super().begin(may_choose=may_choose)
 
 
-def bypassed_rounds(where: str, *, of_reads: bool) -> Site:
+def bypassed_rounds(where: str, unit: str) -> Site:
     """The same of rounds, but not of whole blocks."""
-    return (QuickerAlone if of_reads else Site)(where, of_reads=of_reads)
+    return (QuickerAlone if unit != BLOCKS else Site)(where, unit)
+
+
+NATIVE = SimpleNamespace(end_passing=lambda: None)
+"""Stands for the C++ where a test calls a policy's methods by itself."""
 
 
 class Clock:
@@ -125,16 +139,16 @@ def test_the_quicker_way_is_taken(clock: Clock, cycle: int) -> None:
         assert set(found[UNTIL_THEN : UNTIL_THEN + GOES_ON - COMPARED]) == {is_seen}
 
 
-@pytest.mark.parametrize(("round_s", "reads_a_block"), [(ROUND_S, 1), (0.9 * ROUND_S, READS)])
+@pytest.mark.parametrize(("round_s", "reads_a_block"), [(ROUND_S, 1), (0.9 * ROUND_S, AS_ONE)])
 def test_reads_of_a_long_round_count_as_blocks(
     clock: Clock, round_s: float, reads_a_block: int
 ) -> None:
-    site, n_reads, n_recorded = Site(of_reads=True), 8, 0
+    site, n_reads, n_recorded = Site(unit=READS), 8, 0
     while not site.is_compared:
         site.is_followed()
         site.begin(may_choose=True)
         clock.now_s += round_s
-        site.end(n_known=1, n_new=0, n_unknown=0, n_reads=n_reads)
+        site.end(n_known=1, n_new=0, n_unknown=0, n_parts=n_reads)
         n_recorded += n_reads * (not site.is_compared)
     assert n_recorded == TRIALS * reads_a_block
 
@@ -193,11 +207,11 @@ def test_the_first_steps_of_a_loop_do_not_keep_it_from_being_recorded(
 ) -> None:
     """Rounds of three steps, of which those in the first two rounds are new."""
     monkeypatch.setattr(sites, "TRACED", 3)
-    site = Site(of_reads=True)
+    site = Site(unit=READS)
     for new_s in (0.2, 0.1, 0.0, 0.0):
         assert site.begin(may_choose=True)
         clock.now_s += 0.1 + new_s
-        site.end(n_known=1, n_new=0, n_unknown=0, n_reads=3)
+        site.end(n_known=1, n_new=0, n_unknown=0, n_parts=3)
         site.is_followed(new_s=new_s)
 
 
@@ -716,7 +730,7 @@ def test_blocks_of_many_reads_are_compared_whole(
 
     local.trace.policy.reset()
     found = [step() for _ in range(UNTIL_THEN + 8)]
-    (compared,) = [one for one in local.trace.policy.compared() if not one.of_reads]
+    (compared,) = [one for one in local.trace.policy.compared() if one.unit == BLOCKS]
     assert found[-5:] == [settled] * 5
     assert compared.recorded_s == recorded_s * compared.bypassed_s
     local.trace.policy.reset()
@@ -758,8 +772,8 @@ class Moody(Site):
         return super().begin(may_choose=may_choose)
 
 
-def moody_rounds(where: str, *, of_reads: bool) -> Site:
-    return (Moody if of_reads else Site)(where, of_reads=of_reads)
+def moody_rounds(where: str, unit: str) -> Site:
+    return (Moody if unit != BLOCKS else Site)(where, unit)
 
 
 def trained(optimizer: Any, n_steps: int, block: Any, wrap: Any) -> list[Any]:
@@ -960,7 +974,7 @@ def test_a_training_loop_that_reads_nothing_is_timed_at_its_steps(
         return is_pending
 
     with lazy_tensor.lazy_mode() if around == "loop" else nullcontext():
-        were_recorded = [step() for _ in range(STEPS + ROUND * (UNTIL_THEN // 4 + 4))]
+        were_recorded = [step() for _ in range(UNREAD_STEPS + ROUND * (UNTIL_THEN // 4 + 4))]
     assert sum(were_recorded) > TRIALS
     assert not any(were_recorded[-ROUND:])
     assert passed[-1]
@@ -990,7 +1004,7 @@ def test_a_loop_that_flushes_few_ops_again_and_again_is_bypassed(
     local.trace.policy.reset()
 
 
-@pytest.mark.parametrize(("every", "ends_each"), [(STEPS, True), (STEPS - 1, False)])
+@pytest.mark.parametrize(("every", "ends_each"), [(UNREAD_STEPS, True), (UNREAD_STEPS - 1, False)])
 def test_steps_end_regions_where_values_are_read_seldom(every: int, ends_each: bool) -> None:
     it = Policy()
     found: list[bool] = []
@@ -1006,7 +1020,7 @@ def test_a_pause_of_the_program_decides_nothing(
 ) -> None:
     """The first timed round of each way has a pause in it, the faster one's a longer one."""
     it = Policy()
-    monkeypatch.setattr(Policy, "native", object())
+    monkeypatch.setattr(Policy, "native", NATIVE)
     it.begin_block("here")
     paused: set[bool] = set()
     for i in range(TRIALS + 8):
@@ -1028,7 +1042,7 @@ def test_rounds_with_a_step_here_and_there_are_compared_by_their_reads(
 ) -> None:
     """As in reinforcement learning: many actions are read for an update."""
     it = Policy()
-    monkeypatch.setattr(Policy, "native", object())
+    monkeypatch.setattr(Policy, "native", NATIVE)
     it.begin_block("here")
     for i in range(TRIALS + COMPARED):
         is_seen = it.begin_round(may_choose=True)
@@ -1102,3 +1116,68 @@ def test_kernels_that_come_are_noticed_in_a_loop_that_is_bypassed(
     it.end_round()
     it.begin_round(may_choose=True)
     assert tried
+
+
+@needs_cpp
+def test_phases_with_steps_of_an_optimizer_and_phases_without_are_compared_apart(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Actions are read, which take longer if they are recorded; updates take half as long so."""
+    it = Policy()
+    monkeypatch.setattr(Policy, "native", NATIVE)
+    it.begin_block("here")
+    is_seen, ran = True, Counter[tuple[str, bool]]()
+
+    def read() -> None:
+        nonlocal is_seen
+        if it.ends_round():
+            it.end_round()
+            is_seen = it.begin_round(may_choose=True)
+        if is_seen:
+            it.at_sync_point(n_recorded=5)
+
+    for turn in range(40):
+        for _ in range(4 * READS_WITHOUT):
+            clock.now_s += 0.003 if is_seen else 0.001
+            read()
+            ran["action", is_seen] += turn >= 20
+        for _ in range(3 * ROUND):
+            for _ in range(4):
+                clock.now_s += 0.001 if is_seen else 0.002
+                read()
+            it.ends_step()
+            ran["update", is_seen] += turn >= 20
+    assert ran["action", True] < 0.5 * ran["action", False]
+    assert ran["update", False] < 0.7 * ran["update", True]
+
+
+def test_blocks_with_few_rounds_are_compared_whole_and_longer_ones_by_rounds(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "native", NATIVE)
+    for n_rounds, unit in ((1, BLOCKS), (5, READS)):
+        it = Policy()
+        for _ in range(TRIALS + COMPARED + 4):
+            is_seen = it.begin_block("here")
+            for _ in range(n_rounds * ROUND + 3):
+                clock.now_s += 0.001
+                if is_seen:
+                    it.at_sync_point(n_recorded=5)
+                    if it.ends_round():
+                        it.end_round()
+                        it.begin_round(may_choose=True)
+            it.end_block()
+        assert [one.unit for one in it.compared()] == [unit]
+
+
+def test_blocks_of_which_a_part_is_ever_unknown_are_compared_too(clock: Clock) -> None:
+    site = Site()
+    for _ in range(TRIALS + 4):
+        site.is_followed()
+        is_seen = site.begin(may_choose=True)
+        clock.now_s += 3.0 if is_seen else 1.0
+        if is_seen:
+            site.end(n_known=2, n_new=1, n_unknown=0)
+    site.is_followed()
+    assert site.compared is not None
+    assert site.compared.eager_is_better
