@@ -15,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings, torch_private
+from lazy_tensor.dispatch.metadata import eager_checks
 from lazy_tensor.dispatch.metadata.infer import (
     LEARNED,
     Meta,
@@ -251,6 +252,8 @@ def _outcome(
         request.learns = key
         return Outcome(runs_now=LEARNED)
     outcome = propagate(facts, args, kwargs, metas)
+    if outcome.runs_now is None and not eager_checks.passes(facts, args, kwargs, metas):
+        outcome = eager_checks.MISFIT
     if outcome.runs_now is None:
         outcome = corrected_by_probe(outcome, facts, args, kwargs, metas)
     return learn(key, outcome)

@@ -20,6 +20,7 @@ from lazy_tensor.kernels.loops.index import Index, Indices
 from lazy_tensor.kernels.loops.reductions import REDUCTIONS, Arguments, Rule
 from lazy_tensor.kernels.loops.values import Joined, Number, Place, Reshaped, Rolled, Value, View
 from lazy_tensor.kernels.loops.views import Shown
+from lazy_tensor.kernels.symbolic import example_of
 
 
 def names(text: str) -> frozenset[str]:
@@ -188,7 +189,11 @@ def _scattered(name: str) -> Rule:
     """`self` with `src` in place of what the view by `name` shows."""
 
     def rule(b: Builder, a: Arguments) -> Value:
-        return b.of("{0}", Shown(name, a, a["self"].size).written(a["self"], a["src"]))
+        shown = Shown(name, a, a["self"].size)
+        # another size is an error, and the kernel would read beyond `src`
+        if example_of(shown.size()) != example_of(a["src"].size):
+            raise Declined(f"sizes of what {name}_scatter puts in")
+        return b.of("{0}", shown.written(a["self"], a["src"]))
 
     return rule
 

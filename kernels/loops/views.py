@@ -70,7 +70,7 @@ class Shown:
 
     def of(self, base: Value) -> Value:
         """What it shows of `base`. A view of an input is known by its strides."""
-        size, dtype = self._size(), base.dtype
+        size, dtype = self.size(), base.dtype
         if self.spec is not None and example_of(size) != self.spec.size:
             raise Declined(f"sizes of a view by {self.name}")
         if isinstance(base, Input) and self.name not in ("diagonal", "unfold"):
@@ -104,7 +104,7 @@ class Shown:
         parts = [sliced(base, dim, 0, first), new, sliced(base, dim, behind, n)]
         return Joined(base.size, base.dtype, tuple(one for one in parts if one.size[dim]), dim)
 
-    def _size(self) -> tuple[int, ...]:
+    def size(self) -> tuple[int, ...]:
         """The view's sizes."""
         name, given, size = self.name, self.given, self.base_size
         if name in ("view", "_reshape_alias", "_unsafe_view"):

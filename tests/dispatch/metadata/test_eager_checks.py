@@ -1,0 +1,33 @@
+"""Calls that meta functions accept and eager refuses raise eager's error at their line."""
+
+import pytest
+import torch
+
+from lazy_tensor import lazy_mode
+
+
+def raises_as_eager(call):
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        call()
+    with lazy_mode(), pytest.raises(type(expected.value)) as raised:
+        call()
+    assert str(raised.value) == str(expected.value)
+
+
+X = torch.rand(4, 3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.select_scatter(X + 1, torch.rand(1), 0, 1),
+        lambda: torch.select_scatter(X + 1, src=torch.rand(2), dim=0, index=1),
+        lambda: torch.select_scatter(X + 1, torch.rand(3), 0, 9),
+        lambda: torch.slice_scatter(X + 1, torch.rand(1, 3), 0, 0, 2),
+        lambda: torch.slice_scatter(X + 1, torch.rand(5, 3), 0, 0, 2),
+        lambda: torch.diagonal_scatter(X + 1, torch.rand(2)),
+        lambda: torch.as_strided_scatter(X + 1, torch.rand(2), (3,), (1,)),
+    ],
+)
+def test_a_source_of_another_size_than_its_place_is_refused(call):
+    raises_as_eager(call)
