@@ -13,7 +13,8 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, substituted
-from lazy_tensor.dispatch.ops.schema import OpFacts
+from lazy_tensor.dispatch.metadata.other_formulas import broadcast
+from lazy_tensor.dispatch.ops.schema import OpFacts, is_pointwise
 
 aten = torch.ops.aten
 
@@ -34,6 +35,10 @@ def passes(
     """Whether eager wouldn't raise for sizes that a meta function accepts."""
     if facts.op in SCATTERS:
         return _src_fits(facts, args, kwargs, metas)
+    if facts.returns_arg == 0 and is_pointwise(facts.op):
+        # what is written can't be broadcast to a larger size
+        sizes = [tuple(meta[0]) for meta in metas]
+        return broadcast(sizes) == sizes[0]
     return True
 
 

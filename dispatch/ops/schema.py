@@ -85,6 +85,8 @@ They decide the result's size, or how the ranks' parts of a sharded result are p
 """
 CHECK_NUMBERS = frozenset({"aten::pow", "aten::pow_"})
 """Ops that raise for some numbers: an integer to a negative power."""
+UNMARKED_POINTWISE = frozenset({"aten::floor_divide", "aten::floor_divide_", "aten::masked_fill_"})
+"""Pointwise ops that torch doesn't tag so."""
 
 
 def _is_written(argument: Argument) -> bool:
@@ -106,6 +108,20 @@ def _returned_argument(arguments: list[Argument], returns: list[Any]) -> int | N
         if argument.alias_info is not None and argument.alias_info.before_set == returned:
             return position
     return None
+
+
+@cache
+def is_pointwise(op: OpOverload) -> bool:
+    """Whether the op is pointwise, by its tag or that of the op that it is the in-place form of.
+
+    Torch tags few in-place forms themselves.
+    """
+    if op._schema.name in UNMARKED_POINTWISE:
+        return True
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    functional = getattr(packet, op._overloadname, op)
+    return torch.Tag.pointwise in op.tags or torch.Tag.pointwise in functional.tags
 
 
 @cache

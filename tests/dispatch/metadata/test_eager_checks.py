@@ -31,3 +31,14 @@ X = torch.rand(4, 3)
 )
 def test_a_source_of_another_size_than_its_place_is_refused(call):
     raises_as_eager(call)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eq_", "ne_", "lt_", "le_", "gt_", "ge_", "copysign_", "floor_divide_", "gcd_", "heaviside_",
+     "mul_", "logical_and_", "bitwise_or_"],
+)  # fmt: skip
+def test_what_is_written_is_not_broadcast(name):
+    dtype = torch.int64 if name in ("gcd_", "bitwise_or_") else torch.float32
+    one, three = torch.ones(1, dtype=dtype), torch.ones(3, dtype=dtype)
+    raises_as_eager(lambda: getattr(one + 1, name)(three))
