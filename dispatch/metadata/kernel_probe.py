@@ -104,10 +104,14 @@ REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
 CHECKING = frozenset(
     """bucketize complex dot hardsigmoid_backward hardswish_backward hardtanh_backward
     huber_loss_backward index_put masked_fill masked_scatter max median min mse_loss_backward mv
-    native_batch_norm smooth_l1_loss_backward std std_mean var var_mean vdot""".split()  # noqa: SIM905
+    native_batch_norm smooth_l1_loss_backward sort std std_mean var var_mean vdot""".split()  # noqa: SIM905
 )
 # fmt: on
 """Ops that aren't pointwise, but check their inputs before they touch memory."""
+
+
+NOT_FOR_SIZES = ("not implemented", "Dimension out of range")
+"""Parts of errors that tiny shapes can't cause: they have as many dimensions as the program's."""
 
 
 UNFIT = frozenset({"glu", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
@@ -173,7 +177,8 @@ def _ask(
         mixed = any(meta[1] != dense_stride(meta[0]) for meta in inputs)
         dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in results)
         return ProbeResult(refuses=False, orders=_orders(results) if mixed else (), dtypes=dtypes)
-    if "not implemented" in result or _has_no_sizes(facts) or base_name(facts.op) in SHRUNK:
+    is_sure = any(text in result for text in NOT_FOR_SIZES)
+    if is_sure or _has_no_sizes(facts) or base_name(facts.op) in SHRUNK:
         return ProbeResult(refuses=True)
     odd = any(type(a) in (bool, complex) for i, a in enumerate(args) if i in facts.number_args)
     one_float = inputs[0][3].is_floating_point and len({meta[3] for meta in inputs}) == 1

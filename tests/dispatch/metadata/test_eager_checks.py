@@ -42,3 +42,11 @@ def test_what_is_written_is_not_broadcast(name):
     dtype = torch.int64 if name in ("gcd_", "bitwise_or_") else torch.float32
     one, three = torch.ones(1, dtype=dtype), torch.ones(3, dtype=dtype)
     raises_as_eager(lambda: getattr(one + 1, name)(three))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "call", [lambda x: x.softmax(5), lambda x: x.log_softmax(-3), lambda x: x.sort(5)]
+)
+def test_a_dimension_that_is_not_there_is_refused(call, dtype):
+    raises_as_eager(lambda: call(X.to(dtype) + 1))
