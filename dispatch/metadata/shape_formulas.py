@@ -114,6 +114,8 @@ def _elementwise(
         if shared is None:
             return None
         shape = shared
+    if len(metas) > 1 and metas[1][0] and facts.op.overloadpacket in (aten.fill, aten.fill_):
+        return None  # unlike other operands, the value must be a number or 0-dim
     # in place: no output, and the argument can't be broadcast to another shape
     if facts.returns_arg == 0:
         return Outcome() if shape == first[0] else None

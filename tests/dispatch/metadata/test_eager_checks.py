@@ -50,3 +50,12 @@ def test_what_is_written_is_not_broadcast(name):
 )
 def test_a_dimension_that_is_not_there_is_refused(call, dtype):
     raises_as_eager(lambda: call(X.to(dtype) + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("call", [torch.fill, torch.Tensor.fill_])
+def test_a_value_to_fill_with_has_no_dimensions(call, dtype):
+    raises_as_eager(lambda: call(X[0].to(dtype) + 1, torch.ones(1, dtype=dtype)))
+    with lazy_mode():
+        filled = call(X[0] + 1, torch.tensor(2.0)) * 1
+    assert filled.tolist() == [2, 2, 2]
