@@ -149,18 +149,43 @@ def result_stride(
             break
     else:
         return dense_stride(shape)
-    if op.overloadpacket.__name__ in NOT_ITERATED or (len(shape) > 3 and 1 in shape):
-        # with a dim of size 1, one layout can count as contiguous and as "channels last"
+    if op.overloadpacket.__name__ in NOT_ITERATED:
         return None
     by_order = iterated_stride(shape, [_broadcast_stride(shape, meta) for meta in metas])
+    n_tensors, n_others = _n_arguments(op)
+    if len(metas) < n_tensors:
+        # A number in a tensor's place is an operand of no dimensions, so the sizes differ. Then
+        # torch always orders the dimensions, but not on "meta".
+        return by_order
+    if len(shape) > 3 and 1 in shape:
+        # with a dim of size 1, one layout can count as contiguous and as "channels last"
+        return None
     sizes, strides = zip(*((tuple(meta[0]), tuple(meta[1])) for meta in metas), strict=True)
     if set(sizes) != {shape}:
         return by_order
+    if all(_is_contiguous(shape, stride) for stride in strides):
+        # the result is contiguous also in dims of size 1, unless a number is an operand
+        return None if n_others else dense_stride(shape)
     if len(set(strides)) == 1 and is_dense(shape, strides[0]):
         # Torch keeps such a layout, or orders the dimensions. Numbers among the operands decide
         # which, so the answer is sure only where both agree.
         return by_order if by_order == strides[0] else None
     return by_order
+
+
+@cache
+def _n_arguments(op: OpOverload) -> tuple[int, int]:
+    """How many arguments the op takes: tensors, and others."""
+    is_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
+    return is_tensor.count(True), is_tensor.count(False)
+
+
+def _is_contiguous(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether torch counts the layout as contiguous, whatever the strides of dims of size 1."""
+    return all(
+        n == 1 or step == expected
+        for n, step, expected in zip(size, stride, dense_stride(size), strict=True)
+    )
 
 
 NOT_ITERATED = frozenset({

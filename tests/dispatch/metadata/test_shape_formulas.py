@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from lazy_tensor import lazy_mode
 from lazy_tensor.dispatch.metadata.infer import meta_of, outcome_of
 from lazy_tensor.dispatch.metadata.other_formulas import OTHERS
 from lazy_tensor.dispatch.metadata.shape_formulas import KEEP_DTYPE, closed_form
@@ -88,6 +89,19 @@ def test_elementwise_op_agrees_with_its_run(name):
                     op, [next(layouts)(a) if isinstance(a, torch.Tensor) else a for a in args]
                 )
     assert n_checked
+
+
+@pytest.mark.parametrize("name", ["abs", "mul", "add", "hardtanh", "lerp", "sigmoid", "copysign"])
+def test_strides_of_dims_of_one_element_are_torchs(name):
+    column = torch.rand(3, 1)
+    layouts = [column.t(), column, torch.rand(1, 3).t(), torch.rand(1, 1, 3).transpose(0, 1)]
+    for op, x in product(overloads(name), layouts):
+        args = arguments(op, repeat(x.shape))
+        if args is not None:
+            check_if_taken(op, [x if isinstance(a, torch.Tensor) else a for a in args])
+    with lazy_mode():
+        strides = [(x.abs().stride(), (x + 1).stride(), (x * x).stride()) for x in layouts]
+    assert strides == [(x.abs().stride(), (x + 1).stride(), (x * x).stride()) for x in layouts]
 
 
 def check_if_taken(op, args):
