@@ -104,7 +104,8 @@ REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
 CHECKING = frozenset(
     """bucketize complex dot hardsigmoid_backward hardswish_backward hardtanh_backward
     huber_loss_backward index_put masked_fill masked_scatter max median min mse_loss_backward mv
-    native_batch_norm smooth_l1_loss_backward sort std std_mean var var_mean vdot""".split()  # noqa: SIM905
+    native_batch_norm smooth_l1_loss smooth_l1_loss_backward sort std std_mean var var_mean
+    vdot""".split()  # noqa: SIM905
 )
 # fmt: on
 """Ops that aren't pointwise, but check their inputs before they touch memory."""

@@ -83,8 +83,13 @@ NUMBERS_SET_SHAPE = frozenset({
 
 They decide the result's size, or how the ranks' parts of a sharded result are put together.
 """
-CHECK_NUMBERS = frozenset({"aten::pow", "aten::pow_"})
-"""Ops that raise for some numbers: an integer to a negative power."""
+CHECK_NUMBERS = frozenset({
+    "aten::_cdist_forward", "aten::celu", "aten::celu_", "aten::huber_loss",
+    "aten::smooth_l1_loss", "aten::softshrink",
+})  # fmt: skip
+"""Ops that raise for some numbers, such as a negative `beta`."""
+POWERS = frozenset({"aten::pow", "aten::pow_"})
+"""Ops that raise for some numbers if their tensors are integers, for a negative exponent."""
 UNMARKED_POINTWISE = frozenset({"aten::floor_divide", "aten::floor_divide_", "aten::masked_fill_"})
 """Pointwise ops that torch doesn't tag so."""
 
@@ -147,7 +152,7 @@ def facts_of(op: OpOverload) -> OpFacts:
         changes_metadata=torch.Tag.inplace_view in tags,
         writes_list=op._schema.name.startswith("aten::_foreach") and op._schema.name.endswith("_"),
         communicates=op.namespace == "_c10d_functional",
-        checks_numbers=op._schema.name in CHECK_NUMBERS,
+        checks_numbers=op._schema.name in CHECK_NUMBERS | POWERS,
         numbers_set_shape=op._schema.name in NUMBERS_SET_SHAPE,
         number_args=frozenset(
             _label(i, a)

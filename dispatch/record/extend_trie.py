@@ -32,6 +32,7 @@ from lazy_tensor.dispatch.metadata.kernel_probe import corrected_by_probe
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
 from lazy_tensor.dispatch.ops.request import Request, scalar_refs
 from lazy_tensor.dispatch.ops.rules import METADATA_FROM_RUN
+from lazy_tensor.dispatch.ops.schema import POWERS
 from lazy_tensor.dispatch.record import moving_index
 from lazy_tensor.dispatch.record.inputs import index_of, is_in
 from lazy_tensor.dispatch.record.memory_overlap import overlaps
@@ -105,7 +106,9 @@ def grow(
         trace.policy.add_growth(perf_counter() - request.began_s)
         return reason
     parent = trace.state
-    is_generic = bool(numbers) and _varies(trace, parent, request, key, generic_key)
+    # Numbers that the op checks stay in the key: so each new one is checked here, at its line.
+    may_vary = bool(numbers) and not _checks_numbers(request)
+    is_generic = may_vary and _varies(trace, parent, request, key, generic_key)
     if is_generic:
         refs = scalar_refs(parent.n_scalars)
         args, kwargs = request.mapped(lambda tensor: ref(index_of(trace, tensor)), refs)
@@ -146,6 +149,13 @@ def _varies(
             trace.varying.clear()
         trace.varying.add(signature)
     return signature in trace.varying
+
+
+def _checks_numbers(request: Request) -> bool:
+    """Whether the call raises for some numbers."""
+    if request.op._schema.name in POWERS:
+        return not any(t.is_floating_point() or t.is_complex() for t in request.tensors)
+    return request.facts.checks_numbers
 
 
 def link(

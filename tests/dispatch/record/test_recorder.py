@@ -2,6 +2,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
 from lazy_tensor.dispatch.run import hits
@@ -308,3 +309,35 @@ def test_numbers_of_an_interrupted_call_are_not_given_to_the_next(monkeypatch):
                 x * 2.5
         y = x + 0.5
     assert y.tolist() == [1.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [
+        (lambda x, n: x.long() ** n, -1),
+        (lambda x, n: F.huber_loss(x, x * 2, delta=n), 0),
+        (lambda x, n: F.smooth_l1_loss(x, x * 2, beta=n), -1.0),
+        (F.softshrink, -1.0),
+        (F.celu, 0.0),
+        (lambda x, n: torch.cdist(x[None], x[None] * 2, n), -1.0),
+    ],
+)
+def test_a_number_that_eager_refuses_raises_at_its_line_though_numbers_vary(call, refused):
+    x = torch.ones(3)
+    with lazy_mode():
+        for n in (1, 2, 3, 4):
+            call(x + 1, type(refused)(n))
+    with lazy_mode(), pytest.raises(RuntimeError):
+        call(x + 1, refused)
+
+
+def test_powers_of_floats_share_a_state_though_numbers_vary():
+    def step(n):
+        with lazy_mode():
+            return (torch.ones(3) + 1) ** n
+
+    for n in (1.5, 2.5, 3.5):
+        step(n)
+    before = n_states()
+    assert step(4.5).tolist() == pytest.approx([2**4.5] * 3)
+    assert n_states() == before
