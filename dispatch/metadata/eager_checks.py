@@ -28,11 +28,16 @@ SCATTERS: dict[OpOverload, OpOverload] = {
 }
 """Ops that return `self` with `src` in place of a view of it, and the ops that make the view."""
 
+FLOATING_ONLY = frozenset({aten.glu.default})
+"""Ops that refuse integers and that `kernel_probe` doesn't try."""
+
 
 def passes(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> bool:
-    """Whether eager wouldn't raise for sizes that a meta function accepts."""
+    """Whether eager wouldn't raise for sizes and dtypes that a meta function accepts."""
+    if facts.op in FLOATING_ONLY and not metas[0][3].is_floating_point:
+        return False
     if facts.op in SCATTERS:
         return _src_fits(facts, args, kwargs, metas)
     if facts.returns_arg == 0 and is_pointwise(facts.op):

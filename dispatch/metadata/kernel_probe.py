@@ -19,7 +19,7 @@ import torch
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, dense_stride, is_dense, substituted
 from lazy_tensor.dispatch.metadata.shrunk import SHRUNK, tiny
-from lazy_tensor.dispatch.ops.schema import OpFacts
+from lazy_tensor.dispatch.ops.schema import OpFacts, is_pointwise
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.fusible import base_name
 
@@ -102,16 +102,17 @@ REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
 
 # fmt: off
 CHECKING = frozenset(
-    """bucketize complex dot hardsigmoid_backward hardswish_backward hardtanh_backward
-    huber_loss_backward index_put masked_fill masked_scatter max median min mse_loss_backward mv
-    native_batch_norm smooth_l1_loss smooth_l1_loss_backward sort std std_mean var var_mean
-    vdot""".split()  # noqa: SIM905
+    """_prelu_kernel binary_cross_entropy binary_cross_entropy_with_logits bucketize complex dot
+    hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss_backward
+    index_put index_select log_sigmoid_forward masked_fill masked_scatter max median min
+    mse_loss_backward mv native_batch_norm rsub smooth_l1_loss smooth_l1_loss_backward sort std
+    std_mean trace var var_mean vdot""".split()  # noqa: SIM905
 )
 # fmt: on
 """Ops that aren't pointwise, but check their inputs before they touch memory."""
 
 
-NOT_FOR_SIZES = ("not implemented", "Dimension out of range")
+NOT_FOR_SIZES = ("not implemented", "Dimension out of range", "dtype")
 """Parts of errors that tiny shapes can't cause: they have as many dimensions as the program's."""
 
 
@@ -135,7 +136,7 @@ def is_safe(facts: OpFacts) -> bool:
 def _has_no_sizes(facts: OpFacts) -> bool:
     """Whether no argument of the op has to fit its tensors' shapes: tiny shapes are no reason to
     refuse."""
-    return torch.Tag.pointwise in facts.op.tags or base_name(facts.op) in CHECKING
+    return is_pointwise(facts.op) or base_name(facts.op) in CHECKING
 
 
 def _run(

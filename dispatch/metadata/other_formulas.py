@@ -8,6 +8,7 @@ raise: the forms check what the ops check. Called by `shape_formulas`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,10 +41,10 @@ def broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(result)
 
 
-def _matmul(args: Args, metas: list[Meta]) -> Meta | None:
+def _matmul(args: Args, metas: list[Meta], n_dims: int = 2) -> Meta | None:
     """`mm`, `bmm`, and the product in `addmm`, whose operands come last."""
     left, right = metas[-2:]
-    if len(left[0]) != len(right[0]) or len(left[0]) not in (2, 3):
+    if not len(left[0]) == len(right[0]) == n_dims:
         return None
     (*batch, n, k), (*its_batch, its_k, p) = left[0], right[0]
     if batch != its_batch or k != its_k or left[3:] != right[3:]:
@@ -232,7 +233,7 @@ def _by_position(size: tuple[int, ...], like: Meta) -> Meta:
 
 OTHERS: dict[OpOverload, Form] = {
     aten.mm.default: _matmul,
-    aten.bmm.default: _matmul,
+    aten.bmm.default: partial(_matmul, n_dims=3),
     aten.addmm.default: _addmm,
     aten.embedding.default: _embedding,
     aten.linalg_vector_norm.default: _whole_norm,

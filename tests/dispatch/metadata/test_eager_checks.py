@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lazy_tensor import lazy_mode
 
@@ -59,3 +60,38 @@ def test_a_value_to_fill_with_has_no_dimensions(call, dtype):
     with lazy_mode():
         filled = call(X[0] + 1, torch.tensor(2.0)) * 1
     assert filled.tolist() == [2, 2, 2]
+
+
+INTEGERS = torch.ones(4, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F.glu(INTEGERS + 1),
+        lambda: F.hardswish(INTEGERS + 1),
+        lambda: F.logsigmoid(INTEGERS + 1),
+        lambda: F.prelu(INTEGERS + 1, INTEGERS[0, :1] + 1),
+        lambda: F.binary_cross_entropy_with_logits(INTEGERS + 0, X @ X.t()),
+        lambda: F.binary_cross_entropy(X.sigmoid(), INTEGERS[:, :3] * 1),
+        lambda: torch.rsub(X + 1, X > 0.5),
+        lambda: torch.trace(X > 0.5),
+        lambda: (X > 0.5).abs_(),
+        lambda: torch.index_select(X + 1, 0, X[0] * 0),
+        lambda: (X + 1).index_add(0, X[:, 0] * 0, X),
+    ],
+)
+def test_dtypes_that_kernels_refuse(call):
+    raises_as_eager(call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.index_select(X + 1, 0, INTEGERS * 0),
+        lambda: torch.bmm(X + 1, X.t()),
+        lambda: torch.mm(X[None] + 1, X.t()[None]),
+    ],
+)
+def test_numbers_of_dimensions_that_kernels_refuse(call):
+    raises_as_eager(call)
