@@ -34,11 +34,12 @@ from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
 class Line(NamedTuple):
     """How one value is made from the values of other lines; `operands` are their numbers.
 
-    "leaf", "scalar": the trace's, `what` is its number. "place": a number in an optimizer's group,
-    `what` is its place in an `ObjectGraph`. "constant": `what` is its
-    type and text. "op": an op's result, its last operands passed by `names`. "item": a tensor's
-    value. "number": the result of Python's operator `what`. "branch": a comparison, with its
-    `outcome`. "read": a number that was turned into something that no line follows.
+    "leaf": the trace's, `what` is its number. "scalar": a number that an op got, `what` counts
+    these. "place": a number in an optimizer's group, `what` is its place in an `ObjectGraph`.
+    "constant": `what` is its type and text. "op": an op's result, its last operands passed by
+    `names`. "item": a tensor's value. "number": the result of Python's operator `what`. "branch":
+    a comparison, with its `outcome`. "read": a number that was turned into something that no line
+    follows.
     """
 
     kind: str
@@ -54,11 +55,15 @@ NUMBERS = frozenset({"place", "item", "number"})
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """How a call computed numbers: equal for calls that did so in the same way. `values` are those
-    of the lines in this call."""
+    """How a call computed numbers: equal for calls that did so in the same way.
+
+    `values` are those of the lines in this call. `inputs` are the lines of numbers that are inputs
+    of the trace, with their numbers there. Other calls may have such a number in the trace itself.
+    """
 
     code: tuple[Line, ...]
     values: tuple[Any, ...] = field(compare=False)
+    inputs: dict[int, int] = field(compare=False)
 
     def places(self) -> set[Place]:
         """The places of optimizers' groups that were read."""
@@ -99,10 +104,12 @@ class Counts:
         self._code: list[Line] = []
         self._values: list[Any] = []  # of each line
         self._number_of: dict[Line, int] = {}  # equal lines are one
+        self._n_scalars = 0  # "scalar" lines
+        self._inputs: dict[int, int] = {}  # see `Formulas`
 
     def formulas(self) -> Formulas:
         """The lines so far."""
-        return Formulas(tuple(self._code), tuple(self._values))
+        return Formulas(tuple(self._code), tuple(self._values), self._inputs)
 
     @property
     def is_going_on(self) -> bool:
@@ -196,6 +203,10 @@ class Counts:
         made.counts, made.line = self, self._noted(line, value)
         return made
 
+    def _scalar(self, value: complex) -> int:
+        self._n_scalars += 1
+        return self._noted(Line("scalar", self._n_scalars), value)
+
     def _constant(self, value: Any) -> int:
         return self._noted(Line("constant", (type(value), repr(value))), value)
 
@@ -259,8 +270,10 @@ class Counts:
             if isinstance(argument, Ref):
                 operands.append(self._line_of[argument.index])
             elif isinstance(argument, ScalarRef):
-                line = Line("scalar", argument.index)
-                operands.append(self._noted(line, self._trace.scalars[argument.index]))
+                operands.append(self._scalar(self._trace.scalars[argument.index]))
+                self._inputs[operands[-1]] = argument.index
+            elif type(argument) in (int, float, complex):
+                operands.append(self._scalar(argument))
             else:
                 operands.append(self._constant(argument))
         names = tuple([name for name, _ in node.kwargs])
@@ -389,8 +402,8 @@ class Recount:
         places: list[int] = []  # of each line of the formulas
         for i, (line, value) in enumerate(zip(now.code, now.values, strict=True)):
             # an op on a count reads a number of the trace that an earlier line computes
-            if line.kind == "scalar" and line.what in explaining:
-                first = explaining[line.what][0]
+            if now.inputs.get(i) in explaining:
+                first = explaining[now.inputs[i]][0]
                 if first >= i:
                     raise RuntimeError("a number changes, and what it is computed from is unknown")
                 places.append(places[first])
@@ -400,6 +413,8 @@ class Recount:
             key: Any = line
             if line.kind == "leaf":
                 key = (value.dtype, repr(torch_private.values_of(value)))
+            elif line.kind == "scalar":
+                key = (type(value), repr(value))
             is_moving = line.kind == "place" and not is_same(value, before.values[i])
             is_given = line.kind in ("constant", "scalar", "place") and not is_moving
             place = distinct.setdefault(key, len(self._values))

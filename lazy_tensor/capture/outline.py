@@ -6,14 +6,14 @@ In: what `take` has noted of a call. Out: its `Outline`, and in words how it dif
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.counts import Formulas
-from lazy_tensor.capture.watched_object import Place, is_same
+from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
 from lazy_tensor.dispatch.wording import op_name
@@ -104,13 +104,15 @@ class Outline:
     returned: tuple[Returned, ...]
     structure: Any
 
-    def difference(self, before: Outline) -> str | None:
-        """The first difference from an earlier call, in words; None if there is none."""
-        # another thread has another trie: there equal traces end in different states
-        if self.state is not before.state:
-            found = _first_difference(before, self)
-            if found is not None:
-                return found
+    def difference(self, before: Outline, *, by_value: bool = False) -> str | None:
+        """The first difference from an earlier call, in words; None if there is none.
+
+        A number may be part of a step in one trace and an input in the other. No plan runs both
+        then, so the traces differ, unless they are compared `by_value`.
+        """
+        numbers = _paired_numbers(before, self, by_value=by_value)
+        if isinstance(numbers, str):
+            return numbers
         # a value read at the same line is named with its line, which `_WORDS` can't do
         for now, then in zip(self.reads, before.reads, strict=False):
             if now != then and now[0] == then[0]:
@@ -124,11 +126,9 @@ class Outline:
         # equal by chance, or follow the other number for a while
         is_known = self.numbers == before.numbers
         explained = self.formulas.explained(before.formulas) if is_known else {}
-        for i, (now, then) in enumerate(zip(self.scalars, before.scalars, strict=True)):
+        for node, now, then in numbers:
             if not is_same(now, then) and (repr(now), repr(then)) not in explained:
-                nodes = [step for step in self.state.steps() if isinstance(step, Node)]
-                where = next((named(n) for n in nodes if ScalarRef(i) in _flat(n)), "an op")
-                return f"{where} gets {now!r} where the call before gave it {then!r}"
+                return f"{named(node)} gets {now!r} where the call before gave it {then!r}"
         return None
 
 
@@ -145,39 +145,61 @@ _WORDS = {
 }
 
 
-def _flat(node: Node) -> list[Any]:
-    """The arguments of a recorded call, with those inside lists."""
-    leaves: list[Any] = pytree.tree_leaves((node.args, [value for _, value in node.kwargs]))
-    return leaves
+def _paired_numbers(
+    before: Outline, now: Outline, *, by_value: bool
+) -> list[tuple[Node, Any, Any]] | str:
+    """The numbers that are inputs of a trace, each with its step, and its value now and before.
 
-
-def _first_difference(before: Outline, now: Outline) -> str | None:
-    """Where two traces diverge, with the user's line; None if their steps are equal."""
+    If the steps of the two traces differ, the first difference, with the user's line.
+    """
     old, new = before.state.steps(), now.state.steps()
-    if old == new:
-        return None
+    numbers: list[tuple[Node, Any, Any]] = []
     for one, other in zip(old, new, strict=False):
-        if one == other:
-            continue
         if isinstance(one, Leaf) or isinstance(other, Leaf):
+            if one == other:
+                continue
             specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
             return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
         if one.facts.op is not other.facts.op:
             called = op_name(one.facts.op)
             return f"it calls {named(other)} where the call before called {called}"
-        for a, b in zip(_flat(one), _flat(other), strict=False):
-            shown = _shown(b, now), _shown(a, before)
+        flat, form = _flat(one)
+        other_flat, other_form = _flat(other)
+        is_equal = form == other_form and _bare(one) == _bare(other)
+        for a, b in zip(flat, other_flat, strict=False):
+            then, value = _number(a, before), _number(b, now)
+            may_differ = type(a) is type(b) or by_value
+            if ScalarRef in (type(a), type(b)) and type(then) is type(value) and may_differ:
+                numbers.append((other, value, then))
+                continue
+            shown = _shown(value), _shown(then)
             if shown[0] != shown[1]:
                 return f"{named(other)} gets {shown[0]} where the call before gave it {shown[1]}"
-        return f"{named(other)} gives something else than before"
-    return f"it has {len(new)} steps where the call before had {len(old)}"
+            is_equal &= is_same(a, b) if is_atom(a) else a == b
+        if not is_equal:
+            return f"{named(other)} gives something else than before"
+    if len(old) != len(new):
+        return f"it has {len(new)} steps where the call before had {len(old)}"
+    return numbers
+
+
+def _flat(node: Node) -> tuple[list[Any], Any]:
+    """The arguments of a recorded call, with those inside lists; and how they were nested."""
+    return pytree.tree_flatten((node.args, node.kwargs))
+
+
+def _bare(node: Node) -> Node:
+    return replace(node, args=(), kwargs=())
 
 
 def named(node: Node) -> str:
     return f"{op_name(node.facts.op)} at {node.where}"
 
 
-def _shown(argument: Any, outline: Outline) -> str:
-    if isinstance(argument, ScalarRef):
-        return repr(outline.scalars[argument.index])
+def _number(argument: Any, outline: Outline) -> Any:
+    """The value of a number that is an input; any other argument as it is."""
+    return outline.scalars[argument.index] if isinstance(argument, ScalarRef) else argument
+
+
+def _shown(argument: Any) -> str:
     return f"tensor {argument.index}" if isinstance(argument, Ref) else repr(argument)

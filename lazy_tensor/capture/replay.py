@@ -431,7 +431,9 @@ class Replay(Generic[P, R]):
             # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
             self._note_obstacle(taken)
             return result, None, known, False
-        found = taken.outline.difference(captured.outline)
+        # `by_value`: a rate that is again what it was is not recorded as an input, though it may
+        # be one of the plan
+        found = taken.outline.difference(captured.outline, by_value=True)
         if found is not None:
             # replays of such calls were wrong: the next capture needs two new takes that agree
             known.outlines.clear()

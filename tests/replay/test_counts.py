@@ -374,3 +374,15 @@ def test_what_writes_two_tensors_is_not_run_for_its_count():
         repeated()
         assert lazy_tensor.materialize(tracker) == i + 1
     assert repeated.n_replayed > 0, repeated.obstacle
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adam foreach"])
+def test_a_rate_that_is_again_what_it_was_passes_checks(name):
+    others = {"sgd": lambda p: optim.SGD(p, lr=0.1), "adamw": optim.AdamW}
+    pair = Pair((COUNTING | others)[name], lambda step: replay(step, check_every=4))
+    first = pair.optimizers[0].param_groups[0]["lr"]
+    for rate in [first] * 6 + [first / 2, first * 2] * 4 + [first] * N:
+        for optimizer in pair.optimizers:
+            optimizer.param_groups[0]["lr"] = rate
+        pair.take()
+    assert pair.n_replayed >= N // 2, pair.step.obstacle
