@@ -238,12 +238,16 @@ class LazyTensor(tensor_types.ValueTensor):
         return new
 
     def _copied(self, memo: dict[int, Any]) -> LazyTensor:
-        """A copy of the value. `memo` knows storages: tensors of a tree that share memory share it
-        in the copy of the tree."""
+        """A copy of the value. As in eager, a parameter's copy has memory of its own. Other tensors
+        of a tree that share memory share it in the copy of the tree: `memo` knows their storages.
+        """
         with torch_private.no_modes():
-            new = tensor_types.concrete(
-                copy.deepcopy(computed(self, "copy.deepcopy()").detach(), memo)
-            )
+            data = computed(self, "copy.deepcopy()").detach()
+            if getattr(self, "_is_param", False):
+                data = data.clone(memory_format=torch.preserve_format)
+            else:
+                data = copy.deepcopy(data, memo)
+            new = tensor_types.concrete(data)
         assert isinstance(new, LazyTensor)
         return new
 

@@ -146,6 +146,22 @@ def test_deepcopy_pickle_and_save_give_the_value():
     assert torch.equal(torch.load(file)["weight"], expected)
 
 
+def test_deepcopy_gives_each_parameter_memory_of_its_own():
+    def twin_of(convert):
+        flat = torch.arange(1000.0)
+        model = torch.nn.Module()
+        model.a = torch.nn.Parameter(flat[:4].view(2, 2).t())
+        model.b = torch.nn.Parameter(model.a.data)
+        return copy.deepcopy(convert(model))
+
+    for twin in map(twin_of, (lambda model: model, wrap)):
+        with torch.no_grad():
+            twin.a.add_(5)
+        assert materialize(twin.b).tolist() == [[0, 2], [1, 3]]
+        assert twin.a.stride() == (1, 2)
+        assert twin.a.untyped_storage().nbytes() == 16
+
+
 def test_load_state_dict_into_wrapped_module():
     model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     wrap(model).load_state_dict(other.state_dict())
