@@ -131,6 +131,8 @@ class _Forward(_Named):
             flaw = "it writes an argument whose gradient is wanted"
         if any(_shares(output, inputs) for output in with_graph):
             flaw = "it gives an argument whose gradient is wanted, or a view of it"
+        if any(output.grad_fn is None for output in with_graph):
+            flaw = "it gives a leaf that requires a gradient, which would be no leaf of a replay"
         if any(map(is_written, range(len(saved)))):
             flaw = "it writes what its backward needs"
         wanted = [one for i, one in enumerate(inputs) if reached >> i & 1] + parameters

@@ -378,6 +378,22 @@ def test_what_a_call_was_given_is_freed_after_backward():
 
 
 @pytest.mark.filterwarnings("ignore:replay.*goes on recording")
+def test_an_output_that_is_a_new_leaf_gets_its_gradient():
+    class Leaf(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, y.detach().clone().requires_grad_()
+
+    model = replay(Leaf(4, 4))
+    for _ in range(12):
+        y, leaf = model(torch.ones(3, 4))
+        (y.sum() + leaf.pow(2).sum()).backward()
+        assert leaf.is_leaf
+        assert torch.equal(lazy_tensor.materialize(leaf.grad), 2 * lazy_tensor.materialize(leaf))
+    assert "a leaf that requires a gradient" in calls_of(model).forward.obstacle
+
+
+@pytest.mark.filterwarnings("ignore:replay.*goes on recording")
 def test_hooks_for_gradients_run_once():
     def run(model):
         handle = model[0].wide.weight.register_hook(lambda grad: grad * 3)
