@@ -121,6 +121,7 @@ class ObjectGraph:
         self._n_held = 0  # values in holdings: see `MOST_HELD`
         self._n_followed = 0  # names whose members of classes were followed
         self._queue: deque[tuple[str, Any]] = deque(roots)
+        self._keys: deque[tuple[str, Any]] = deque()  # of dicts, and members of sets
         self._visit_queued()
         # after the roots, so that an argument that they lead to is known by that place
         names_of: dict[int, str] = {}
@@ -169,6 +170,11 @@ class ObjectGraph:
         self._n_held += len(holding.values)
         if self._n_held > MOST_HELD:
             raise Obstacle(f"{label} and what else it can see hold over {MOST_HELD} values")
+        if kind in (kinds.ITEMS, kinds.SET):
+            keys = holding.keys if kind is kinds.ITEMS else holding.values
+            self._keys.extend(
+                (f"list({label})[{i}]", key) for i, key in enumerate(keys) if not is_atom(key)
+            )
         if kind is kinds.TENSOR:
             hooks = [one for one in holding.values[2:4] if one is not None]
             self._queue.extend((f"{label}'s hooks", one) for one in hooks)
@@ -180,8 +186,9 @@ class ObjectGraph:
             )
 
     def _visit_queued(self) -> None:
-        while self._queue:
-            self._visit(*self._queue.popleft())
+        while self._queue or self._keys:
+            # keys last: parameters are keys of an optimizer's state, but the model names them
+            self._visit(*(self._queue or self._keys).popleft())
             # code that was met mentions members of classes that were visited before
             if not self._queue and len(self.names) > self._n_followed:
                 self._n_followed = len(self.names)

@@ -458,6 +458,27 @@ def special_method_of_what_is_made_inside():
     return lambda x: Made(x) @ 1, lambda: SCALE.__setitem__(0, 5.0)
 
 
+@case
+def attribute_of_an_object_in_a_set():
+    made = Made(2.0)
+    objects = {made}
+    return lambda x: x * sum(o.x for o in objects), lambda: setattr(made, "x", 5.0)
+
+
+@case
+def module_that_is_a_key():
+    dropout = nn.Dropout(0.5).eval()
+    weights = {dropout: 2.0}
+    return lambda x: [m(x) * weight for m, weight in weights.items()][0], dropout.train
+
+
+@case
+def function_that_is_a_key():
+    k = [2.0]
+    losses = {(lambda x: x * k[0]): 1.0}
+    return lambda x: next(iter(losses))(x), lambda: k.__setitem__(0, 5.0)
+
+
 def _of_parser(parser):
     parser.read_dict({"a": {"k": "0"}})
     return parser
@@ -668,6 +689,18 @@ def test_an_argument_that_is_seen_elsewhere_too():
         c = Space(t=torch.ones(3))
         step = wrap(lambda x: x * (2 if x is c.t else 5))
         return [step(torch.ones(3) if i < 6 else c.t).tolist() for i in range(8)]
+
+    both(run)
+
+
+@pytest.mark.parametrize("kind", [dict.fromkeys, set])
+def test_an_argument_that_is_a_key_or_in_a_set(kind):
+    a, b = torch.ones(3), torch.ones(3)
+    seen = kind([a])
+
+    def run(wrap):
+        step = wrap(lambda x: x * (2.0 if x in seen else 5.0))
+        return [step(a if i < CHANGED_AT else b).tolist() for i in range(N_CALLS)]
 
     both(run)
 
