@@ -168,6 +168,23 @@ bool renew(PyObject* object, PyObject* data, PyObject* layout) {
   return true;
 }
 
+// An object with attributes, which must keep its class and the dict of its attributes.
+struct Instance {
+  PyObject *object, *type, *dict;
+
+  explicit Instance(PyObject* found)
+      : object(found), type(reinterpret_cast<PyObject*>(Py_TYPE(found))), dict(dict_now()) {}
+
+  PyObject* dict_now() const {
+    PyObject** at = _PyObject_GetDictPtr(object);
+    return at == nullptr ? nullptr : *at;
+  }
+
+  bool is_unchanged() const {
+    return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type && dict_now() == dict;
+  }
+};
+
 class CapturedCall {
  public:
   // `fields` is a dict that lives as long as this, and that nobody changes: the pointers here are
@@ -311,12 +328,8 @@ class CapturedCall {
     if (n_watched > PyList_GET_SIZE(pinned_)) {
       throw_changed("an argument is a tensor that it also finds elsewhere");
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(instances_); ++i) {
-      PyObject* pair = PyList_GET_ITEM(instances_, i);
-      if (reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(pair, 0))) !=
-          PyTuple_GET_ITEM(pair, 1)) {
-        throw_changed("the class of an object changed");
-      }
+    for (const Instance& one : instances_) {
+      if (!one.is_unchanged()) throw_changed("the class or the __dict__ of an object changed");
     }
     if (watch_asks_always_ || first_change(watch_list_) >= 0) {
       Ref(sure(PyObject_CallNoArgs(ask_watch_)));
@@ -479,7 +492,6 @@ class CapturedCall {
   // For what these are see `captured_call.py`, which has them under the same names.
   PyObject* const pinned_ = field("pinned");
   PyObject* const watched_ids_ = field("watched_ids");
-  PyObject* const instances_ = field("instances");
   PyObject* const watch_list_ = field("watch_list");
   PyObject* const ask_watch_ = field("ask_watch");
   PyObject* const autograd_fields_ = field("autograd_fields");
@@ -505,6 +517,7 @@ class CapturedCall {
   const bool keeps_leaves_ = field("keeps_leaves") == Py_True;
   const bool runs_otherwise_ = field("runs_otherwise") == Py_True;
   const std::vector<Place> open_ = all<Place>("open"), leaves_ = all<Place>("leaves");
+  const std::vector<Instance> instances_ = all<Instance>("instances");
   const std::vector<Written> written_ = all<Written>("written");
   const std::vector<Target> targets_ = all<Target>("targets");  // the renewed ones first
   const size_t n_renewed_ = PyLong_AsSize_t(field("n_renewed"));

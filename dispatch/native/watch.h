@@ -33,9 +33,24 @@ struct Expected {
 
 PyObject* or_none(PyObject* field) { return field == nullptr ? Py_None : field; }
 
-// How many attributes an object has.
-Py_ssize_t n_attributes(PyObject* object) {
-  return PyDict_GET_SIZE(Ref(sure(PyObject_GenericGetDict(object, nullptr))).get());
+// Whether a dict has as many keys as before, and the same one last. `newest` has both: how many, and
+// the last; their number is -1 if other keys don't matter. A key that comes is the last one.
+bool has_newest(PyObject* dict, PyObject* newest) {
+  const Py_ssize_t n = PyLong_AsSsize_t(PyTuple_GET_ITEM(newest, 0));
+  if (n < 0) return true;
+  if (PyDict_GET_SIZE(dict) != n) return false;
+  if (n == 0) return true;
+  // there may be gaps before the last key, so it is the n-th entry or a later one
+  Py_ssize_t at = n - 1;
+  PyObject *key = nullptr, *value;
+  while (PyDict_Next(dict, &at, &key, &value)) {
+  }
+  return key == PyTuple_GET_ITEM(newest, 1);
+}
+
+// The same for the attributes of an object.
+bool has_newest_attribute(PyObject* object, PyObject* newest) {
+  return has_newest(Ref(sure(PyObject_GenericGetDict(object, nullptr))).get(), newest);
 }
 
 // Whether the first four of a tensor's `AUTOGRAD_FIELDS` (watched_object.py) are as expected. torch
@@ -64,8 +79,9 @@ bool holds_in_order(PyObject* holder, PyObject* keys, const Expected& expected) 
 }
 
 // Whether a holder holds just these values under `keys`. False, too, where only Python can tell.
-// `size` is how many attributes an object or a tensor had; -1 if others don't matter.
-bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected, long size) {
+// `newest` is for the attributes of an object or a tensor: see `has_newest`.
+bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected,
+           PyObject* newest) {
   const Py_ssize_t n = PyTuple_GET_SIZE(expected.values);
   switch (kind) {
     case ITEMS: {
@@ -82,7 +98,7 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
       return true;
     }
     case ATTRIBUTES:
-      if (size >= 0 && PyDict_GET_SIZE(holder) != size) return false;
+      if (!has_newest(holder, newest)) return false;
       for (Py_ssize_t i = 0; i < n; ++i) {
         PyObject* value = PyDict_GetItemWithError(holder, PyTuple_GET_ITEM(keys, i));
         if (value == nullptr && PyErr_Occurred()) throw python_error();
@@ -99,7 +115,7 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
     case CELL:
       return expected.is(0, PyCell_GET(holder));
     case AUTOGRAD_FIELDS:
-      return n_attributes(holder) == size && has_autograd_fields(holder, expected);
+      return has_newest_attribute(holder, newest) && has_autograd_fields(holder, expected);
     case FUNCTION:
       return expected.is(0, PyFunction_GET_CODE(holder)) &&
              expected.is(1, or_none(PyFunction_GET_DEFAULTS(holder))) &&
@@ -110,12 +126,12 @@ bool holds(long kind, PyObject* holder, PyObject* keys, const Expected& expected
 }
 
 // The number of the first holder in `watched`, from `start` on, that doesn't hold what is expected;
-// -1 if all do. Each is (kind, holder, keys, values, size), as `WatchedObject.for_native` gives it.
+// -1 if all do. Each is (kind, holder, keys, values, newest), as `WatchedObject.for_native` gives it.
 Py_ssize_t first_change(PyObject* watched, Py_ssize_t start = 0) {
   for (Py_ssize_t i = start; i < PyList_GET_SIZE(watched); ++i) {
     const Ref one = Ref::to(PyList_GET_ITEM(watched, i));
     const auto item = [&one](Py_ssize_t at) { return PyTuple_GET_ITEM(one.get(), at); };
-    if (!holds(PyLong_AsLong(item(0)), item(1), item(2), {item(3)}, PyLong_AsLong(item(4)))) {
+    if (!holds(PyLong_AsLong(item(0)), item(1), item(2), {item(3)}, item(4))) {
       return i;
     }
   }
@@ -132,14 +148,13 @@ PyObject* py_first_change(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// Whether tensor i has these autograd fields and as many attributes, for each (i, values, number);
-// -1 if the number doesn't matter.
+// Whether tensor i has these autograd fields, and the same newest attribute, for each
+// (i, values, newest).
 bool have_autograd_fields(PyObject* tensors, PyObject* autograd_fields) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(autograd_fields); ++i) {
     PyObject* one = PyList_GET_ITEM(autograd_fields, i);
     PyObject* tensor = PyList_GET_ITEM(tensors, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0)));
-    const Py_ssize_t n = PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 2));
-    if (n >= 0 && n_attributes(tensor) != n) return false;
+    if (!has_newest_attribute(tensor, PyTuple_GET_ITEM(one, 2))) return false;
     if (!has_autograd_fields(tensor, {PyTuple_GET_ITEM(one, 1)})) return false;
   }
   return true;

@@ -24,6 +24,7 @@ from lazy_tensor.capture.watched_object import (
     MISSING,
     NUMBER,
     OPEN,
+    Newest,
     Obstacle,
     Place,
     Watch,
@@ -256,18 +257,18 @@ class CapturedCall:
             place: one for place, one in take.places.items() if self._value(place) is not OPEN
         }
         fixed: list[WatchedObject] = []
-        autograd_fields: list[tuple[int, tuple[Any, ...], int]] = []
-        open_fields: list[tuple[int, tuple[Any, ...], int]] = []
+        autograd_fields: list[tuple[int, tuple[Any, ...], Newest]] = []
+        open_fields: list[tuple[int, tuple[Any, ...], Newest]] = []
         for name, holding in self._holdings.items():
             if name in self._argument_of:
-                autograd_fields.append((self._argument_of[name], holding.values, -1))
+                autograd_fields.append((self._argument_of[name], holding.values, (-1, None)))
                 holding.holder = None  # the next call has another argument: this one may die
             elif id(holding.holder) not in number_of:
                 fixed.append(holding)
             else:
                 k = number_of[id(holding.holder)]
                 if k < self._n_renewed:  # else nothing lies there when a call begins
-                    open_fields.append((k, holding.values, holding.size))
+                    open_fields.append((k, holding.values, holding.newest))
                 holding.holder = None  # another tensor may take its place
         self._fixed = Watch(fixed)
         watched = [holding.holder for holding in fixed if holding.is_of_tensor]
@@ -285,7 +286,7 @@ class CapturedCall:
                 (i, tensor) for i, tensor in enumerate(tensors) if i not in take.after.arguments
             ],
             "watched_ids": {id(tensor) for tensor in watched},
-            "instances": [(instance, type(instance)) for instance in take.after.instances],
+            "instances": take.after.instances,
             "watch_list": self._fixed.for_native,
             "watch_asks_always": bool(self._fixed.others),
             "ask_watch": self._check_fixed,

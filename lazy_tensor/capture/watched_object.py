@@ -82,6 +82,9 @@ Names = Collection[str] | None
 """Names of attributes that count; None if all do."""
 Contents = tuple[tuple[Any, ...], tuple[Any, ...]]
 """Keys, and the values under them."""
+Newest = tuple[int, Any]
+"""How many attributes there are, and the one that came last; -1 if others than those read don't
+count."""
 Place = tuple[str, int]
 """Where a value lies: the name of a holding in an `ObjectGraph`, and the number of a key there."""
 
@@ -93,7 +96,7 @@ class Kind(NamedTuple):
     and set one value. Without `get`, the values describe the holder itself: a tensor can't lie
     there. `form` is how a program writes a place: "[]" for an item, "." for an attribute. `native`
     is the number that C++ gives the kind (`Holder` in `dispatch/native/watch.h`), -1 if only Python
-    can compare it. `size` is a number that changes when an attribute comes that may count.
+    can compare it. `attributes` is the dict to which an attribute may come that counts, if any.
     """
 
     read: Callable[[Any, Names], Contents]
@@ -101,7 +104,7 @@ class Kind(NamedTuple):
     get: Callable[[Any, Any], Any] | None = None
     put: Callable[[Any, Any, Any], None] | None = None
     native: int = -1
-    size: Callable[[Any], int] = lambda _: -1
+    attributes: Callable[[Any], Any] = lambda _: None
 
 
 class WatchedObject:
@@ -110,14 +113,17 @@ class WatchedObject:
     Of an object's attributes only those in `names` count.
     """
 
-    __slots__ = ("holder", "keys", "kind", "label", "names", "size", "values")
+    __slots__ = ("holder", "keys", "kind", "label", "names", "newest", "values")
 
     def __init__(self, label: str, holder: Any, kind: Kind, names: Names = None) -> None:
         self.label = label
         self.holder = holder
         self.kind = kind
         self.names = names
-        self.size = kind.size(holder)
+        attributes = kind.attributes(holder)
+        self.newest: Newest = (-1, None)
+        if attributes is not None:
+            self.newest = len(attributes), next(reversed(attributes), None)
         self.keys, self.values = kind.read(holder, names)
 
     def label_of(self, i: int) -> str:
@@ -146,7 +152,7 @@ class WatchedObject:
             if not is_same(one, other):
                 return self.spoken(i)
         # keep the objects that lie there now, if they are equal: C++ compares by identity
-        self.size, self.keys = now.size, now.keys
+        self.newest, self.keys = now.newest, now.keys
         self.values = tuple([one if type(one) is Marker else other for one, other in pairs])
         return None
 
@@ -168,9 +174,9 @@ class WatchedObject:
         return self.kind.native >= 0 and (type(self.holder) in _BUILTIN or self.is_of_tensor)
 
     @property
-    def for_native(self) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], int]:
-        """(kind, holder, keys, values, size), as `first_change` in C++ compares them."""
-        return (self.kind.native, self.holder, self.keys, self.values, self.size)
+    def for_native(self) -> tuple[int, Any, tuple[Any, ...], tuple[Any, ...], Newest]:
+        """(kind, holder, keys, values, newest), as `first_change` in C++ compares them."""
+        return (self.kind.native, self.holder, self.keys, self.values, self.newest)
 
 
 DICTS = (dict, collections.defaultdict, collections.OrderedDict)
@@ -304,7 +310,9 @@ def _of_itself(read: Callable[[Any], Any]) -> Kind:
 
 
 ITEMS = Kind(_items, "[]", operator.getitem, operator.setitem, native=0)
-ATTRIBUTES = Kind(_attributes, ".", operator.getitem, operator.setitem, native=1, size=len)
+ATTRIBUTES = Kind(
+    _attributes, ".", operator.getitem, operator.setitem, native=1, attributes=lambda holder: holder
+)
 MEMBERS = ATTRIBUTES._replace(put=None)
 """Those of a class or a module."""
 OF_TENSOR = Kind(_attributes_of_tensor, ".", operator.getitem, operator.setitem, native=1)
@@ -314,9 +322,7 @@ ELEMENTS = Kind(_elements, "[]", operator.getitem, operator.setitem, native=2)
 FIXED = ELEMENTS._replace(put=None)
 SET = Kind(_elements, native=2)
 CELL = Kind(_cell, "", _contents, _set_contents, native=3)
-TENSOR = Kind(
-    _autograd_fields, ".", getattr, setattr, native=4, size=lambda tensor: len(vars(tensor))
-)
+TENSOR = Kind(_autograd_fields, ".", getattr, setattr, native=4, attributes=vars)
 FUNCTION = Kind(_function, ".", getattr, native=5)
 ARRAY = Kind(_array)
 BYTES = _of_itself(bytes)

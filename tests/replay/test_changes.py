@@ -465,6 +465,46 @@ def attribute_of_an_object_in_a_set():
     return lambda x: x * sum(o.x for o in objects), lambda: setattr(made, "x", 5.0)
 
 
+def _with_another(o, name, value):
+    """Give an object, or a class, one attribute in place of another."""
+    del o.junk
+    setattr(o, name, value)
+
+
+@case
+def attribute_in_place_of_another():
+    class Owner:
+        k = 2.0
+
+    o = Owner()
+    o.junk = 1
+    return lambda x: x * o.k, lambda: _with_another(o, "k", 5.0)
+
+
+@case
+def member_of_a_class_in_place_of_another():
+    class Base:
+        k = 2.0
+
+    class Owner(Base):
+        junk = 1
+
+    return lambda x: x * Owner.k, lambda: _with_another(Owner, "k", 5.0)
+
+
+@case
+def attribute_of_a_parameter_in_place_of_another():
+    p = nn.Parameter(torch.ones(3))
+    p.junk = 1
+    return lambda x: x * getattr(p, "k", 2.0), lambda: _with_another(p, "k", 5.0)
+
+
+@case
+def attributes_replaced_as_a_whole():
+    made = Made(2.0)
+    return lambda x: x * made.x, lambda: setattr(made, "__dict__", {"x": 5.0})
+
+
 @case
 def module_that_is_a_key():
     dropout = nn.Dropout(0.5).eval()
