@@ -243,9 +243,10 @@ class ObjectGraph:
         elif isinstance(value, type):
             self._visit_classes(value)
             # the code may call the class, to make an instance
-            if not _is_constant(value):
-                made_by = [vars(value).get(name) for name in _MAKERS]
-                self._queue.extend((label, function) for function in made_by)
+            for cls in value.__mro__:
+                if not _is_constant(cls):
+                    made_by = [vars(cls).get(name) for name in _MAKERS]
+                    self._queue.extend((label, function) for function in made_by)
             if not _is_constant(type(value)):  # a metaclass of the user's
                 self._visit_classes(type(value))
         elif isinstance(value, types.ModuleType):

@@ -465,6 +465,20 @@ def attribute_of_an_object_in_a_set():
     return lambda x: x * sum(o.x for o in objects), lambda: setattr(made, "x", 5.0)
 
 
+@case
+def init_that_is_inherited():
+    k = [2.0]
+
+    class Base:
+        def __init__(self):
+            self.k = k[0]
+
+    class Derived(Base):
+        pass
+
+    return lambda x: x * Derived().k, lambda: k.__setitem__(0, 5.0)
+
+
 def _with_another(o, name, value):
     """Give an object, or a class, one attribute in place of another."""
     del o.junk
