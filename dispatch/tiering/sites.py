@@ -3,8 +3,8 @@
 A block is either seen, so that its ops are recorded where they are known, or bypassed, so that it
 runs as in eager. In: counts and times of blocks that ran, by either way. Out: which way the next
 one runs, and what comparisons said, for reports. Called by `policy`, which keeps a `Site` for each
-place. A block with many reads is cut into *rounds* of reads, and each round is treated like a block
-(at a site of its own).
+place. A block with many reads is cut into *rounds* of reads or of optimizer's steps, and each round
+is treated like a block (at a site of its own).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from lazy_tensor.dispatch.stats import KERNELS, NEW, QUICKER
 
 TRIALS = 16
-"""Blocks that are recorded before any is timed: a plan, and each of its kernels, has been tried by
+"""Blocks that are seen before any is timed: a plan, and each of its kernels, has been tried by
 then."""
 COMPARED = 32
-"""Most blocks that are then timed: half of them are recorded, half bypassed. A program may do
+"""Most blocks that are then timed: half of them are seen, half bypassed. A program may do
 something else in every other block, or more and more in each. So the two ways take turns as in
 ABBA, and for each four blocks a coin says which way is A."""
 CLEARLY = 4
@@ -117,7 +117,8 @@ class Site:
 
     A block's time goes from its begin to the begin of the next block, wherever that is. So it
     includes the flush at the block's end, and what the program does with its lazy tensors behind
-    it. Bypassed blocks are compared with blocks whose regions were all recorded.
+    it. Bypassed blocks are compared with those that were seen, wherever only a part of a block was
+    known and recorded, too.
     """
 
     def __init__(self, where: str = "?", unit: str = BLOCKS) -> None:
@@ -131,9 +132,8 @@ class Site:
         self.was_recorded = False  # all regions of the last block that was seen were recorded
         # Set by `policy`: blocks are bypassed until this plan has its kernels.
         self.awaited: PlanStatus | None = None
-        self.plan: PlanStatus | None = (
-            None  # of the plans that blocks ran, the one that ran longest
-        )
+        # of the plans that blocks ran, the one that ran longest
+        self.plan: PlanStatus | None = None
         self._n_tried = 0  # blocks since `plan` may get better; at most COMPARED are waited for
         self._n_parts = 1  # reads or steps in the last round; 1 for a block
         self._weight = 1  # blocks that the last round, or block of several reads, counts as
