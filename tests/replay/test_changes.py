@@ -490,7 +490,7 @@ def attribute_in_place_of_another():
     class Owner:
         k = 2.0
 
-    o = Owner()
+    o: Any = Owner()
     o.junk = 1
     return lambda x: x * o.k, lambda: _with_another(o, "k", 5.0)
 
@@ -508,7 +508,7 @@ def member_of_a_class_in_place_of_another():
 
 @case
 def attribute_of_a_parameter_in_place_of_another():
-    p = nn.Parameter(torch.ones(3))
+    p: Any = nn.Parameter(torch.ones(3))
     p.junk = 1
     return lambda x: x * getattr(p, "k", 2.0), lambda: _with_another(p, "k", 5.0)
 
