@@ -252,8 +252,8 @@ PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
 
 // Words that are equal for tensors that a call treats alike: of each its class if `with_types`, its
 // size, strides, dtype and device, whether it requires a gradient, has a graph or a storage offset,
-// or is a conjugate or negative view, the first place of the same object, and the number of its
-// layout.
+// or is an inference tensor or a conjugate or negative view, the first place of the same object, and
+// the number of its layout.
 std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
   std::vector<uint64_t> words;
   Firsts first;
@@ -282,8 +282,8 @@ std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
       words.insert(words.end(), sizes.begin(), sizes.end());
       continue;
     }
-    words.push_back(!tensor.is_leaf() << 3 | tensor.requires_grad() << 2 | tensor.is_conj() << 1 |
-                    tensor.is_neg());
+    words.push_back(tensor.is_inference() << 4 | !tensor.is_leaf() << 3 |
+                    tensor.requires_grad() << 2 | tensor.is_conj() << 1 | tensor.is_neg());
     const Ref layout = layout_in(object);
     words.push_back(layout.get() == nullptr
                         ? 0

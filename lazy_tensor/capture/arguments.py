@@ -37,8 +37,8 @@ class Arguments:
         parts: list[Any] = []
         hits.loaded.read_arguments(args, kwargs, parts, self.tensors, self._read_other)
         # for each tensor: its class, size, strides, dtype and device; whether it requires a
-        # gradient, has a graph, has a storage offset, is a conjugate or negative view; the first
-        # place of the same object; and how it is sharded
+        # gradient, has a graph, has a storage offset, is an inference tensor or a conjugate or
+        # negative view; the first place of the same object; and how it is sharded
         try:
             words = hits.loaded.argument_words(self.tensors, True)
         except RuntimeError:  # autograd raises for a view whose base was written

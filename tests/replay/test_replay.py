@@ -438,6 +438,16 @@ def test_modes_are_told_apart():
     assert step.n_replayed == 2
 
 
+def test_an_inference_tensor_is_another_kind_of_argument():
+    step = replay(lambda x: x.add_(1).clone())
+    for _ in range(4):
+        step(torch.ones(4))
+    with torch.inference_mode():
+        made = torch.ones(4)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        step(made)
+
+
 def test_state_that_the_call_carries_on():
     class Cell:
         def __init__(self):
