@@ -7,7 +7,8 @@
 
 namespace hits {
 
-PyObject* atoms;  // `capture.watched_object.ATOMS`
+PyObject* atoms;           // `capture.watched_object.ATOMS`
+PyObject* own_attributes;  // `tensor_types.OWN_ATTRIBUTES`
 
 // Where a value lies among the arguments. It stays on the stack, and becomes text only where Python
 // is asked.
@@ -37,7 +38,7 @@ class ArgumentReader {
 
   void read(PyObject* value, const Path& path) {
     PyTypeObject* type = Py_TYPE(value);
-    if (is_lazy_class(type) || (THPVariable_CheckTypeExact(type) && has_no_attributes(value))) {
+    if ((is_lazy_class(type) || THPVariable_CheckTypeExact(type)) && has_no_attributes(value)) {
       append(reinterpret_cast<PyObject*>(type));
       sure(PyList_Append(tensors_, value));
     } else if (type == &PyList_Type || type == &PyTuple_Type || type == &PyDict_Type) {
@@ -110,10 +111,15 @@ class ArgumentReader {
     }
   }
 
-  // Python reads attributes that the user gave a tensor.
+  // Python reads attributes that the user gave a tensor: all but those that a lazy one has itself.
   static bool has_no_attributes(PyObject* tensor) {
     const Ref attributes(sure(PyObject_GenericGetDict(tensor, nullptr)));
-    return PyDict_GET_SIZE(attributes.get()) == 0;
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(attributes.get(), &at, &name, &value)) {
+      if (PySequence_Contains(own_attributes, name) != 1) return false;
+    }
+    return true;
   }
 
   // Whether values of the type never change and are compared as they are.

@@ -198,15 +198,16 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// use_replay(changed, missing, open, atoms): name `captured_call.Changed`, and `MISSING`, `OPEN`
-// and `ATOMS` of watched_object.py.
+// use_replay(changed, missing, open, atoms, own): name `captured_call.Changed`, `MISSING`, `OPEN` and
+// `ATOMS` of watched_object.py, and `tensor_types.OWN_ATTRIBUTES`.
 PyObject* py_use_replay(PyObject*, PyObject* args) {
-  PyObject *changed, *missing, *open, *types;
-  if (!PyArg_ParseTuple(args, "OOOO", &changed, &missing, &open, &types)) return nullptr;
+  PyObject *changed, *missing, *open, *types, *own;
+  if (!PyArg_ParseTuple(args, "OOOOO", &changed, &missing, &open, &types, &own)) return nullptr;
   changed_class = Py_NewRef(changed);
   nothing = Py_NewRef(missing);
   any_tensor = Py_NewRef(open);
   atoms = Py_NewRef(types);
+  own_attributes = Py_NewRef(own);
   Py_RETURN_NONE;
 }
 

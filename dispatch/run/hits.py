@@ -31,7 +31,7 @@ from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S
 from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
-from lazy_tensor.dispatch.trie.tensor_types import Layout
+from lazy_tensor.dispatch.trie.tensor_types import OWN_ATTRIBUTES, Layout
 from lazy_tensor.dispatch.trie.trace import (
     Leaf,
     Slot,
@@ -113,7 +113,7 @@ def use_replay(
     `atoms` are compared by value, all others by identity.
     """
     global _of_replay
-    _of_replay = (changed, missing, any_tensor, atoms)
+    _of_replay = (changed, missing, any_tensor, atoms, OWN_ATTRIBUTES)
 
 
 def use_sharded(sharded_class: type[Any]) -> None:

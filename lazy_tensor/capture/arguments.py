@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.capture.watched_object import slots_of
+from lazy_tensor.capture.watched_object import own_attributes, slots_of
 from lazy_tensor.dispatch.run import hits
 
 
@@ -95,6 +95,9 @@ class Arguments:
         slots = {
             name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)
         }
-        for name, item in (slots | getattr(value, "__dict__", {})).items():
+        attributes = slots | getattr(value, "__dict__", {})
+        of_tensor = isinstance(value, torch.Tensor)
+        for name in own_attributes(attributes) if of_tensor else attributes:
+            item = attributes[name]
             parts.append(name)
             self._read(f"{label}.{name}", item, parts)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazy_tensor
-from lazy_tensor import materialize, replay
+from lazy_tensor import materialize, replay, wrap
 from lazy_tensor.capture.object_graph import INSTALLED, _is_installed
 from lazy_tensor.capture.replay import UNCHECKED
 from lazy_tensor.kernels.extension import program
@@ -446,6 +446,15 @@ def test_an_inference_tensor_is_another_kind_of_argument():
         made = torch.ones(4)
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         step(made)
+
+
+def test_attributes_of_lazy_arguments_count():
+    step = replay(lambda x: x * getattr(x, "factor", 2.0))
+    for factor in (1.0, 1.0, 1.0, 1.0, 5.0):
+        x: Any = wrap(torch.ones(3))
+        x.factor = factor
+        assert step(x).tolist() == [factor] * 3
+    assert step(wrap(torch.ones(3))).tolist() == [2.0] * 3
 
 
 def test_state_that_the_call_carries_on():
