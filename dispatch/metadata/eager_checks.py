@@ -41,7 +41,7 @@ def passes(
     if facts.op in SCATTERS:
         return _src_fits(facts, args, kwargs, metas)
     if facts.returns_arg == 0 and is_pointwise(facts.op):
-        # what is written can't be broadcast to a larger size
+        # an in-place op can't change the size of the tensor that it writes
         sizes = [tuple(meta[0]) for meta in metas]
         return broadcast(sizes) == sizes[0]
     return True

@@ -341,7 +341,8 @@ def _begin_round(trace: Trace) -> None:
 
 
 def fall_asleep(trace: Trace) -> None:
-    """Run what is pending; C++ takes the mode away at the next op."""
+    """Flush, and bypass the round that begins: at its first op C++ takes the mode off torch's
+    stack."""
     flush(trace, "recording doesn't pay", quiet=True)
     trace.policy.cold = ASLEEP
     asleep.add(get_ident())

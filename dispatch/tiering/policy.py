@@ -433,9 +433,10 @@ class Policy:
         """
         self.account_rests()
         self._ends()  # a round outside of blocks, of wrapped tensors, may be under way
-        self._place, self._n_reads, self._n_steps, self._n_unread_steps = place, 0, 0, 0
+        self._place = place
+        self._reset_counts()
+        self._n_rounds = self._n_reads_before = self._n_unread_steps = 0
         self._ends_each_step = self.has_read = self._is_parted = False
-        self._n_rounds = self._n_reads_before = self._n_reads_at_step = 0
         if must_record:
             self._follow()
             self.try_again_at_once()
@@ -502,7 +503,7 @@ class Policy:
             # of a bypassed block nobody has seen the rounds, and any block may be a shorter one
             site.n_rounds = max(self._n_rounds, site.n_rounds - 1)
         self._place = OUTSIDE
-        self._n_reads = self._n_reads_at_step = self._n_steps = 0
+        self._reset_counts()
 
     def _ends(self) -> None:
         """End a block or a round, if one runs, with what was counted in it."""
@@ -587,8 +588,11 @@ class Policy:
     def _begin_counting(self) -> None:
         """Count the reads and steps of the next round."""
         self._had_steps = self._n_steps > 0
-        self._n_reads = self._n_reads_at_step = self._n_steps = 0
+        self._reset_counts()
         self._round_began_s = perf_counter()
+
+    def _reset_counts(self) -> None:
+        self._n_reads = self._n_reads_at_step = self._n_steps = 0
 
     def begin_round(self, *, may_choose: bool) -> bool:
         """Begin the next round; whether its ops must be seen."""

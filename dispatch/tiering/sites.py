@@ -52,8 +52,8 @@ ROUND, ROUND_S = 16, 0.1
 """Reads of values in a round, and seconds after which a round ends with fewer. Where the program
 steps optimizers a round has so many steps."""
 MANY_ROUNDS = 4
-"""Rounds in a block from which on the rounds are compared. Blocks with fewer are compared as they
-are: what is before a read may be another thing than what is behind it."""
+"""If a block has so many rounds, these are compared, else whole blocks. Of a block's two rounds
+one may be the forward pass and the other the optimizer's step, which can't be compared."""
 BLOCKS, READS, STEPS = "blocks", "reads", "steps"
 """What is compared: whole blocks, or rounds, by the time for a read or for an optimizer's step."""
 AS_ONE = 4

@@ -99,6 +99,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     lazy_tensor.reset_stats()  # of what only the clock says
 
 
+@pytest.fixture
+def in_block(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    """A policy in a block, without the C++."""
+    monkeypatch.setattr(Policy, "native", NATIVE)
+    it = Policy()
+    it.begin_block("here")
+    return it
+
+
 def ways(
     site: Site,
     clock: Clock,
@@ -1015,13 +1024,9 @@ def test_steps_end_regions_where_values_are_read_seldom(every: int, ends_each: b
     assert found[2 * every :] == [ends_each] * (4 * every)
 
 
-def test_a_pause_of_the_program_decides_nothing(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_of_the_program_decides_nothing(clock: Clock, in_block: Policy) -> None:
     """The first timed round of each way has a pause in it, the faster one's a longer one."""
-    it = Policy()
-    monkeypatch.setattr(Policy, "native", NATIVE)
-    it.begin_block("here")
+    it = in_block
     paused: set[bool] = set()
     for i in range(TRIALS + 8):
         is_seen = it.begin_round(may_choose=True)
@@ -1038,12 +1043,10 @@ def test_a_pause_of_the_program_decides_nothing(
 
 
 def test_rounds_with_a_step_here_and_there_are_compared_by_their_reads(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, in_block: Policy
 ) -> None:
     """As in reinforcement learning: many actions are read for an update."""
-    it = Policy()
-    monkeypatch.setattr(Policy, "native", NATIVE)
-    it.begin_block("here")
+    it = in_block
     for i in range(TRIALS + COMPARED):
         is_seen = it.begin_round(may_choose=True)
         if i % 3 and not is_seen:
@@ -1120,12 +1123,10 @@ def test_kernels_that_come_are_noticed_in_a_loop_that_is_bypassed(
 
 @needs_cpp
 def test_phases_with_steps_of_an_optimizer_and_phases_without_are_compared_apart(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, in_block: Policy
 ) -> None:
     """Actions are read, which take longer if they are recorded; updates take half as long so."""
-    it = Policy()
-    monkeypatch.setattr(Policy, "native", NATIVE)
-    it.begin_block("here")
+    it = in_block
     is_seen, ran = True, Counter[tuple[str, bool]]()
 
     def read() -> None:
