@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from functools import cache
+from types import FrameType
 
 
 @cache
@@ -29,15 +30,23 @@ def user_line() -> str:
     return "?"
 
 
+def calling_frame() -> FrameType | None:
+    """The frame, of the user's code or of torch's, that called this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_own(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return frame
+
+
+@cache
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == "lazy_tensor" and not is_users(module)
+
+
 def calling_module() -> str:
     """The name of the module, torch's or the user's, that called this package."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name: str = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] != "lazy_tensor":
-            return name
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    frame = calling_frame()
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
 def warn_user(text: str) -> None:

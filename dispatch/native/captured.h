@@ -226,10 +226,12 @@ class CapturedCall {
     if (ask_numbers_ != Py_None) {
       numbers = Ref(sure(PyObject_CallOneArg(ask_numbers_, leaves.get())));
     }
+    Ref drawn = Ref::to(Py_None);
     if (ask_reads_ != Py_None) {
-      Ref(sure(PyObject_CallFunctionObjArgs(ask_reads_, leaves.get(), numbers.get(), nullptr)));
+      drawn = Ref(
+          sure(PyObject_CallFunctionObjArgs(ask_reads_, leaves.get(), numbers.get(), nullptr)));
     }
-    return Ref(sure(PyTuple_Pack(3, leaves.get(), numbers.get(), open.get())));
+    return Ref(sure(PyTuple_Pack(4, leaves.get(), numbers.get(), open.get(), drawn.get())));
   }
 
   // Replay the call on the leaves that `find` found: run the plan, write the state that the call
@@ -344,7 +346,11 @@ class CapturedCall {
   Ref results_of(PyObject* found, PyObject* tensors, bool is_looked_at) const {
     PyObject* leaves = PyTuple_GET_ITEM(found, 0);
     PyObject* numbers = PyTuple_GET_ITEM(found, 1);
-    const Ref given(sure(PyList_New(0))), drawn(sure(PyList_New(0)));
+    PyObject* drawn_before = PyTuple_GET_ITEM(found, 3);
+    const bool has_drawn = drawn_before != Py_None;
+    const Ref given(sure(PyList_New(0)));
+    const Ref drawn = has_drawn ? Ref::to(PyTuple_GET_ITEM(drawn_before, 0))
+                                : Ref(sure(PyList_New(0)));
     const double start = seconds_now();
     const bool is_simple = !is_looked_at && !runs_otherwise_ &&
                            of_plan.is_checked.in(plan_) == Py_True &&
@@ -356,7 +362,7 @@ class CapturedCall {
       if (c10::InferenceMode::is_enabled()) ordinary.emplace(false);
       const c10::impl::ForceDispatchKeyGuard guard(keys_included, keys_excluded);
       // drawn before the plan runs, in the order in which the call drew
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(draws_); ++i) {
+      for (Py_ssize_t i = 0; !has_drawn && i < PyList_GET_SIZE(draws_); ++i) {
         PyObject* draw = PyList_GET_ITEM(draws_, i);
         Ref made(sure(PyObject_CallNoArgs(PyTuple_GET_ITEM(draw, 1))));
         sure(PyList_Append(drawn.get(), made.get()));

@@ -10,16 +10,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 
+from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.metadata.infer import Meta, meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.run.aside import Aside
 from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only
 from lazy_tensor.dispatch.trie.trace import Trace, local
-from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.dispatch.user_frame import calling_frame, user_line
 from lazy_tensor.dispatch.wording import op_name
 
 
@@ -28,7 +30,7 @@ class Read:
     """A number that the call read, as `.item()` does, at the line `where`, behind `n_ops` ops.
 
     `aside` computes it from the leaves. Replays do so first: if it differs from `number`, the call
-    may take another branch, and is recorded again.
+    may take another branch, and is recorded again. `is_only_returned`: nothing is decided by it.
     """
 
     n_ops: int
@@ -36,6 +38,7 @@ class Read:
     number: Any
     where: str
     aside: Aside
+    is_only_returned: bool
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -150,16 +153,22 @@ class _Watched:
 class Tape:
     """Notes what one call does besides recording ops, from an empty trace on.
 
-    `generators` are those besides torch's own that the call may draw from. `obstacle` says why the
-    call can't be replayed; with it the tape is off the trace. `draws` are the draws with their
-    results, `reads` the numbers read.
+    `generators` are those besides torch's own that the call may draw from. `caller` is the code of
+    the function that makes the call. `obstacle` says why the call can't be replayed; with it the
+    tape is off the trace. `draws` are the draws with their results, `reads` the numbers read.
     """
 
-    def __init__(self, trace: Trace, generators: Iterable[torch.Generator] = ()) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        generators: Iterable[torch.Generator] = (),
+        caller: CodeType | None = None,
+    ) -> None:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
         self._trace = trace
+        self._caller = caller
         known = (*_default_generators(), *generators)
         # Each generator's state after its last noted draw. If a state differs at the next draw or
         # at the end, somebody set a seed, or drew past the tape.
@@ -209,7 +218,10 @@ class Tape:
         if aside.communicates or len(self.reads) >= MOST_READS:
             return None
         number = torch.Tensor.item(aside(trace.leaves, trace.scalars))
-        self.reads.append(Read(trace.state.n_ops, slot, number, user_line(), aside))
+        is_only_returned = value_flow.is_only_returned(calling_frame(), self._caller)
+        self.reads.append(
+            Read(trace.state.n_ops, slot, number, user_line(), aside, is_only_returned)
+        )
         return self.reads[-1]
 
     def ran_at_once(self, request: Request, reason: str) -> None:

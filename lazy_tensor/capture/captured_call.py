@@ -48,9 +48,11 @@ from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.tensor import LazyTensor
 
 Tensors = list[torch.Tensor]
-Found = tuple[list[torch.Tensor], list[complex], Tensors]
-"""What a run needs: the leaves of the plan, with None where a draw goes; its numbers; and the
-tensors at open places."""
+Drawn = tuple[Tensors, list[tuple[torch.Generator, torch.Tensor]]]
+"""What was drawn, and the states of the generators before that."""
+Found = tuple[list[torch.Tensor], list[complex], Tensors, Drawn | None]
+"""What a run needs: the leaves of the plan, with None where a draw goes; its numbers; the tensors
+at open places; and what was drawn already, if something that the call reads depends on it."""
 
 MOST_TAUGHT = 8
 """Forward calls that are recorded, though they could be replayed, for backward to be learnt from
@@ -130,7 +132,7 @@ class CapturedCall:
             )
         else:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
-        self._reads = take.reads
+        self._note_draws_and_reads(take)
         self._holdings = take.after.holdings
         # the number of an argument, by the name of its holding
         self._argument_of = {name: i for i, name in take.after.arguments.items()}
@@ -161,6 +163,14 @@ class CapturedCall:
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
 
+    def _note_draws_and_reads(self, take: Take) -> None:
+        sources = take.outline.sources
+        leaf_drawn = {one.name: i for i, one in enumerate(sources) if one.kind == "draw"}
+        self._reads, self._draws = take.reads, take.draws
+        self._leaves_drawn = [leaf_drawn.get(i, -1) for i in range(len(take.draws))]
+        read = {i for one in take.reads for i in one.aside.leaves}
+        self._draws_first = not read.isdisjoint(leaf_drawn.values())
+
     def find(self, tensors: Tensors) -> Found:
         """What to run the plan on, for a call with these tensors among its arguments.
 
@@ -171,6 +181,10 @@ class CapturedCall:
         except (RuntimeError, Obstacle) as error:
             raise Changed(f"a tensor can't be looked at any more: {error}") from None
         return found
+
+    def drop(self, found: Found) -> None:
+        """Undo `find`, whose result won't be run."""
+        _put_back(found[3])
 
     def run(self, found: Found, tensors: Tensors) -> Any:
         """Run the plan and its effects; return what the call would have returned.
@@ -323,12 +337,31 @@ class CapturedCall:
             raise Changed("step counts that were equal are not, or numbers lead elsewhere")
         return scalars
 
-    def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> None:
-        """Compute the values that the call would read; Changed if one differs."""
-        for read in self._reads:
-            number = torch.Tensor.item(read.aside(leaves, scalars))
-            if not is_same(number, read.number):
-                raise Changed(f"it reads {number!r} at {read.where}, it was {read.number!r}")
+    def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> Drawn | None:
+        """Compute the values that the call would read; Changed if one differs. Returns what had to
+        be drawn for that."""
+        drawn = self._drawn(leaves) if self._draws_first else None
+        try:
+            for read in self._reads:
+                number = _number_in(read.aside(leaves, scalars))
+                if not is_same(number, read.number):
+                    raise Changed(f"it reads {number!r} at {read.where}, it was {read.number!r}")
+        except BaseException:
+            _put_back(drawn)
+            raise
+        return drawn
+
+    def _drawn(self, leaves: Tensors) -> Drawn:
+        """Draw all that the call draws, and put it among the leaves."""
+        generators = {id(draw.generator): draw.generator for draw in self._draws}
+        drawn: Tensors = []
+        with torch_private.no_inference(), torch_private.kernels_only():
+            states = [(one, one.get_state()) for one in generators.values()]
+            for leaf, draw in zip(self._leaves_drawn, self._draws, strict=True):
+                drawn.append(draw())
+                if leaf >= 0:
+                    leaves[leaf] = drawn[-1]
+        return drawn, states
 
     # Where leaves come from
 
@@ -340,7 +373,6 @@ class CapturedCall:
         # what the plan writes, or the caller may write, must not show in the next run
         self._copied = shown | take.written.keys()
         ways = [self._way_to_leaf(i, source, take) for i, source in enumerate(sources)]
-        leaf_drawn = {source.name: i for i, source in enumerate(sources) if source.kind == "draw"}
         # draws and constants are left out: the program has no tensor on their memory. A write to a
         # view such as `.data` doesn't count for its tensor.
         written = [
@@ -354,7 +386,7 @@ class CapturedCall:
         return {
             "leaves": ways,
             "leaf_words": take.metadata,
-            "draws": [(leaf_drawn.get(i, -1), draw) for i, draw in enumerate(take.draws)],
+            "draws": list(zip(self._leaves_drawn, self._draws, strict=True)),
             "written": written,
             "unread": [i for i, place in enumerate(renewed) if place not in read],
         }
@@ -408,7 +440,7 @@ class CapturedCall:
             structure = True
         return {
             "given": [self._given(one, gives_plain) for one in outline.returned],
-            "keeps_leaves": any(one.kind == "leaf" for one in outline.returned),
+            "keeps_leaves": any("leaf" in one.kind for one in outline.returned),
             "structure": structure,
         }
 
@@ -422,6 +454,10 @@ class CapturedCall:
                 is_left = any(left.slot == one.name for left in self._left)
                 return "plain", number, None, _shared if is_left else None
             return "lazy", number, _lazy_like(one.meta, one.layout), _FINISH[one.grad]
+        if one.kind == "number":
+            return "plain", self._slots.index(one.name), None, _number_in
+        if one.kind == "leaf number":
+            return "ask", 0, lambda leaves: _number_in(leaves[one.name]), None
         if one.kind == "again":
             return "again", one.name, None, None
         if one.kind == "data":
@@ -464,7 +500,7 @@ class CapturedCall:
     ) -> None:
         """Put what was computed where it belongs, as after a flush. A lazy tensor whose value is
         lost keeps `error`, and raises it when it is read."""
-        leaves, scalars, lasting = found
+        leaves, scalars, lasting, _ = found
         with torch_private.kernels_only(), POOL.using():
             computed = None if given else rescue(error, self.plan, scalars)
             if computed is None and leaves and not given and not profiling.is_looked_at():
@@ -516,6 +552,19 @@ def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
         # the leaf may begin elsewhere in its storage than that of the captured call
         meta = wrapper_arguments(meta_of(data))
     return _lazy_like(meta, one.layout, data)
+
+
+def _put_back(drawn: Drawn | None) -> None:
+    """Have generators give the same numbers again."""
+    with torch_private.kernels_only():
+        for generator, state in drawn[1] if drawn is not None else ():
+            generator.set_state(state)
+
+
+def _number_in(tensor: torch.Tensor) -> Any:
+    """The number in a computed tensor, which no mode sees to be read."""
+    with torch_private.kernels_only():
+        return torch.Tensor.item(tensor)
 
 
 def _plan_of(outline: Outline) -> Plan:

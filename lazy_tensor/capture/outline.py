@@ -75,10 +75,11 @@ class Returned:
     """How to make one leaf of what the call returned: `kind` says what `name` is.
 
     "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
-    memory of that leaf. "data": a new tensor of these values. "argument", "place": the very object
-    there. "again": the object returned as that earlier leaf. "constant": `name` itself,
-    which is no tensor. `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that
-    requires a gradient, "spent" for one whose graph a backward pass has freed, else "".
+    memory of that leaf. "number", "leaf number": the value of that result or leaf, for a number
+    that the call read and did nothing else with. "data": a new tensor of these values. "argument",
+    "place": the very object there. "again": the object returned as that earlier leaf. "constant":
+    `name` itself, which is no tensor. `layout` is that of a sharded tensor. `grad` is "leaf" for a
+    tensor that requires a gradient, "spent" for one whose graph a backward pass has freed, else "".
     """
 
     kind: str

@@ -288,12 +288,14 @@ class Replay(Generic[P, R]):
                 if must_record(captured):
                     self.obstacle = ""
                     taught = captured
+                    captured.drop(found)
                     break
                 is_due = self._check_every and captured.n_runs >= captured.next_check
                 if is_due or checks:
                     # it leaves the list until the check has found no difference
                     known.captured.remove(captured)
                     verified = captured
+                    captured.drop(found)
                     break
                 self.obstacle = ""
                 self._latest = key, known
@@ -542,8 +544,8 @@ _REMEDIES = {
     " changed": "what changes at each call must come in as an argument, a number as a tensor",
     **dict.fromkeys(
         ("it reads values", "reads a tensor's values", "where the call before read"),
-        "what is read decides what a call does, so it must come again: compare tensors, as in "
-        "`if norm > 1`, move .item() or float() out of the function, or return the tensor; "
+        "a number that decides something must come again: compare tensors, as in `if norm > 1`; "
+        "one that is returned must be returned as it is, in a tuple, list or dict literal; "
         "an optimizer whose lr is a tensor reads it unless it has fused=True or capturable=True",
     ),
     "where the call before gave it": "a number that changes must come in as a tensor; so must an "
@@ -567,7 +569,8 @@ def replay(function: Any = None, **options: Any) -> Any:
     caches) get the new values; if the program holds an old one elsewhere, that keeps its value, and
     another tensor takes its place. Returned tensors are new ones. Random ops draw new numbers.
     Values that the function reads (`if mask.all()`) are computed before the plan runs. If one
-    differs, or anything else that the function can see has changed, the call is recorded.
+    differs, or anything else that the function can see has changed, the call is recorded. A number
+    that it reads and only returns (`return loss.item()`) may differ.
 
     `state`, such as `[model, optimizer]`, names what a call depends on besides its arguments. All
     that these objects hold is watched. All other Python is taken as constant, tensors by identity.

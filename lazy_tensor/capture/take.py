@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
-from lazy_tensor.dispatch.run.tape import Tape
+from lazy_tensor.dispatch.run.tape import Read, Tape
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -78,7 +79,7 @@ def take(
     # a cast of a weight that autocast kept from an earlier call would be a leaf from nowhere: each
     # call casts anew
     torch.clear_autocast_cache()
-    tape = Tape(trace, before.generators)
+    tape = Tape(trace, before.generators, take.__code__)
     counts = Counts(trace)
     try:
         # optimizers get step counts and rates as `Count`s, which note what is computed of them
@@ -157,7 +158,7 @@ class Take:
         result: Any,
     ) -> None:
         self.after = after
-        self.reads = tuple(tape.reads)
+        self.reads = tape.reads
         self.draws = tuple([draw for draw, _ in tape.draws])
         self._trace = trace
         self._drawn = [data for _, data in tape.draws]
@@ -179,6 +180,7 @@ class Take:
         # a container that the function itself keeps is one leaf: a replay returns the same one
         kept = {i for i, one in _containers_in(result).items() if after.has(one)}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
+        self._number_reads = self._reads_returned(leaves)
         returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
@@ -186,7 +188,7 @@ class Take:
         named -= {one.place for one in left}
         self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
-        self._check_reads()
+        self._let_numbers_differ(returned)
         self._check_addresses()
         self.outline = Outline(
             state=trace.state,
@@ -238,16 +240,6 @@ class Take:
         roots = {root_of(slot) for slot in self._claimed if slot >= 0}
         unclaimed = [slot for slot in self._live if slot not in self._claimed]
         return [slot for slot in unclaimed if root_of(slot) not in roots]
-
-    def _check_reads(self) -> None:
-        """Obstacle if the call reads a draw: a replay computes what it reads before it draws."""
-        drawn = {id(data) for data in self._drawn}
-        for read in self.reads:
-            if any(id(self._trace.leaves[i]) in drawn for i in read.aside.leaves):
-                raise Obstacle(
-                    f"it reads a random number at {read.where}; torch.distributions reads what it "
-                    "samples to check it, unless validate_args=False"
-                )
 
     def _check_addresses(self) -> None:
         """Obstacle if the call views memory by a place that it counts from the storage's begin,
@@ -456,12 +448,49 @@ class Take:
                 found[id(leaf)] = Returned("again", i)
         return tuple(returned)
 
+    def _reads_returned(self, leaves: list[Any]) -> dict[tuple[type, str], Read]:
+        """The reads that the call does nothing with but return, by their values.
+
+        Nothing tells which read a returned number came from. So the call must return a value as
+        often as it read it, and must have read it in one place.
+        """
+        n_returned = Counter(map(_value_key, leaves))
+        by_value: dict[tuple[type, str], list[Read]] = defaultdict(list)
+        for read in self.reads:
+            by_value[_value_key(read.number)].append(read)
+        return {
+            value: first
+            for value, (first, *others) in by_value.items()
+            if len(others) + 1 == n_returned[value]
+            and all(one.slot == first.slot for one in others)
+            and all(one.is_only_returned and self._lasts(one) for one in (first, *others))
+        }
+
+    def _let_numbers_differ(self, returned: tuple[Returned, ...]) -> None:
+        """Have the plan compute the numbers that are only returned, in place of comparing them."""
+        numbers = {one.name for one in returned if one.kind == "number"}
+        self._live = tuple(sorted({*self._live, *numbers}))
+        only_returned = self._number_reads.keys()
+        self.reads = [one for one in self.reads if _value_key(one.number) not in only_returned]
+
+    def _lasts(self, read: Read) -> bool:
+        """Whether the call writes nothing to what was read from then on."""
+        root_of = self._trace.root_of
+        root = root_of(read.slot)
+        later = self._nodes[read.n_ops :]
+        return all(root_of(slot) != root for node in later for slot in node.writes)
+
     def _returned(self, leaf: Any, replaced: set[Place]) -> Returned:
         """How a replay gives `leaf` back. It is not looked up at places in `replaced`, where the
         call has put another tensor."""
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
         if not isinstance(leaf, torch.Tensor):
+            read = self._number_reads.get(_value_key(leaf))
+            if read is not None and read.slot in self.leaf_at:
+                return Returned("leaf number", self.leaf_at[read.slot])
+            if read is not None:
+                return Returned("number", read.slot)
             if id(leaf) in self._made_anew:
                 given = with_article(type(leaf).__name__)
                 raise Obstacle(f"it returns {given} that it makes anew and keeps; return a copy")
@@ -505,6 +534,11 @@ class Take:
 
 
 AS_STRIDED = torch.ops.aten.as_strided.default
+
+
+def _value_key(value: Any) -> tuple[type, str]:
+    """Equal for equal numbers of one type."""
+    return type(value), repr(value) if is_atom(value) else ""
 
 
 def _gives_offset(node: Node) -> bool:

@@ -705,8 +705,7 @@ def test_an_obstacle_is_told_once_with_its_line_and_remedy():
     assert len(caught) == 1
     told = str(caught[0].message)
     assert "test_replay.py:" in told
-    assert ".item()" in told
-    assert "out of the function" in told
+    assert "must be returned as it is" in told
 
 
 def test_what_a_number_was_is_told():
