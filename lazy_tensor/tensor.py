@@ -431,12 +431,20 @@ def _before_environment_changes() -> None:
         flush(local.trace, "a global setting changes", quiet=True)
 
 
+def _before_inference_changes() -> None:
+    tape = local.trace.tape
+    if tape is None or not tape.goes_on_behind_inference():
+        _before_environment_changes()
+
+
 def _after_environment_changes() -> None:
     if not local.trace.busy:
         restart_empty_traces()
 
 
-torch_private.around_environment_changes(_before_environment_changes, _after_environment_changes)
+torch_private.around_environment_changes(
+    _before_environment_changes, _after_environment_changes, _before_inference_changes
+)
 
 
 def flush_here(cause: str, *, quiet: bool = False) -> None:

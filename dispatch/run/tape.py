@@ -167,6 +167,9 @@ class Tape:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
+        self.may_record = True
+        """Whether more may be recorded: not behind the end of inference mode, whose ops the trace
+        holds."""
         self._trace = trace
         self._caller = caller
         known = (*_default_generators(), *generators)
@@ -197,6 +200,17 @@ class Tape:
         generators = [generator for generator, _ in self._states.values()]
         if self.obstacle is None and not all(map(self._is_untouched, generators)):
             self.obstacle = "the state of a random generator is set inside"
+
+    def goes_on_behind_inference(self) -> bool:
+        """Whether the tape can stay on while inference mode begins or ends. It can if it holds the
+        ops on one side alone: a plan runs without the mode."""
+        trace = self._trace
+        if trace.busy or not self.may_record:
+            return False
+        if trace.state is not trace.root:
+            self.may_record = False
+            trace.mark(("inference mode changes",))  # calls that follow are no hits
+        return True
 
     def drawn(self, draw: Draw) -> torch.Tensor:
         """Draw and note it, unless the generator can't be followed: that is an obstacle."""

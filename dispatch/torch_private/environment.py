@@ -77,8 +77,11 @@ ENVIRONMENT_SETTERS = tuple(
 torch has all of them."""
 
 
-def around_environment_changes(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Have these called before and after each later change of the environment."""
+def around_environment_changes(
+    before: Callable[[], None], after: Callable[[], None], before_inference: Callable[[], None]
+) -> None:
+    """Have these called before and after each later change of the environment, the last one before
+    those of inference mode."""
     # torch's own Python looks the setters up in `torch._C` at each call. `torch` has some too.
     for name in ENVIRONMENT_SETTERS:
         own = getattr(torch._C, name)
@@ -86,12 +89,12 @@ def around_environment_changes(before: Callable[[], None], after: Callable[[], N
         for module in (torch._C, torch):
             if getattr(module, name, None) is own:
                 setattr(module, name, made)
-    blocks: list[Any] = [torch.inference_mode]
+    blocks: list[tuple[Any, Callable[[], None]]] = [(torch.inference_mode, before_inference)]
     if hasattr(torch.cuda.Stream, "__enter__"):  # `with stream:`, which C++ enters
-        blocks.append(torch.cuda.Stream)
-    for block in blocks:
-        block.__enter__ = _surrounded(block.__enter__, before, after)
-        block.__exit__ = _surrounded(block.__exit__, before, after, always=True)
+        blocks.append((torch.cuda.Stream, before))
+    for block, first in blocks:
+        block.__enter__ = _surrounded(block.__enter__, first, after)
+        block.__exit__ = _surrounded(block.__exit__, first, after, always=True)
 
 
 def _surrounded(

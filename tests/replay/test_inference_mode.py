@@ -1,0 +1,80 @@
+"""`torch.inference_mode` inside of what is replayed."""
+
+import pytest
+import torch
+from torch import nn
+
+from lazy_tensor import replay
+
+FIRST = nn.Linear(4, 8)
+MODEL = nn.Sequential(FIRST, nn.GELU(), nn.Linear(8, 3))
+
+
+@torch.inference_mode()
+def decorated(x):
+    return MODEL(x).softmax(-1)
+
+
+def in_a_block(x):
+    with torch.inference_mode():
+        return MODEL(x).softmax(-1)
+
+
+@torch.inference_mode()
+def numbers(x):
+    scores = MODEL(x)
+    return scores.amax().item(), scores.argmax(-1).sum().item()
+
+
+def read_behind(x):
+    with torch.inference_mode():
+        total = MODEL(x).sum()
+    return total.item()
+
+
+@pytest.mark.parametrize("program", [decorated, in_a_block, numbers, read_behind])
+@pytest.mark.parametrize("check_every", [0, 4])
+def test_all_of_a_call_may_run_in_it(program, check_every):
+    step = replay(program, check_every=check_every)
+    for _ in range(12):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(step(x), program(x), rtol=0, atol=0)
+    assert step.n_replayed > 3, step.obstacle
+
+
+def before(x):
+    y = x * 2
+    with torch.inference_mode():
+        return MODEL(y)
+
+
+def behind(x):
+    with torch.inference_mode():
+        y = MODEL(x)
+    return y + 1
+
+
+def twice(x):
+    with torch.inference_mode():
+        y = MODEL(x)
+    with torch.inference_mode():
+        return y + 1
+
+
+@pytest.mark.parametrize("program", [before, behind, twice])
+def test_parts_of_a_call_may_not(program):
+    step = replay(program)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(step(x), program(x), rtol=0, atol=0)
+    assert "what was recorded is run" in step.obstacle
+
+
+def test_a_parameter_is_what_it_is_now():
+    step = replay(decorated)
+    for _ in range(6):
+        step(torch.ones(2, 4))
+    with torch.no_grad():
+        FIRST.weight.mul_(2)
+    assert torch.equal(step(torch.ones(2, 4)), decorated(torch.ones(2, 4)))
+    assert step.n_replayed > 3, step.obstacle
