@@ -100,12 +100,12 @@ def wrap(x: M) -> M: ...
 def wrap(x: Any) -> Any:
     """Make `x` lazy, so that ops on it are recorded outside `lazy_mode` too.
 
-    For a `Tensor`, return a `LazyTensor` that shares its memory. A sparse, quantized, nested or
-    "meta" tensor, or one of a class of yours, comes back as it is, and runs as in eager. For an
-    `nn.Module`, make its parameters, its buffers and their gradients lazy in place, and return it.
-    `Parameter`s stay the same objects: tied weights stay tied, hooks stay registered, and an
-    optimizer built before goes on working. torch's
-    DTensors become `lazy_tensor.sharding`'s.
+    For a `Tensor`, return a `LazyTensor` that shares its memory, and is differentiated as it is. A
+    sparse, quantized, nested or "meta" tensor, or one of a class of yours, comes back as it is, and
+    runs as in eager. For an `nn.Module`, make its parameters, its buffers and their gradients lazy
+    in place, and return it. `Parameter`s stay the same objects: tied weights stay tied, hooks stay
+    registered, and an optimizer built before goes on working. torch's DTensors become
+    `lazy_tensor.sharding`'s.
 
     Anything else raises TypeError. A parameter that a live autograd graph holds raises
     RuntimeError.
@@ -132,7 +132,7 @@ def wrap(x: Any) -> Any:
         # write it unseen
         if not (_is_sharded(x) or is_resizable(x)):
             memory_sharing.note_external_writer(x)
-        return _lazy_twin(x)
+        return _twin(x, _lazy_twin)
     raise _wrong_type("wrap()", x)
 
 
@@ -148,9 +148,32 @@ def unwrap(x: Any) -> Any:
                 call_by(part, None)
         _convert_module(x, is_lazy, _plain_twin, "unwrap")
         return x
+    if isinstance(x, LazyTensor):
+        return _twin(x, _plain_twin)
     if isinstance(x, torch.Tensor):
-        return _plain_twin(x) if isinstance(x, LazyTensor) else x
+        return x
     raise _wrong_type("unwrap()", x)
+
+
+def _twin(x: torch.Tensor, make: Callable[[Any], torch.Tensor]) -> Any:
+    """What `make` makes of `x`, differentiated as `x` is if that has a graph."""
+    if x.requires_grad and not x.is_leaf:
+        return _Twin.apply(x, make)  # type: ignore[no-untyped-call]
+    return make(x)
+
+
+class _Twin(torch.autograd.Function):
+    """A tensor's twin, which is differentiated as the tensor is. Its gradient is of the tensor's
+    kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, make: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        ctx.is_of_lazy = isinstance(x, LazyTensor)
+        return make(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return (grad if ctx.is_of_lazy else unwrap(grad)), None
 
 
 def _wrong_type(caller: str, x: object) -> TypeError:
