@@ -117,8 +117,6 @@ def _leave_mode() -> None:
     # drop it only after the mode is off the stack.
     here.mode.__exit__(None, None, None)
     here.mode = None
-    patch_table.IN_MODE.take_back()
-    patch_table.WITH_LAZY.take_back()
 
 
 def _after_step(*_: Any) -> None:
@@ -150,21 +148,9 @@ convert.before_wrapping += begin_hits, _see_steps
 composite_overrides.install(LazyTensor, RecordingMode)
 
 
-class _BlocksWithoutParentheses(type):
-    """Makes `with lazy_mode:` mean `with lazy_mode():`."""
-
-    def __enter__(cls) -> lazy_mode:
-        block = _BareBlock()
-        _bare.blocks.append(block)
-        return block.__enter__()
-
-    def __exit__(cls, *exception: Any) -> None:
-        _bare.blocks.pop().__exit__(*exception)
-
-
-class lazy_mode(metaclass=_BlocksWithoutParentheses):
+class lazy_mode:
     """Record ops instead of running them: `with lazy_mode():` around any PyTorch program, or
-    `@lazy_mode()` on a function. Without options the parentheses may be left out.
+    `@lazy_mode()`, or `@lazy_mode`, on a function.
 
     Every aten op inside is recorded and gives a `LazyTensor`, those of autograd and of the
     optimizer too. The end of the block runs what is pending. Blocks may be nested. `options` are
@@ -183,9 +169,6 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
 
     _listens_always = False
     """Whether the ops must be seen even where they run as in eager: True in `listening_mode`."""
-
-    _depth = 1
-    """How many frames above `__enter__` the program is that the block is part of."""
 
     _options: Options
     _entered: list[Any]
@@ -232,7 +215,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         native, has_own_way = hits.native, self._options or self._listens_always
         # First the case that must cost least. C++ knows a block by the frame that enters it, so
         # nothing may stand between that frame and this call.
-        if not (native is None or has_own_way) and native.begin_rest(self._function, self._depth):
+        if not (native is None or has_own_way) and native.begin_rest(self._function):
             self._entered.append(_COUNTED)
             return self
         # A generator that was dropped inside its block never came to its `__exit__`. Its block
@@ -242,7 +225,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
         if here.mode is not None and not here.blocks:
             sync_points.listen(local.trace)
             _leave_mode()  # an interrupt in the last block's begin or end has left it entered
-        caller = sys._getframe(self._depth)
+        caller = sys._getframe(1)
         if self._rests(caller):
             STATS.counts["unrecorded_blocks"] += 1
             self._entered.append(None)
@@ -264,9 +247,7 @@ class lazy_mode(metaclass=_BlocksWithoutParentheses):
                 # kernels without a lock. So a new thread tries before its first op.
                 if local.thread is not threading.main_thread():
                     begin_hits()
-                patch_table.put_for_good()
-                patch_table.WITH_LAZY.put()
-                patch_table.IN_MODE.put()
+                patch_table.PATCHES.put()
                 here.mode = RecordingMode()
                 here.mode.__enter__()
                 if local.trace.policy.is_bypassed and not self._listens_always:  # its first round
@@ -429,23 +410,6 @@ def _put_back(entry: _Entry) -> None:
         settings.put_here(entry.before)
     else:
         later.before = entry.before
-
-
-class _BareBlock(lazy_mode):
-    """The block of a `with lazy_mode:`, which the metaclass enters for the user."""
-
-    _depth = 2
-
-
-class _Bare(threading.local):
-    """This thread's blocks without parentheses, innermost last. `with lazy_mode:` enters and leaves
-    the class, which finds the block to leave here."""
-
-    def __init__(self) -> None:
-        self.blocks: list[_BareBlock] = []
-
-
-_bare = _Bare()
 
 
 def _decorate(block: lazy_mode, function: Any) -> None:

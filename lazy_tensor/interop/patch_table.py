@@ -2,11 +2,11 @@
 
 Pending writes are not in memory yet, and lazy tensors have none. A function that reads memory in
 C++, or hands it out, would see old values or nothing. So each is replaced by a wrapper of
-`interop.wrappers` or `interop.communication`. Out: `TABLE`, with the reason for each way, and three
-sets of patches made of it. `IN_MODE` is in place while a block records, `WITH_LAZY` from the first
-`wrap` on, too, and `FOR_GOOD` from the first block or `wrap` on, or the import of
-`lazy_tensor.sharding`. The methods that `LazyTensor` overrides itself are in `lazy_tensor.tensor`.
-`tests/sweep` looks for ways that are missing here.
+`interop.wrappers` or `interop.communication`. Out: `TABLE`, with the reason for each way, and
+`PATCHES`. They are put in place by the first block or `wrap`, or by the import of
+`lazy_tensor.sharding`, and stay: tensors of a block need them after its end. The methods that
+`LazyTensor` overrides itself are in `lazy_tensor.tensor`. `tests/sweep` looks for ways that are
+missing here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import multiprocessing.process
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -35,16 +35,12 @@ class Way(NamedTuple):
     """Functions and methods with the same treatment.
 
     `reason` says what would go wrong without it. `treatment(name, own)` returns what replaces the
-    attribute `name`, whose value is `own`. `without_mode`: lazy tensors need it outside a block as
-    well, so it belongs to `WITH_LAZY`. `stays`: tensors of a block need it after its end, so it
-    belongs to `FOR_GOOD`.
+    attribute `name`, whose value is `own`.
     """
 
     places: tuple[Place, ...]
     reason: str
     treatment: Any
-    without_mode: bool = False
-    stays: bool = False
 
 
 TAKES_APART = "takes a program apart by means of its own: tensors, modes, proxies"
@@ -58,20 +54,20 @@ TABLE: tuple[Way, ...] = (
         partial(wrappers.flushing, before=torch_private.fix_memory),
     ),
     Way(((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")),
-        "C++ reads memory, and hands it out", wrappers.to_dlpack, without_mode=True),
+        "C++ reads memory, and hands it out", wrappers.to_dlpack),
     Way(
         of(torch.Tensor, "__float__", "__int__", "__index__", "__bool__", "__complex__"),
         "C++ reads tensors in a list by them (`torch.tensor`), with modes put aside",
-        wrappers.converting, without_mode=True,
+        wrappers.converting,
     ),
     Way(of(torch.Tensor, "item", "tolist"), "reads a value of a program that isn't listened to",
-        wrappers.converting, without_mode=True),
+        wrappers.converting),
     Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
         wrappers.swapping),
     Way(of(torch.Tensor, "data"), "torch takes a tensor of another class for one with memory",
-        wrappers.setting_data, without_mode=True),
+        wrappers.setting_data),
     Way(of(torch.Tensor, "map_", "map2_"), "goes through the memory of all that it is given",
-        wrappers.on_computed, without_mode=True),
+        wrappers.on_computed),
     Way(
         torch_ways.STORAGE,
         "reads memory that a pending op writes; what it copies the mode would record",
@@ -83,31 +79,31 @@ TABLE: tuple[Way, ...] = (
         wrappers.on_plain_tensors),
     Way(torch_ways.READS_ARGUMENTS,
         "C++ reads the values of what it is given before any mode is asked",
-        wrappers.on_computed, without_mode=True),
+        wrappers.on_computed),
     Way(torch_ways.READS_INTEGERS,
         "C++ reads the sizes of batches before any mode is asked",
-        wrappers.with_plain_integers, without_mode=True),
+        wrappers.with_plain_integers),
     Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
-        wrappers.with_plain_memory, without_mode=True),
-    Way(torch_ways.TAKES_PROGRAMS, TAKES_APART, wrappers.on_plain_program, without_mode=True),
-    Way(of(torch.jit, "script"), TAKES_APART, wrappers.on_plain_script, without_mode=True),
+        wrappers.with_plain_memory),
+    Way(torch_ways.TAKES_PROGRAMS, TAKES_APART, wrappers.on_plain_program),
+    Way(of(torch.jit, "script"), TAKES_APART, wrappers.on_plain_script),
     Way(torch_ways.OWN_MODES,
         "a mode of torch's own: what runs below it is none of the program's",
-        wrappers.around_own_mode, without_mode=True),
+        wrappers.around_own_mode),
     Way(of(torch.nn.parallel.DistributedDataParallel, "__init__"),
         "its reducer is C++ that reads parameters' memory",
-        wrappers.on_plain_module, without_mode=True),
+        wrappers.on_plain_module),
     Way(torch_ways.COMMUNICATES,
         "C++ uses memory until the end, and the dispatcher doesn't look into lists of lists",
-        communication.communicating, stays=True),
-    Way(torch_ways.WAITS, "the end of a collective", communication.waiting, stays=True),
+        communication.communicating),
+    Way(torch_ways.WAITS, "the end of a collective", communication.waiting),
     Way(of(torch.Tensor, "_make_subclass"), "one object can't have two classes",
-        wrappers.making_subclass, without_mode=True),
+        wrappers.making_subclass),
     Way(of(torch.Tensor, "__new__"),
         "its result is recorded, and one object can't have two classes",
-        wrappers.making_tensor, without_mode=True),
+        wrappers.making_tensor),
     Way(of(torch.nn.Parameter, "__new__"), "a derived class would be lost",
-        wrappers.making_parameter, without_mode=True),
+        wrappers.making_parameter),
     Way(of(multiprocessing.process.BaseProcess, "_bootstrap"),
         "a forked process ends without leaving the blocks that it was forked in",
         wrappers.in_new_process),
@@ -133,10 +129,7 @@ def _patches(ways: Iterable[Way]) -> list[Patch]:
     ]
 
 
-IN_MODE = Patches(_patches(way for way in TABLE if not (way.without_mode or way.stays)))
-WITH_LAZY = Patches(_patches(way for way in TABLE if way.without_mode))
-FOR_GOOD = Patches(_patches(way for way in TABLE if way.stays))
-put_for_good = cache(FOR_GOOD.put)
+PATCHES = Patches(_patches(TABLE))
 
 
 def _with_compiler(compiler: ModuleType) -> None:
@@ -148,20 +141,19 @@ def _with_compiler(compiler: ModuleType) -> None:
         "compiled functions are made before a mode is entered, and read memory in it",
         wrappers.compiling,
     )
+    PATCHES.add(_patches([runs]))
     # The function that `torch.compile` makes must be wrapped when it is made, which may be long
-    # before the first block. So this patch is never taken back.
-    WITH_LAZY.add(_patches([runs]))
+    # before the first block.
     Patches(_patches([makes])).put()
 
 
 def _with_stager(stager: ModuleType) -> None:
     """Add the way of `async_save`, once the program has imported its module."""
     copies = Way(torch_ways.stages(stager), "makes tensors of a class without memory of their own",
-                 wrappers.staging, stays=True)  # fmt: skip
-    FOR_GOOD.add(_patches([copies]))
+                 wrappers.staging)  # fmt: skip
+    PATCHES.add(_patches([copies]))
 
 
 register_post_import_hook(_with_compiler, torch_ways.COMPILER)
 register_post_import_hook(_with_stager, torch_ways.STAGER)
-# `cache`: once in a process, and never taken back
-convert.before_wrapping += [cache(WITH_LAZY.put), put_for_good]
+convert.before_wrapping.append(PATCHES.put)

@@ -21,7 +21,7 @@ from lazy_tensor.dispatch import torch_private as _dispatch_private
 from lazy_tensor.dispatch.ops import rules
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.interop.patch_table import put_for_good as _put_for_good
+from lazy_tensor.interop.patch_table import PATCHES as _PATCHES
 from lazy_tensor.sharding import ranks as _ranks
 from lazy_tensor.sharding.api import (
     distribute_module,
@@ -79,4 +79,4 @@ hits.use_sharded(DTensor)
 _dispatch_private.allow_foreach(DTensor)
 _order.keep()
 # sharded tensors are lazy without a block or `wrap`
-_put_for_good()
+_PATCHES.put()
