@@ -1,9 +1,9 @@
 """Tells whether a number that a program reads is only returned, so that nothing is decided by it.
 
-In: a frame that waits for a call's result. Out: whether that result, and all that it is put into,
-goes nowhere but to the caller, and on to a given function. `replay` asks: a number that is only
-returned may be another one at each call. It follows the bytecode of Python 3.11 to 3.13. An
-instruction that it doesn't know counts as a use of the number.
+In: a frame that waits for the number, as `.item()` gives it. Out: whether the number, and all that
+it is put into, goes nowhere but to the caller, and on to a given function. `replay` asks: a number
+that is only returned may be another one at each call. It follows the bytecode of Python 3.11 to
+3.13. What it doesn't know counts as a use of the number.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ Stack = tuple[bool, ...]
 Place = tuple[int, Stack, frozenset[str]]
 """An instruction's number, the stack before it, and the local variables that hold the number."""
 
+READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
+"""Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
+as `max`, do something with the number before they give anything."""
+LOOKS_AROUND = frozenset({
+    "currentframe", "dir", "eval", "exec", "_getframe", "globals", "locals", "vars",
+})  # fmt: skip
+"""Functions by which code may find its variables unseen."""
 CALLS = frozenset({"PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
-ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE"})
+RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
+RAISES = frozenset({"RERAISE", "RAISE_VARARGS"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 NOTHING = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES", "NOP", "PRECALL", "RESUME"})
 PUSHES = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "PUSH_NULL"})
@@ -40,69 +48,119 @@ class _Used(Exception):
 
 
 def is_only_returned(frame: FrameType | None, until: CodeType | None) -> bool:
-    """Whether the result that `frame` waits for is only returned by it and by its callers, up to
+    """Whether the number that `frame` waits for is only returned by it and by its callers, up to
     the function that has the code `until`."""
+    called: CodeType | None = None
     while frame is not None and frame.f_code is not until:
-        if not _returns(frame.f_code, frame.f_lasti):
+        if called is None:
+            names = (*READS, *(name for name in CONVERTS if name not in frame.f_globals))
+        else:
+            names = (called.co_name,)
+        if not _returns(frame.f_code, frame.f_lasti, names):
             return False
-        frame = frame.f_back
+        called, frame = frame.f_code, frame.f_back
     return frame is not None
 
 
 @lru_cache(1024)
-def _returns(code: CodeType, offset: int) -> bool:
-    """Whether a function only returns the result of the call at `offset` of its bytecode."""
-    steps = list(dis.get_instructions(code))
-    call = max(i for i, step in enumerate(steps) if step.offset <= offset)
-    if steps[call].opname not in CALLS:
-        return False
-    # in Python 3.11 PRECALL may do all of the call
-    call += steps[call].opname == "PRECALL"
-    number_at = {step.offset: i for i, step in enumerate(steps)}
-    waiting: list[Place] = [(call + 1, (True,), frozenset())]
-    seen: set[Place] = set()
-    try:
-        while waiting:
-            place = waiting.pop()
-            if place not in seen:
-                seen.add(place)
-                waiting += _following(steps, number_at, place)
-            if len(seen) > MOST_PLACES:
+def _returns(code: CodeType, offset: int, names: tuple[str, ...]) -> bool:
+    """Whether a function calls one of these functions at `offset` of its bytecode, and only returns
+    the result."""
+    return not LOOKS_AROUND.intersection(code.co_names) and _Function(code).returns(offset, names)
+
+
+class _Function:
+    def __init__(self, code: CodeType) -> None:
+        self._code = code
+        self._steps = list(dis.get_instructions(code))
+        self._number_at = {step.offset: i for i, step in enumerate(self._steps)}
+        self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+
+    def returns(self, offset: int, names: tuple[str, ...]) -> bool:
+        """See `_returns`."""
+        steps = self._steps
+        call = max(i for i, step in enumerate(steps) if step.offset <= offset)
+        # in Python 3.11 PRECALL may do all of the call
+        call += steps[call].opname == "PRECALL"
+        if not self._calls(call, names):
+            return False
+        waiting: list[Place] = [(call + 1, (True,), frozenset())]
+        seen: set[Place] = set()
+        try:
+            while waiting:
+                place = waiting.pop()
+                if place not in seen:
+                    seen.add(place)
+                    waiting += self._following(place)
+                if len(seen) > MOST_PLACES:
+                    return False
+        except _Used:
+            return False
+        return True
+
+    def _calls(self, call: int, names: tuple[str, ...]) -> bool:
+        """Whether the call at this place is of a function, or a method, of one of these names."""
+        step = self._steps[call]
+        if step.opname not in CALLS:
+            return False
+        # these call what they are given at once
+        if names[0] in ("<dictcomp>", "<listcomp>") or _is_decorator(self._code):
+            return True
+        if step.opname == "CALL_FUNCTION_EX":
+            return False
+        # Backwards over the arguments: what is below them is the function.
+        wanted, depth = (step.arg or 0) + (step.opname == "CALL_KW"), 0
+        is_read = names[0] in READS
+        call -= self._steps[call - 1].opname == "PRECALL"
+        for before in reversed(self._steps[:call]):
+            if depth == wanted and before.opname == "PUSH_NULL":
+                continue
+            if depth == wanted:
+                # `x.item()` and `float(x)`, but not `x.float()`
+                fits = not is_read or (before.argval in CONVERTS) == (wanted == 1)
+                return fits and before.opname.startswith("LOAD") and before.argval in names
+            if self._jumps(before) or depth > wanted:
                 return False
-    except _Used:
+            depth += dis.stack_effect(before.opcode, before.arg)
         return False
-    return True
 
+    def _jumps(self, step: dis.Instruction) -> bool:
+        return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
-def _following(
-    steps: list[dis.Instruction], number_at: dict[int, int], place: Place
-) -> Iterator[Place]:
-    """The places behind an instruction, as long as something holds the number."""
-    i, stack, names = place
-    step = steps[i]
-    name = step.opname
-    if name in ENDS:
-        return
-    if name.startswith("YIELD"):
-        raise _Used
-    is_loop = name == "FOR_ITER"
-    jumps = step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
-    if jumps and any(stack):
-        if name.startswith("POP_JUMP"):
-            stack = _without(stack, 1)
-        elif name not in JUMPS and not is_loop:
+    def _following(self, place: Place) -> Iterator[Place]:
+        """The places behind an instruction, as long as something holds the number."""
+        i, stack, names = place
+        step = self._steps[i]
+        name = step.opname
+        for entry in self._handlers:
+            # at a handler the stack is that of the statement, which has no value in it
+            if entry.start <= step.offset < entry.end:
+                yield from _held(self._number_at[entry.target], (), names)
+        if name in RETURNS or (name in RAISES and not any(stack)):
+            return
+        if name.startswith("YIELD"):
             raise _Used
-    if jumps:
-        target = number_at[step.argval]
+        if not self._jumps(step):
+            yield from _held(i + 1, *_after(step, stack, names))
+            return
+        is_loop = name == "FOR_ITER"
+        if any(stack) and name.startswith("POP_JUMP"):
+            stack = _without(stack, 1)
+        elif any(stack) and not (name in JUMPS or is_loop):
+            raise _Used
+        target = self._number_at[step.argval]
         # at a loop's end the iterator leaves the stack, and the instructions for that are skipped
-        if is_loop and steps[target].opname == "END_FOR":
+        if is_loop and self._steps[target].opname == "END_FOR":
             target += 1 + (sys.version_info >= (3, 13))
         yield from _held(target, _without(stack, 1) if is_loop else stack, names)
         if name not in JUMPS:
             yield from _held(i + 1, (*stack, False) if is_loop else stack, names)
-        return
-    if name != "RAISE_VARARGS" or any(stack):
-        yield from _held(i + 1, *_after(step, stack, names))
+
+
+def _is_decorator(code: CodeType) -> bool:
+    """Whether a function is what decorators such as `torch.no_grad()` make of another, which it
+    calls and whose result it returns."""
+    return code.co_name == "decorate_context" and code.co_filename.endswith("_contextlib.py")
 
 
 def _held(i: int, stack: Stack, names: frozenset[str]) -> Iterator[Place]:

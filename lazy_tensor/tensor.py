@@ -115,6 +115,11 @@ class LazyTensor(tensor_types.ValueTensor):
         return super().item()
 
     def tolist(self) -> Any:
+        tape, slot = local.trace.tape, self._value.slot
+        if tape is not None and slot is not None and slot.trace is local.trace:
+            read = tape.read(slot.index, is_list=True)
+            if read is not None:
+                return read.number
         return read_outside(self, ".tolist()").tolist()
 
     def data_ptr(self) -> int:

@@ -19,7 +19,12 @@ from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.metadata.infer import Meta, meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.run.aside import Aside
-from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only
+from lazy_tensor.dispatch.torch_private import (
+    below_autograd,
+    generator_id,
+    kernels_only,
+    values_of,
+)
 from lazy_tensor.dispatch.trie.trace import Trace, local
 from lazy_tensor.dispatch.user_frame import calling_frame, user_line
 from lazy_tensor.dispatch.wording import op_name
@@ -29,8 +34,9 @@ from lazy_tensor.dispatch.wording import op_name
 class Read:
     """A number that the call read, as `.item()` does, at the line `where`, behind `n_ops` ops.
 
-    `aside` computes it from the leaves. Replays do so first: if it differs from `number`, the call
-    may take another branch, and is recorded again. `is_only_returned`: nothing is decided by it.
+    `aside` computes the tensor that it is in, from the leaves. Replays do so first: if the number
+    differs, the call may take another branch, and is recorded again. `is_only_returned`: nothing is
+    decided by it. With `is_list` the number is a list of them, as `.tolist()` gives.
     """
 
     n_ops: int
@@ -39,6 +45,7 @@ class Read:
     where: str
     aside: Aside
     is_only_returned: bool
+    is_list: bool
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -48,6 +55,16 @@ class Read:
 
 MOST_READS = 64
 """Reads up to which a call can be replayed: each is computed by itself at every replay."""
+MOST_COMPARED = 1024
+"""Elements of a list that decides what a call does, as its text is compared at every replay."""
+
+
+def number_in(data: torch.Tensor, *, is_list: bool) -> Any:
+    """The number in a computed tensor, or the list of all, which no mode sees to be read."""
+    if not is_list:
+        with kernels_only():
+            data = data.reshape(())
+    return values_of(data)
 
 
 class Draw:
@@ -226,15 +243,18 @@ class Tape:
         self.draws.append((draw, result))
         return result
 
-    def read(self, slot: int) -> Read | None:
-        """Compute the number in a slot aside, and note the read; None if that isn't possible."""
+    def read(self, slot: int, *, is_list: bool = False) -> Read | None:
+        """Compute what is in a slot aside, and note the read; None if that isn't possible."""
         trace, aside = self._trace, Aside(self._trace.state, slot)
         if aside.communicates or len(self.reads) >= MOST_READS:
             return None
-        number = torch.Tensor.item(aside(trace.leaves, trace.scalars))
+        data = aside(trace.leaves, trace.scalars)
         is_only_returned = value_flow.is_only_returned(calling_frame(), self._caller)
+        if data.numel() > MOST_COMPARED and not is_only_returned:
+            return None
+        number = number_in(data, is_list=is_list)
         self.reads.append(
-            Read(trace.state.n_ops, slot, number, user_line(), aside, is_only_returned)
+            Read(trace.state.n_ops, slot, number, user_line(), aside, is_only_returned, is_list)
         )
         return self.reads[-1]
 

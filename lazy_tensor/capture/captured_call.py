@@ -29,7 +29,6 @@ from lazy_tensor.capture.watched_object import (
     Place,
     Watch,
     WatchedObject,
-    is_same,
 )
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
@@ -40,6 +39,7 @@ from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
 from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of
+from lazy_tensor.dispatch.run.tape import number_in
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Pending, Value, local
@@ -48,8 +48,8 @@ from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.tensor import LazyTensor
 
 Tensors = list[torch.Tensor]
-Drawn = tuple[Tensors, list[tuple[torch.Generator, torch.Tensor]]]
-"""What was drawn, and the states of the generators before that."""
+Drawn = tuple[Tensors, list[tuple[torch.Generator, torch.Tensor, torch.Tensor]]]
+"""What was drawn, and the generators with their states before and after that."""
 Found = tuple[list[torch.Tensor], list[complex], Tensors, Drawn | None]
 """What a run needs: the leaves of the plan, with None where a draw goes; its numbers; the tensors
 at open places; and what was drawn already, if something that the call reads depends on it."""
@@ -132,7 +132,7 @@ class CapturedCall:
             )
         else:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
-        self._note_draws_and_reads(take)
+        self._note_draws_and_reads(take, before)
         self._holdings = take.after.holdings
         # the number of an argument, by the name of its holding
         self._argument_of = {name: i for i, name in take.after.arguments.items()}
@@ -147,7 +147,7 @@ class CapturedCall:
             "plan": plan,
             "scalars": list(outline.scalars),
             "ask_numbers": self._numbers if self._recount.is_needed else None,
-            "ask_reads": self._check_reads if take.reads else None,
+            "ask_reads": self._check_reads if self._reads else None,
             "run_otherwise": self._run_otherwise,
             "runs_otherwise": cuda_graphs,
             "fail": self._fail,
@@ -163,12 +163,15 @@ class CapturedCall:
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
 
-    def _note_draws_and_reads(self, take: Take) -> None:
-        sources = take.outline.sources
+    def _note_draws_and_reads(self, take: Take, before: Outline) -> None:
+        sources, values = take.outline.sources, take.outline.numbers_returned
         leaf_drawn = {one.name: i for i, one in enumerate(sources) if one.kind == "draw"}
-        self._reads, self._draws = take.reads, take.draws
+        self._draws = take.draws
         self._leaves_drawn = [leaf_drawn.get(i, -1) for i in range(len(take.draws))]
-        read = {i for one in take.reads for i in one.aside.leaves}
+        # a number that was twice the same may be a constant that is returned in its place
+        same = [i for i in take.numbers if values[i] == before.numbers_returned[i]]
+        self._reads = [*take.reads, *(take.numbers[i] for i in same)]
+        read = {i for one in self._reads for i in one.aside.leaves}
         self._draws_first = not read.isdisjoint(leaf_drawn.values())
 
     def find(self, tensors: Tensors) -> Found:
@@ -343,8 +346,8 @@ class CapturedCall:
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
             for read in self._reads:
-                number = _number_in(read.aside(leaves, scalars))
-                if not is_same(number, read.number):
+                number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
+                if repr(number) != repr(read.number):
                     raise Changed(f"it reads {number!r} at {read.where}, it was {read.number!r}")
         except BaseException:
             _put_back(drawn)
@@ -354,14 +357,18 @@ class CapturedCall:
     def _drawn(self, leaves: Tensors) -> Drawn:
         """Draw all that the call draws, and put it among the leaves."""
         generators = {id(draw.generator): draw.generator for draw in self._draws}
-        drawn: Tensors = []
         with torch_private.no_inference(), torch_private.kernels_only():
-            states = [(one, one.get_state()) for one in generators.values()]
-            for leaf, draw in zip(self._leaves_drawn, self._draws, strict=True):
-                drawn.append(draw())
+            before = [(one, one.get_state()) for one in generators.values()]
+            try:
+                drawn = [draw() for draw in self._draws]
+            except BaseException:
+                for one, state in before:
+                    one.set_state(state)
+                raise
+            for leaf, data in zip(self._leaves_drawn, drawn, strict=True):
                 if leaf >= 0:
-                    leaves[leaf] = drawn[-1]
-        return drawn, states
+                    leaves[leaf] = data
+            return drawn, [(one, state, one.get_state()) for one, state in before]
 
     # Where leaves come from
 
@@ -454,10 +461,12 @@ class CapturedCall:
                 is_left = any(left.slot == one.name for left in self._left)
                 return "plain", number, None, _shared if is_left else None
             return "lazy", number, _lazy_like(one.meta, one.layout), _FINISH[one.grad]
-        if one.kind == "number":
-            return "plain", self._slots.index(one.name), None, _number_in
-        if one.kind == "leaf number":
-            return "ask", 0, lambda leaves: _number_in(leaves[one.name]), None
+        if one.kind in ("number", "list"):
+            finish = partial(number_in, is_list=one.kind == "list")
+            return "plain", self._slots.index(one.name), None, finish
+        if one.kind in ("leaf number", "leaf list"):
+            is_list = one.kind == "leaf list"
+            return "ask", 0, lambda leaves: number_in(leaves[one.name], is_list=is_list), None
         if one.kind == "again":
             return "again", one.name, None, None
         if one.kind == "data":
@@ -539,9 +548,11 @@ def _lazy_like(
     like it."""
     value = Value()
     value.data = data
-    if layout is not None:
-        return tensor_types.new_sharded(value, layout)
-    return tensor_types.new_tensor(value, meta)
+    # what replays give is no inference tensor, as it was made without the mode
+    with torch_private.no_inference():
+        if layout is not None:
+            return tensor_types.new_sharded(value, layout)
+        return tensor_types.new_tensor(value, meta)
 
 
 def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -555,16 +566,11 @@ def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _put_back(drawn: Drawn | None) -> None:
-    """Have generators give the same numbers again."""
+    """Have generators give the same numbers again, unless another thread drew meanwhile."""
     with torch_private.kernels_only():
-        for generator, state in drawn[1] if drawn is not None else ():
-            generator.set_state(state)
-
-
-def _number_in(tensor: torch.Tensor) -> Any:
-    """The number in a computed tensor, which no mode sees to be read."""
-    with torch_private.kernels_only():
-        return torch.Tensor.item(tensor)
+        for generator, before, after in drawn[1] if drawn is not None else ():
+            if torch.equal(generator.get_state(), after):
+                generator.set_state(before)
 
 
 def _plan_of(outline: Outline) -> Plan:

@@ -6,7 +6,7 @@ In: what `take` has noted of a call. Out: its `Outline`, and in words how it dif
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,11 +75,12 @@ class Returned:
     """How to make one leaf of what the call returned: `kind` says what `name` is.
 
     "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
-    memory of that leaf. "number", "leaf number": the value of that result or leaf, for a number
-    that the call read and did nothing else with. "data": a new tensor of these values. "argument",
-    "place": the very object there. "again": the object returned as that earlier leaf. "constant":
-    `name` itself, which is no tensor. `layout` is that of a sharded tensor. `grad` is "leaf" for a
-    tensor that requires a gradient, "spent" for one whose graph a backward pass has freed, else "".
+    memory of that leaf. "number", "list": what that result has, for what the call read and did
+    nothing else with; "leaf number", "leaf list": the same of a leaf. "data": a new tensor of these
+    values. "argument", "place": the very object there. "again": the object returned as that
+    earlier leaf. "constant": `name` itself, which is no tensor. `layout` is that of a sharded
+    tensor. `grad` is "leaf" for a tensor that requires a gradient, "spent" for one whose graph a
+    backward pass has freed, else "".
     """
 
     kind: str
@@ -104,6 +105,9 @@ class Outline:
     live: tuple[int, ...]
     returned: tuple[Returned, ...]
     structure: Any
+    numbers_returned: dict[int, Any] = field(compare=False)
+    """The numbers that the call read and only returned: keys for their values, by their places in
+    `returned`."""
 
     def difference(self, before: Outline, *, by_value: bool = False) -> str | None:
         """The first difference from an earlier call, in words; None if there is none.

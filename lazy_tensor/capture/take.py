@@ -12,8 +12,8 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,12 +51,13 @@ def take(
     *,
     follows_code: bool = True,
     may_have_graphs: bool = False,
+    earlier: Iterable[Outline] = (),
 ) -> tuple[Any, Take | str]:
     """Call the function with a tape on. Return its result, and the take or the obstacle to one.
 
     `root` is what the call can look into besides its arguments, with a label; `names` are those
-    that code is known to mention. The pictures follow code or not. Called inside `lazy_mode`, with
-    nothing pending; leaves the call's ops pending.
+    that code is known to mention. The pictures follow code or not. `earlier` are outlines of calls
+    like this one. Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
     args, kwargs, tensors = arguments.args, arguments.kwargs, arguments.tensors
     # torch runs these hooks for every module and optimizer, but its code isn't followed
@@ -106,7 +107,7 @@ def take(
             raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
         return result, Take(
-            trace, tape, counts.formulas(), before, after, tensors, versions, result
+            trace, tape, counts.formulas(), before, after, tensors, versions, result, earlier
         )  # fmt: skip
     except Obstacle as reason:
         return result, str(reason)
@@ -143,7 +144,8 @@ class Take:
     numbers of the leaves that it wrote, with how many writes autograd counted of each: none of a
     batch norm's to its running mean. `metadata` describes all leaves that are not draws. `after`
     shows what the call could see when it ended. `places` are the tensors that it found when it
-    began, and read or returned.
+    began, and read or returned. `reads` are the numbers that decide what it does, `numbers` those
+    that it only returns, by their places among what it returns.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class Take:
         tensors: list[torch.Tensor],
         versions: dict[int, int],
         result: Any,
+        earlier: Iterable[Outline],
     ) -> None:
         self.after = after
         self.reads = tape.reads
@@ -179,8 +182,10 @@ class Take:
         self._check_identities(left)
         # a container that the function itself keeps is one leaf: a replay returns the same one
         kept = {i for i, one in _containers_in(result).items() if after.has(one)}
+        kept |= {id(read.number) for read in self.reads}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
-        self._number_reads = self._reads_returned(leaves)
+        self.numbers = self._numbers_in(leaves, earlier)
+        self.reads = [read for read in self.reads if read not in self.numbers.values()]
         returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
@@ -188,7 +193,8 @@ class Take:
         named -= {one.place for one in left}
         self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
-        self._let_numbers_differ(returned)
+        numbers = {one.name for one in returned if one.kind in ("number", "list")}
+        self._live = tuple(sorted({*self._live, *numbers}))
         self._check_addresses()
         self.outline = Outline(
             state=trace.state,
@@ -202,6 +208,7 @@ class Take:
             live=self._live,
             returned=returned,
             structure=structure,
+            numbers_returned={i: _value_key(one.number) for i, one in self.numbers.items()},
         )
         self.constants = {
             i: torch_private.copy_of(trace.leaves[i])
@@ -443,35 +450,60 @@ class Take:
         replaced = {one.place for one in left}
         returned: list[Returned] = []
         for i, leaf in enumerate(leaves):
+            if i in self.numbers:
+                returned.append(self._as_number(self.numbers[i]))
+                continue
             returned.append(found.get(id(leaf)) or self._returned(leaf, replaced))
             if isinstance(leaf, torch.Tensor):
                 found[id(leaf)] = Returned("again", i)
         return tuple(returned)
 
-    def _reads_returned(self, leaves: list[Any]) -> dict[tuple[type, str], Read]:
-        """The reads that the call does nothing with but return, by their values.
+    def _numbers_in(self, leaves: list[Any], earlier: Iterable[Outline]) -> dict[int, Read]:
+        """The leaves that are numbers which the call does nothing with but return, each with its
+        read.
 
         Nothing tells which read a returned number came from. So the call must return a value as
-        often as it read it, and must have read it in one place.
+        often as it read it, and must have read it in one place; or it returns what it read in the
+        same places as an earlier call.
         """
-        n_returned = Counter(map(_value_key, leaves))
-        by_value: dict[tuple[type, str], list[Read]] = defaultdict(list)
+        free = [read for read in self.reads if read.is_only_returned and self._lasts(read)]
+        found = [self._numbers_as_in(outline, leaves, free) for outline in earlier]
+        places: dict[Any, list[int]] = defaultdict(list)
+        for i, leaf in enumerate(leaves):
+            places[_value_key(leaf)].append(i)
+        by_value: dict[Any, list[Read]] = defaultdict(list)
         for read in self.reads:
             by_value[_value_key(read.number)].append(read)
-        return {
-            value: first
-            for value, (first, *others) in by_value.items()
-            if len(others) + 1 == n_returned[value]
-            and all(one.slot == first.slot for one in others)
-            and all(one.is_only_returned and self._lasts(one) for one in (first, *others))
-        }
+        by_count: dict[int, Read] = {}
+        for value, reads in by_value.items():
+            are_one = len({read.slot for read in reads}) == 1
+            if are_one and len(reads) == len(places[value]) and all(one in free for one in reads):
+                by_count.update(zip(places[value], reads, strict=True))
+        return max([*found, by_count], key=len)
 
-    def _let_numbers_differ(self, returned: tuple[Returned, ...]) -> None:
-        """Have the plan compute the numbers that are only returned, in place of comparing them."""
-        numbers = {one.name for one in returned if one.kind == "number"}
-        self._live = tuple(sorted({*self._live, *numbers}))
-        only_returned = self._number_reads.keys()
-        self.reads = [one for one in self.reads if _value_key(one.number) not in only_returned]
+    def _numbers_as_in(
+        self, earlier: Outline, leaves: list[Any], free: list[Read]
+    ) -> dict[int, Read]:
+        """The numbers where an earlier call returned some; none if others are there now."""
+        found: dict[int, Read] = {}
+        for i in earlier.numbers_returned if len(earlier.returned) == len(leaves) else ():
+            fitting = [
+                read
+                for read in free
+                if self._as_number(read) == earlier.returned[i]
+                and _value_key(read.number) == _value_key(leaves[i])
+                and read not in found.values()
+            ]
+            if not fitting:
+                return {}
+            found[i] = fitting[0]
+        return found
+
+    def _as_number(self, read: Read) -> Returned:
+        kind = "list" if read.is_list else "number"
+        if read.slot in self.leaf_at:
+            return Returned(f"leaf {kind}", self.leaf_at[read.slot])
+        return Returned(kind, read.slot)
 
     def _lasts(self, read: Read) -> bool:
         """Whether the call writes nothing to what was read from then on."""
@@ -486,11 +518,6 @@ class Take:
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
         if not isinstance(leaf, torch.Tensor):
-            read = self._number_reads.get(_value_key(leaf))
-            if read is not None and read.slot in self.leaf_at:
-                return Returned("leaf number", self.leaf_at[read.slot])
-            if read is not None:
-                return Returned("number", read.slot)
             if id(leaf) in self._made_anew:
                 given = with_article(type(leaf).__name__)
                 raise Obstacle(f"it returns {given} that it makes anew and keeps; return a copy")
@@ -536,9 +563,9 @@ class Take:
 AS_STRIDED = torch.ops.aten.as_strided.default
 
 
-def _value_key(value: Any) -> tuple[type, str]:
-    """Equal for equal numbers of one type."""
-    return type(value), repr(value) if is_atom(value) else ""
+def _value_key(value: Any) -> tuple[type, str | int]:
+    """Equal for equal numbers of one type; other objects have a key each."""
+    return type(value), repr(value) if is_atom(value) else id(value)
 
 
 def _gives_offset(node: Node) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 
 import pytest
+import torch
 
 from lazy_tensor.dispatch.value_flow import is_only_returned
 
@@ -23,6 +25,21 @@ class Number:
     def __float__(self):
         self.is_only_returned = is_only_returned(sys._getframe(1), told.__code__)
         return 1.5
+
+    float = __float__
+
+    def __bool__(self):
+        self.is_only_returned = is_only_returned(sys._getframe(1), told.__code__)
+        return True
+
+    def __gt__(self, other):
+        return self
+
+    __lt__ = __gt__
+
+    def __int__(self):
+        self.is_only_returned = is_only_returned(sys._getframe(1), told.__code__)
+        return 1
 
 
 def told(program):
@@ -95,9 +112,40 @@ def thrown_away(n):
     n.item()
 
 
+def converted_later(n):
+    return int(max([n], key=id)), float(n)
+
+
+def with_options(n):
+    return alone(n=n)
+
+
+def by_a_method(n):
+    class Owner:
+        def number(self, n):
+            return n.item()
+
+    return Owner().number(n)
+
+
+@torch.no_grad()
+def decorated(n):
+    return n.item()
+
+
+def caught_elsewhere(n):
+    value = n.item()
+    try:
+        len(3)  # type: ignore[arg-type]
+    except TypeError:
+        len("abc")
+    return value
+
+
 RETURNED = [alone, in_a_tuple, in_a_dict_later, in_a_block, converted, in_comprehensions,
             behind_a_branch, by_another_function, by_other_names, in_a_loop, with_an_end,
-            thrown_away]  # fmt: skip
+            thrown_away, converted_later, with_options, by_a_method, decorated,
+            caught_elsewhere]  # fmt: skip
 
 
 def given_to_c(n):
@@ -196,10 +244,77 @@ def yielded(n):
     return next(numbers())
 
 
+def all_of(n):
+    return all(one.item() for one in [n])
+
+
+def all_converted(n):
+    return all([n])
+
+
+def largest_of(n):
+    return max(n, 1)
+
+
+def mapped(n):
+    return list(map(float, [n]))
+
+
+def ordered(n):
+    return sorted([n], key=float)
+
+
+def ordered_by_another(n):
+    return sorted([n], key=alone)
+
+
+def magnitude(n):
+    return math.fabs(n)
+
+
+def of_a_method_called_float(n):
+    return n.float()
+
+
+def decided_by_a_handler(n):
+    value = n.item()
+    try:
+        len(3)  # type: ignore[arg-type]
+    except TypeError:
+        return value if value > 1 else 0
+    return value
+
+
+def decided_behind_what_is_suppressed(n):
+    value = n.item()
+    with contextlib.suppress(TypeError):
+        return len(3), value  # type: ignore[arg-type]
+    return value + 1
+
+
+def evaluated(n):
+    value = n.item()
+    return value, eval("value > 1")
+
+
+def of_a_wrapper(n):
+    return wrapping(alone)(n)
+
+
+def wrapping(function):
+    @functools.wraps(function)
+    def wrapper(n):
+        return function(n)
+
+    return wrapper
+
+
 USED = [given_to_c, compared, added, formatted, formatted_by_percent, passed_on, passed_by_name,
         kept_by_a_list, kept_in_a_dict, kept_as_an_attribute, kept_by_a_function, hashed, asked,
         asked_in_a_comprehension, the_largest, replaced, looped_by, rounded_by_the_caller, spread,
-        yielded]  # fmt: skip
+        yielded, all_of, all_converted, largest_of, mapped, ordered, ordered_by_another, magnitude,
+        of_a_method_called_float, decided_by_a_handler, decided_behind_what_is_suppressed,
+        evaluated, of_a_wrapper]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", RETURNED)

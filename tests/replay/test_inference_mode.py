@@ -70,6 +70,22 @@ def test_parts_of_a_call_may_not(program):
     assert "what was recorded is run" in step.obstacle
 
 
+def test_gradients_that_are_made_outside_of_it_can_be_written():
+    model = nn.Linear(4, 3)
+
+    def learn(x):
+        with torch.inference_mode(False), torch.enable_grad():
+            model(x).square().mean().backward()
+
+    step, x = replay(learn), torch.ones(2, 4)
+    with torch.inference_mode():
+        for _ in range(6):
+            model.zero_grad()
+            step(x)
+    assert model.weight.grad is not None
+    model.weight.grad.mul_(0.5)
+
+
 def test_a_parameter_is_what_it_is_now():
     step = replay(decorated)
     for _ in range(6):
