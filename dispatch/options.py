@@ -101,27 +101,6 @@ AT_LEAST = {
 
 # for errors: some users look for an option that switches recording off
 RECORDS_NOTHING = "to record nothing, don't enter lazy_mode"
-NO = ("false", "none", "no", "never", "0", "disable", "disabled")
-YES = ("true", "yes", "on", "1", "enable", "enabled")
-MEANT: dict[str, dict[str, str]] = {
-    "backend": {
-        **dict.fromkeys(("true", "none", "default"), "auto"),
-        **dict.fromkeys(("false", "off", "eager"), "aten"),
-        **dict.fromkeys(("c++", "cpp", "triton", "torch.compile"), "inductor"),
-    },
-    "compile": {
-        **dict.fromkeys(NO, "off"),
-        **dict.fromkeys((*YES, "auto", "default", "async"), "background"),
-        **dict.fromkeys(("wait", "sync"), "blocking"),
-    },
-    "flush_policy": {"none": "auto", "default": "auto", "immediately": "at_once"},
-    "record": {
-        **dict.fromkeys((*YES, "all"), "always"),
-        **dict.fromkeys(("none", "default"), "auto"),
-    },
-}
-"""For options with choices: other words that users write, in lower case, and the choice they mean.
-Only errors name it: the word itself is not accepted."""
 
 
 def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
@@ -163,10 +142,10 @@ def one_of(name: str, value: object, choices: Iterable[str], label: str) -> Valu
     """The error for a value that is none of an option's choices; it names the probable one."""
     choices = tuple(choices)
     word = str(value).strip().lower()
-    meant = MEANT.get(name, {}).get(word) or nearest(word, choices)
+    meant = nearest(word, choices)
     listed = ", ".join(map(repr, choices))
-    hint = f"; did you mean {meant!r}?" if meant in choices else ""
-    if name == "record" and word in (*NO, "off"):
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    if name == "record":
         hint += f"; {RECORDS_NOTHING}"
     return ValueError(f"{label}={value!r} is not one of {listed}{hint}")
 

@@ -233,6 +233,31 @@ def counted(names: Iterable[str], most: int | None = None) -> str:
     return ", ".join(shown) + (", ..." if len(shown) < len(counts) else "")
 
 
+def substituted(argument: Any, values: Any, scalars: Sequence[Any] = ()) -> Any:
+    """An argument with each `Ref` and `ScalarRef` replaced by its value, and tuples by lists."""
+    if isinstance(argument, Ref):
+        return values[argument.index]
+    if isinstance(argument, ScalarRef):
+        return scalars[argument.index]
+    if type(argument) is tuple:
+        return [substituted(item, values, scalars) for item in argument]
+    return argument
+
+
+def last_uses(named: Sequence[Iterable[int]], kept: Iterable[int]) -> list[list[int]]:
+    """For each step, those of the slots it names that no later step names, and that aren't kept.
+
+    They are freed behind it, so that memory goes back as early as in eager.
+    """
+    alive = set(kept)
+    dying: list[list[int]] = []
+    for slots in reversed(named):
+        dead = [slot for slot in dict.fromkeys(slots) if slot not in alive]
+        alive.update(dead)
+        dying.append(dead)
+    return dying[::-1]
+
+
 def refs(values: Iterable[Any]) -> Iterator[Ref]:
     """The `Ref`s among arguments, also those inside tuples."""
     for value in values:

@@ -36,17 +36,7 @@ class LazyTensor(torch.Tensor):
         raise RuntimeError(f"LazyTensor(): {WHY}")
 
 
-class _BlocksWithoutParentheses(type):
-    """Makes `with lazy_mode:` mean `with lazy_mode():`."""
-
-    def __enter__(cls) -> None:
-        pass
-
-    def __exit__(cls, *_: Any) -> None:
-        pass
-
-
-class lazy_mode(metaclass=_BlocksWithoutParentheses):
+class lazy_mode:
     """A block, or a decorator, that does nothing; TypeError for an unknown option."""
 
     def __new__(cls, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:

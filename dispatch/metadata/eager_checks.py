@@ -12,9 +12,10 @@ import torch
 from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, substituted
+from lazy_tensor.dispatch.metadata.infer import Meta, Outcome
 from lazy_tensor.dispatch.metadata.other_formulas import broadcast
 from lazy_tensor.dispatch.ops.schema import OpFacts, is_pointwise
+from lazy_tensor.kernels.segment import substituted
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.ops.schema import OpFacts
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.cache import Cache
-from lazy_tensor.kernels.segment import Ref
+from lazy_tensor.kernels.segment import substituted
 
 Meta = tuple[Any, ...]
 """`(size, stride, offset, dtype, device)` of a strided tensor."""
@@ -198,12 +198,3 @@ def is_recordable(tensor: Any, *, allow_meta: bool = False) -> bool:
 def is_marked(tensor: torch.Tensor) -> bool:
     """Whether the tensor has the conjugate or negative bit: its values aren't those in memory."""
     return tensor.is_conj() or tensor.is_neg()
-
-
-def substituted(argument: Any, tensors: list[torch.Tensor]) -> Any:
-    """`argument` with each `Ref(i)` replaced by `tensors[i]`, and tuples by lists."""
-    if isinstance(argument, Ref):
-        return tensors[argument.index]
-    if type(argument) is tuple:
-        return [substituted(a, tensors) for a in argument]
-    return argument

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, dense_stride, is_dense, substituted
+from lazy_tensor.dispatch.metadata.infer import Meta, Outcome, dense_stride, is_dense
 from lazy_tensor.dispatch.metadata.shrunk import SHRUNK, tiny
 from lazy_tensor.dispatch.ops.schema import OpFacts, is_pointwise
 from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.fusible import base_name
+from lazy_tensor.kernels.segment import substituted
 
 MAX_PROBED = 1 << 16
 """Elements up to which an op may be tried on tensors of its own shapes."""

@@ -91,20 +91,15 @@ PyObject* py_grant_rests(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// begin_rest(function, depth): whether the block that begins rests. `lazy_mode.__enter__` calls this;
-// the block is where the frame so many above it is. `function` is the one that the block decorates,
-// or None.
-PyObject* py_begin_rest(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
-  TORCH_INTERNAL_ASSERT(n_args == 2);
-  Ref caller = Ref::to(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-  for (long depth = PyLong_AsLong(args[1]); caller.get() != nullptr && depth > 0; --depth) {
-    caller = Ref(reinterpret_cast<PyObject*>(
-        PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(caller.get()))));
-  }
+// begin_rest(function): whether the block that begins rests. `lazy_mode.__enter__` calls this; the
+// block is where its caller's frame is. `function` is the one that the block decorates, or None.
+PyObject* py_begin_rest(PyObject*, PyObject* function) {
+  const Ref caller(
+      reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(PyEval_GetFrame()))));
   if (caller.get() == nullptr) Py_RETURN_FALSE;
   auto* frame = reinterpret_cast<PyFrameObject*>(caller.get());
   const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  const PyObject* of = args[0] == Py_None ? code.get() : args[0];
+  const PyObject* of = function == Py_None ? code.get() : function;
   return PyBool_FromLong(rests.begin(reinterpret_cast<uintptr_t>(of), PyFrame_GetLasti(frame)));
 }
 

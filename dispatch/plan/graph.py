@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -228,16 +228,10 @@ def _renamed(argument: Any, names: dict[int, int]) -> Any:
 
 def renamed(node: Node, names: dict[int, int]) -> Node:
     """`node` with the slots in its arguments renamed; its outputs keep their slots."""
-    return Node(
-        facts=node.facts,
+    return replace(
+        node,
         args=_renamed(node.args, names),
         kwargs=tuple((name, _renamed(a, names)) for name, a in node.kwargs),
-        outs=node.outs,
-        specs=node.specs,
-        is_single=node.is_single,
         writes=tuple(names.get(slot, slot) for slot in node.writes),
         view_of=None if node.view_of is None else names.get(node.view_of, node.view_of),
-        where=node.where,
-        in_backward=node.in_backward,
-        after=node.after,
     )

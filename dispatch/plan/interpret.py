@@ -15,8 +15,7 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch.plan.graph import Graph
 from lazy_tensor.dispatch.trie.trace import Node
-from lazy_tensor.kernels.backends.aten import real
-from lazy_tensor.kernels.segment import TensorSpec
+from lazy_tensor.kernels.segment import TensorSpec, last_uses, substituted
 
 
 def interpret(
@@ -32,7 +31,8 @@ def interpret(
     }
     leaves.clear()  # else the list would keep each leaf alive past its last use
     done: Node | None = None
-    for node, dead in zip(graph.nodes, _dying(graph), strict=True):
+    named = [[*node.reads, *(s for s in node.outs if s is not None)] for node in graph.nodes]
+    for node, dead in zip(graph.nodes, last_uses(named, graph.live), strict=True):
         done = run_node(node, values, scalars, graph.spec)  # noqa: F841  `failure` looks at it
         for slot in dead:
             del values[slot]
@@ -47,8 +47,8 @@ def run_node(
     Returns the node. After an exception `failure` looks whether the variable `results` was set:
     then the op has run.
     """
-    args = [real(a, values, scalars) for a in node.args]
-    kwargs = {name: real(a, values, scalars) for name, a in node.kwargs}
+    args = [substituted(a, values, scalars) for a in node.args]
+    kwargs = {name: substituted(a, values, scalars) for name, a in node.kwargs}
     results = node.facts.op._op(*args, **kwargs)
     made = (results,) if node.is_single else results
     for i, slot in enumerate(node.outs):
@@ -100,16 +100,3 @@ def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(
         tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
     ).copy_(tensor)
-
-
-def _dying(graph: Graph) -> list[list[int]]:
-    """For each node the slots that no later node reads and that aren't live: freed there."""
-    alive = set(graph.live)
-    dying: list[list[int]] = []
-    for node in reversed(graph.nodes):
-        named = [*node.reads, *(slot for slot in node.outs if slot is not None)]
-        dead = [slot for slot in dict.fromkeys(named) if slot not in alive]
-        alive.update(dead)
-        dying.append(dead)
-    dying.reverse()
-    return dying

@@ -24,7 +24,15 @@ from lazy_tensor.dispatch.plan.partition import Fusibility, Unit, entry_of
 from lazy_tensor.dispatch.plan.view_offsets import offset_of
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.extension import program
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, n_bytes
+from lazy_tensor.kernels.segment import (
+    Call,
+    Ref,
+    ScalarRef,
+    Segment,
+    TensorSpec,
+    last_uses,
+    n_bytes,
+)
 from lazy_tensor.kernels.service.fusion import Fusion
 
 FusionOf = Callable[[Segment], Fusion]
@@ -301,7 +309,8 @@ class Planner:
         return self.fusible.reason_against(node) or "nothing beside it can be fused with it"
 
     def _compiled(self) -> Plan:
-        graph, dying = self.graph, self._dying()
+        graph = self.graph
+        dying = last_uses([(*step.reads, *step.sets) for step in self.steps], graph.live)
         leaves = [leaf.slot for leaf in graph.leaves]
         instructions = [
             step.instruction(dead, graph.spec) for step, dead in zip(self.steps, dying, strict=True)
@@ -318,18 +327,6 @@ class Planner:
             communicates=any(node.facts.communicates for node in graph.nodes),
             scalar_types=self.scalar_types,
         )
-
-    def _dying(self) -> list[list[int]]:
-        """For each step the slots used there for the last time. They are freed right behind it, so
-        that memory goes back as early as in eager."""
-        alive = set(self.graph.live)
-        dying: list[list[int]] = []
-        for step in reversed(self.steps):
-            dead = [s for s in dict.fromkeys((*step.reads, *step.sets)) if s not in alive]
-            alive.update(dead)
-            dying.append(dead)
-        dying.reverse()
-        return dying
 
     def _peak_bytes(self, dying: list[list[int]]) -> int:
         """The most bytes that values made by the plan take at a time.

@@ -7,11 +7,10 @@ kernel is there, and falls back to it. Kernels of other backends are timed and c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from lazy_tensor.kernels.backend import Kernel
 from lazy_tensor.kernels.extension import program
-from lazy_tensor.kernels.segment import Call, Ref, ScalarRef, Segment, TensorSpec, creates, refs
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, creates, last_uses, refs
 
 
 class AtenBackend:
@@ -49,17 +48,6 @@ def compile_aten(segment: Segment) -> Kernel:
     return program.program_of(len(specs), leaves, segment.outputs, instructions, is_inner=True)
 
 
-def real(argument: Any, values: Any, scalars: Sequence[Any]) -> Any:
-    """An argument with each `Ref` and `ScalarRef` replaced by its value, and tuples by lists."""
-    if isinstance(argument, Ref):
-        return values[argument.index]
-    if isinstance(argument, ScalarRef):
-        return scalars[argument.index]
-    if type(argument) is tuple:
-        return [real(item, values, scalars) for item in argument]
-    return argument
-
-
 def _made(call: Call, first: int) -> list[int | None]:
     """For each return of `call` the number of the value it creates, or None if it creates none.
 
@@ -73,20 +61,11 @@ def _made(call: Call, first: int) -> list[int | None]:
 
 
 def _last_uses(segment: Segment) -> list[list[int]]:
-    """For each call, the created values that no later call uses and that are no outputs.
-
-    They are freed after the call, as eager execution frees its temporaries.
-    """
+    """For each call, the created values that no later call uses and that are no outputs."""
     n_values = len(segment.inputs)
-    alive = {*range(n_values), *segment.outputs}
     named: list[list[int]] = []
     for call in segment.calls:
         taken = [ref.index for ref in refs(value for _, value in call.arguments())]
         named.append([*taken, *range(n_values, n_values + len(call.outputs))])
         n_values += len(call.outputs)
-    dying: list[list[int]] = []
-    for numbers in reversed(named):
-        dead = [number for number in dict.fromkeys(numbers) if number not in alive]
-        alive.update(dead)
-        dying.append(dead)
-    return dying[::-1]
+    return last_uses(named, (*range(len(segment.inputs)), *segment.outputs))

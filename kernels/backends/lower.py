@@ -23,11 +23,10 @@ from lazy_tensor.kernels import scalar_rules
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends import index_checks
 from lazy_tensor.kernels.backends.artifact import SCALAR_DTYPES, Outputs, View
-from lazy_tensor.kernels.backends.aten import real
 from lazy_tensor.kernels.backends.torch_inductor import SymbolicSizes
 from lazy_tensor.kernels.fusible import NORMS, base_name
 from lazy_tensor.kernels.generic import Generic, strides_like
-from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, creates
+from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, creates, substituted
 
 aten = torch.ops.aten
 
@@ -236,8 +235,8 @@ def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
     # any number does: only dtypes and strides are wanted
     samples = [kind(1) for kind in segment.scalars]
     for call in segment.calls:
-        args = real(call.args, values, samples)
-        kwargs = {name: real(value, values, samples) for name, value in call.kwargs}
+        args = substituted(call.args, values, samples)
+        kwargs = {name: substituted(value, values, samples) for name, value in call.kwargs}
         values += _created(call, call.op(*args, **kwargs))
     first: dict[int, int] = {}
     for number, value in enumerate(values):
@@ -290,7 +289,9 @@ def _program(
         bad: list[torch.Tensor] = []
         for call in calls:
             if scalar_rules.has_scalars(call):
-                given = {name: real(value, values, scalars) for name, value in call.arguments()}
+                given = {
+                    name: substituted(value, values, scalars) for name, value in call.arguments()
+                }
                 returned = scalar_rules.computed(call, given, segment.scalars)
             else:
                 returned = _called(call, values, bad if checks_index else None)
@@ -312,7 +313,7 @@ def _stride(segment: Segment, promised: TensorSpec, traced: torch.Tensor) -> Seq
 
 def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
     """What the op returns; checks of its indices go to `bad_indices`, unless that is None."""
-    op, args = call.op, real(call.args, values, ())
+    op, args = call.op, substituted(call.args, values, ())
     if base_name(op) in NORMS:
         args = _in_one_dtype(args)
     if base_name(op) in scalar_rules.OF_OWN_DTYPE:
@@ -321,7 +322,7 @@ def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] |
         op, args = _declared_batch_norm(args)
     if bad_indices is not None:
         args = index_checks.clamped(op, args, bad_indices)
-    return op(*args, **{name: real(value, values, ()) for name, value in call.kwargs})
+    return op(*args, **{name: substituted(value, values, ()) for name, value in call.kwargs})
 
 
 def _in_one_dtype(args: list[Any]) -> list[Any]:

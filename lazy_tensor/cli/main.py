@@ -15,7 +15,7 @@ from typing import TextIO
 import torch
 
 import lazy_tensor
-from lazy_tensor.cli import bench, cache, demo, doctor, explain
+from lazy_tensor.cli import cache, demo, doctor, explain
 from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, NOBODY_READS, CommandError
 
 
@@ -68,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
         ("doctor", doctor, "show versions, devices, backends, settings and caches"),
         ("explain", explain, "run a program lazily and report on what was flushed, and why"),
         ("cache", cache, "list, clear or warm the kernels on disk"),
-        ("bench", bench, "run the benchmarks of a checkout"),
     ):
         description = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=description)

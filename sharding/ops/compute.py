@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from lazy_tensor.dispatch import settings, torch_private as dispatch_private
-from lazy_tensor.dispatch.metadata.infer import meta_of, substituted
+from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.record.extend_trie import numbered, outcome_of_call, wrapper_arguments
@@ -27,6 +27,7 @@ from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.keys import NUMBERS
 from lazy_tensor.dispatch.trie.trace import ONE, Node, local as here
 from lazy_tensor.dispatch.user_frame import user_line
+from lazy_tensor.kernels.segment import substituted
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import (
     ShardLayout,

@@ -6,7 +6,6 @@ tensors. `compute` raises them.
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
@@ -80,42 +79,8 @@ def _call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             placed = f"placed {tensor.placements} on {tensor.device_mesh}"
         else:
             placed = "plain"
-        # modules hold the base, while an op may get a view of it
-        known = _parameter_name(tensor if tensor._base is None else tensor._base)
-        named = "" if known is None else f", parameter {known!r}"
-        lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}{named}")
+        lines.append(f"  {name}: {tensor.dtype} {tuple(tensor.shape)}, {placed}")
     return "\n".join(lines)
-
-
-def _parameter_name(tensor: torch.Tensor) -> str | None:
-    """The parameter's name in the outermost module that holds it; None if no module holds it."""
-    path: list[str] = []
-    held = _holder(tensor, "_parameters")
-    while held is not None:
-        name, module = held
-        path.insert(0, name)
-        held = _holder(module, "_modules")
-    return ".".join(path) or None
-
-
-def _holder(item: Any, kind: str) -> tuple[str, torch.nn.Module] | None:
-    """The module in whose dict `kind` (`_parameters`, `_modules`) `item` is, and its name there."""
-    # From the item up, by referrers. gc.get_objects() also lists tuples that another thread is
-    # still filling, and a second reference to such a tuple makes that thread fail.
-    for things in filter(_is_dict, gc.get_referrers(item)):
-        name = next((name for name, thing in list(things.items()) if thing is item), None)
-        for attributes in filter(_is_dict, gc.get_referrers(things)):
-            if attributes.get(kind) is not things:
-                continue
-            for module in gc.get_referrers(attributes):
-                if issubclass(type(module), torch.nn.Module) and vars(module) is attributes:
-                    return str(name), module
-    return None
-
-
-def _is_dict(thing: Any) -> bool:
-    # the exact type, as methods of a subclass may run any code
-    return type(thing) is dict
 
 
 def _named_tensors(

@@ -60,24 +60,6 @@ def test_a_program_is_explained(program, tmp_path):
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_out_after_the_program_is_told_where_it_belongs(program, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    told = "to have the report there: python -m lazy_tensor explain --out r.html program.py -v"
-    for arguments in (["-v", "--out", "r.html"], ["--out=r.html", "-v"]):
-        assert main(["explain", "program.py", *arguments]) == 0
-        shown = capsys.readouterr()
-        assert f"total 172 {' '.join(arguments)}" in shown.out  # it gets all that is its own
-        assert told in shown.err
-    assert not (tmp_path / "r.html").exists()
-
-
-def test_out_is_told_of_where_the_program_fails_by_it(tmp_path, capsys):
-    script = tmp_path / "strict.py"
-    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-    assert main(["explain", str(script), "--out", "r.html"]) == 2
-    assert f"explain --out r.html {script}" in capsys.readouterr().err
-
-
 def test_out_of_the_program_itself_is_let_be(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "writes.py").write_text(
@@ -148,11 +130,9 @@ def test_lines_are_not_broken_where_nobody_sees_them(program, capsys):
 def test_what_can_not_be_run_is_said(program, capsys):
     assert main(["explain", "no-such-file.py"]) == 2
     assert main(["explain", "--out", "report.txt", str(program)]) == 2
-    assert main(["bench", "no-such-bench"]) == 2
     told = capsys.readouterr().err
     assert "there is no file 'no-such-file.py'" in told
     assert "must end in .html" in told
-    assert "there is no bench_no-such-bench.py; there are" in told
 
 
 @pytest.mark.slow

@@ -153,39 +153,6 @@ def test_decorates_a_method_and_can_be_pickled_without_parentheses():
     assert pickle.loads(pickle.dumps(of_module)) is of_module
 
 
-def test_a_block_needs_no_parentheses():
-    x = torch.ones(3)
-    with lazy_mode:
-        with lazy_mode:
-            y = x + 1
-        assert is_pending(y)
-        z = y + 1
-    assert not is_pending(z)
-    assert z.tolist() == [3.0] * 3
-    assert type(x + 1) is torch.Tensor
-    with pytest.raises(ValueError, match="mine"), lazy_mode:
-        raise ValueError("mine")
-    assert type(x + 1) is torch.Tensor
-
-
-def test_blocks_without_parentheses_have_places_of_their_own(monkeypatch):
-    places = set()
-    place_of = lazy_mode._place
-
-    def noted(block, caller, options):
-        places.add(place_of(block, caller, options))
-        return place_of(block, caller, options)
-
-    monkeypatch.setattr(lazy_mode, "_place", noted)
-    with lazy_mode:
-        pass
-    with lazy_mode:
-        pass
-    with lazy_mode():
-        pass
-    assert len(places) == 3
-
-
 def test_an_option_without_its_name_is_told():
     with pytest.raises(TypeError, match="function='off' can't be called; options have names, as"):
         lazy_mode("off")  # type: ignore[call-overload]
@@ -198,8 +165,7 @@ def test_options_hold_for_the_block():
     assert settings.current() == before
 
 
-@pytest.mark.parametrize("block", ["with parentheses", "without"])
-def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch):
+def test_blocks_that_are_bypassed_are_counted_without_python(monkeypatch):
     """Empty ones are, whatever they take."""
     if hits.native is None:
         pytest.skip(hits.status())
@@ -216,12 +182,8 @@ def test_blocks_that_are_bypassed_are_counted_without_python(block, monkeypatch)
     monkeypatch.setattr(lazy_mode, "_rests", counted)
     before = stats()["unrecorded_blocks"]
     for _ in range(3000):
-        if block == "without":
-            with lazy_mode:
-                pass
-        else:
-            with lazy_mode():
-                pass
+        with lazy_mode():
+            pass
     assert len(looked_at) < 1500
     local.trace.policy.account_rests()
     assert stats()["unrecorded_blocks"] > before + 1500
@@ -279,16 +241,10 @@ def test_bad_values_name_the_option_and_what_it_takes(options, message):
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({"compile": False}, "compile=False is not one of .*; did you mean 'off'"),
-        ({"compile": None}, "did you mean 'off'"),
-        ({"compile": True}, "did you mean 'background'"),
         ({"compile": "blockng"}, "did you mean 'blocking'"),
-        ({"backend": None}, "backend=None is not one of .*; did you mean 'auto'"),
-        ({"backend": False}, "did you mean 'aten'"),
+        ({"compile": False}, "compile=False is not one of 'background', 'blocking', 'off'"),
         ({"backend": "Inductor"}, "did you mean 'inductor'"),
-        ({"record": True}, "record=True is not one of .*; did you mean 'always'"),
         ({"record": False}, "to record nothing, don't enter lazy_mode"),
-        ({"flush_policy": None}, "did you mean 'auto'"),
         ({"forbid": "flushes"}, "did you mean 'flush'"),
         ({"forbid": True}, "not a set of any of 'flush', 'compile'"),
         ({"cache_dir": None}, "cache_dir=None is not a folder's path"),
@@ -382,7 +338,7 @@ def test_options_come_from_the_environment(monkeypatch):
         ("LAZY_TENSOR_COMPIEL", "off", "LAZY_TENSOR_COMPIEL .*mean LAZY_TENSOR_COMPILE?"),
         ("LAZY_TENSOR_LOG", "all", "LAZY_TENSOR_LOG .*mean LAZY_TENSOR_LOGS?"),
         ("LAZY_TENSOR_XYZZY", "1", "LAZY_TENSOR_XYZZY .*after LAZY_TENSOR_ come BACKEND, "),
-        ("LAZY_TENSOR_COMPILE", "0", "LAZY_TENSOR_COMPILE='0' is not one of .*mean 'off'"),
+        ("LAZY_TENSOR_COMPILE", "bakground", "LAZY_TENSOR_COMPILE='bakground' .*mean 'background'"),
         ("LAZY_TENSOR_MAX_SEGMENT_OPS", "1e3", "LAZY_TENSOR_MAX_SEGMENT_OPS='1e3' is not a whole"),
         ("LAZY_TENSOR_DEBUG", "maybe", "LAZY_TENSOR_DEBUG='maybe' is not a boolean; use 0 or 1"),
         ("LAZY_TENSOR_FORBID", "flush,all", "LAZY_TENSOR_FORBID='all' is not one of 'flush'"),

@@ -161,7 +161,7 @@ def with_every_name(lazy_tensor):
     lazy_tensor.configure(record="always")
     with lazy_tensor.lazy_mode(compile="off"):
         losses = [lazy_tensor.materialize(stepped(model, x))]
-    with lazy_tensor.lazy_mode:
+    with lazy_tensor.lazy_mode():
         losses.append(stepped(model, x))
     losses.append(lazy_tensor.lazy_mode()(lazy_tensor.lazy_mode(step))(model, x))
     losses.append(lazy_tensor.explain(stepped, model, x).result)

@@ -344,10 +344,10 @@ def test_what_a_rank_outside_the_mesh_has(lazily):
 
 
 @on_ranks(2)
-def test_errors_name_the_parameter():
+def test_errors_name_the_argument():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     sharding.parallelize_module(model, a_mesh(), {"0": sharding.ColwiseParallel()})
-    with pytest.raises(RuntimeError, match=r"parameter '0.weight'"):
+    with pytest.raises(RuntimeError, match=r"argument other is a plain tensor of shape \(2, 2\)"):
         torch.add(model[0].weight, torch.ones(2, 2))
     with pytest.raises(RuntimeError, match=r"other\[0\] is a plain tensor"):
         torch._foreach_add_([model.get_parameter("0.weight").detach()], [torch.ones(2, 2)])
