@@ -102,9 +102,10 @@ def test_doctor_runs_outside_the_checkout_too(newcomer):
 )
 def test_blocks_of_the_readme_run_as_a_program(newcomer, place, package):
     first, *others = (code for code, _ in python_of(README))  # the first takes nothing for granted
-    if place == "checkout":  # its kernels come elsewhere
-        assert "1501" in first
-        first = first.replace("1501", "31").replace("500", "10")
+    assert "1501" in first
+    # its kernels come elsewhere
+    every = 10 if place == "checkout" else 100
+    first = first.replace("1501", f"{3 * every + 1}").replace("500", f"{every}")
     line = "=" * 80
     parts = [first, PRELUDE, *others, "print(lazy_tensor.__file__)"]
     folder = getattr(newcomer, place)

@@ -26,6 +26,15 @@ def source(tmp_path):
 
 
 @pytest.fixture
+def package(tmp_path, source, monkeypatch):
+    """The package, with sources that compile quickly."""
+    question = tmp_path / "question.cpp"
+    question.write_text('extern "C" int question() { return 6 * 9; }')
+    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
+    monkeypatch.setattr(cpp, "PROGRAM", cpp.Source(question, ()))
+
+
+@pytest.fixture
 def never_compiled(monkeypatch):
     monkeypatch.setattr(extension, "compiled", lambda *_: pytest.fail("compiled again"))
     monkeypatch.setattr(extension, "_build_apart", lambda *_: pytest.fail("compiled again"))
@@ -176,10 +185,9 @@ def test_what_does_not_load_says_so(source):
 
 
 def test_what_was_compiled_with_the_package_is_used_by_all(
-    tmp_path, source, monkeypatch, never_compiled
+    tmp_path, source, package, monkeypatch, never_compiled
 ):
     monkeypatch.setattr(cpp, "BUILT", tmp_path / "built")
-    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
     cpp.build(cpp.BUILT)
     for disk in (None, Disk(tmp_path / "disk")):
         found: list[bytes] = []
@@ -230,10 +238,9 @@ def test_another_torch_python_or_compiler_changes_the_keys(
 
 
 def test_what_another_compiler_made_is_not_used_but_where_there_is_none(
-    tmp_path, source, own_compiler, monkeypatch
+    tmp_path, package, own_compiler, monkeypatch
 ):
     monkeypatch.setattr(cpp, "BUILT", tmp_path / "built")
-    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
     cpp.build(cpp.BUILT)
     built = cpp.HITS.built()
     assert built is not None
@@ -244,10 +251,7 @@ def test_what_another_compiler_made_is_not_used_but_where_there_is_none(
     assert cpp.HITS.built() == built
 
 
-def test_of_another_source_nothing_is_left_where_the_package_is_compiled(
-    tmp_path, source, monkeypatch
-):
-    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
+def test_of_another_source_nothing_is_left_where_the_package_is_compiled(tmp_path, source, package):
     cpp.build(tmp_path / "built")
     source.write_text('extern "C" int answer() { return 43; }')
     cpp.build(tmp_path / "built")
