@@ -29,7 +29,7 @@ class Patches:
     """
 
     def __init__(self, patches: Iterable[Patch]) -> None:
-        self._patches = list(patches)
+        self._waiting = list(patches)
         self._lock = threading.Lock()
         self._are_put = False
 
@@ -38,18 +38,18 @@ class Patches:
         if self._are_put:  # without the lock: it never becomes False again
             return
         with self._lock:
-            if not self._are_put:
-                for patch in self._patches:
-                    _put(patch)
-                self._are_put = True
+            while self._waiting:
+                _put(self._waiting.pop(0))
+            self._are_put = True
 
     def add(self, patches: Iterable[Patch]) -> None:
         """Add patches. They are put in place now if the others are."""
         with self._lock:
             for patch in patches:
-                self._patches.append(patch)
                 if self._are_put:
                     _put(patch)
+                else:
+                    self._waiting.append(patch)
 
 
 def _put(patch: Patch) -> None:

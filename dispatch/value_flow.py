@@ -24,9 +24,11 @@ READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
 """Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
 as `max`, do something with the number before they give anything."""
 LOOKS_AROUND = frozenset({
-    "currentframe", "dir", "eval", "exec", "_getframe", "globals", "locals", "vars",
+    "currentframe", "dir", "eval", "exec", "f_locals", "_getframe", "globals", "locals", "vars",
 })  # fmt: skip
 """Functions by which code may find its variables unseen."""
+GLOBAL_LOADS, METHOD_LOADS = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
+LOADS = (*GLOBAL_LOADS, *METHOD_LOADS, "LOAD_DEREF", "LOAD_FAST")
 CALLS = frozenset({"PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 RAISES = frozenset({"RERAISE", "RAISE_VARARGS"})
@@ -116,9 +118,12 @@ class _Function:
             if depth == wanted and before.opname == "PUSH_NULL":
                 continue
             if depth == wanted:
-                # `x.item()` and `float(x)`, but not `x.float()`
+                # `x.item()` and `float(x)`, but not `x.float()`, nor variables of these names
+                loads = (
+                    METHOD_LOADS if is_read and wanted == 0 else GLOBAL_LOADS if is_read else LOADS
+                )
                 fits = not is_read or (before.argval in CONVERTS) == (wanted == 1)
-                return fits and before.opname.startswith("LOAD") and before.argval in names
+                return fits and before.opname in loads and before.argval in names
             if self._jumps(before) or depth > wanted:
                 return False
             depth += dis.stack_effect(before.opcode, before.arg)

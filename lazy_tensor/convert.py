@@ -26,6 +26,7 @@ from lazy_tensor.dispatch.torch_private import (
     is_resizable,
     no_modes,
     put_hooks_anew,
+    snapshot,
     without_weak_references,
 )
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
@@ -100,12 +101,12 @@ def wrap(x: M) -> M: ...
 def wrap(x: Any) -> Any:
     """Make `x` lazy, so that ops on it are recorded outside `lazy_mode` too.
 
-    For a `Tensor`, return a `LazyTensor` that shares its memory, and is differentiated as it is. A
-    sparse, quantized, nested or "meta" tensor, or one of a class of yours, comes back as it is, and
-    runs as in eager. For an `nn.Module`, make its parameters, its buffers and their gradients lazy
-    in place, and return it. `Parameter`s stay the same objects: tied weights stay tied, hooks stay
-    registered, and an optimizer built before goes on working. torch's DTensors become
-    `lazy_tensor.sharding`'s.
+    For a `Tensor`, return a `LazyTensor` that shares its memory; of one that has a graph, a copy
+    that is differentiated as it is. A sparse, quantized, nested or "meta" tensor, or one of a class
+    of yours, comes back as it is, and runs as in eager. For an `nn.Module`, make its parameters,
+    its buffers and their gradients lazy in place, and return it. `Parameter`s stay the same
+    objects: tied weights stay tied, hooks stay registered, and an optimizer built before goes on
+    working. torch's DTensors become `lazy_tensor.sharding`'s.
 
     Anything else raises TypeError. A parameter that a live autograd graph holds raises
     RuntimeError.
@@ -132,7 +133,7 @@ def wrap(x: Any) -> Any:
         # write it unseen
         if not (_is_sharded(x) or is_resizable(x)):
             memory_sharing.note_external_writer(x)
-        return _twin(x, _lazy_twin)
+        return _with_graph(x, _lazy_copy) if _has_graph(x) else _lazy_twin(x)
     raise _wrong_type("wrap()", x)
 
 
@@ -140,7 +141,8 @@ def unwrap(x: Any) -> Any:
     """Undo `wrap`: return a plain tensor for a `LazyTensor`, or the `nn.Module` with plain
     parameters. Calls of the module are no longer replayed by `replay`.
 
-    What is pending runs. Objects stay the same objects, and memory is shared, not copied.
+    What is pending runs. Objects stay the same objects, and memory is shared, not copied, but that
+    of a tensor that has a graph.
     """
     if isinstance(x, torch.nn.Module):
         for part in x.modules():
@@ -149,22 +151,25 @@ def unwrap(x: Any) -> Any:
         _convert_module(x, is_lazy, _plain_twin, "unwrap")
         return x
     if isinstance(x, LazyTensor):
-        return _twin(x, _plain_twin)
+        return _with_graph(x, _plain_copy) if _has_graph(x) else _plain_twin(x)
     if isinstance(x, torch.Tensor):
         return x
     raise _wrong_type("unwrap()", x)
 
 
-def _twin(x: torch.Tensor, make: Callable[[Any], torch.Tensor]) -> Any:
-    """What `make` makes of `x`, differentiated as `x` is if that has a graph."""
-    if x.requires_grad and not x.is_leaf:
-        return _Twin.apply(x, make)  # type: ignore[no-untyped-call]
-    return make(x)
+def _has_graph(x: torch.Tensor) -> bool:
+    return x.requires_grad and not x.is_leaf
 
 
-class _Twin(torch.autograd.Function):
-    """A tensor's twin, which is differentiated as the tensor is. Its gradient is of the tensor's
-    kind."""
+def _with_graph(x: torch.Tensor, make: Callable[[Any], torch.Tensor]) -> Any:
+    """The copy that `make` makes of `x`, differentiated as `x` is. It is a copy, because autograd
+    counts no write to one of the two as a write to the other."""
+    with torch.enable_grad():
+        return _Copied.apply(x, make)  # type: ignore[no-untyped-call]
+
+
+class _Copied(torch.autograd.Function):
+    """Gives a copy of a tensor in the other kind. Its gradient is of the tensor's kind."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, make: Callable[[Any], torch.Tensor]) -> torch.Tensor:
@@ -254,6 +259,19 @@ def _like(original: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     if isinstance(original, torch.nn.Parameter):
         return torch.nn.Parameter(twin, original.requires_grad)
     return twin.requires_grad_(original.requires_grad) if original.is_leaf else twin
+
+
+def _lazy_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor with `tensor`'s values, whose memory is copied when one of them is written."""
+    if _is_sharded(tensor):
+        return _lazy_twin(tensor)
+    with no_modes():
+        return tensor_types.concrete(snapshot(tensor.detach()))
+
+
+def _plain_copy(tensor: LazyTensor) -> torch.Tensor:
+    """A plain tensor that has `tensor`'s values, in the same way."""
+    return _plain_twin(tensor) if _is_sharded(tensor) else plain_copy(tensor)
 
 
 def _swap_in_place(tensor: torch.Tensor, twin: torch.Tensor, caller: str) -> None:

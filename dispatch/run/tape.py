@@ -36,12 +36,14 @@ class Read:
 
     `aside` computes the tensor that it is in, from the leaves. Replays do so first: if the number
     differs, the call may take another branch, and is recorded again. `is_only_returned`: nothing is
-    decided by it. With `is_list` the number is a list of them, as `.tolist()` gives.
+    decided by it. With `is_list` the number is a list of them, as `.tolist()` gives. `text` shows
+    it as it was read: the call may change the list.
     """
 
     n_ops: int
     slot: int
     number: Any
+    text: str
     where: str
     aside: Aside
     is_only_returned: bool
@@ -50,7 +52,7 @@ class Read:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for reads of the same number at the same place."""
-        return (self.where, repr(self.number), self.n_ops, self.slot)
+        return (self.where, self.text, self.n_ops, self.slot)
 
 
 MOST_READS = 64
@@ -248,14 +250,20 @@ class Tape:
         trace, aside = self._trace, Aside(self._trace.state, slot)
         if aside.communicates or len(self.reads) >= MOST_READS:
             return None
-        data = aside(trace.leaves, trace.scalars)
+        was_busy, trace.busy = trace.busy, True  # reads of memory aside flush nothing
+        try:
+            data = aside(trace.leaves, trace.scalars)
+        finally:
+            trace.busy = was_busy
         is_only_returned = value_flow.is_only_returned(calling_frame(), self._caller)
         if data.numel() > MOST_COMPARED and not is_only_returned:
             return None
         number = number_in(data, is_list=is_list)
-        self.reads.append(
-            Read(trace.state.n_ops, slot, number, user_line(), aside, is_only_returned, is_list)
-        )
+        read = Read(
+            trace.state.n_ops, slot, number, repr(number), user_line(), aside, is_only_returned,
+            is_list,
+        )  # fmt: skip
+        self.reads.append(read)
         return self.reads[-1]
 
     def ran_at_once(self, request: Request, reason: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from wrapt import register_post_import_hook
 
 
@@ -20,7 +21,7 @@ def import_for_subclasses() -> None:
 
 def is_flat_list(structure: Any) -> bool:
     """Whether a pytree structure is a list of leaves."""
-    return structure.type is list and structure.num_leaves == structure.num_children
+    return bool(structure == pytree.tree_structure([0] * structure.num_leaves))
 
 
 def is_traced() -> bool:

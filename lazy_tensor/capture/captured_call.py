@@ -347,8 +347,8 @@ class CapturedCall:
         try:
             for read in self._reads:
                 number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
-                if repr(number) != repr(read.number):
-                    raise Changed(f"it reads {number!r} at {read.where}, it was {read.number!r}")
+                if repr(number) != read.text:
+                    raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
         except BaseException:
             _put_back(drawn)
             raise

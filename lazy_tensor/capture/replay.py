@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
@@ -310,7 +310,7 @@ class Replay(Generic[P, R]):
             known.n_calls += 1
             known.wait -= known.wait > 0
             return self.recorded(args, kwargs), None, known, False
-        result, taken = self._taken(arguments, [*known.outlines])
+        result, taken = self._taken(arguments, earlier=[*known.outlines])
         with self._lock:
             self._learn(known, taken, arguments, changed)
         return result, None, known, False
@@ -365,9 +365,9 @@ class Replay(Generic[P, R]):
         self._note_obstacle(f"the C++ that runs plans: {extension.status}", tells=not is_coming)
         return False
 
-    def _taken(self, arguments: Arguments, earlier: Iterable[Outline]) -> tuple[Any, Take | str]:
-        """Record a call with a tape on: its result, and its take or the obstacle to one. `earlier`
-        are outlines of calls like it."""
+    def _taken(self, arguments: Arguments, **outlines: Any) -> tuple[Any, Take | str]:
+        """Record a call with a tape on: its result, and its take or the obstacle to one. `outlines`
+        are those that `take` gets."""
         root = ("state", self._state)
         if self._state is None:
             root = getattr(self._function, "__name__", ""), self._function
@@ -376,7 +376,7 @@ class Replay(Generic[P, R]):
         with recording(), listening_mode(**self._options):
             taken = take(
                 self._function, arguments, root, self._names,
-                follows_code=self._state is None, may_have_graphs=self._is_part, earlier=earlier,
+                follows_code=self._state is None, may_have_graphs=self._is_part, **outlines,
             )  # fmt: skip
         self._account_recorded(start)
         return taken
@@ -424,7 +424,7 @@ class Replay(Generic[P, R]):
     def _verified(self, known: _Signature, captured: CapturedCall, arguments: Arguments) -> Outcome:
         """Record a call that could be replayed; RuntimeError if it did something else."""
         try:
-            result, taken = self._taken(arguments, [captured.outline])
+            result, taken = self._taken(arguments, like=captured.outline)
         except BaseException:
             # the user's exception says nothing of the plan
             with self._lock:

@@ -52,12 +52,14 @@ def take(
     follows_code: bool = True,
     may_have_graphs: bool = False,
     earlier: Iterable[Outline] = (),
+    like: Outline | None = None,
 ) -> tuple[Any, Take | str]:
     """Call the function with a tape on. Return its result, and the take or the obstacle to one.
 
     `root` is what the call can look into besides its arguments, with a label; `names` are those
     that code is known to mention. The pictures follow code or not. `earlier` are outlines of calls
-    like this one. Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
+    that may have done the same, `like` is one that should have. Called inside `lazy_mode`, with
+    nothing pending; leaves the call's ops pending.
     """
     args, kwargs, tensors = arguments.args, arguments.kwargs, arguments.tensors
     # torch runs these hooks for every module and optimizer, but its code isn't followed
@@ -107,7 +109,7 @@ def take(
             raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
         return result, Take(
-            trace, tape, counts.formulas(), before, after, tensors, versions, result, earlier
+            trace, tape, counts.formulas(), before, after, tensors, versions, result, earlier, like
         )  # fmt: skip
     except Obstacle as reason:
         return result, str(reason)
@@ -159,6 +161,7 @@ class Take:
         versions: dict[int, int],
         result: Any,
         earlier: Iterable[Outline],
+        like: Outline | None,
     ) -> None:
         self.after = after
         self.reads = tape.reads
@@ -184,7 +187,7 @@ class Take:
         kept = {i for i, one in _containers_in(result).items() if after.has(one)}
         kept |= {id(read.number) for read in self.reads}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
-        self.numbers = self._numbers_in(leaves, earlier)
+        self.numbers = self._numbers_in(leaves, earlier, like)
         self.reads = [read for read in self.reads if read not in self.numbers.values()]
         returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
@@ -210,6 +213,10 @@ class Take:
             structure=structure,
             numbers_returned={i: _value_key(one.number) for i, one in self.numbers.items()},
         )
+        self._note_leaves(sources, versions)
+
+    def _note_leaves(self, sources: tuple[Source, ...], versions: dict[int, int]) -> None:
+        trace = self._trace
         self.constants = {
             i: torch_private.copy_of(trace.leaves[i])
             for i, source in enumerate(sources)
@@ -458,7 +465,9 @@ class Take:
                 found[id(leaf)] = Returned("again", i)
         return tuple(returned)
 
-    def _numbers_in(self, leaves: list[Any], earlier: Iterable[Outline]) -> dict[int, Read]:
+    def _numbers_in(
+        self, leaves: list[Any], earlier: Iterable[Outline], like: Outline | None
+    ) -> dict[int, Read]:
         """The leaves that are numbers which the call does nothing with but return, each with its
         read.
 
@@ -467,6 +476,8 @@ class Take:
         same places as an earlier call.
         """
         free = [read for read in self.reads if read.is_only_returned and self._lasts(read)]
+        if like is not None:
+            return self._numbers_as_in(like, leaves, free)
         found = [self._numbers_as_in(outline, leaves, free) for outline in earlier]
         places: dict[Any, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -57,8 +58,21 @@ def test_they_can_be_differentiated_twice():
     torch.testing.assert_close(materialize(found[0]), found[1])
 
 
-def test_nothing_is_differentiated_under_no_grad():
+@pytest.mark.parametrize("through", [wrap, lambda h: unwrap(wrap(h))])
+def test_a_write_to_one_is_none_to_the_other(through):
+    x = torch.ones(3, requires_grad=True)
+    h = x.exp()
+    other = through(h)
+    other.mul_(2)
+    assert torch.equal(h, x.exp())
+    (other.sum() + h.sum()).backward()
+    torch.testing.assert_close(materialize(x.grad), 3 * x.exp().detach())
+    h.detach().zero_()
+    assert torch.equal(materialize(other), 2 * x.exp().detach())
+
+
+def test_the_graph_is_kept_under_no_grad():
     encoder, _ = encoder_and_decoder()
     h = encoder(torch.ones(1, 4))
     with torch.no_grad():
-        assert not wrap(h).requires_grad
+        assert wrap(h).requires_grad
