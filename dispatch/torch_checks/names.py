@@ -55,7 +55,7 @@ NEEDED = (
     "torch.ops.profiler._record_function_exit._RecordFunction",
     "torch.optim.optimizer._foreach_supported_types",
     "torch.utils._foreach_utils._foreach_supported_types",
-    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._pytree.tree_structure", "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
 )  # fmt: skip
 """Names that can be imported."""
