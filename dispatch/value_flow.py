@@ -110,27 +110,25 @@ class _Function:
             return True
         if step.opname == "CALL_FUNCTION_EX":
             return False
-        # Backwards over the arguments: what is below them is the function.
+        # Walk back over the arguments: the function was loaded before them.
         wanted, depth = (step.arg or 0) + (step.opname == "CALL_KW"), 0
-        is_read = names[0] in READS
+        loads: tuple[str, ...] = LOADS
+        if names[0] in READS:
+            # `x.item()` and `float(x)`, but not `x.float()`, nor variables of these names
+            if wanted > 1:
+                return False
+            loads = GLOBAL_LOADS if wanted else METHOD_LOADS
+            names = tuple([name for name in names if (name in CONVERTS) == bool(wanted)])
         call -= self._steps[call - 1].opname == "PRECALL"
         for before in reversed(self._steps[:call]):
             if depth == wanted and before.opname == "PUSH_NULL":
                 continue
             if depth == wanted:
-                # `x.item()` and `float(x)`, but not `x.float()`, nor variables of these names
-                loads = (
-                    METHOD_LOADS if is_read and wanted == 0 else GLOBAL_LOADS if is_read else LOADS
-                )
-                fits = not is_read or (before.argval in CONVERTS) == (wanted == 1)
-                return fits and before.opname in loads and before.argval in names
-            if self._jumps(before) or depth > wanted:
+                return before.opname in loads and before.argval in names
+            if _jumps(before) or depth > wanted:
                 return False
             depth += dis.stack_effect(before.opcode, before.arg)
         return False
-
-    def _jumps(self, step: dis.Instruction) -> bool:
-        return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
     def _following(self, place: Place) -> Iterator[Place]:
         """The places behind an instruction, as long as something holds the number."""
@@ -145,7 +143,7 @@ class _Function:
             return
         if name.startswith("YIELD"):
             raise _Used
-        if not self._jumps(step):
+        if not _jumps(step):
             yield from _held(i + 1, *_after(step, stack, names))
             return
         is_loop = name == "FOR_ITER"
@@ -160,6 +158,10 @@ class _Function:
         yield from _held(target, _without(stack, 1) if is_loop else stack, names)
         if name not in JUMPS:
             yield from _held(i + 1, (*stack, False) if is_loop else stack, names)
+
+
+def _jumps(step: dis.Instruction) -> bool:
+    return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
 
 def _is_decorator(code: CodeType) -> bool:

@@ -94,8 +94,7 @@ PyObject* py_grant_rests(PyObject*, PyObject* args) {
 // begin_rest(function): whether the block that begins rests. `lazy_mode.__enter__` calls this; the
 // block is where its caller's frame is. `function` is the one that the block decorates, or None.
 PyObject* py_begin_rest(PyObject*, PyObject* function) {
-  const Ref caller(
-      reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(PyEval_GetFrame()))));
+  const Ref caller(reinterpret_cast<PyObject*>(PyFrame_GetBack(PyEval_GetFrame())));
   if (caller.get() == nullptr) Py_RETURN_FALSE;
   auto* frame = reinterpret_cast<PyFrameObject*>(caller.get());
   const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));

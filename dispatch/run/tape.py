@@ -246,7 +246,7 @@ class Tape:
         return result
 
     def read(self, slot: int, *, is_list: bool = False) -> Read | None:
-        """Compute what is in a slot aside, and note the read; None if that isn't possible."""
+        """Compute a slot's value aside, and note the read. None if that isn't possible."""
         trace, aside = self._trace, Aside(self._trace.state, slot)
         if aside.communicates or len(self.reads) >= MOST_READS:
             return None

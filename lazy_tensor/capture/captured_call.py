@@ -52,7 +52,7 @@ Drawn = tuple[Tensors, list[tuple[torch.Generator, torch.Tensor, torch.Tensor]]]
 """What was drawn, and the generators with their states before and after that."""
 Found = tuple[list[torch.Tensor], list[complex], Tensors, Drawn | None]
 """What a run needs: the leaves of the plan, with None where a draw goes; its numbers; the tensors
-at open places; and what was drawn already, if something that the call reads depends on it."""
+at open places; and the draws, if they were made first because a value that is read needs them."""
 
 MOST_TAUGHT = 8
 """Forward calls that are recorded, though they could be replayed, for backward to be learnt from

@@ -517,7 +517,7 @@ class Take:
         return Returned(kind, read.slot)
 
     def _lasts(self, read: Read) -> bool:
-        """Whether the call writes nothing to what was read from then on."""
+        """Whether the call doesn't write the memory that it read, after the read."""
         root_of = self._trace.root_of
         root = root_of(read.slot)
         later = self._nodes[read.n_ops :]

@@ -306,6 +306,13 @@ def by_a_local_name(n):
     return item()
 
 
+item = max
+
+
+def by_a_function_called_item(n):
+    return item(n, 1)
+
+
 def of_a_wrapper(n):
     return wrapping(alone)(n)
 
@@ -323,7 +330,8 @@ USED = [given_to_c, compared, added, formatted, formatted_by_percent, passed_on,
         asked_in_a_comprehension, the_largest, replaced, looped_by, rounded_by_the_caller, spread,
         yielded, all_of, all_converted, largest_of, mapped, ordered, ordered_by_another, magnitude,
         of_a_method_called_float, decided_by_a_handler, decided_behind_what_is_suppressed,
-        evaluated, of_a_wrapper, by_a_variable, by_a_local_name]  # fmt: skip
+        evaluated, of_a_wrapper, by_a_variable, by_a_local_name,
+        by_a_function_called_item]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", RETURNED)

@@ -1,4 +1,4 @@
-"""`torch.inference_mode` inside of what is replayed."""
+"""Replayed functions that enter `torch.inference_mode`."""
 
 import pytest
 import torch
