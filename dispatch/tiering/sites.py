@@ -156,6 +156,7 @@ class Site:
         self.is_compared = False  # the last block is timed for a comparison
         self._n_traced = 0  # new blocks so far (see TRACED)
         self._until_s = 0.0  # no block is recorded before: new ones have taken their share
+        self._eager_s = 0.0  # what bypassed blocks took lately, by read or step
         self._try_anew()
 
     def _try_anew(self) -> None:
@@ -310,15 +311,17 @@ class Site:
         if self.is_bypassed and self.awaited is not None:
             # The plan would have run. It is compiled whole as early as if it had.
             self.awaited.spent_s += perf_counter() - self._began_s
-        if not (self.is_compared or new_s):
-            return
         now_s = settled_s() if self.is_compared else perf_counter()
         seconds = now_s - self._began_s
+        if self.is_bypassed:
+            self._eager_s = (self._eager_s + seconds / self._n_parts) / 2
         if new_s > SHARE * seconds:
             self._n_traced += 1  # a round, too, is one: most of its reads may have been known
             if self._n_traced > TRACED:
-                # The next one is recorded when `new_s` is no more than SHARE of the time.
-                self._until_s = now_s + new_s / SHARE - seconds
+                # The next one is recorded when what this one lost is no more than SHARE of the
+                # time. Misses lose more than `new_s`: calls that are no hits pass Python.
+                lost_s = max(new_s, seconds - self._eager_s * self._n_parts)
+                self._until_s = now_s + lost_s / SHARE - seconds
             return
         if not self.is_compared:
             return
