@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <c10/core/impl/COW.h>
+
 #include "trie.h"
 
 namespace hits {
@@ -13,6 +15,10 @@ struct Newcomer {
   Ref object;                // the Python object of `tensor`
   Ref value;                 // of a lazy tensor, else null
   size_t place;              // where its word in the key is, which names its slot once it has one
+  // A plain tensor outside the mode: a snapshot of it enters, as later writes to it are not seen.
+  bool is_snapshot = false;
+  const Step* step = nullptr;  // to its leaf, once it was found
+  int64_t shares = -1;         // the slot of the first leaf on its storage, if that isn't its own
 };
 
 int64_t index_of(PyObject* slot) { return PyLong_AsLongLong(of_slot.index.in(slot)); }
@@ -29,25 +35,25 @@ void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool
   words.push_back(static_cast<uint64_t>(shares));
 }
 
-// Make a tensor a leaf of the trace, if a leaf of the same metadata followed this state before;
-// false if none did.
-bool enter(PyObject* trace, Newcomer& newcomer) {
+// The step from a state to a leaf with the newcomer's metadata and `shares`; null if none is known.
+const Step* step_to_leaf(const Edges* edges, const Newcomer& newcomer) {
+  if (edges == nullptr) return nullptr;
   const at::Tensor& tensor = *newcomer.tensor;
-  Edges* edges = edges_of(of_trace.state.in(trace));
-  if (edges == nullptr) return false;
-  const Ref storage = storage_id(tensor);
-  PyObject* storages = of_trace.storages.in(trace);
-  PyObject* sharer = PyDict_GetItemWithError(storages, storage.get());
-  const int64_t offset = tensor.storage_offset();
   Words words;
-  put_leaf(words, tensor.sizes(), tensor.strides(), offset != 0, tensor.scalar_type(),
-           tensor.device(), sharer == nullptr ? -1 : PyLong_AsLongLong(sharer));
-  const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));  // the step lies in it
-  const Step* step = edges->exact.find(words);
-  if (step == nullptr) return false;
-  PyObject* slot = step->slot.get();
+  put_leaf(words, tensor.sizes(), tensor.strides(), tensor.storage_offset() != 0,
+           tensor.scalar_type(), tensor.device(), newcomer.shares);
+  return edges->exact.find(words);
+}
+
+// Make the newcomer a leaf of the trace by its `step`.
+void enter(PyObject* trace, const Newcomer& newcomer) {
+  const at::Tensor& tensor = *newcomer.tensor;
+  PyObject* slot = newcomer.step->slot.get();
   PyObject* index = of_slot.index.in(slot);
-  if (sharer == nullptr) sure(PyDict_SetItem(storages, storage.get(), index));
+  if (newcomer.shares < 0) {
+    sure(PyDict_SetItem(of_trace.storages.in(trace), storage_id(tensor).get(), index));
+  }
+  const int64_t offset = tensor.storage_offset();
   if (offset != 0) {
     const auto n_bytes = static_cast<int64_t>(tensor.itemsize());
     Ref number(sure(PyLong_FromLongLong(offset * n_bytes)));
@@ -56,14 +62,13 @@ bool enter(PyObject* trace, Newcomer& newcomer) {
   if (newcomer.value.get() != nullptr) {
     sure(PyObject_SetAttr(newcomer.value.get(), name_slot, slot));
     sure(PyList_Append(of_trace.leaf_values.in(trace), newcomer.value.get()));
-  } else {
+  } else if (!newcomer.is_snapshot) {
     // `leaves` holds the tensor from here on, so no other object can have its id()
     Ref id(sure(PyLong_FromVoidPtr(newcomer.object.get())));
     sure(PyDict_SetItem(of_trace.leaf_slots.in(trace), id.get(), slot));
   }
   sure(PyList_Append(of_trace.leaves.in(trace), newcomer.object.get()));
-  of_trace.state.set(trace, step->state.get());
-  return true;
+  of_trace.state.set(trace, newcomer.step->state.get());
 }
 
 // Whether pending ops may read or write the tensor's storage.
@@ -97,18 +102,20 @@ PyObject* slot_of_copy(PyObject* trace, const at::Tensor& tensor) {
   return nullptr;
 }
 
-// The key of one call, and its newcomers. Used once: `read`, then `let_in`, then `words`.
+// The key of one call, its newcomers, and the step that it takes. Used once: `read`, `find`, `let_in`.
 class Call {
  public:
   Call(const OpInfo& info, PyObject* trace, bool in_mode)
       : info_(info), trace_(trace), in_mode_(in_mode) {}
 
   // Build the key; false if Python has to handle the call. Tensors that the trace does not hold are
-  // noted as newcomers if it `lets_in`; else they, too, are left to Python.
-  bool read(const IValue* arguments, bool lets_in) {
+  // noted as newcomers if it `lets_in`; else they, too, are left to Python. `is_recorded`: Python has
+  // recorded the call, so all its tensors have slots.
+  bool read(const IValue* arguments, bool lets_in, bool is_recorded = false) {
     words_.clear();
     words_.push_back(reinterpret_cast<uint64_t>(&info_));
     lets_in_ = lets_in;
+    is_recorded_ = is_recorded;
     const size_t n = info_.schema.arguments().size();
     for (size_t i = 0; i < n; ++i) {
       argument_ = i;
@@ -134,25 +141,50 @@ class Call {
     return result;
   }
 
-  // Make the newcomers leaves, and put their slots into the key. False if Python has to look at
-  // one: those before it have entered by then, as they have after `inputs.retrace`.
+  // Find the step of the call, behind those of its newcomers. False if any of these isn't known; the
+  // trace is as before.
+  bool find(const IValue* arguments) {
+    PyObject* state = of_trace.state.in(trace_);
+    if (!newcomers_.empty()) {
+      // a call on 0-dim CPU tensors alone runs at once: Python says so (`inputs.is_tiny`)
+      if (!any_known_ && all_tiny()) return false;
+      for (Newcomer& newcomer : newcomers_) {
+        newcomer.shares = slot_of_storage(newcomer);
+        newcomer.step = step_to_leaf(edges_from(state), newcomer);
+        if (newcomer.step == nullptr) return false;
+        Words word;
+        put(word, Tag::TENSOR, index_of(newcomer.step->slot.get()));
+        words_[newcomer.place] = word[0];
+        state = newcomer.step->state.get();
+      }
+      for (const auto& [place, first] : repeats_) words_[place] = words_[first];
+    }
+    const Edges* edges = edges_from(state);
+    if (edges == nullptr) return false;
+    step_ = edges->exact.find(words_);
+    if (step_ == nullptr && !edges->generic.steps.empty()) {
+      step_ = edges->generic.find(without_numbers(arguments, numbers_));
+    }
+    return step_ != nullptr;
+  }
+
+  // Make the newcomers leaves, once `find` has found all steps. False if Python has to handle the
+  // call.
   bool let_in() {
     if (newcomers_.empty()) return true;
-    // a call on 0-dim CPU tensors alone runs at once: Python says so (`inputs.is_tiny`)
-    if (!any_known_ && all_tiny()) return false;
+    const Ref before = Ref::to(of_trace.state.in(trace_));
     for (Newcomer& newcomer : newcomers_) {
-      if (!enter(trace_, newcomer)) return false;
-      Words word;
-      PyObject* state = of_trace.state.in(trace_);
-      // the leaf has the last slot of its state
-      put(word, Tag::TENSOR, PyLong_AsLongLong(of_state.n_slots.in(state)) - 1);
-      words_[newcomer.place] = word[0];
+      if (newcomer.is_snapshot && !take_snapshot(newcomer)) return false;
     }
-    for (const auto& [place, first] : repeats_) words_[place] = words_[first];
+    // making objects may have run finalizers, which may call ops
+    if (of_trace.state.in(trace_) != before.get()) return false;
+    for (const Newcomer& newcomer : newcomers_) enter(trace_, newcomer);
     return true;
   }
 
   const Words& words() const { return words_; }
+  const Step& step() const { return *step_; }
+  const std::vector<IValue>& numbers() const { return numbers_; }  // run-time inputs of the step
   bool any_lazy() const { return any_lazy_; }
 
  private:
@@ -270,12 +302,17 @@ class Call {
       return put_new(computed, std::move(data), std::move(value));
     }
     if (!THPVariable_CheckExact(object.get())) return false;  // neither Tensor nor Parameter
-    Ref id(sure(PyLong_FromVoidPtr(object.get())));
-    if (PyObject* slot = PyDict_GetItemWithError(of_trace.leaf_slots.in(trace_), id.get())) {
-      put_slot(slot);
-      return true;
+    // Outside the mode a plain tensor enters anew for each call. Its slot is that of a call which
+    // Python has recorded just now.
+    if (in_mode_ || is_recorded_) {
+      Ref id(sure(PyLong_FromVoidPtr(object.get())));
+      PyObject* slots = (in_mode_ ? of_trace.leaf_slots : of_trace.snapshot_slots).in(trace_);
+      if (PyObject* slot = PyDict_GetItemWithError(slots, id.get())) {
+        put_slot(slot);
+        return true;
+      }
     }
-    if (!lets_in_ || !in_mode_) return false;
+    if (!lets_in_) return false;
     for (const Newcomer& newcomer : newcomers_) {
       if (newcomer.object.get() == object.get()) return put_again(newcomer);
     }
@@ -313,18 +350,69 @@ class Call {
         !tensor.storage().resizable()) {
       return put_copy(tensor);
     }
+    const bool is_snapshot = !in_mode_ && value.get() == nullptr;
+    if (is_snapshot && !can_be_snapshot(tensor)) return false;
     const size_t place = words_.size();
     put(words_, Tag::TENSOR);
-    newcomers_.push_back({&tensor, std::move(object), std::move(value), place});
+    newcomers_.push_back({&tensor, std::move(object), std::move(value), place, is_snapshot});
     return true;
+  }
+
+  // Whether the call may read a snapshot of the tensor that shares its memory until either is
+  // written. The call must not write the tensor or give a view of it.
+  bool can_be_snapshot(const at::Tensor& tensor) const {
+    const auto* storage = tensor.storage().unsafeGetStorageImpl();
+    return !info_.is_view && !is_written() && storage->resizable() &&
+           (c10::impl::cow::is_cow_data_ptr(storage->data_ptr()) ||
+            c10::impl::cow::has_simple_data_ptr(*storage));
+  }
+
+  // Put a snapshot in the place of a newcomer. False if it was copied to a layout of its own.
+  static bool take_snapshot(Newcomer& newcomer) {
+    const at::Tensor& tensor = *newcomer.tensor;
+    Ref taken(sure(PyObject_CallOneArg(snapshot, newcomer.object.get())));
+    const at::Tensor& data = THPVariable_Unpack(taken.get());
+    if (data.strides() != tensor.strides() || data.storage_offset() != tensor.storage_offset()) {
+      return false;
+    }
+    newcomer.tensor = &data;
+    newcomer.object = std::move(taken);
+    return true;
+  }
+
+  // The slot of the first leaf on the newcomer's storage, or -1.
+  int64_t slot_of_storage(const Newcomer& newcomer) const {
+    if (newcomer.is_snapshot) return -1;  // a snapshot has a storage of its own
+    PyObject* index = PyDict_GetItemWithError(of_trace.storages.in(trace_),
+                                              storage_id(*newcomer.tensor).get());
+    if (index != nullptr) return PyLong_AsLongLong(index);
+    for (const Newcomer& other : newcomers_) {
+      if (&other == &newcomer) break;
+      if (!other.is_snapshot && other.tensor->storage().is_alias_of(newcomer.tensor->storage())) {
+        return other.shares < 0 ? index_of(other.step->slot.get()) : other.shares;
+      }
+    }
+    return -1;
+  }
+
+  // The edges of a state, which are kept: a finalizer may drop them from the trie while their steps
+  // are taken.
+  const Edges* edges_from(PyObject* state) {
+    Edges* edges = edges_of(state);
+    kept_.push_back(Ref::to(reinterpret_cast<PyObject*>(edges)));
+    return edges;
+  }
+
+  // Whether the call writes the argument that is being read.
+  bool is_written() const {
+    const auto* alias = info_.schema.arguments()[argument_].alias_info();
+    return alias != nullptr && alias->isWrite();
   }
 
   // Name the trace's copy of memory that others may write. The call must not write the memory or
   // give a view of it: that would be of the copy.
   bool put_copy(const at::Tensor& tensor) {
-    const auto* alias = info_.schema.arguments()[argument_].alias_info();
-    const bool is_written = alias != nullptr && alias->isWrite();
-    if (!info_.reads_copies || is_written) return false;
+    if (!info_.reads_copies || is_written()) return false;
     PyObject* slot = slot_of_copy(trace_, tensor);
     if (slot != nullptr) put_slot(slot);
     return slot != nullptr;
@@ -353,12 +441,15 @@ class Call {
 
   const OpInfo& info_;
   PyObject* trace_;
-  bool in_mode_, lets_in_ = false;
+  bool in_mode_, lets_in_ = false, is_recorded_ = false;
   size_t argument_ = 0;                        // the one that is being read
   bool any_lazy_ = false, any_known_ = false;  // an argument is lazy; one has a slot, or is sharded
   Words words_;
   std::vector<Newcomer> newcomers_;
   std::vector<std::pair<size_t, size_t>> repeats_;  // places of words that are to be the same
+  c10::SmallVector<Ref, 4> kept_;                   // edges that the steps lie in
+  const Step* step_ = nullptr;
+  std::vector<IValue> numbers_;
 };
 
 }  // namespace hits

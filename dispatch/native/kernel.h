@@ -263,19 +263,9 @@ class Kernel : public c10::OperatorKernel {
     if (!call.read(arguments, info_.lets_in) || !(in_mode || call.any_lazy())) return false;
     // reading made Python objects, and so may have run finalizers, which may call ops
     if (of_trace.state.in(trace) != before.get()) return false;
-    if (!call.let_in()) return false;
-    Edges* edges = edges_of(of_trace.state.in(trace));
-    if (edges == nullptr) return false;
-    std::vector<IValue> numbers;
-    // the step lies in the edges, which a finalizer may drop from the trie while it is taken
-    const Ref kept = Ref::to(reinterpret_cast<PyObject*>(edges));
-    const Step* step = edges->exact.find(call.words());
-    if (step == nullptr && !edges->generic.steps.empty()) {
-      step = edges->generic.find(call.without_numbers(arguments, numbers));
-    }
-    if (step == nullptr) return false;
-    if (info_.view.get() != nullptr) return become_view(trace, *step, stack);
-    return take(trace, info_, *step, numbers, stack);
+    if (!call.find(arguments) || !call.let_in()) return false;
+    if (info_.view.get() != nullptr) return become_view(trace, call.step(), stack);
+    return take(trace, info_, call.step(), call.numbers(), stack);
   }
 
   // Give the number in a lazy tensor, once all that it waits for has run. False for other tensors.
@@ -360,13 +350,9 @@ class Kernel : public c10::OperatorKernel {
     const Ref slot = slot_in(value.get());
     if (slot.get() == Py_None || of_slot.trace.in(slot.get()) != trace) return false;
     // the step of the copy, behind that of the numbers, which come in as a leaf
+    const Step* leaf = nullptr;
     const auto step = [&]() -> const Step* {
-      Edges* leaves = edges_of(of_trace.state.in(trace));
-      if (leaves == nullptr) return nullptr;
-      Words words;
-      put_leaf(words, target.sizes(), target.strides(), false, target.scalar_type(),
-               target.device(), -1);
-      const Step* leaf = leaves->exact.find(words);
+      leaf = step_to_leaf(edges_of(of_trace.state.in(trace)), {&target, Ref(), Ref(), 0});
       Edges* copies = leaf == nullptr ? nullptr : edges_of(leaf->state.get());
       if (copies == nullptr) return nullptr;
       const Step* found = copies->exact.find(copy_words(*copy, slot.get(), leaf->state.get()));
@@ -385,8 +371,8 @@ class Kernel : public c10::OperatorKernel {
     draw[0] = numbers;
     run_below(op, keys, &draw);
     Newcomer newcomer{&numbers, std::move(data), std::move(held), 0};
-    const bool is_in = enter(trace, newcomer);
-    TORCH_INTERNAL_ASSERT(is_in, "the leaf was there before the draw");
+    newcomer.step = leaf;
+    enter(trace, newcomer);
     torch::jit::drop(*stack, n);
     torch::jit::push(*stack, target, numbers, false);
     return take(trace, *copy, *known, {}, stack);

@@ -156,7 +156,7 @@ void learn(PyObject* trace, PyObject* function, PyObject* state) {
     return;
   }
   Call call(info, trace, frame.in_mode);
-  if (!call.read(frame.arguments.data(), false)) return;
+  if (!call.read(frame.arguments.data(), false, /*is_recorded=*/true)) return;
   auto step = step_to(state);
   if (step == nullptr) return;
   Edges* edges = make_edges(parent);

@@ -128,23 +128,23 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
 }
 
 // install(classes, externally_writable, shared, lazy_users, share, is_shared, may_pass_by, describe,
-// close_segment, at_turn, to_read, current, share_with_parts, keys): set the globals of objects.h, and
+// close_segment, at_turn, to_read, current, share_with_parts, snapshot, keys): set the globals of objects.h, and
 // find the offsets of slots. The arguments are those of `hits._known`; `keys` are the dispatch keys
 // included and excluded while a plan runs.
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
+  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
                         &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users,
                         &share, &is_shared, &may_pass_by, &describe, &close_segment, &at_turn,
-                        &to_read, &current, &share_with_parts, &included, &excluded)) {
+                        &to_read, &current, &share_with_parts, &snapshot, &included, &excluded)) {
     return nullptr;
   }
   // the other classes are asked for the offsets of their slots only
   for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
                          share, is_shared, may_pass_by, describe, close_segment, at_turn, to_read,
-                         current, share_with_parts})
+                         current, share_with_parts, snapshot})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);

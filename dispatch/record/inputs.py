@@ -236,7 +236,7 @@ def is_in(trace: Trace, tensor: torch.Tensor) -> bool:
 def _admit(trace: Trace, request: Request) -> str | None:
     """One attempt of `admit`; a slot may be missing afterwards if another thread came between."""
     # All tensors are looked at before the first one enters: a refused call must change nothing.
-    newcomers: list[torch.Tensor] = []
+    newcomers: dict[int, torch.Tensor] = {}  # by id(): the call may name a tensor twice
     all_tiny = bool(request.tensors)
     written = {id(t) for t in request.written()}
     for tensor in request.tensors:
@@ -258,7 +258,7 @@ def _admit(trace: Trace, request: Request) -> str | None:
             reason = _reason_against_plain(trace, tensor, request.in_mode, may_copy)
         if reason is not None:
             return reason
-        newcomers.append(tensor)
+        newcomers[id(tensor)] = tensor
         all_tiny = all_tiny and not tensor.dim() and tensor.is_cpu
     if all_tiny and trace.tape is None:
         return ALL_TINY
@@ -266,9 +266,9 @@ def _admit(trace: Trace, request: Request) -> str | None:
         return "a plain tensor is written outside lazy_mode"
     if not request.in_mode and request.facts.is_view and is_plain(request.tensors[0]):
         return "a plain tensor is viewed outside lazy_mode"
-    # A tensor that the call names twice enters once. A plain one outside the mode enters anew each
-    # time: it may have been written, unseen, since its last snapshot.
-    for tensor in newcomers:
+    # A plain tensor outside the mode enters anew for each call: it may have been written, unseen,
+    # since its last snapshot. Two lazy ones may have one value, which enters once.
+    for tensor in newcomers.values():
         if slot_of(trace, tensor) is None or (is_plain(tensor) and not request.in_mode):
             enter(trace, tensor, request.in_mode)
     return None

@@ -29,7 +29,7 @@ from lazy_tensor.dispatch.run import input_snapshots, watch
 from lazy_tensor.dispatch.stats import NEW, RECORDED, SAYS_SO_AFTER_S, STATS, FlushRecord
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S
-from lazy_tensor.dispatch.torch_private import KERNEL_KEYS
+from lazy_tensor.dispatch.torch_private import KERNEL_KEYS, snapshot
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.tensor_types import OWN_ATTRIBUTES, Layout
 from lazy_tensor.dispatch.trie.trace import (
@@ -88,7 +88,8 @@ def use(
     _known = (
         classes, memory_sharing._externally_writable, memory_sharing._shared,
         memory_sharing._lazy_users, memory_sharing.share, memory_sharing.is_shared, _may_pass_by,
-        _described, close_segment, at_turn, to_read, _current, share_with_parts, KERNEL_KEYS,
+        _described, close_segment, at_turn, to_read, _current, share_with_parts,
+        snapshot, KERNEL_KEYS,
     )  # fmt: skip
 
 

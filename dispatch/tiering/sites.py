@@ -314,13 +314,15 @@ class Site:
         now_s = settled_s() if self.is_compared else perf_counter()
         seconds = now_s - self._began_s
         if self.is_bypassed:
-            self._eager_s = (self._eager_s + seconds / self._n_parts) / 2
+            eager_s = seconds / self._n_parts
+            self._eager_s = (self._eager_s + eager_s) / 2 if self._eager_s else eager_s
         if new_s > SHARE * seconds:
             self._n_traced += 1  # a round, too, is one: most of its reads may have been known
             if self._n_traced > TRACED:
                 # The next one is recorded when what this one lost is no more than SHARE of the
                 # time. Misses lose more than `new_s`: calls that are no hits pass Python.
-                lost_s = max(new_s, seconds - self._eager_s * self._n_parts)
+                eager_s = self._eager_s * self._n_parts
+                lost_s = max(new_s, seconds - eager_s) if eager_s else new_s
                 self._until_s = now_s + lost_s / SHARE - seconds
             return
         if not self.is_compared:

@@ -105,6 +105,36 @@ def test_wrapped_tensors_need_no_mode(in_python):
     assert torch.equal(lazy_tensor.materialize(made), expected)
 
 
+def test_plain_tensors_enter_without_a_mode_below_python(in_python):
+    """As snapshots: what the program writes to them later is not seen."""
+    weight = torch.randn(4, 4)
+    wrapped = lazy_tensor.wrap(weight.clone())
+
+    def step(weight, x):
+        parts = x.t(), x[0], x[1:2].expand(4, 4), x.double()
+        made = [
+            weight @ parts[0],
+            weight.addcmul(x, x),
+            weight * parts[1] + parts[2],
+            parts[3] - weight,
+        ]
+        made.append(torch.cat([weight, x, parts[0]]))
+        x.add_(1)
+        made.append(weight @ x)
+        lazy_tensor.flush()
+        return made
+
+    for n in range(8):
+        x = torch.randn(4, 4)
+        expected = step(weight, x.clone())
+        if n == 7:
+            in_python.clear()
+        made = step(wrapped, x)
+        for mine, theirs in zip(lazy_tensor.materialize(made), expected, strict=True):
+            assert torch.equal(mine, theirs)
+    assert in_python == []
+
+
 def test_views_in_place_stay_below_python(in_python):
     """`matmul` squeezes the product of a vector in place, and a GRU transposes its batch."""
     torch.manual_seed(0)
