@@ -417,6 +417,10 @@ def linked_all(made: list[Any], tensors: list[Any], function: Any, argument: Any
 def _to_local_as(grad: DTensor, placements: tuple[Placement, ...]) -> torch.Tensor:
     """The gradient of the local tensor that `from_local` was given: the local part of `grad`."""
     if grad._layout.spec.placements != placements:
+        if any(placement.is_partial() for placement in placements):
+            # `redistribute` refuses these; as in torch's DTensor the gradient has no graph then
+            with dispatch_private.below_autograd():
+                return local_of(moved(grad, placements))
         grad = grad.redistribute(placements=placements)
     return grad.to_local()
 

@@ -126,6 +126,7 @@ def _refill(whole: list[torch.Tensor], flat: torch.Tensor, number: int) -> None:
         storage = dispatch_private.storage_of(tensor)
         n_bytes = n * numel * tensor.itemsize
         if storage.nbytes() != n_bytes:
+            dispatch_private.stop_sharing(tensor)
             storage.resize_(n_bytes)
         if dim == 0:  # the ranks' parts lie one after the other, padding last
             into.append(tensor.as_strided((n, numel), (numel, 1), 0))
@@ -147,6 +148,8 @@ def _release(whole: list[torch.Tensor]) -> None:
     for tensor in whole:
         storage = dispatch_private.storage_of(tensor)
         if storage.nbytes():
+            # outside a block pending ops have a snapshot of it, and torch can't resize such memory
+            dispatch_private.stop_sharing(tensor)
             storage.resize_(0)
 
 

@@ -76,7 +76,13 @@ class ShardedParameter(torch_private.FSDPParam):
                 # nn.Module's `__setattr__` does the same after checks, and takes ten times as long
                 module._parameters[name] = tensor
             else:
-                setattr(module, name, tensor)
+                # The class does more with a parameter, as `nn.LSTM`. In the end nn.Module's method
+                # registers it, which refuses a tensor with an autograd edge.
+                module.__dict__["register_parameter"] = module._parameters.__setitem__
+                try:
+                    setattr(module, name, tensor)
+                finally:
+                    del module.__dict__["register_parameter"]
 
     def to_sharded_dtensor(self, tensor: torch.Tensor) -> DTensor:
         return sharded(tensor, self._sharding_spec)

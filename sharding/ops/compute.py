@@ -24,7 +24,6 @@ from lazy_tensor.dispatch.record.extend_trie import numbered, outcome_of_call, w
 from lazy_tensor.dispatch.run.tape import Draw, drawn
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.dispatch.trie.keys import NUMBERS
 from lazy_tensor.dispatch.trie.trace import ONE, Node, local as here
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.segment import substituted
@@ -108,10 +107,7 @@ def _by_rule(request: Request) -> Any:
     """The call's result by torch's sharding rule for the op; on gathered arguments without one."""
     op, args, kwargs = request.op, request.args, request.kwargs
     errors.check_arguments(request)
-    tensors_only = _with_numbers_as_tensors(op, args)
-    if corrections.adds_to_integers(args, tensors_only is not args):
-        return _without_rule(op, args, kwargs)
-    info = torch_private.op_info(op, tensors_only, kwargs)
+    info = torch_private.op_info(op, args, kwargs)
     try:
         sharding = decide(info, args, kwargs)
     except NotImplementedError:
@@ -140,7 +136,7 @@ def _by_rule(request: Request) -> Any:
             return run(Request(DTensor, op, reduced, kwargs))
     for now, then in pairs:
         _note(op, now, then.placements)
-    return _on_local_tensors(request, info, sharding, pairs, tensors_only)
+    return _on_local_tensors(request, info, sharding, pairs)
 
 
 def _on_local_tensors(
@@ -148,32 +144,17 @@ def _on_local_tensors(
     info: Any,
     sharding: OutputSharding,
     pairs: list[tuple[DTensorSpec, DTensorSpec]],
-    tensors_only: tuple[Any, ...],
 ) -> Any:
     """The result of the local op, on arguments redistributed as the rule asks."""
     op, args, kwargs = request.op, request.args, request.kwargs
     local_args = torch_private.local_arguments(info, sharding)
-    # A number that the rule left alone goes to the op as the number it was: so it can be a run-time
-    # input of the trace. The tensor in its place was for the rule only.
-    if tensors_only is not args:
-        local_args = tuple([
-            given if given is not tensor and local is tensor else local
-            for given, tensor, local in zip(args, tensors_only, local_args, strict=True)
-        ])  # fmt: skip
     if op in torch_private.RANDOM_OPS:
         return _random(op, args, kwargs, local_args, sharding.output_spec)
     local_op = torch_private.local_op(op, sharding)
     result = local_op(*local_args, **info.local_kwargs)
     made = _wrapped(op, args, kwargs, result, sharding.output_spec)
-    # `at_once` repeats the local op alone, on the call's own numbers: a call that redistributes, or
-    # whose numbers became partial tensors, is more than that
-    moves = any(now.placements != then.placements for now, then in pairs)
-    has_numbers = all(
-        type(local) in NUMBERS
-        for given, local in zip(args, local_args, strict=True)
-        if type(given) in NUMBERS
-    )
-    if moves or not has_numbers:
+    # `at_once` repeats the local op alone: a call that redistributes is more than that
+    if any(now.placements != then.placements for now, then in pairs):
         return made
     return _learnt(request, local_op, local_args, info.local_kwargs, made)
 
@@ -371,32 +352,6 @@ def _changed(argument: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 def _local(argument: Any) -> Any:
     """The argument with local tensors for sharded ones."""
     return _changed(argument, lambda t: local_of(t) if isinstance(t, DTensor) else t)
-
-
-def _with_numbers_as_tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, with 0-dim tensors for numbers that stand where the schema has a tensor.
-
-    Rules don't look at numbers, but a number can't be added to a Partial tensor on each rank: the
-    ranks' sum would hold it several times. Returns `args` itself if there is no such number.
-    """
-    places = [
-        i
-        for i, (argument, described) in enumerate(zip(args, op._schema.arguments, strict=False))
-        if type(argument) in NUMBERS and str(described.type) == "Tensor"
-    ]
-    if not places:
-        return args
-    like = next(a for a in args if isinstance(a, DTensor))
-    changed = list(args)
-    # these tensors are no part of the program, so that the mode must not see them made
-    with dispatch_private.no_modes():
-        for i in places:
-            # in the other operand's dtype where that can hold it: float32 would round a number that
-            # meets float64
-            fits = like.is_complex() or (like.is_floating_point() and type(args[i]) is not complex)
-            dtype = like.dtype if fits else None
-            changed[i] = torch.tensor(args[i], dtype=dtype, device=like.device)
-    return tuple(changed)
 
 
 def _mean_of_losses(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -792,7 +747,8 @@ OF_ANY_SIZE = frozenset({
     aten._to_copy.default, aten.alias.default, aten.clone.default, aten.copy_.default,
     aten.detach.default, aten.full_like.default, aten.native_layer_norm.default,
     aten.native_layer_norm_backward.default, aten.ones_like.default, aten.permute.default,
-    aten.sum.default, aten.sum.dim_IntList, aten.t.default, aten.transpose.int,
+    aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default,
+    aten.sum.default, aten.sum.dim_IntList, aten.t.default, aten.transpose.int, aten.unbind.int,
     aten.unsqueeze.default, aten.zero_.default, aten.zeros_like.default,
 })  # fmt: skip
 """Ops besides pointwise and foreach ones whose kernels accept an empty part."""

@@ -157,14 +157,3 @@ def _cuts_elements(tensor: Any, dtype: torch.dtype, spec: Any) -> bool:
     ]
     n_together = max(1, dtype.itemsize // tensor.dtype.itemsize)
     return bool(ways) and tensor.shape[last] % (math.prod(ways) * n_together) != 0
-
-
-def adds_to_integers(args: tuple[Any, ...], has_numbers: bool) -> bool:
-    """Whether a number meets a partial tensor of integers or bools. The rules give each rank a part
-    of the number, which is no integer."""
-    return has_numbers and any(
-        isinstance(argument, torch.Tensor)
-        and not (argument.is_floating_point() or argument.is_complex())
-        and any(p.is_partial() for p in getattr(argument, "placements", ()))
-        for argument in args
-    )

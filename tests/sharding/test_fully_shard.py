@@ -352,6 +352,69 @@ def test_frozen_weights_are_given_back_where_the_input_has_no_gradient() -> None
     run_on_ranks(N, body)
 
 
+@pytest.mark.parametrize("reshards", [None, True])
+def test_validation_outside_a_block_between_steps_in_blocks(reshards: Any) -> None:
+    """It reads snapshots of the whole parameters, whose memory is freed behind it all the same."""
+
+    def program(model: Any, tokens: torch.Tensor, block: Any) -> list[torch.Tensor]:
+        optimizer = adamw(model.parameters())
+        seen = []
+        for _ in range(3):
+            for n in (2, 3, 1, 2):
+                with block():
+                    loss_of(model, tokens[:n]).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            with torch.no_grad():
+                seen += [model(tokens[:n]) for n in (3, 2)]
+        return seen
+
+    def body() -> Any:
+        model = by_blocks(made(), line(), reshard_after_forward=reshards)
+        return lazy_tensor.materialize(program(model, TOKENS[0], lazy_tensor.lazy_mode))
+
+    expected = program(made(), TOKENS[0], nullcontext)
+    for found in run_on_ranks(N, body):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Checked(nn.Linear):
+    """A class that sees its own attributes set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize(
+    "module", [lambda: nn.LSTM(6, 5), lambda: nn.GRU(6, 5), lambda: Checked(6, 5)]
+)
+def test_modules_whose_class_sets_attributes_itself(module: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    first = module()
+    x = torch.randn(3, 2, 6)
+
+    def program(model: nn.Module) -> None:
+        optimizer = momentum(model.parameters())
+        for _ in range(3):
+            made = model(x)
+            (made if isinstance(made, torch.Tensor) else made[0]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def body() -> list[torch.Tensor]:
+        model = fully_shard(copy.deepcopy(first), mesh=line())
+        program(model)
+        return whole(model)
+
+    expected = copy.deepcopy(first)
+    program(expected)
+    for found in run_on_ranks(N, body):
+        torch.testing.assert_close(found, [p.detach() for p in expected.parameters()])
+
+
 def test_a_parameter_that_is_frozen_later() -> None:
     def body() -> None:
         model = by_blocks(made(), line())

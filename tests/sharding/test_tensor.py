@@ -55,6 +55,42 @@ def test_gradients_come_back_through_local_tensors():
 
 
 @on_ranks(2)
+def test_the_gradient_of_a_local_tensor_may_be_asked_for_as_a_part_of_a_sum():
+    local = torch.ones(2, 2, requires_grad=True)
+    tensor = DTensor.from_local(local, a_mesh(), [Replicate()], grad_placements=[Partial()])
+    (tensor * 2).to_local().sum().backward()
+    assert torch.equal(local.grad, torch.ones(2, 2))  # each of two ranks has half
+
+
+@pytest.mark.parametrize("reduction", ["sum", "avg", "max"])
+def test_a_number_meets_partial_tensors_as_in_torchs_dtensor(reduction):
+    def made(module):
+        x = module.from_local(torch.arange(4.0) + 1, a_mesh(), [Partial(reduction)])
+        results = [x + 1, 1 - x, x - 1, x * 3, x / 3, x.add(1, alpha=2), x**2, x > 1]
+        return [(r.placements, lazy_tensor.materialize(r.to_local())) for r in results]
+
+    for found, expected in run_on_ranks(2, lambda: (made(DTensor), made(TorchDTensor))):
+        for ours, of_torch in zip(found, expected, strict=True):
+            assert ours[0] == of_torch[0]
+            assert torch.equal(ours[1], of_torch[1])
+
+
+@on_ranks(2)
+def test_writes_to_views_show_where_a_rank_has_no_row():
+    x, y = torch.arange(4.0).view(1, 4), torch.ones(1, 4)
+    mine, other = (distribute_tensor(t.clone(), a_mesh(), [Shard(0)]) for t in (x, y))
+    for a, b in ((x, y), (mine, other)):
+        a[:, 1].mul_(0)
+        a[0:1].add_(5)
+        a[:, 2:3].copy_(b[:, 2:3])
+        a[:, 0] = b[:, 1]
+        a.chunk(2, 1)[0].mul_(2)
+        a.unbind(1)[3].sub_(1)
+    assert mine.placements == (Shard(0),)
+    assert torch.equal(mine.full_tensor(), x)
+
+
+@on_ranks(2)
 def test_second_derivatives_go_through_redistribution():
     x = distribute_tensor(torch.arange(4.0), a_mesh(), [Shard(0)]).requires_grad_()
     y = (x.redistribute(placements=[Replicate()]) ** 3).sum()
