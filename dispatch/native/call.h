@@ -1,5 +1,5 @@
 // One call: how its key is built, and how tensors enter the trace that it does not hold yet. What
-// `keys.exact_key` and `inputs.retrace` do in Python.
+// `keys.exact_key` and `inputs.admit` do in Python.
 
 #pragma once
 

@@ -1,26 +1,21 @@
 """Lets the tensors of a call enter a trace: each gets a slot, computed ones as leaves.
 
-In: a call that no state knew. Out: each of its tensors has a slot, or the reason to run the call
-now. `retrace` is the short way, for leaves that entered at the same place before. `admit` is the
-long way, which looks at everything. Called by `recorder` and by the calls of sharded tensors.
+In: a call that is no hit. Out: each of its tensors has a slot, or the reason to run the call now.
+Called by `recorder` and by the calls of sharded tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import Meta, is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.ops.request import Request
-from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
 from lazy_tensor.dispatch.run import flush, input_snapshots
 from lazy_tensor.dispatch.run.failure import without_frames
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types, trace as traces
-from lazy_tensor.dispatch.trie.keys import key_part
 from lazy_tensor.dispatch.trie.trace import Leaf, Slot, State, Trace, Value, claimed
 from lazy_tensor.dispatch.wording import with_article
 from lazy_tensor.kernels.segment import TensorSpec
@@ -81,130 +76,6 @@ def is_tiny(trace: Trace, args: tuple[Any, ...]) -> bool:
 
 
 _NUMBERS = frozenset({int, float, bool})
-
-
-def retrace(
-    trace: Trace, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], in_mode: bool
-) -> list[Any] | None:
-    """The call's key, once its tensors have entered where the same leaves entered before.
-
-    The short way into a trace, which every parameter takes at every step. None if `admit` must look
-    at a tensor. The tensors before it may have entered by then.
-    """
-    key: list[Any] = [op._op]
-    are_tiny: list[bool] = []
-    facts = facts_of(op)
-    try:
-        for i, argument in enumerate(args):
-            reads = i not in facts.writes
-            key.append(_part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
-        for name, argument in kwargs.items():
-            reads = name not in facts.writes
-            key += (name, _part_let_in(trace, facts, argument, reads, in_mode, are_tiny))
-    except _NeedsAdmit:
-        return None
-    # a call on computed 0-dim CPU tensors alone runs at once (see `_admit`)
-    return None if trace.tape is None and all(are_tiny) else key
-
-
-def _part_let_in(
-    trace: Trace, facts: OpFacts, argument: Any, reads: bool, in_mode: bool, are_tiny: list[bool]
-) -> Any:
-    """An argument's part of the key; a tensor enters the trace if it has no slot.
-
-    `are_tiny` gets an entry for each tensor: whether it is a 0-dim CPU one that had no slot.
-    `reads`: the op doesn't write the argument. Raises `_NeedsAdmit`.
-    """
-    kind = type(argument)
-    if kind is tensor_types.tensor_class or kind is tensor_types.sharded_class:
-        value = argument._value
-        if value.slot is not None:
-            if value.slot.trace is not trace:
-                raise _NeedsAdmit
-            are_tiny.append(False)
-            return key_part(trace.leaf_slots, argument)
-        data = value.data
-        if data is None or not _is_simple(data) or (not in_mode and memory_sharing.is_shared(data)):
-            raise _NeedsAdmit
-        # Memory that others can write may enter as a copy, for this call alone.
-        passes = memory_sharing.is_externally_writable(data)
-        if passes and kind is tensor_types.tensor_class:
-            slot = _known_copy(trace, facts, data, reads)
-        elif not passes:
-            slot = _known_leaf(trace, data, meta_of(data))
-        else:
-            raise _NeedsAdmit
-        if not traces.enter(value, slot):
-            raise _NeedsAdmit
-        if passes:
-            trace.one_call_inputs.append(value)
-        if kind is tensor_types.sharded_class:
-            # each rank has a part, so the size of this one must not decide
-            are_tiny.append(False)
-            return (slot, argument._layout)
-    elif kind is torch.Tensor or kind is torch.nn.Parameter:
-        known = trace.leaf_slots.get(id(argument))
-        if known is not None:
-            are_tiny.append(False)
-            return known
-        if not in_mode:
-            raise _NeedsAdmit  # it needs a snapshot
-        data = argument
-        if not _is_simple(data):
-            raise _NeedsAdmit
-        if _is_private(data, in_mode):
-            slot = _known_leaf(trace, data, meta_of(data))
-        else:
-            slot = _known_copy(trace, facts, data, reads)
-            trace.one_call_inputs.append(id(argument))
-        trace.leaf_slots[id(argument)] = slot
-    elif kind is list or kind is tuple:
-        parts = [_part_let_in(trace, facts, a, reads, in_mode, are_tiny) for a in argument]
-        return tuple(parts)
-    else:
-        return key_part(trace.leaf_slots, argument)
-    are_tiny.append(not data.dim() and data.is_cpu)
-    return slot
-
-
-class _NeedsAdmit(Exception):
-    """`admit` must look at a tensor of the call."""
-
-
-def _is_simple(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's values stand in its memory as they are, by size and strides alone."""
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not torch_private.is_zero_tensor(tensor)
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-    )
-
-
-def _known_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
-    """The slot of a new leaf, if one of the same metadata entered at this place before."""
-    storage = torch_private.storage_id(data)
-    state = trace.state.get(_leaf_key(meta, trace.storages.get(storage)))
-    if state is None:
-        raise _NeedsAdmit
-    return _step_to_leaf(trace, state, data, storage, meta[2])
-
-
-def _known_copy(trace: Trace, facts: OpFacts, tensor: torch.Tensor, reads: bool) -> Slot:
-    """The slot of a copy of memory that others may write.
-
-    That is an earlier copy which still agrees, or else a new one, if a leaf of the same metadata
-    entered at this place before.
-    """
-    if not (reads and input_snapshots.serve(facts, tensor)):
-        raise _NeedsAdmit
-    slot = input_snapshots.known(trace, tensor)
-    if slot is None:
-        if not input_snapshots.can_take(trace, tensor):
-            raise _NeedsAdmit
-        slot = _slot_of_new_copy(trace, tensor, _known_leaf)
-    return slot
 
 
 def _leaf_key(meta: Meta, shares: int | None) -> tuple[Any, ...]:
@@ -341,7 +212,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
     )
     passes = is_foreign or (not in_mode and (plain or memory_sharing.is_shared(data)))
     if is_foreign:
-        slot = input_snapshots.known(trace, data) or _slot_of_new_copy(trace, data, _new_leaf)
+        slot = input_snapshots.known(trace, data) or _slot_of_new_copy(trace, data)
     else:
         data = torch_private.snapshot(data) if passes else data
         slot = _new_leaf(trace, data, meta_of(data))
@@ -360,12 +231,10 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
         trace.snapshot_slots[id(tensor)] = slot
 
 
-def _slot_of_new_copy(
-    trace: Trace, tensor: torch.Tensor, let_in: Callable[[Trace, torch.Tensor, Meta], Slot]
-) -> Slot:
-    """The slot of a new copy of memory that others may write; `let_in` makes it a leaf."""
+def _slot_of_new_copy(trace: Trace, tensor: torch.Tensor) -> Slot:
+    """The slot of a new copy of memory that others may write."""
     copy = input_snapshots.copied(tensor)
-    slot = let_in(trace, copy, meta_of(copy))
+    slot = _new_leaf(trace, copy, meta_of(copy))
     input_snapshots.keep(trace, tensor, copy, slot)
     return slot
 

@@ -13,6 +13,7 @@ import torch
 
 from lazy_tensor.dispatch.metadata.infer import is_marked
 from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.record import inputs
 from lazy_tensor.dispatch.record.inputs import is_plain, slot_of
 from lazy_tensor.dispatch.torch_private import kernels_only
 from lazy_tensor.dispatch.trie import tensor_types
@@ -36,8 +37,13 @@ def view(trace: Trace, request: Request) -> torch.Tensor | None:
 
     None also if the base is pending, or if a pending call writes it: the view must be recorded.
     """
+    if request.op not in (SELECT, SLICE) or trace.tape is not None:
+        return None
+    # the base must have a slot, as the calls that `note` got had
+    if inputs.admit(trace, request) is not None:
+        return None
     place = trace.state
-    if not place.seen or trace.tape is not None:
+    if not place.seen:
         return None
     call = _without_index(trace, request)
     found = None if call is None else place.seen.get(call)

@@ -56,11 +56,6 @@ from lazy_tensor.dispatch.trie.trace import (
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
-KNOWN = frozenset({Rule.RECORD, Rule.IF_NO_DROPOUT})
-"""Rules of ops whose known state may be taken without their handler.
-
-Nothing outside the key decides about such a call: for `IF_NO_DROPOUT` the key has the chance.
-"""
 _MOVED = object()
 """Returned in place of a result if a signal handler or a finalizer has called ops meanwhile.
 
@@ -134,27 +129,6 @@ def _child(
     return place.generic.get(generic), numbers
 
 
-def _known(
-    owner: Any, trace: Trace, func: Any, args: Args, kwargs: Kwargs
-) -> tuple[State, State | None, Numbers]:
-    """Let the call's leaves enter the trace, then look the call up again.
-
-    Returns the place behind the leaves, the next state (None on a miss), and the call's run-time
-    numbers.
-    """
-    # `cut_if_full` must move an outdated trace to another root before anything enters it. In debug
-    # mode a call runs at once, so its tensors must not enter.
-    if trace.is_outdated or not isinstance(func, OpOverload):
-        return trace.state, None, []
-    if rule_of(func) not in KNOWN or settings.current().debug:
-        return trace.state, None, []
-    key = inputs.retrace(trace, func, args, kwargs, not isinstance(owner, type))
-    place = trace.state
-    if key is None:
-        return place, None, []
-    return place, *_child(place, tuple(key), trace.leaf_slots, func, args, kwargs)
-
-
 def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
     """Handle a call by `_missed`, between the begin and the end of an entry in the call history.
 
@@ -209,13 +183,8 @@ def _missed(
     may_be_tiny = isinstance(func, OpOverload) and not (is_cold or kwargs or trace.tape)
     if may_be_tiny and inputs.is_tiny(trace, args):
         return func._op(*args)
-    # The look-up may have missed only because leaves have no slots yet. Then let these enter where
-    # they entered before, and look again.
     if key is not None and lacks_slots(trace, key):
-        key = None
-        place, state, numbers = _known(owner, trace, func, args, kwargs)
-        if state is not None and (state.call_start is None or not is_observed(owner)):
-            return _follow(trace, place, func, state, numbers, args)
+        key = None  # its tensors must enter the trace first
     request = Request(owner, func, args, kwargs)
     is_sharded = tensor_types.sharded_class in map(type, request.tensors)
     if is_sharded and tensor_types.call_sharded is not None:
