@@ -176,8 +176,15 @@ class Call {
     for (Newcomer& newcomer : newcomers_) {
       if (newcomer.is_snapshot && !take_snapshot(newcomer)) return false;
     }
-    // making objects may have run finalizers, which may call ops
+    // Meanwhile finalizers may have called ops, and other threads may have recorded ops on a value.
     if (of_trace.state.in(trace_) != before.get()) return false;
+    for (const Newcomer& newcomer : newcomers_) {
+      PyObject* value = newcomer.value.get();
+      if (value != nullptr && (slot_in(value).get() != Py_None ||
+                               data_in(value).get() != newcomer.object.get())) {
+        return false;
+      }
+    }
     for (const Newcomer& newcomer : newcomers_) enter(trace_, newcomer);
     return true;
   }
