@@ -35,13 +35,14 @@ void put_leaf(Words& words, c10::IntArrayRef size, c10::IntArrayRef stride, bool
   words.push_back(static_cast<uint64_t>(shares));
 }
 
-// The step from a state to a leaf with the newcomer's metadata and `shares`; null if none is known.
-const Step* step_to_leaf(const Edges* edges, const Newcomer& newcomer) {
+// The step from a state to a leaf with the tensor's metadata; null if none is known. `shares` and
+// `has_offset` as in `put_leaf`.
+const Step* step_to_leaf(const Edges* edges, const at::Tensor& tensor, int64_t shares,
+                         bool has_offset) {
   if (edges == nullptr) return nullptr;
-  const at::Tensor& tensor = *newcomer.tensor;
   Words words;
-  put_leaf(words, tensor.sizes(), tensor.strides(), tensor.storage_offset() != 0,
-           tensor.scalar_type(), tensor.device(), newcomer.shares);
+  put_leaf(words, tensor.sizes(), tensor.strides(), has_offset, tensor.scalar_type(),
+           tensor.device(), shares);
   return edges->exact.find(words);
 }
 
@@ -150,7 +151,8 @@ class Call {
       if (!any_known_ && all_tiny()) return false;
       for (Newcomer& newcomer : newcomers_) {
         newcomer.shares = slot_of_storage(newcomer);
-        newcomer.step = step_to_leaf(edges_from(state), newcomer);
+        newcomer.step = step_to_leaf(edges_from(state), *newcomer.tensor, newcomer.shares,
+                                     newcomer.tensor->storage_offset() != 0);
         if (newcomer.step == nullptr) return false;
         Words word;
         put(word, Tag::TENSOR, index_of(newcomer.step->slot.get()));
@@ -395,7 +397,8 @@ class Call {
     if (index != nullptr) return PyLong_AsLongLong(index);
     for (const Newcomer& other : newcomers_) {
       if (&other == &newcomer) break;
-      if (!other.is_snapshot && other.tensor->storage().is_alias_of(newcomer.tensor->storage())) {
+      if (!other.is_snapshot && other.tensor->storage().unsafeGetStorageImpl() ==
+                                    newcomer.tensor->storage().unsafeGetStorageImpl()) {
         return other.shares < 0 ? index_of(other.step->slot.get()) : other.shares;
       }
     }
@@ -411,10 +414,7 @@ class Call {
   }
 
   // Whether the call writes the argument that is being read.
-  bool is_written() const {
-    const auto* alias = info_.schema.arguments()[argument_].alias_info();
-    return alias != nullptr && alias->isWrite();
-  }
+  bool is_written() const { return info_.writes[argument_]; }
 
   // Name the trace's copy of memory that others may write. The call must not write the memory or
   // give a view of it: that would be of the copy.
@@ -425,8 +425,9 @@ class Call {
     return slot != nullptr;
   }
 
-  // A newcomer that is an argument for the second time: `let_in` copies the word of the first.
+  // A newcomer that is an argument for the second time: `find` copies the word of the first.
   bool put_again(const Newcomer& first) {
+    if (first.is_snapshot && is_written()) return false;
     repeats_.push_back({words_.size(), first.place});
     put(words_, Tag::TENSOR);
     return true;

@@ -180,6 +180,9 @@ class Kernel : public c10::OperatorKernel {
       info_.is_same = item(11) == Py_True;
       info_.reads_copies = item(12) == Py_True;
       if (item(13) != Py_None) info_.view = Ref::to(item(13));
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(item(14)); ++i) {
+        info_.writes[PyLong_AsSize_t(PyTuple_GET_ITEM(item(14), i))] = true;
+      }
       info_.is_counted &= !(info_.draws || info_.is_same);
       // last: `run_cold` reads it in other threads, without the GIL, and then what is above
       info_.is_described = true;
@@ -352,7 +355,7 @@ class Kernel : public c10::OperatorKernel {
     // the step of the copy, behind that of the numbers, which come in as a leaf
     const Step* leaf = nullptr;
     const auto step = [&]() -> const Step* {
-      leaf = step_to_leaf(edges_of(of_trace.state.in(trace)), {&target, Ref(), Ref(), 0});
+      leaf = step_to_leaf(edges_of(of_trace.state.in(trace)), target, -1, /*has_offset=*/false);
       Edges* copies = leaf == nullptr ? nullptr : edges_of(leaf->state.get());
       if (copies == nullptr) return nullptr;
       const Step* found = copies->exact.find(copy_words(*copy, slot.get(), leaf->state.get()));
@@ -391,9 +394,7 @@ class Kernel : public c10::OperatorKernel {
     const size_t n = info_.schema.arguments().size();
     Computed call;
     for (size_t i = 0; i < n; ++i) {
-      const auto* alias = info_.schema.arguments()[i].alias_info();
-      const bool is_written = alias != nullptr && alias->isWrite();
-      if (!call.put(torch::jit::peek(*stack, i, n), is_written)) return false;
+      if (!call.put(torch::jit::peek(*stack, i, n), info_.writes[i])) return false;
     }
     if (!call.any_lazy() || (info_.is_view && call.any_plain())) return false;
     if (info_.is_copy && !torch::jit::peek(*stack, 0, n).toTensor().sizes().equals(

@@ -128,9 +128,9 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
 }
 
 // install(classes, externally_writable, shared, lazy_users, share, is_shared, may_pass_by, describe,
-// close_segment, at_turn, to_read, current, share_with_parts, snapshot, keys): set the globals of objects.h, and
-// find the offsets of slots. The arguments are those of `hits._known`; `keys` are the dispatch keys
-// included and excluded while a plan runs.
+// close_segment, at_turn, to_read, current, share_with_parts, snapshot, keys): set the globals of
+// objects.h, and find the offsets of slots. The arguments are those of `hits._known`; `keys` are the
+// dispatch keys included and excluded while a plan runs.
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;

@@ -20,6 +20,7 @@ struct OpInfo {
       n_positional += !argument.kwarg_only();
     }
     is_number.resize(schema.arguments().size());
+    writes.resize(schema.arguments().size());
     for (const auto& result : schema.returns()) {
       is_view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
     }
@@ -32,9 +33,10 @@ struct OpInfo {
     is_slice = schema.name() == "aten::slice" && schema.overload_name() == "Tensor";
   }
   const c10::FunctionSchema& schema;
-  // By argument: the words of its default; whether its numbers may become run-time inputs.
+  // By argument: the words of its default; whether its numbers may become run-time inputs; whether
+  // the op writes it, which schemas don't always mark.
   std::vector<std::optional<Words>> defaults;
-  std::vector<bool> is_number;
+  std::vector<bool> is_number, writes;
   size_t n_positional = 0;
   bool is_view = false;  // its result shares its argument's memory
   bool is_copy = false;  // `copy_`

@@ -171,7 +171,10 @@ def _missed(
     kwargs: Kwargs,
     key: tuple[Any, ...] | None,
 ) -> Any:
-    """Handle a call that no state knows: by its rule, by recording it, or by running it now."""
+    """Handle a call that is no hit: by its rule, by recording it, or by running it now.
+
+    A state may know it all the same, if tensors of the call have no slots yet.
+    """
     if is_metadata_query(func):
         return func(*args, **kwargs)
     if trace.tape is not None and not (trace.tape.may_record or _adds_nothing(func)):

@@ -246,6 +246,11 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         for i, argument in enumerate(op._schema.arguments)
         if i in facts.number_args or argument.name in facts.number_args
     ]
+    written = [
+        i
+        for i, argument in enumerate(op._schema.arguments)
+        if i in facts.writes or argument.name in facts.writes
+    ]
     return (
         op,
         rule is Rule.ALIAS,
@@ -261,4 +266,5 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         rule is Rule.SAME,
         input_snapshots.serve_op(facts),
         VIEWS_IN_PLACE.get(op),
+        tuple(written),
     )

@@ -303,8 +303,8 @@ class Trace:
         self.leaves = leaves  # all of them as tensors with data, in order of their slots
         self.leaf_slots = leaf_slots  # of plain leaves, by their id()
         self.leaf_offsets = leaf_offsets  # storage offsets other than 0, in bytes, by slot
-        # Slots of plain tensors that came in outside of modes, by id(). Ops that write them there
-        # are not seen, so each call that reads one lets in a new snapshot of it.
+        # Slots of plain tensors that Python let in outside of modes, by id(). Ops that write them
+        # there are not seen, so each call that reads one lets in a new snapshot of it.
         self.snapshot_slots = snapshot_slots
         # What is in the trace for the call under way alone, and taken out behind it: values, and
         # plain tensors by their id().

@@ -78,11 +78,14 @@ class ShardedParameter(torch_private.FSDPParam):
             else:
                 # The class does more with a parameter, as `nn.LSTM`. In the end nn.Module's method
                 # registers it, which refuses a tensor with an autograd edge.
+                own = module.__dict__.get("register_parameter")
                 module.__dict__["register_parameter"] = module._parameters.__setitem__
                 try:
                     setattr(module, name, tensor)
                 finally:
                     del module.__dict__["register_parameter"]
+                    if own is not None:
+                        module.__dict__["register_parameter"] = own
 
     def to_sharded_dtensor(self, tensor: torch.Tensor) -> DTensor:
         return sharded(tensor, self._sharding_spec)

@@ -135,6 +135,37 @@ def test_plain_tensors_enter_without_a_mode_below_python(in_python):
     assert in_python == []
 
 
+def test_a_wrapped_batch_norm_leaves_a_plain_one_its_own_statistics(in_python):
+    """Training writes the running statistics, though the op's schema doesn't say so."""
+    x = torch.randn(6, 5)
+    wrapped, plain, expected = (nn.BatchNorm1d(5) for _ in range(3))
+    lazy, wrapped = lazy_tensor.wrap(x.clone()), lazy_tensor.wrap(wrapped)
+    for _ in range(4):
+        wrapped(lazy)
+        lazy_tensor.flush()
+    plain(lazy)
+    expected(x)
+    assert torch.equal(plain.running_mean, expected.running_mean)
+    assert torch.equal(plain.running_var, expected.running_var)
+
+
+def test_draws_into_a_part_of_a_tensor_stay_below_python(in_python):
+    x = torch.randn(4, 4)
+
+    def step():
+        torch.manual_seed(0)
+        y = x * 2
+        y[1:].normal_()
+        return y + 1
+
+    lazily = lazy_mode(record="always")(step)
+    settle(lazily)
+    in_python.clear()
+    found = lazily()
+    assert in_python == []
+    assert torch.equal(lazy_tensor.materialize(found), step())
+
+
 def test_views_in_place_stay_below_python(in_python):
     """`matmul` squeezes the product of a vector in place, and a GRU transposes its batch."""
     torch.manual_seed(0)
