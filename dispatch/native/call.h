@@ -17,6 +17,7 @@ struct Newcomer {
   size_t place;              // where its word in the key is, which names its slot once it has one
   // A plain tensor outside the mode: a snapshot of it enters, as later writes to it are not seen.
   bool is_snapshot = false;
+  Ref storage;                 // the number of its storage
   const Step* step = nullptr;  // to its leaf, once it was found
   int64_t shares = -1;         // the slot of the first leaf on its storage, if that isn't its own
 };
@@ -52,7 +53,7 @@ void enter(PyObject* trace, const Newcomer& newcomer) {
   PyObject* slot = newcomer.step->slot.get();
   PyObject* index = of_slot.index.in(slot);
   if (newcomer.shares < 0) {
-    sure(PyDict_SetItem(of_trace.storages.in(trace), storage_id(tensor).get(), index));
+    sure(PyDict_SetItem(of_trace.storages.in(trace), newcomer.storage.get(), index));
   }
   const int64_t offset = tensor.storage_offset();
   if (offset != 0) {
@@ -150,7 +151,7 @@ class Call {
       // a call on 0-dim CPU tensors alone runs at once: Python says so (`inputs.is_tiny`)
       if (!any_known_ && all_tiny()) return false;
       for (Newcomer& newcomer : newcomers_) {
-        newcomer.shares = slot_of_storage(newcomer);
+        if (!newcomer.is_snapshot) newcomer.shares = slot_of_storage(newcomer);
         newcomer.step = step_to_leaf(edges_from(state), *newcomer.tensor, newcomer.shares,
                                      newcomer.tensor->storage_offset() != 0);
         if (newcomer.step == nullptr) return false;
@@ -385,15 +386,17 @@ class Call {
       return false;
     }
     newcomer.tensor = &data;
+    newcomer.storage = storage_id(data);
     newcomer.object = std::move(taken);
     return true;
   }
 
-  // The slot of the first leaf on the newcomer's storage, or -1.
-  int64_t slot_of_storage(const Newcomer& newcomer) const {
-    if (newcomer.is_snapshot) return -1;  // a snapshot has a storage of its own
-    PyObject* index = PyDict_GetItemWithError(of_trace.storages.in(trace_),
-                                              storage_id(*newcomer.tensor).get());
+  // The slot of the first leaf on the newcomer's storage, or -1. Not for snapshots, which have a
+  // storage of their own.
+  int64_t slot_of_storage(Newcomer& newcomer) const {
+    newcomer.storage = storage_id(*newcomer.tensor);
+    PyObject* index =
+        PyDict_GetItemWithError(of_trace.storages.in(trace_), newcomer.storage.get());
     if (index != nullptr) return PyLong_AsLongLong(index);
     for (const Newcomer& other : newcomers_) {
       if (&other == &newcomer) break;

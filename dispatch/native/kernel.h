@@ -374,6 +374,7 @@ class Kernel : public c10::OperatorKernel {
     draw[0] = numbers;
     run_below(op, keys, &draw);
     Newcomer newcomer{&numbers, std::move(data), std::move(held), 0};
+    newcomer.storage = storage_id(numbers);
     newcomer.step = leaf;
     enter(trace, newcomer);
     torch::jit::drop(*stack, n);

@@ -215,7 +215,7 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
         slot = input_snapshots.known(trace, data) or _slot_of_new_copy(trace, data)
     else:
         data = torch_private.snapshot(data) if passes else data
-        slot = _new_leaf(trace, data, meta_of(data))
+        slot = _new_leaf(trace, data)
     if not plain:
         value = tensor_types.value_in(tensor)
         if traces.enter(value, slot) and passes:
@@ -234,15 +234,15 @@ def enter(trace: Trace, tensor: torch.Tensor, in_mode: bool) -> None:
 def _slot_of_new_copy(trace: Trace, tensor: torch.Tensor) -> Slot:
     """The slot of a new copy of memory that others may write."""
     copy = input_snapshots.copied(tensor)
-    slot = _new_leaf(trace, copy, meta_of(copy))
+    slot = _new_leaf(trace, copy)
     input_snapshots.keep(trace, tensor, copy, slot)
     return slot
 
 
-def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
+def _new_leaf(trace: Trace, data: torch.Tensor) -> Slot:
     """The slot of a new leaf; the state for its metadata is made unless there is one."""
+    meta, storage = meta_of(data), torch_private.storage_id(data)
     size, stride, offset, dtype, device = meta
-    storage = torch_private.storage_id(data)
     shares = trace.storages.get(storage)
     key = _leaf_key(meta, shares)
     state = trace.state.get(key)
@@ -255,13 +255,6 @@ def _new_leaf(trace: Trace, data: torch.Tensor, meta: Meta) -> Slot:
         trace.similar_path = None if found is None else (state, found)
         trace.state[key] = state
         trace.note_new(state)
-    return _step_to_leaf(trace, state, data, storage, offset)
-
-
-def _step_to_leaf(
-    trace: Trace, state: State, data: torch.Tensor, storage: int, offset: int
-) -> Slot:
-    """Take the step to a leaf's state, and note its memory; the leaf's slot."""
     slot = trace.slot_at(state.n_slots - 1)
     trace.state = state
     trace.leaves.append(data)

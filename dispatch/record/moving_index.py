@@ -13,8 +13,7 @@ import torch
 
 from lazy_tensor.dispatch.metadata.infer import is_marked
 from lazy_tensor.dispatch.ops.request import Request
-from lazy_tensor.dispatch.record import inputs
-from lazy_tensor.dispatch.record.inputs import is_plain, slot_of
+from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of
 from lazy_tensor.dispatch.torch_private import kernels_only
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Node, State, Trace
@@ -40,7 +39,7 @@ def view(trace: Trace, request: Request) -> torch.Tensor | None:
     if request.op not in (SELECT, SLICE) or trace.tape is not None:
         return None
     # the base must have a slot, as the calls that `note` got had
-    if inputs.admit(trace, request) is not None:
+    if admit(trace, request) is not None:
         return None
     place = trace.state
     if not place.seen:

@@ -7,7 +7,7 @@ runs a known plan. Without a C++ compiler, `record` does the same in Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -241,16 +241,6 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
     if op is None:
         return None
     facts, rule = facts_of(op), rule_of(op)
-    numbers = [
-        i
-        for i, argument in enumerate(op._schema.arguments)
-        if i in facts.number_args or argument.name in facts.number_args
-    ]
-    written = [
-        i
-        for i, argument in enumerate(op._schema.arguments)
-        if i in facts.writes or argument.name in facts.writes
-    ]
     return (
         op,
         rule is Rule.ALIAS,
@@ -260,11 +250,17 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         facts.writes_list,
         rule in (Rule.RECORD, Rule.DECOMPOSE),
         reads_values(op),
-        tuple(numbers),
+        _numbered(op, facts.number_args),
         rule is Rule.DRAW_INTO,
         draws(op),
         rule is Rule.SAME,
         input_snapshots.serve_op(facts),
         VIEWS_IN_PLACE.get(op),
-        tuple(written),
+        _numbered(op, facts.writes),
     )
+
+
+def _numbered(op: Any, arguments: Collection[int | str]) -> tuple[int, ...]:
+    """The numbers in the op's schema of `arguments`, which are named by position or by keyword."""
+    given = enumerate(op._schema.arguments)
+    return tuple([i for i, one in given if i in arguments or one.name in arguments])

@@ -53,6 +53,16 @@ def settle(step, n=4):
         step()
 
 
+def check_below_python(step, in_python):
+    """Once it has run a few times, the step stays below Python and gives what it gives eagerly."""
+    lazily = lazy_mode(record="always")(step)
+    settle(lazily)
+    in_python.clear()
+    found = lazily()
+    assert in_python == []
+    assert torch.equal(lazy_tensor.materialize(found), step())
+
+
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
@@ -158,12 +168,7 @@ def test_draws_into_a_part_of_a_tensor_stay_below_python(in_python):
         y[1:].normal_()
         return y + 1
 
-    lazily = lazy_mode(record="always")(step)
-    settle(lazily)
-    in_python.clear()
-    found = lazily()
-    assert in_python == []
-    assert torch.equal(lazy_tensor.materialize(found), step())
+    check_below_python(step, in_python)
 
 
 def test_views_in_place_stay_below_python(in_python):
@@ -176,12 +181,7 @@ def test_views_in_place_stay_below_python(in_python):
         part = (x * 2).unsqueeze_(0).t_()
         return (x @ matrix).sum() + part.sum() + gru(sequence)[0].sum()
 
-    lazily = lazy_mode(record="always")(step)
-    settle(lazily)
-    in_python.clear()
-    found = lazily()
-    assert in_python == []
-    assert torch.equal(lazy_tensor.materialize(found), step())
+    check_below_python(step, in_python)
 
 
 @pytest.mark.parametrize("wraps", [False, True])
