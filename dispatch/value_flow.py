@@ -1,9 +1,10 @@
-"""Tells whether a number that a program reads is only returned, so that nothing is decided by it.
+"""Tells what a program does with a number that it reads, as far as its bytecode says so.
 
 In: a frame that waits for the number, as `.item()` gives it. Out: whether the number, and all that
 it is put into, goes nowhere but to the caller, and on to a given function. `replay` asks: a number
-that is only returned may be another one at each call. It follows the bytecode of Python 3.11 to
-3.13. What it doesn't know counts as a use of the number.
+that is only returned may be another one at each call. On its way Python may compute with a number
+that notes this (`TracedNumber`). The bytecode is that of Python 3.11 to 3.13. What isn't known
+here counts as a use of the number.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ from __future__ import annotations
 import dis
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 
-Stack = tuple[bool, ...]
-"""Which values on top of a frame's stack hold the number. All below are other values."""
-Place = tuple[int, Stack, frozenset[str]]
-"""An instruction's number, the stack before it, and the local variables that hold the number."""
+OTHER, PLAIN, NUMBER, HOLDER = "", "plain", "number", "holder"
+"""What a value is: unknown, another Python number, the number or what is computed from it, a list,
+tuple or dict that holds it. A function of `NOTED` that may be called next is its name; so is a
+method `item`, which gives a plain number."""
+HELD = frozenset({NUMBER, HOLDER})
+NOTED = frozenset({"abs", "dict", "len", "max", "min", "round"})
+"""Functions that a number may be given to: they call its methods, or keep it as `dict` does. `len`
+gives a plain number."""
+OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+Stack = tuple[str, ...]
+"""What the values on top of a frame's stack are. All below are unknown."""
+Names = frozenset[tuple[str, str]]
+"""Local variables that are known, each with what it is."""
+Place = tuple[int, Stack, Names]
+"""An instruction's number, and the stack and the local variables before it."""
 
 READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
 """Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
@@ -34,11 +46,12 @@ RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 RAISES = frozenset({"RERAISE", "RAISE_VARARGS"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 NOTHING = frozenset({"CACHE", "EXTENDED_ARG", "KW_NAMES", "NOP", "PRECALL", "RESUME"})
-PUSHES = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "PUSH_NULL"})
+PUSHES = frozenset({"LOAD_DEREF", "LOAD_NAME", "PUSH_NULL"})
 TAKES = frozenset({
-    "BINARY_OP", "BINARY_SUBSCR", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "COMPARE_OP",
-    "CONTAINS_OP", "GET_ITER", "IS_OP", "LOAD_ATTR", "LOAD_METHOD", "MAKE_FUNCTION", "TO_BOOL",
-    "UNARY_NOT", "UNPACK_SEQUENCE",
+    "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR", "BUILD_SLICE", "BUILD_STRING", "CALL",
+    "CALL_FUNCTION_EX", "CALL_KW", "COMPARE_OP", "CONTAINS_OP", "CONVERT_VALUE", "FORMAT_SIMPLE",
+    "FORMAT_VALUE", "FORMAT_WITH_SPEC", "GET_ITER", "IS_OP", "LOAD_ATTR", "LOAD_METHOD",
+    "MAKE_FUNCTION", "TO_BOOL", "UNARY_INVERT", "UNARY_NEGATIVE", "UNARY_NOT", "UNPACK_SEQUENCE",
 })  # fmt: skip
 """Instructions that take values off the stack and push what they make of them."""
 MOST_PLACES = 10_000
@@ -49,56 +62,107 @@ class _Used(Exception):
     """The number may decide something."""
 
 
-def is_only_returned(frame: FrameType | None, until: CodeType | None) -> bool:
+def is_only_returned(
+    frame: FrameType | None, until: CodeType | None, *, is_noted: bool = False
+) -> bool:
     """Whether the number that `frame` waits for is only returned by it and by its callers, up to
-    the function that has the code `until`."""
+    the function that has the code `until`.
+
+    If it `is_noted` what is computed from the number, this may be returned in its place. Whether it
+    is compared doesn't matter then.
+    """
     called: CodeType | None = None
+    kind = NUMBER if is_noted else HOLDER
     while frame is not None and frame.f_code is not until:
+        if not kind:  # it isn't returned
+            frame = frame.f_back
+            continue
         if called is None:
             names = (*READS, *(name for name in CONVERTS if name not in frame.f_globals))
         else:
             names = (called.co_name,)
-        if not _returns(frame.f_code, frame.f_lasti, names):
+        known = NOTED.difference(frame.f_globals)
+        kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, frozenset())
+        if kinds is None and kind == NUMBER:
+            # its variables are looked at only here: their dict would keep tensors alive
+            numbers = frozenset(
+                (name, PLAIN)
+                for name, value in frame.f_locals.items()
+                if isinstance(value, (int, float))
+            )
+            kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, numbers)
+        if kinds is None or len(kinds) > 1:
             return False
+        kind = "".join(kinds)
         called, frame = frame.f_code, frame.f_back
     return frame is not None
 
 
 @lru_cache(1024)
-def _returns(code: CodeType, offset: int, names: tuple[str, ...]) -> bool:
-    """Whether a function calls one of these functions at `offset` of its bytecode, and only returns
-    the result."""
-    return not LOOKS_AROUND.intersection(code.co_names) and _Function(code).returns(offset, names)
+def _returned(
+    code: CodeType, offset: int, names: tuple[str, ...], kind: str, known: frozenset[str],
+    variables: Names,
+) -> frozenset[str] | None:  # fmt: skip
+    """What a function returns that holds the result of one of these functions, called at `offset`
+    of its bytecode, if it does nothing else with the result; else None.
+
+    The result is of this kind. `known` are the functions of `NOTED` that have these names here.
+    """
+    if LOOKS_AROUND.intersection(code.co_names):
+        return None
+    return _Function(code, known).returned(offset, names, kind, variables)
 
 
 class _Function:
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, known: frozenset[str]) -> None:
         self._code = code
+        self._known = known
         self._steps = list(dis.get_instructions(code))
         self._number_at = {step.offset: i for i, step in enumerate(self._steps)}
         self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+        self._kinds: set[str] = set()  # that are returned
+        self._is_behind = False  # whether the places are those behind the call
 
-    def returns(self, offset: int, names: tuple[str, ...]) -> bool:
-        """See `_returns`."""
+    def returned(
+        self, offset: int, names: tuple[str, ...], kind: str, variables: Names
+    ) -> frozenset[str] | None:
+        """See `_returned`."""
         steps = self._steps
         call = max(i for i, step in enumerate(steps) if step.offset <= offset)
         # in Python 3.11 PRECALL may do all of the call
         call += steps[call].opname == "PRECALL"
         if not self._calls(call, names):
-            return False
-        waiting: list[Place] = [(call + 1, (True,), frozenset())]
-        seen: set[Place] = set()
+            return None
         try:
-            while waiting:
-                place = waiting.pop()
-                if place not in seen:
-                    seen.add(place)
-                    waiting += self._following(place)
-                if len(seen) > MOST_PLACES:
-                    return False
+            below = [place[1] for place in self._walk((0, (), frozenset())) if place[0] == call]
+            # what was loaded from a variable that still is what it was
+            loaded = [dict(variables).get(kind[1:], OTHER) if kind[:1] == "=" else kind
+                      for kind in _merged(below)]  # fmt: skip
+            stack = _without(_padded(tuple(loaded), steps[call]), _n_taken(steps[call], 1))
+            self._is_behind = True
+            for _ in self._walk((call + 1, (*stack, kind), variables), _is_held):
+                pass
         except _Used:
-            return False
-        return True
+            return None
+        return frozenset(self._kinds)
+
+    def _walk(
+        self, start: Place, is_wanted: Callable[[Place], bool] = lambda _: True
+    ) -> Iterator[Place]:
+        """All places that may come from `start` on, by way of those that are wanted."""
+        waiting, seen = [start], set[Place]()
+        while waiting:
+            i, stack, names = waiting.pop()
+            while stack and stack[0] == OTHER:
+                stack = stack[1:]
+            place = i, stack, names
+            if place in seen or not is_wanted(place):
+                continue
+            seen.add(place)
+            if len(seen) > MOST_PLACES:
+                raise _Used
+            yield place
+            waiting += self._following(place)
 
     def _calls(self, call: int, names: tuple[str, ...]) -> bool:
         """Whether the call at this place is of a function, or a method, of one of these names."""
@@ -131,33 +195,87 @@ class _Function:
         return False
 
     def _following(self, place: Place) -> Iterator[Place]:
-        """The places behind an instruction, as long as something holds the number."""
+        """The places behind an instruction."""
         i, stack, names = place
         step = self._steps[i]
         name = step.opname
         for entry in self._handlers:
             # at a handler the stack is that of the statement, which has no value in it
             if entry.start <= step.offset < entry.end:
-                yield from _held(self._number_at[entry.target], (), names)
-        if name in RETURNS or (name in RAISES and not any(stack)):
+                yield self._number_at[entry.target], (), names
+        if name in RETURNS:
+            self._kinds |= HELD.intersection(stack[-1:])
             return
-        if name.startswith("YIELD"):
-            raise _Used
+        if name in RAISES and not _holds(stack):
+            return
         if not _jumps(step):
-            yield from _held(i + 1, *_after(step, stack, names))
+            if name.startswith("YIELD") and _is_held(place):
+                raise _Used
+            yield i + 1, *self._after(step, stack, names)
             return
         is_loop = name == "FOR_ITER"
-        if any(stack) and name.startswith("POP_JUMP"):
-            stack = _without(stack, 1)
-        elif any(stack) and not (name in JUMPS or is_loop):
-            raise _Used
+        if name.startswith("POP_JUMP"):
+            # a number notes that its truth is asked for
+            is_asked = stack[-1:] == (NUMBER,) and name.endswith(("_TRUE", "_FALSE"))
+            stack = stack[:-1] if is_asked else _without(stack, 1)
+        elif stack[-1:] == (NUMBER,) and name.endswith("_OR_POP"):
+            yield self._number_at[step.argval], stack, names
+            yield i + 1, stack[:-1], names
+            return
+        elif not (name in JUMPS or is_loop):
+            if _holds(stack):
+                raise _Used
+            stack = ()
         target = self._number_at[step.argval]
         # at a loop's end the iterator leaves the stack, and the instructions for that are skipped
         if is_loop and self._steps[target].opname == "END_FOR":
             target += 1 + (sys.version_info >= (3, 13))
-        yield from _held(target, _without(stack, 1) if is_loop else stack, names)
+        yield target, _without(stack, 1) if is_loop else stack, names
         if name not in JUMPS:
-            yield from _held(i + 1, (*stack, False) if is_loop else stack, names)
+            yield i + 1, (*stack, OTHER) if is_loop else stack, names
+
+    def _after(self, step: dis.Instruction, stack: Stack, names: Names) -> tuple[Stack, Names]:
+        """The stack and the names behind an instruction that is no jump."""
+        name, n = step.opname, step.arg or 0
+        if "_FAST" in name:
+            return self._after_fast(name, step.argval, stack, names)
+        if name in NOTHING:
+            return stack, names
+        if name == "LOAD_CONST":
+            is_number = isinstance(step.argval, (int, float))
+            return (*stack, PLAIN if is_number else OTHER), names
+        if name == "LOAD_GLOBAL":
+            kind = step.argval if step.argval in self._known else OTHER
+            # with the lowest bit set it pushes NULL too: before the function until Python 3.12
+            pushed = [OTHER] * (n & 1)
+            pushed.insert(0 if sys.version_info >= (3, 13) else n & 1, kind)
+            return (*stack, *pushed), names
+        if not any(stack):
+            # an unknown value is as good as one of those below
+            return stack, names
+        return _after_others(step, _padded(stack, step)), names
+
+    def _after_fast(
+        self, name: str, variables: str | tuple[str, ...], stack: Stack, names: Names
+    ) -> tuple[Stack, Names]:
+        """The same behind an instruction on local variables, such as `STORE_FAST_LOAD_FAST`.
+
+        Before the call a value that is loaded is named after its variable, until that changes.
+        """
+        changed, kept = list(stack), dict(names)
+        variables = (variables,) if isinstance(variables, str) else variables
+        for what, variable in zip(re.findall("LOAD|STORE|DELETE", name), variables, strict=True):
+            kind = kept.get(variable, OTHER) if self._is_behind else f"={variable}"
+            if what == "LOAD":
+                changed.append(kind)
+            if what != "LOAD" or name.endswith("_AND_CLEAR"):
+                kept.pop(variable, None)
+            if what == "STORE":
+                stored = changed.pop() if changed else OTHER
+                changed = [OTHER if one == f"={variable}" else one for one in changed]
+                if stored and self._is_behind:
+                    kept[variable] = stored
+        return tuple(changed), frozenset(kept.items())
 
 
 def _jumps(step: dis.Instruction) -> bool:
@@ -170,77 +288,119 @@ def _is_decorator(code: CodeType) -> bool:
     return code.co_name == "decorate_context" and code.co_filename.endswith("_contextlib.py")
 
 
-def _held(i: int, stack: Stack, names: frozenset[str]) -> Iterator[Place]:
-    """A place to go on from, if anything holds the number there."""
-    while stack and not stack[0]:
-        stack = stack[1:]
-    if stack or names:
-        yield i, stack, names
+def _holds(stack: Stack) -> bool:
+    return not HELD.isdisjoint(stack)
+
+
+def _is_held(place: Place) -> bool:
+    """Whether anything holds the number."""
+    return _holds(place[1]) or any(kind in HELD for _, kind in place[2])
+
+
+def _merged(stacks: list[Stack]) -> Stack:
+    """What is known of a stack that is one of these."""
+    known: list[str] = []
+    for kinds in zip(*(reversed(stack) for stack in stacks), strict=False):
+        known.insert(0, kinds[0] if len({*kinds}) == 1 else OTHER)
+    return tuple(known)
+
+
+def _padded(stack: Stack, step: dis.Instruction) -> Stack:
+    """The stack with unknown values below, as many as an instruction may take."""
+    return (OTHER,) * (2 * (step.arg or 0) + 4) + stack
+
+
+def _n_taken(step: dis.Instruction, n_made: int) -> int:
+    """How many values an instruction takes that pushes `n_made`."""
+    # in Python 3.11 the effect of a call is said to be that of PRECALL and CALL together
+    if step.opname == "CALL":
+        return (step.arg or 0) + 2
+    return n_made - dis.stack_effect(step.opcode, step.arg)
 
 
 def _without(stack: Stack, n: int) -> Stack:
     """The stack without its top `n` values, which something uses."""
-    if any(stack[-n:]) and n:
+    if n and _holds(stack[-n:]):
         raise _Used
     return stack[: max(len(stack) - n, 0)]
 
 
-def _after(
-    step: dis.Instruction, stack: Stack, names: frozenset[str]
-) -> tuple[Stack, frozenset[str]]:
-    """The stack and the names behind an instruction that is no jump."""
+def _after_others(step: dis.Instruction, stack: Stack) -> Stack:
+    """The stack behind an instruction that neither jumps nor loads by a name."""
     name, n = step.opname, step.arg or 0
-    if "_FAST" in name:
-        return _after_fast(name, step.argval, stack, names)
-    if not any(stack) or name in NOTHING:
-        # a value that isn't the number is as good as one of those below
-        return stack, names
-    stack = (False,) * (2 * n + 4) + stack
     if name in PUSHES:
-        # with the lowest bit set LOAD_GLOBAL pushes NULL too
-        return (*stack, *[False] * (1 + (name == "LOAD_GLOBAL" and n & 1))), names
+        return (*stack, OTHER)
     if name == "POP_TOP":
-        return stack[:-1], names
+        return stack[:-1]
     if name == "COPY":
-        return (*stack, stack[-n]), names
+        return (*stack, stack[-n])
     if name == "SWAP":
         changed = list(stack)
         changed[-1], changed[-n] = stack[-n], stack[-1]
-        return tuple(changed), names
+        return tuple(changed)
     if name in ("BUILD_TUPLE", "BUILD_LIST"):
-        return (*stack[: len(stack) - n], any(stack[len(stack) - n :])), names
+        return (*stack[: len(stack) - n], _holder(stack[len(stack) - n :]))
     if name == "BUILD_CONST_KEY_MAP":
-        return (*stack[: -n - 1], any(stack[-n - 1 :])), names
-    if name == "BUILD_MAP" and not any(stack[len(stack) - 2 * n :: 2]):
-        return (*stack[: len(stack) - 2 * n], any(stack[len(stack) - 2 * n :])), names
-    if name == "LIST_APPEND" or (name == "MAP_ADD" and not stack[-2]):
-        is_held, rest = stack[-1], list(stack[: -1 if name == "LIST_APPEND" else -2])
-        rest[-n] |= is_held
-        return tuple(rest), names
+        return (*stack[: -n - 1], _holder(stack[-n - 1 :]))
+    if name == "BUILD_MAP" and not _holds(stack[len(stack) - 2 * n :: 2]):
+        return (*stack[: len(stack) - 2 * n], _holder(stack[len(stack) - 2 * n :]))
+    if name == "LIST_APPEND" or (name == "MAP_ADD" and stack[-2] not in HELD):
+        is_held, rest = stack[-1] in HELD, list(stack[: -1 if name == "LIST_APPEND" else -2])
+        rest[-n] = HOLDER if is_held else rest[-n]
+        return tuple(rest)
+    computed = _computed(step, stack)
+    if computed is not None:
+        return computed
     if name not in TAKES:
-        raise _Used
+        if _holds(stack):
+            raise _Used
+        return ()
     n_made = 1
     if name == "UNPACK_SEQUENCE":
         n_made = n
     elif name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and n & 1):
         n_made = 2  # the method, and the object or NULL
-    # in Python 3.11 the effect of a call is said to be that of PRECALL and CALL together
-    n_taken = n + 2 if name == "CALL" else n_made - dis.stack_effect(step.opcode, step.arg)
-    return (*_without(stack, n_taken), *[False] * n_made), names
+    is_item = n_made == 2 and step.argval == "item"
+    made = ("item", OTHER) if is_item else (OTHER,) * n_made
+    return (*_without(stack, _n_taken(step, n_made)), *made)
 
 
-def _after_fast(
-    name: str, variables: str | tuple[str, ...], stack: Stack, names: frozenset[str]
-) -> tuple[Stack, frozenset[str]]:
-    """The same behind an instruction on local variables, such as `STORE_FAST_LOAD_FAST`."""
-    changed, kept = list(stack), set(names)
-    variables = (variables,) if isinstance(variables, str) else variables
-    for what, variable in zip(re.findall("LOAD|STORE|DELETE", name), variables, strict=True):
-        is_held = variable in kept
-        if what == "LOAD":
-            changed.append(is_held)
-        if what != "LOAD" or name.endswith("_AND_CLEAR"):
-            kept.discard(variable)
-        if what == "STORE" and changed and changed.pop():
-            kept.add(variable)
-    return tuple(changed), frozenset(kept)
+def _holder(values: Stack) -> str:
+    """What a list, tuple or dict of these values is."""
+    return HOLDER if _holds(values) else OTHER
+
+
+def _computed(step: dis.Instruction, stack: Stack) -> Stack | None:
+    """The stack behind an operation that calls methods of the number, or that has to do with plain
+    numbers alone; None for any other."""
+    name, n = step.opname, step.arg or 0
+    if name in ("UNARY_NEGATIVE", "UNARY_NOT", "TO_BOOL"):
+        if stack[-1] not in (NUMBER, PLAIN):
+            return None
+        return (*stack[:-1], stack[-1] if name == "UNARY_NEGATIVE" else OTHER)
+    if name in ("BINARY_OP", "COMPARE_OP"):
+        left, right = stack[-2:]
+        is_operator = name == "COMPARE_OP" or step.argrepr.rstrip("=") in OPERATORS
+        # Anything else on the left wouldn't ask the number: a tensor reads it as it is.
+        is_asked = left == NUMBER and right != HOLDER
+        is_asked |= left == PLAIN and right in (NUMBER, PLAIN)
+        if not (is_asked and is_operator):
+            return None
+        made = NUMBER if NUMBER in (left, right) else PLAIN
+        return (*stack[:-2], OTHER if name == "COMPARE_OP" else made)
+    if name not in ("CALL", "CALL_KW"):
+        return None
+    is_named = name == "CALL_KW"  # the names lie above the arguments
+    given = stack[len(stack) - n - is_named : len(stack) - is_named]
+    rest = stack[: len(stack) - n - is_named - 2]
+    function = "".join({*NOTED, "item"}.intersection(stack[len(rest) : len(rest) + 2]))
+    if function == "dict":
+        return (*rest, _holder(given))
+    if function and (function in ("item", "len") or {*given} == {PLAIN}) and not _holds(given):
+        return (*rest, PLAIN)
+    takes_more = function == "round" and not _holds(given[1:])
+    if NUMBER in given[:1] and (takes_more or (function == "abs" and n == 1)):
+        return (*rest, NUMBER)
+    if function in ("max", "min") and n > 1 and {*given} <= {NUMBER, PLAIN} and NUMBER in given:
+        return (*rest, NUMBER)
+    return None

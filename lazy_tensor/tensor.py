@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.metadata.infer import meta_of
+from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record import eager_fallback, sync_points
 from lazy_tensor.dispatch.record.recorder import record
 from lazy_tensor.dispatch.run import hits
@@ -112,15 +112,21 @@ class LazyTensor(tensor_types.ValueTensor):
         """
         if not torch_private.is_mode_entered() or (hits.sees_all() and not local.trace.tape):
             return _plain.item(read(self, ".item()"))
-        return super().item()
+        slot = self._slot_on_tape() if self.numel() == 1 else None
+        number = None if slot is None else local.trace.tape.item(slot)
+        return super().item() if number is None else number
 
     def tolist(self) -> Any:
-        tape, slot = local.trace.tape, self._value.slot
-        if tape is not None and slot is not None and slot.trace is local.trace:
-            read = tape.read(slot.index, is_list=True)
-            if read is not None:
-                return read.number
-        return read_outside(self, ".tolist()").tolist()
+        slot = self._slot_on_tape()
+        found = None if slot is None else local.trace.tape.read(slot, is_list=True)
+        return read_outside(self, ".tolist()").tolist() if found is None else found.number
+
+    def _slot_on_tape(self) -> int | None:
+        """The slot in a trace that `replay` records; None if the tensor has none there."""
+        slot, trace = self._value.slot, local.trace
+        if trace.tape is None or slot is None or slot.trace is not trace or is_marked(self):
+            return None
+        return slot.index
 
     def data_ptr(self) -> int:
         return computed(self, ".data_ptr()").data_ptr()

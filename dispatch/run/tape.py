@@ -25,6 +25,7 @@ from lazy_tensor.dispatch.torch_private import (
     kernels_only,
     values_of,
 )
+from lazy_tensor.dispatch.traced_number import NumberLog
 from lazy_tensor.dispatch.trie.trace import Trace, local
 from lazy_tensor.dispatch.user_frame import calling_frame, user_line
 from lazy_tensor.dispatch.wording import op_name
@@ -36,8 +37,9 @@ class Read:
 
     `aside` computes the tensor that it is in, from the leaves. Replays do so first: if the number
     differs, the call may take another branch, and is recorded again. `is_only_returned`: nothing is
-    decided by it. With `is_list` the number is a list of them, as `.tolist()` gives. `text` shows
-    it as it was read: the call may change the list.
+    decided by it. `is_noted`: a `NumberLog` knows what is done with it. With `is_list` the number
+    is a list of them, as `.tolist()` gives. `text` shows it as it was read: the call may change the
+    list.
     """
 
     n_ops: int
@@ -47,12 +49,12 @@ class Read:
     where: str
     aside: Aside
     is_only_returned: bool
+    is_noted: bool
     is_list: bool
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for reads of the same number at the same place."""
-        return (self.where, self.text, self.n_ops, self.slot)
+    def key(self, *, by_value: bool) -> tuple[Any, ...]:
+        """Equal for reads at the same place; `by_value` only if they read the same number."""
+        return (self.where, self.text if by_value else "", self.n_ops, self.slot)
 
 
 MOST_READS = 64
@@ -174,7 +176,8 @@ class Tape:
 
     `generators` are those besides torch's own that the call may draw from. `caller` is the code of
     the function that makes the call. `obstacle` says why the call can't be replayed; with it the
-    tape is off the trace. `draws` are the draws with their results, `reads` the numbers read.
+    tape is off the trace. `draws` are the draws with their results, `reads` the numbers read,
+    `numbers` what was done with those that are noted.
     """
 
     def __init__(
@@ -186,6 +189,7 @@ class Tape:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
+        self.numbers = NumberLog(lambda: trace.state.n_ops)
         self.may_record = True
         """Whether more may be recorded: not behind the end of inference mode, whose ops the trace
         holds."""
@@ -213,6 +217,7 @@ class Tape:
         if self._trace.tape is not self:
             return
         self._trace.tape = None
+        self.numbers.is_open = False
         torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
         # a tape records all, so its calls say nothing about what repeats in the program
         self._trace.policy.calls_left = self._calls_left
@@ -245,7 +250,15 @@ class Tape:
         self.draws.append((draw, result))
         return result
 
-    def read(self, slot: int, *, is_list: bool = False) -> Read | None:
+    def item(self, slot: int) -> Any:
+        """The number in a slot for `.item()`, traced if its bytecode allows that; None if it can't
+        be read aside."""
+        read = self.read(slot, may_be_noted=True)
+        if read is None or not read.is_noted:
+            return None if read is None else read.number
+        return self.numbers.number(len(self.reads) - 1, read.number)
+
+    def read(self, slot: int, *, is_list: bool = False, may_be_noted: bool = False) -> Read | None:
         """Compute a slot's value aside, and note the read. None if that isn't possible."""
         trace, aside = self._trace, Aside(self._trace.state, slot)
         if aside.communicates or len(self.reads) >= MOST_READS:
@@ -255,13 +268,16 @@ class Tape:
             data = aside(trace.leaves, trace.scalars)
         finally:
             trace.busy = was_busy
-        is_only_returned = value_flow.is_only_returned(calling_frame(), self._caller)
-        if data.numel() > MOST_COMPARED and not is_only_returned:
-            return None
         number = number_in(data, is_list=is_list)
+        may_be_noted = may_be_noted and type(number) in (float, int)
+        is_followed = value_flow.is_only_returned(
+            calling_frame(), self._caller, is_noted=may_be_noted
+        )
+        if data.numel() > MOST_COMPARED and not is_followed:
+            return None
         read = Read(
-            trace.state.n_ops, slot, number, repr(number), user_line(), aside, is_only_returned,
-            is_list,
+            trace.state.n_ops, slot, number, repr(number), user_line(), aside,
+            is_followed and not may_be_noted, is_followed and may_be_noted, is_list,
         )  # fmt: skip
         self.reads.append(read)
         return self.reads[-1]

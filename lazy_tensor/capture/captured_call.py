@@ -8,7 +8,8 @@ called by `replay`. This file decides once what each replay has to do, and handl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ from lazy_tensor.dispatch.run.flush import note_plan
 from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of
 from lazy_tensor.dispatch.run.tape import number_in
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
+from lazy_tensor.dispatch.traced_number import computes
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Pending, Value, local
 from lazy_tensor.dispatch.user_frame import user_line
@@ -147,7 +149,7 @@ class CapturedCall:
             "plan": plan,
             "scalars": list(outline.scalars),
             "ask_numbers": self._numbers if self._recount.is_needed else None,
-            "ask_reads": self._check_reads if self._reads else None,
+            "ask_reads": self._check_reads if self._reads or self._checks else None,
             "run_otherwise": self._run_otherwise,
             "runs_otherwise": cuda_graphs,
             "fail": self._fail,
@@ -171,7 +173,9 @@ class CapturedCall:
         # a number that was twice the same may be a constant that is returned in its place
         same = [i for i in take.numbers if values[i] == before.numbers_returned[i]]
         self._reads = [*take.reads, *(take.numbers[i] for i in same)]
-        read = {i for one in self._reads for i in one.aside.leaves}
+        self._checks = [(check, computes(check.text)) for check in take.checks]
+        self._checked = take.checked
+        read = {i for one in (*self._reads, *take.checked.values()) for i in one.aside.leaves}
         self._draws_first = not read.isdisjoint(leaf_drawn.values())
 
     def find(self, tensors: Tensors) -> Found:
@@ -341,14 +345,25 @@ class CapturedCall:
         return scalars
 
     def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> Drawn | None:
-        """Compute the values that the call would read; Changed if one differs. Returns what had to
-        be drawn for that."""
+        """Compute the values that the call would read; Changed if one differs, or decides another
+        way. Returns what had to be drawn for that."""
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
             for read in self._reads:
                 number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
                 if repr(number) != read.text:
                     raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
+            numbers = {
+                i: number_in(read.aside(leaves, scalars), is_list=False)
+                for i, read in self._checked.items()
+            }
+            for check, evaluate in self._checks:
+                # what raises is recorded, and raises where eager does
+                with suppress(ArithmeticError, ValueError):
+                    found = evaluate(numbers)
+                    if check.outcome is None or check.outcome is found:
+                        continue
+                raise Changed(f"a comparison at {check.where} goes another way")
         except BaseException:
             _put_back(drawn)
             raise
@@ -441,13 +456,21 @@ class CapturedCall:
         outline = self.outline
         # None: one leaf, True: a flat list, both made in C++; else pytree makes the structure
         structure: Any = outline.structure.unflatten
-        if outline.structure.is_leaf():
+        computed = {
+            i: computes(one.name)
+            for i, one in enumerate(outline.returned)
+            if one.kind == "computed"
+        }
+        if computed:
+            structure = partial(_with_computed, computed, list(outline.computed_from), structure)
+        elif outline.structure.is_leaf():
             structure = None
         elif torch_private.is_flat_list(outline.structure):
             structure = True
+        given = (*outline.returned, *outline.computed_from.values())
         return {
-            "given": [self._given(one, gives_plain) for one in outline.returned],
-            "keeps_leaves": any("leaf" in one.kind for one in outline.returned),
+            "given": [self._given(one, gives_plain) for one in given],
+            "keeps_leaves": any("leaf" in one.kind for one in given),
             "structure": structure,
         }
 
@@ -467,6 +490,8 @@ class CapturedCall:
         if one.kind in ("leaf number", "leaf list"):
             is_list = one.kind == "leaf list"
             return "ask", 0, lambda leaves: number_in(leaves[one.name], is_list=is_list), None
+        if one.kind == "computed":
+            return "place", 0, Way("object"), None  # when all numbers are there
         if one.kind == "again":
             return "again", one.name, None, None
         if one.kind == "data":
@@ -563,6 +588,21 @@ def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
         # the leaf may begin elsewhere in its storage than that of the captured call
         meta = wrapper_arguments(meta_of(data))
     return _lazy_like(meta, one.layout, data)
+
+
+def _with_computed(
+    computed: dict[int, Callable[[dict[int, float]], Any]],
+    reads: list[int],
+    put_together: Callable[[list[Any]], Any],
+    found: list[Any],
+) -> Any:
+    """What a call returns, some of it computed by Python from the numbers that lie behind it."""
+    n = len(found) - len(reads)
+    numbers = dict(zip(reads, found[n:], strict=True))
+    del found[n:]
+    for i, compute in computed.items():
+        found[i] = compute(numbers)
+    return put_together(found)
 
 
 def _put_back(drawn: Drawn | None) -> None:

@@ -74,6 +74,7 @@ class Left:
 class Returned:
     """How to make one leaf of what the call returned: `kind` says what `name` is.
 
+    "computed": text that tells how a number is computed, see `traced_number`.
     "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
     memory of that leaf. "number", "list": what that result has, for what the call read and did
     nothing else with; "leaf number", "leaf list": the same of a leaf. "data": a new tensor of these
@@ -100,10 +101,12 @@ class Outline:
     numbers: int  # digest of all numbers that the call can see, less those of `formulas`
     draws: tuple[Any, ...]
     reads: tuple[Any, ...]
+    checks: tuple[tuple[str, bool | None], ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
     live: tuple[int, ...]
     returned: tuple[Returned, ...]
+    computed_from: dict[int, Returned]
     structure: Any
     numbers_returned: dict[int, Any] = field(compare=False)
     """The numbers that the call read and only returned: keys for their values, by their places in
@@ -142,10 +145,12 @@ _WORDS = {
     "formulas": "it computes other numbers from its step counts each call",
     "draws": "it draws other random numbers each call",
     "reads": "it reads values at other places each call",
+    "checks": "it compares numbers that it reads with another outcome each call",
     "sources": "it reads other tensors each call",
     "left": "it leaves tensors in other places each call",
     "live": "other results outlive it each call",
     "returned": "it returns something else each call",
+    "computed_from": "it computes what it returns from other numbers each call",
     "structure": "it returns something else each call",
 }
 

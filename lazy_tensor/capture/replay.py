@@ -545,8 +545,8 @@ _REMEDIES = {
     " changed": "what changes at each call must come in as an argument, a number as a tensor",
     **dict.fromkeys(
         ("it reads values", "reads a tensor's values", "where the call before read"),
-        "a number that decides something must come again: compare tensors, as in `if norm > 1`; "
-        "one that is returned must be returned as it is, in a tuple, list or dict literal; "
+        "compute and compare with what `.item()` gives by Python's operators, and return it in a "
+        "tuple, list or dict; do all else where the function is called; "
         "an optimizer whose lr is a tensor reads it unless it has fused=True or capturable=True",
     ),
     "where the call before gave it": "a number that changes must come in as a tensor; so must an "

@@ -30,6 +30,7 @@ from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
 from lazy_tensor.dispatch.run.tape import Read, Tape
+from lazy_tensor.dispatch.traced_number import Check, TracedNumber, reads_in, without_traced
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -93,11 +94,12 @@ def take(
         raise
     tape.take_off()
     torch.clear_autocast_cache()
-    if tape.obstacle is not None:
-        return result, tape.obstacle
-    # drops what was derived from values that the call has written: else it would count as live
-    watch.before_flush(trace)
+    taken: Take | str
     try:
+        if tape.obstacle is not None:
+            raise Obstacle(tape.obstacle)
+        # drops what was derived from values that the call has written: else it would count as live
+        watch.before_flush(trace)
         if numbers != _random_states():
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
         if environment != hits.loaded.call_environment():
@@ -108,13 +110,14 @@ def take(
         if any(i in given and type(one) is not tuple for i, one in _containers_in(result).items()):
             raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
-        return result, Take(
+        taken = Take(
             trace, tape, counts.formulas(), before, after, tensors, versions, result, earlier, like
         )  # fmt: skip
     except Obstacle as reason:
-        return result, str(reason)
+        taken = str(reason)
     except Exception as error:  # the call has run, and its result must not be lost
-        return result, f"it can't be taken down: {error!r}; please report it"
+        taken = f"it can't be taken down: {error!r}; please report it"
+    return without_traced(result) if tape.numbers.n_numbers else result, taken
 
 
 def _containers_in(*values: Any) -> dict[int, Any]:
@@ -147,7 +150,8 @@ class Take:
     batch norm's to its running mean. `metadata` describes all leaves that are not draws. `after`
     shows what the call could see when it ended. `places` are the tensors that it found when it
     began, and read or returned. `reads` are the numbers that decide what it does, `numbers` those
-    that it only returns, by their places among what it returns.
+    that it only returns, by their places among what it returns. `checks` are operations on other
+    numbers that decide what it does; `checked` are the reads of these, by their places in `r`.
     """
 
     def __init__(
@@ -164,7 +168,7 @@ class Take:
         like: Outline | None,
     ) -> None:
         self.after = after
-        self.reads = tape.reads
+        self.reads = self._all_reads = tape.reads
         self.draws = tuple([draw for draw, _ in tape.draws])
         self._trace = trace
         self._drawn = [data for _, data in tape.draws]
@@ -188,15 +192,30 @@ class Take:
         kept |= {id(read.number) for read in self.reads}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
         self.numbers = self._numbers_in(leaves, earlier, like)
-        self.reads = [read for read in self.reads if read not in self.numbers.values()]
+        self._fixed = tape.numbers.fixed
+        # what replays read later isn't what the call read, if it wrote there meanwhile
+        self._fixed |= {i for i, read in enumerate(self.reads) if not self._lasts(read)}
+        self.reads = [
+            read
+            for i, read in enumerate(self.reads)
+            if not (read.is_noted and i not in self._fixed or read in self.numbers.values())
+        ]
         returned = self._all_returned(leaves, left)
+        computed = [one.name for one in returned if one.kind == "computed"]
+        given = {i: self._read_again(i) for text in computed for i in sorted(reads_in(text))}
+        self.checks = self._checks(tape.numbers.checks, computed)
+        self.checked = {
+            i: self._all_reads[i] for check in self.checks for i in sorted(reads_in(check.text))
+        }
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
         named = {one.name for one in tensors_named if one.kind == "place"}
         named -= {one.place for one in left}
         self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
-        numbers = {one.name for one in returned if one.kind in ("number", "list")}
+        numbers = {
+            one.name for one in (*returned, *given.values()) if one.kind in ("number", "list")
+        }
         self._live = tuple(sorted({*self._live, *numbers}))
         self._check_addresses()
         self.outline = Outline(
@@ -205,11 +224,13 @@ class Take:
             formulas=formulas,
             numbers=after.numbers(formulas.places()) if formulas.code else 0,
             draws=tuple([draw.key for draw in self.draws]),
-            reads=tuple([read.key for read in self.reads]),
+            reads=self._keys_of_reads(),
+            checks=tuple([(check.text, check.outcome) for check in self.checks]),
             sources=sources,
             left=left,
             live=self._live,
             returned=returned,
+            computed_from=given,
             structure=structure,
             numbers_returned={i: _value_key(one.number) for i, one in self.numbers.items()},
         )
@@ -483,7 +504,7 @@ class Take:
         for i, leaf in enumerate(leaves):
             places[_value_key(leaf)].append(i)
         by_value: dict[Any, list[Read]] = defaultdict(list)
-        for read in self.reads:
+        for read in (one for one in self.reads if not one.is_noted):
             by_value[_value_key(read.number)].append(read)
         by_count: dict[int, Read] = {}
         for value, reads in by_value.items():
@@ -510,6 +531,34 @@ class Take:
             found[i] = fitting[0]
         return found
 
+    def _read_again(self, i: int) -> Returned:
+        """How a replay gets the number of the read `i`, to be computed with behind the plan."""
+        read = self._all_reads[i]
+        return Returned("constant", read.number) if i in self._fixed else self._as_number(read)
+
+    def _keys_of_reads(self) -> tuple[Any, ...]:
+        """What the reads of another call must be equal to. Those of `numbers` are left out."""
+        noted = [
+            read.key(by_value=False)
+            for i, read in enumerate(self._all_reads)
+            if read.is_noted and i not in self._fixed
+        ]
+        return (*[read.key(by_value=True) for read in self.reads], *noted)
+
+    def _checks(self, checks: list[Check], computed: list[str]) -> list[Check]:
+        """The checks that a replay has to make before its plan runs.
+
+        What is computed behind all ops, to be returned, may raise behind the plan.
+        """
+        n_ops = self._trace.state.n_ops
+        return [
+            check
+            for check in checks
+            if check.outcome is not None
+            or check.n_ops < n_ops
+            or not any(check.text in text for text in computed)
+        ]
+
     def _as_number(self, read: Read) -> Returned:
         kind = "list" if read.is_list else "number"
         if read.slot in self.leaf_at:
@@ -528,6 +577,11 @@ class Take:
         call has put another tensor."""
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
+        if type(leaf) is TracedNumber:
+            for i in reads_in(leaf.text):
+                if leaf.text == f"r[{i}]":
+                    return self._read_again(i)
+            return Returned("computed", leaf.text)
         if not isinstance(leaf, torch.Tensor):
             if id(leaf) in self._made_anew:
                 given = with_article(type(leaf).__name__)

@@ -1,4 +1,4 @@
-"""Which numbers count as only returned, by the bytecode of what reads them."""
+"""Which numbers count as only returned, and which as computed with, by the bytecode that reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,16 @@ from lazy_tensor.dispatch.value_flow import is_only_returned
 
 
 class Number:
-    """Notes, where it is read, whether the number is only returned."""
+    """Notes, where it is read, whether the number is only returned, or only computed with."""
 
     is_only_returned = False
+    is_followed = False
 
     def item(self):
-        self.is_only_returned = is_only_returned(sys._getframe(1), told.__code__)
-        return 1.5
+        frame = sys._getframe(1)
+        self.is_only_returned = is_only_returned(frame, told.__code__)
+        self.is_followed = is_only_returned(frame, told.__code__, is_noted=True)
+        return 1
 
     def __float__(self):
         self.is_only_returned = is_only_returned(sys._getframe(1), told.__code__)
@@ -45,7 +49,7 @@ class Number:
 def told(program):
     number = Number()
     program(number)
-    return number.is_only_returned
+    return number
 
 
 def alone(n):
@@ -142,7 +146,12 @@ def caught_elsewhere(n):
     return value
 
 
-RETURNED = [alone, in_a_tuple, in_a_dict_later, in_a_block, converted, in_comprehensions,
+def passed_by_name(n):
+    return dict(value=n.item())
+
+
+RETURNED = [alone, passed_by_name, in_a_tuple, in_a_dict_later, in_a_block, converted,
+            in_comprehensions,
             behind_a_branch, by_another_function, by_other_names, in_a_loop, with_an_end,
             thrown_away, converted_later, with_options, by_a_method, decorated,
             caught_elsewhere]  # fmt: skip
@@ -161,6 +170,106 @@ def added(n):
     return n.item() + 1
 
 
+def beside_a_tensor(n):
+    return n.item() * torch.ones(2)
+
+
+def subtracted_from_a_number(n):
+    return 1 - n.item() / len("abc")
+
+
+def summed(n):
+    total = 0.0
+    for _ in range(2):
+        total += n.item() * len("abc")
+    return {"total": total, "mean": total / 2}
+
+
+def rounded(n):
+    return abs(round(n.item(), 2)), -n.item()
+
+
+def of_two(n):
+    return abs(n.item()) - n.item(), n.item() / n.item()
+
+
+def the_larger(n):
+    return min(max(n.item(), 0.5), 2)
+
+
+def asked_by_not(n):
+    return 1 if not n.item() else 2
+
+
+def asked(n):
+    return 1 if n.item() else 2
+
+
+def looped_by(n):
+    value = n.item()
+    while value:
+        break
+    return value
+
+
+def rounded_by_the_caller(n):
+    value = alone(n)
+    return round(value, 2)
+
+
+def replaced(n):
+    return n.item() or 0.0
+
+
+COMPUTED = [replaced, of_two, asked, looped_by, rounded_by_the_caller, compared, added,
+            beside_a_tensor, subtracted_from_a_number, summed, rounded, the_larger,
+            asked_by_not]  # fmt: skip
+
+
+def on_the_right_of_a_tensor(n):
+    return torch.ones(2) * n.item()
+
+
+def on_the_right_of_what_may_be_one(n):
+    values = torch.ones(2)
+    return values.sum() - n.item()
+
+
+def on_the_right_of_a_variable_that_changes(n):
+    total: Any = 1.0
+    value = n.item()
+    for _ in range(2):
+        total, before = torch.ones(2), total * value
+    return before
+
+
+def the_larger_by_another(n):
+    return max(n.item(), 1, key=lambda one: -one)
+
+
+def as_a_number_of_digits(n):
+    return round(1.5, n.item())
+
+
+def shifted(n):
+    return 1 << n.item()
+
+
+def compared_on_the_right(n):
+    return n > n.item()
+
+
+def of_a_max_of_its_own(n):
+    def max(a, b):
+        return a
+
+    return max(n.item(), 1)
+
+
+def by_a_longer_way(n):
+    return round(*(n.item(), 1))
+
+
 def formatted(n):
     return f"{n.item()}"
 
@@ -173,10 +282,6 @@ def passed_on(n):
     value = n.item()
     len([value, len("abc")])
     return value
-
-
-def passed_by_name(n):
-    return dict(value=n.item())
 
 
 def kept_by_a_list(n):
@@ -204,32 +309,12 @@ def hashed(n):
     return {n.item(): 1}
 
 
-def asked(n):
-    return 1 if n.item() else 2
-
-
 def asked_in_a_comprehension(n):
     return [one for one in (n.item(),) if one]
 
 
 def the_largest(n):
     return max(one.item() for one in (n, n))
-
-
-def replaced(n):
-    return n.item() or 0.0
-
-
-def looped_by(n):
-    value = n.item()
-    while value:
-        break
-    return value
-
-
-def rounded_by_the_caller(n):
-    value = alone(n)
-    return round(value, 2)
 
 
 def spread(n):
@@ -325,9 +410,11 @@ def wrapping(function):
     return wrapper
 
 
-USED = [given_to_c, compared, added, formatted, formatted_by_percent, passed_on, passed_by_name,
-        kept_by_a_list, kept_in_a_dict, kept_as_an_attribute, kept_by_a_function, hashed, asked,
-        asked_in_a_comprehension, the_largest, replaced, looped_by, rounded_by_the_caller, spread,
+USED = [given_to_c, on_the_right_of_a_tensor, on_the_right_of_what_may_be_one,
+        on_the_right_of_a_variable_that_changes, the_larger_by_another, as_a_number_of_digits,
+        shifted, compared_on_the_right, of_a_max_of_its_own, by_a_longer_way, formatted,
+        formatted_by_percent, passed_on, kept_by_a_list, kept_in_a_dict, kept_as_an_attribute,
+        kept_by_a_function, hashed, asked_in_a_comprehension, the_largest, spread,
         yielded, all_of, all_converted, largest_of, mapped, ordered, ordered_by_another, magnitude,
         of_a_method_called_float, decided_by_a_handler, decided_behind_what_is_suppressed,
         evaluated, of_a_wrapper, by_a_variable, by_a_local_name,
@@ -336,12 +423,19 @@ USED = [given_to_c, compared, added, formatted, formatted_by_percent, passed_on,
 
 @pytest.mark.parametrize("program", RETURNED)
 def test_is_only_returned(program):
-    assert told(program)
+    assert told(program).is_only_returned
+
+
+@pytest.mark.parametrize("program", COMPUTED)
+def test_is_only_computed_with(program):
+    assert not told(program).is_only_returned
+    assert told(program).is_followed
 
 
 @pytest.mark.parametrize("program", USED)
 def test_may_decide_something(program):
-    assert not told(program)
+    assert not told(program).is_only_returned
+    assert not told(program).is_followed
 
 
 def test_a_function_that_was_not_called_from_there():

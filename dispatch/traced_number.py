@@ -1,0 +1,193 @@
+"""Numbers that note what Python computes from them, while `replay` records a call.
+
+In: a number that the call reads by `.item()`, where its bytecode only computes with it, compares it
+and returns the outcome (see `value_flow`). Out: what was computed, as text in which `r[3]` is the
+fourth number that the call read, and the outcomes of comparisons. A replay evaluates these for the
+numbers that it reads. Made by `tape`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lazy_tensor.dispatch.user_frame import user_line
+
+PLAIN_TYPES = (bool, float, int)
+MOST_CHARACTERS = 1000
+"""Length of a text up to which it is computed anew: loops may make long ones."""
+
+
+class Check(NamedTuple):
+    """An operation whose outcome decides what a call does: a comparison, or one that may raise.
+
+    `outcome` is None for the latter. The call recorded `n_ops` ops before it, at the line `where`.
+    """
+
+    text: str
+    outcome: bool | None
+    n_ops: int
+    where: str
+
+
+class NumberLog:
+    """What one call does with its numbers. `n_ops` tells how many ops it has recorded so far.
+
+    `checks` are in the order in which the call made them. `fixed` are the reads whose numbers were
+    used in a way that no text follows, so that replays need the same ones.
+    """
+
+    def __init__(self, n_ops: Callable[[], int]) -> None:
+        self.is_open = True
+        self.n_numbers = 0  # handed out
+        self.checks: list[Check] = []
+        self.fixed: set[int] = set()
+        self._n_ops = n_ops
+
+    def number(self, i: int, value: float) -> TracedNumber:
+        """The number of the read `i`, to be handed out."""
+        self.n_numbers += 1
+        return TracedNumber(value, f"r[{i}]", self)
+
+    def computed(self, text: str, result: Any, *, may_raise: bool) -> Any:
+        """Note what was computed. A number comes back as one that is followed."""
+        if not self.is_open:
+            return result
+        if may_raise or type(result) is bool:
+            outcome = result if type(result) is bool else None
+            self.checks.append(Check(text, outcome, self._n_ops(), user_line()))
+        if type(result) is bool:
+            return result
+        is_known = type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS
+        try:
+            if is_known:
+                return TracedNumber(result, text, self)
+        except OverflowError:  # an int beyond all floats
+            pass
+        self.fix(text)
+        return result
+
+    def fix(self, text: str) -> None:
+        """Note that the numbers in this text were read as they are."""
+        if self.is_open:
+            self.fixed |= reads_in(text)
+
+
+class TracedNumber(float):
+    """A number, `value`, that knows how it was computed, `text`.
+
+    It is a float so that Python asks it before any other number that stands on its left. No other
+    code sees the float, which is rounded if `value` is a large int.
+    """
+
+    __slots__ = ("log", "text", "value")
+    value: float
+    text: str
+    log: NumberLog
+
+    def __new__(cls, value: float, text: str, log: NumberLog) -> TracedNumber:
+        made = float.__new__(cls, value)
+        made.value, made.text, made.log = value, text, log
+        return made
+
+    def __round__(self, n_digits: Any = None) -> Any:
+        result = round(self.value, n_digits)
+        if n_digits is None:
+            return self.log.computed(f"round({self.text})", result, may_raise=True)
+        return self.log.computed(f"round({self.text}, {n_digits!r})", result, may_raise=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.log.computed(f"bool({self.text})", bool(self.value), may_raise=False))
+
+
+def plain(number: Any) -> Any:
+    """The number itself of a traced one; anything else as it is."""
+    return number.value if type(number) is TracedNumber else number
+
+
+def without_traced(result: Any) -> Any:
+    """What a call returned, with plain numbers in place of traced ones. Lists and dicts stay the
+    same objects."""
+    if type(result) is tuple:
+        given = [without_traced(one) for one in result]
+        return result if all(map(operator.is_, given, result)) else tuple(given)
+    if type(result) is list:
+        result[:] = map(without_traced, result)
+    elif type(result) is dict:
+        result.update([(key, without_traced(one)) for key, one in result.items()])
+    return plain(result)
+
+
+def reads_in(text: str) -> set[int]:
+    """The numbers of the reads that a text is about."""
+    return {int(i) for i in re.findall(r"\br\[(\d+)\]", text)}
+
+
+def computes(text: str) -> Callable[[dict[int, float]], Any]:
+    """A function that evaluates a text for the numbers of these reads."""
+    names = {"abs": abs, "bool": bool, "float": float, "round": round}
+    # texts come from this file alone
+    function: Callable[[dict[int, float]], Any] = eval(f"lambda r: {text}", {"__builtins__": names})
+    return function
+
+
+def _text(number: Any) -> str:
+    if type(number) is TracedNumber:
+        return number.text
+    # the texts of inf and nan are no numbers of Python's
+    return f"({number!r})" if math.isfinite(number) else f"float('{number!r}')"
+
+
+def _unary(name: str, form: str) -> Callable[..., Any]:
+    operation = getattr(operator, name)
+
+    def method(self: TracedNumber) -> Any:
+        return self.log.computed(form % self.text, operation(self.value), may_raise=False)
+
+    return method
+
+
+def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., Any]:
+    operation = getattr(operator, name)
+
+    def method(self: TracedNumber, other: Any) -> Any:
+        left, right = (other, self) if is_swapped else (self, other)
+        result = operation(plain(left), plain(right))
+        if type(other) not in (*PLAIN_TYPES, TracedNumber):
+            self.log.fix(self.text)
+            return result
+        may_raise = "**" in form or (form in DIVISIONS and type(right) is TracedNumber)
+        return self.log.computed(form % (_text(left), _text(right)), result, may_raise=may_raise)
+
+    return method
+
+
+def _other(name: str) -> Callable[..., Any]:
+    """A method that uses the number in a way that no text follows."""
+
+    def method(self: TracedNumber, *args: Any) -> Any:
+        self.log.fix(self.text)
+        return getattr(self.value, name)(*args)
+
+    return method
+
+
+DIVISIONS = ("(%s / %s)", "(%s // %s)", "(%s %% %s)")
+for _name, _form in {
+    "add": "(%s + %s)", "sub": "(%s - %s)", "mul": "(%s * %s)", "pow": "(%s ** %s)",
+    **dict(zip(("truediv", "floordiv", "mod"), DIVISIONS, strict=True)),
+}.items():  # fmt: skip
+    setattr(TracedNumber, f"__{_name}__", _binary(_name, _form))
+    setattr(TracedNumber, f"__r{_name}__", _binary(_name, _form, is_swapped=True))
+for _name, _form in {
+    "lt": "(%s < %s)", "le": "(%s <= %s)", "gt": "(%s > %s)", "ge": "(%s >= %s)",
+    "eq": "(%s == %s)", "ne": "(%s != %s)",
+}.items():  # fmt: skip
+    setattr(TracedNumber, f"__{_name}__", _binary(_name, _form))
+for _name, _form in {"neg": "(-%s)", "abs": "abs(%s)"}.items():
+    setattr(TracedNumber, f"__{_name}__", _unary(_name, _form))
+for _name in ("__float__", "__format__", "__hash__", "__int__", "__repr__", "__str__"):
+    setattr(TracedNumber, _name, _other(_name))
