@@ -135,6 +135,7 @@ class CapturedCall:
         else:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self._note_draws_and_reads(take, before)
+        self._stepped = take.stepped
         self._holdings = take.after.holdings
         # the number of an argument, by the name of its holding
         self._argument_of = {name: i for i, name in take.after.arguments.items()}
@@ -200,7 +201,10 @@ class CapturedCall:
         it are done all the same.
         """
         self.n_runs += 1
-        return self._native.run(found, tensors, profiling.is_looked_at())
+        result = self._native.run(found, tensors, profiling.is_looked_at())
+        for scheduler in self._stepped:
+            scheduler.step()
+        return result
 
     # Places
 

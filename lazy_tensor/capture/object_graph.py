@@ -29,9 +29,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from lazy_tensor.capture import watched_object as kinds
-from lazy_tensor.capture.mentions import ANY_NAME, mentions_of
+from lazy_tensor.capture.schedulers import names_in
 from lazy_tensor.capture.watched_object import (
     Kind,
     Names,
@@ -43,6 +44,7 @@ from lazy_tensor.capture.watched_object import (
     own_attributes,
     slots_of,
 )
+from lazy_tensor.dispatch.mentions import ANY_NAME, mentions_of
 
 MOST_HELD = 200_000
 """Values that a picture may hold: each call looks at them all, which takes a few milliseconds."""
@@ -91,7 +93,8 @@ class ObjectGraph:
     """All objects that a function can see by `names`, and what they hold at this moment.
 
     `holdings` are the objects that hold others, by a name. `instances` are those that have
-    attributes. `generators` are random generators. `arguments` has the name of the holding of each
+    attributes. `generators` are random generators. `schedulers` are those that the code may step
+    but not look into: what they count is not held. `arguments` has the name of the holding of each
     tensor in `given` that `roots` don't lead to. Names that the code mentions are added to `names`.
 
     Of an object of the user's classes only attributes whose names occur in the code are followed,
@@ -112,6 +115,7 @@ class ObjectGraph:
         self.names = names
         self.holdings: dict[str, WatchedObject] = {}
         self.generators: list[torch.Generator] = []
+        self.schedulers: list[LRScheduler] = []
         self.arguments: dict[int, str] = {}
         self.instances: list[Any] = []
         self._n_alike: collections.Counter[str] = collections.Counter()  # holdings by label
@@ -122,6 +126,7 @@ class ObjectGraph:
         self._n_followed = 0  # names whose members of classes were followed
         self._queue: deque[tuple[str, Any]] = deque(roots)
         self._keys: deque[tuple[str, Any]] = deque()  # of dicts, and members of sets
+        self._unvisited: list[tuple[str, LRScheduler]] = []
         self._visit_queued()
         # after the roots, so that an argument that they lead to is known by that place
         names_of: dict[int, str] = {}
@@ -132,6 +137,7 @@ class ObjectGraph:
                 self._visit_queued()
             if id(tensor) in names_of:
                 self.arguments[i] = names_of[id(tensor)]
+        self._visit_schedulers()
 
     def forget(self) -> None:
         """Let go of all objects."""
@@ -209,6 +215,18 @@ class ObjectGraph:
         elif not (self._visit_container(label, value) or self._visit_code(label, value)):
             self._visit_object(label, value)
 
+    def _visit_schedulers(self) -> None:
+        """Hold those that the code may look into, which is known when all code was met."""
+        n_left = -1
+        while n_left != len(self._unvisited):
+            n_left = len(self._unvisited)
+            for label, one in [*self._unvisited]:
+                if self.may_mention(*names_in(one)):
+                    self._unvisited.remove((label, one))
+                    self._visit_attributes(label, one)
+                    self._visit_queued()
+        self.schedulers = [one for _, one in self._unvisited]
+
     def _visit_tensor(self, label: str, value: torch.Tensor) -> None:
         self._hold(label, value, kinds.TENSOR)
         state = vars(value)
@@ -269,6 +287,9 @@ class ObjectGraph:
             self._hold(label, value, kinds.RANDOM)
         elif isinstance(value, _OPAQUE) or _package(kind) in _OF_CODE:
             return
+        elif isinstance(value, LRScheduler) and self.follows_code:
+            self._queue.append((f"{label}.optimizer", value.optimizer))
+            self._unvisited.append((label, value))
         elif isinstance(value, types.MappingProxyType):
             self._queue.extend((label, one) for one in gc.get_referents(value))
         elif isinstance(value, operator.attrgetter):

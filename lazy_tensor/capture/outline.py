@@ -102,6 +102,7 @@ class Outline:
     draws: tuple[Any, ...]
     reads: tuple[Any, ...]
     checks: tuple[tuple[str, bool | None], ...]
+    stepped: tuple[int, ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
     live: tuple[int, ...]
@@ -146,6 +147,7 @@ _WORDS = {
     "draws": "it draws other random numbers each call",
     "reads": "it reads values at other places each call",
     "checks": "it compares numbers that it reads with another outcome each call",
+    "stepped": "it steps other schedulers each call",
     "sources": "it reads other tensors each call",
     "left": "it leaves tensors in other places each call",
     "live": "other results outlive it each call",

@@ -24,6 +24,7 @@ from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.counts import Count, Counts, Formulas
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Constant, Left, Outline, Returned, Same, Source, named
+from lazy_tensor.capture.schedulers import SchedulerSteps
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
@@ -84,10 +85,14 @@ def take(
     # call casts anew
     torch.clear_autocast_cache()
     tape = Tape(trace, before.generators, take.__code__)
-    counts = Counts(trace)
+    counts, schedulers = Counts(trace), SchedulerSteps(trace, tape)
     try:
         # optimizers get step counts and rates as `Count`s, which note what is computed of them
-        with torch_private.step_counts_read_by(counts.read), counts.counts_in_param_groups(before):
+        with (
+            torch_private.step_counts_read_by(counts.read),
+            counts.counts_in_param_groups(before),
+            schedulers.followed(before.schedulers),
+        ):
             result = function(*args, **kwargs)
     except BaseException:
         tape.stop("it raised an exception")
@@ -111,7 +116,8 @@ def take(
             raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
         taken = Take(
-            trace, tape, counts.formulas(), before, after, tensors, versions, result, earlier, like
+            trace, tape, counts.formulas(), schedulers, before, after, tensors, versions, result,
+            earlier, like,
         )  # fmt: skip
     except Obstacle as reason:
         taken = str(reason)
@@ -152,6 +158,7 @@ class Take:
     began, and read or returned. `reads` are the numbers that decide what it does, `numbers` those
     that it only returns, by their places among what it returns. `checks` are operations on other
     numbers that decide what it does; `checked` are the reads of these, by their places in `r`.
+    `stepped` are schedulers that it steps.
     """
 
     def __init__(
@@ -159,6 +166,7 @@ class Take:
         trace: Trace,
         tape: Tape,
         formulas: Formulas,
+        schedulers: SchedulerSteps,
         before: ObjectGraph,
         after: ObjectGraph,
         tensors: list[torch.Tensor],
@@ -168,6 +176,8 @@ class Take:
         like: Outline | None,
     ) -> None:
         self.after = after
+        self.stepped = schedulers.stepped
+        self._explains = schedulers.explains
         self.reads = self._all_reads = tape.reads
         self.draws = tuple([draw for draw, _ in tape.draws])
         self._trace = trace
@@ -225,6 +235,7 @@ class Take:
             numbers=after.numbers(formulas.places()) if formulas.code else 0,
             draws=tuple([draw.key for draw in self.draws]),
             reads=self._keys_of_reads(),
+            stepped=tuple(map(id, self.stepped)),
             checks=tuple([(check.text, check.outcome) for check in self.checks]),
             sources=sources,
             left=left,
@@ -445,6 +456,8 @@ class Take:
         """What a replay does about the `i`-th place, where the call put `new` for `old`; nothing if
         it need do nothing."""
         place = holding.spoken(i)
+        if self._explains(holding.holder, holding.keys[i], old, new):
+            return []
         if isinstance(new, torch.Tensor):
             slot = self._slot_of(new)
             was_empty = old is None

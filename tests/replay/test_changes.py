@@ -27,7 +27,7 @@ from torch.nn import functional as F
 import lazy_tensor
 from lazy_tensor import replay
 from lazy_tensor.capture import object_graph
-from lazy_tensor.capture.mentions import ANY_NAME, mentions_of
+from lazy_tensor.dispatch.mentions import ANY_NAME, mentions_of
 
 Space = types.SimpleNamespace
 N_CALLS, CHANGED_AT = 8, 6

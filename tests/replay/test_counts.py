@@ -267,6 +267,91 @@ def test_scheduled_rates_are_inputs(name, schedule):
     assert pair.n_replayed >= N, pair.step.obstacle
 
 
+SCHEDULERS = SCHEDULES | {
+    "one cycle": lambda o: optim.lr_scheduler.OneCycleLR(
+        o, 0.5, total_steps=9 * N, cycle_momentum=False
+    ),
+    "by a function": lambda o: optim.lr_scheduler.LambdaLR(o, lambda epoch: 1 / (epoch + 1)),
+    "one after another": lambda o: optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            optim.lr_scheduler.LinearLR(o, 0.1, total_iters=10),
+            optim.lr_scheduler.CosineAnnealingLR(o, 2 * N),
+        ],
+        milestones=[10],
+    ),
+    "several": lambda o: optim.lr_scheduler.ChainedScheduler(
+        [optim.lr_scheduler.ExponentialLR(o, 0.99), optim.lr_scheduler.StepLR(o, 7)]
+    ),
+}
+
+
+def scheduled(schedule, make, then=None):
+    """A training step that steps its scheduler, and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = make(model.parameters())
+    scheduler = SCHEDULERS[schedule](optimizer)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.item(), None if then is None else then(optimizer, scheduler)
+
+    return step, optimizer, scheduler
+
+
+@pytest.mark.parametrize("schedule", SCHEDULERS)
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_scheduler_may_step_inside(name, schedule):
+    make = {"adam": COUNTING["adam"], "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9)}[name]
+    (eager, theirs, _), (step, mine, scheduler) = [scheduled(schedule, make) for _ in range(2)]
+    replayed = replay(step, check_every=N)
+    for _ in range(3 * N):
+        x = torch.randn(3, 4)
+        assert replayed(x) == eager(x)
+        assert mine.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+    assert "step" not in vars(scheduler)
+    assert replayed.n_replayed >= 2 * N, replayed.obstacle
+
+
+def another_step(optimizer, scheduler):
+    optimizer.step()
+
+
+def the_rate(optimizer, scheduler):
+    return scheduler.get_last_lr()
+
+
+def the_epoch(optimizer, scheduler):
+    return scheduler.last_epoch // 10
+
+
+def another_rate(optimizer, scheduler):
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def an_epoch(optimizer, scheduler):
+    scheduler.step(3)
+
+
+@pytest.mark.parametrize("then", [another_step, the_rate, the_epoch, another_rate, an_epoch])
+@pytest.mark.parametrize("schedule", ["every step", "now and then"])
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_what_looks_at_a_scheduler_is_eagers(then, schedule):
+    """Such calls may be recorded each time; what they do is the same."""
+    make = COUNTING["adam"]
+    (eager, theirs, _), (step, mine, _) = [scheduled(schedule, make, then) for _ in range(2)]
+    replayed = replay(step)
+    for _ in range(N):
+        x = torch.randn(3, 4)
+        assert replayed(x) == eager(x)
+        assert mine.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+
+
 def test_a_rate_that_is_returned_is_that_of_the_call():
     _, optimizer = of_one_parameter(0.5)
 
