@@ -22,10 +22,14 @@ class Mentions:
     """What a function's code mentions.
 
     `names` may be names of attributes; those in strings are included, as `getattr` takes strings.
-    `imports` are modules that it may look up when it runs, relative ones with their dots.
+    `of_self` are those of attributes of a function's first argument, `stored` those of attributes
+    and variables, not the function's own, that get another value. `imports` are modules that it
+    may look up when it runs, relative ones with their dots.
     """
 
     names: frozenset[str]
+    of_self: frozenset[str]
+    stored: frozenset[str]
     imports: tuple[str, ...]
     globals: tuple[str, ...]
 
@@ -34,9 +38,11 @@ class Mentions:
 def mentions_of(code: types.CodeType) -> Mentions:
     """All that `code` mentions."""
     names: set[str] = set()
+    of_self: set[str] = set()
+    stored: set[str] = set()
     imports: list[str] = []
     used: dict[str, None] = {}
-    for part in _codes(code):
+    for part in codes_in(code):
         names.update(part.co_names)
         texts = [one for one in part.co_consts if isinstance(one, str)]
         if "globals" in part.co_names:
@@ -51,16 +57,27 @@ def mentions_of(code: types.CodeType) -> Mentions:
             names.update(name for path in paths for name in path if name.isidentifier())
         if not _ALL_ATTRIBUTES.isdisjoint(part.co_names) or _computes_names(part):
             names.add(ANY_NAME)
+        before: Any = None  # the variable that the last instruction loads
         loaded: list[Any] = []  # constants; before an import its level and the names taken from it
         for instruction in dis.get_instructions(part):
             name, argument = instruction.opname, instruction.argval
             if name in ("LOAD_CONST", "LOAD_SMALL_INT"):
                 loaded.append(argument)
+            elif name in ("STORE_ATTR", "STORE_DEREF"):
+                stored.add(argument)
+            elif name in ("LOAD_ATTR", "LOAD_METHOD") and before in part.co_varnames[:1]:
+                of_self.add(argument)
             elif name == "IMPORT_NAME":
                 imports.append("." * loaded[-2] + argument)
             elif name in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
                 used[argument] = None
-    return Mentions(frozenset(names), tuple(imports), tuple(used))
+                stored |= {argument} if name == "STORE_GLOBAL" else set()
+            before = argument if "LOAD_FAST" in name else None
+            if isinstance(before, tuple):  # of two variables, in Python 3.13
+                before = before[-1]
+    return Mentions(
+        frozenset(names), frozenset(of_self), frozenset(stored), tuple(imports), tuple(used)
+    )
 
 
 def _computes_names(code: types.CodeType) -> bool:
@@ -107,9 +124,9 @@ _ALL_ATTRIBUTES = frozenset({"__dict__", "vars", "eval", "exec"})
 """Names by which code gets at any attribute."""
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     """A code object and those of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)

@@ -1,9 +1,10 @@
 """Numbers that note what Python computes from them, while `replay` records a call.
 
-In: a number that the call reads by `.item()`, where its bytecode only computes with it, compares it
-and returns the outcome (see `value_flow`). Out: what was computed, as text in which `r[3]` is the
-fourth number that the call read, and the outcomes of comparisons. A replay evaluates these for the
-numbers that it reads. Made by `tape`.
+In: a number that the call reads by `.item()`, or finds where an earlier call has kept it, if the
+bytecode only computes with it, compares it, and returns or keeps the outcome (see `value_flow`).
+Out: what was computed, as text in which `r[3]` is the fourth number that the call read and `r[-1]`
+the first that it found, and the outcomes of comparisons. A replay evaluates these for its numbers.
+Made by `tape`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class NumberLog:
         self._n_ops = n_ops
 
     def number(self, i: int, value: float) -> TracedNumber:
-        """The number of the read `i`, to be handed out."""
+        """The number `i` in texts, to be handed out."""
         self.n_numbers += 1
         return TracedNumber(value, f"r[{i}]", self)
 
@@ -108,22 +109,26 @@ def plain(number: Any) -> Any:
     return number.value if type(number) is TracedNumber else number
 
 
-def without_traced(result: Any) -> Any:
+def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     """What a call returned, with plain numbers in place of traced ones. Lists and dicts stay the
     same objects."""
-    if type(result) is tuple:
-        given = [without_traced(one) for one in result]
-        return result if all(map(operator.is_, given, result)) else tuple(given)
+    seen = set() if seen is None else seen
+    if type(result) not in (tuple, list, dict) or id(result) in seen:
+        return plain(result)
+    seen.add(id(result))
+    if type(result) is dict:
+        result.update([(key, without_traced(one, seen)) for key, one in result.items()])
+        return result
+    given = [without_traced(one, seen) for one in result]
     if type(result) is list:
-        result[:] = map(without_traced, result)
-    elif type(result) is dict:
-        result.update([(key, without_traced(one)) for key, one in result.items()])
-    return plain(result)
+        result[:] = given
+        return result
+    return result if all(map(operator.is_, given, result)) else tuple(given)
 
 
 def reads_in(text: str) -> set[int]:
-    """The numbers of the reads that a text is about."""
-    return {int(i) for i in re.findall(r"\br\[(\d+)\]", text)}
+    """Which numbers a text is about."""
+    return {int(i) for i in re.findall(r"\br\[(-?\d+)\]", text)}
 
 
 def computes(text: str) -> Callable[[dict[int, float]], Any]:
@@ -134,7 +139,8 @@ def computes(text: str) -> Callable[[dict[int, float]], Any]:
     return function
 
 
-def _text(number: Any) -> str:
+def text_of(number: Any) -> str:
+    """How a number was computed; a plain one is written as it is."""
     if type(number) is TracedNumber:
         return number.text
     # the texts of inf and nan are no numbers of Python's
@@ -160,7 +166,9 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
             self.log.fix(self.text)
             return result
         may_raise = "**" in form or (form in DIVISIONS and type(right) is TracedNumber)
-        return self.log.computed(form % (_text(left), _text(right)), result, may_raise=may_raise)
+        return self.log.computed(
+            form % (text_of(left), text_of(right)), result, may_raise=may_raise
+        )
 
     return method
 
@@ -189,5 +197,6 @@ for _name, _form in {
     setattr(TracedNumber, f"__{_name}__", _binary(_name, _form))
 for _name, _form in {"neg": "(-%s)", "abs": "abs(%s)"}.items():
     setattr(TracedNumber, f"__{_name}__", _unary(_name, _form))
-for _name in ("__float__", "__format__", "__hash__", "__int__", "__repr__", "__str__"):
+for _name in ("__float__", "__format__", "__hash__", "__int__", "__reduce_ex__", "__repr__",
+              "__str__"):  # fmt: skip
     setattr(TracedNumber, _name, _other(_name))

@@ -1,10 +1,11 @@
 """Tells what a program does with a number that it reads, as far as its bytecode says so.
 
-In: a frame that waits for the number, as `.item()` gives it. Out: whether the number, and all that
-it is put into, goes nowhere but to the caller, and on to a given function. `replay` asks: a number
-that is only returned may be another one at each call. On its way Python may compute with a number
-that notes this (`TracedNumber`). The bytecode is that of Python 3.11 to 3.13. What isn't known
-here counts as a use of the number.
+In: a frame that waits for the number, as `.item()` gives it; or code that loads a number, such as
+`self.n_steps`. Out: whether the number, and all that it is put into, goes nowhere but to the
+caller, and on to a given function. `replay` asks: a number that is only returned may be another one
+at each call. On its way Python may compute with a number that notes this (`TracedNumber`), and put
+it where numbers are kept for the next call. The bytecode is that of Python 3.11 to 3.13. What isn't
+known here counts as a use of the number.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
+
+from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber
 
 OTHER, PLAIN, NUMBER, HOLDER = "", "plain", "number", "holder"
 """What a value is: unknown, another Python number, the number or what is computed from it, a list,
@@ -27,6 +30,8 @@ gives a plain number."""
 OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 Stack = tuple[str, ...]
 """What the values on top of a frame's stack are. All below are unknown."""
+KEEPERS = ("ATTR", "DEREF", "GLOBAL")
+"""How instructions call what keeps numbers for the next call: attributes and such variables."""
 Names = frozenset[tuple[str, str]]
 """Local variables that are known, each with what it is."""
 Place = tuple[int, Stack, Names]
@@ -39,6 +44,7 @@ LOOKS_AROUND = frozenset({
     "currentframe", "dir", "eval", "exec", "f_locals", "_getframe", "globals", "locals", "vars",
 })  # fmt: skip
 """Functions by which code may find its variables unseen."""
+METHOD_LOAD = "LOAD_METHOD" if sys.version_info < (3, 12) else "LOAD_ATTR"
 GLOBAL_LOADS, METHOD_LOADS = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 LOADS = (*GLOBAL_LOADS, *METHOD_LOADS, "LOAD_DEREF", "LOAD_FAST")
 CALLS = frozenset({"PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
@@ -63,13 +69,17 @@ class _Used(Exception):
 
 
 def is_only_returned(
-    frame: FrameType | None, until: CodeType | None, *, is_noted: bool = False
+    frame: FrameType | None,
+    until: CodeType | None,
+    *,
+    is_noted: bool = False,
+    kept: frozenset[str] = frozenset(),
 ) -> bool:
     """Whether the number that `frame` waits for is only returned by it and by its callers, up to
     the function that has the code `until`.
 
-    If it `is_noted` what is computed from the number, this may be returned in its place. Whether it
-    is compared doesn't matter then.
+    If it `is_noted` what is computed from the number, this may be returned in its place, or kept
+    under one of the names `kept`. Whether it is compared doesn't matter then.
     """
     called: CodeType | None = None
     kind = NUMBER if is_noted else HOLDER
@@ -82,15 +92,15 @@ def is_only_returned(
         else:
             names = (called.co_name,)
         known = NOTED.difference(frame.f_globals)
-        kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, frozenset())
+        kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, kept, frozenset())
         if kinds is None and kind == NUMBER:
             # its variables are looked at only here: their dict would keep tensors alive
             numbers = frozenset(
                 (name, PLAIN)
                 for name, value in frame.f_locals.items()
-                if isinstance(value, (int, float))
+                if type(value) in (*PLAIN_TYPES, TracedNumber)
             )
-            kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, numbers)
+            kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, kept, numbers)
         if kinds is None or len(kinds) > 1:
             return False
         kind = "".join(kinds)
@@ -101,7 +111,7 @@ def is_only_returned(
 @lru_cache(1024)
 def _returned(
     code: CodeType, offset: int, names: tuple[str, ...], kind: str, known: frozenset[str],
-    variables: Names,
+    kept: frozenset[str], variables: Names,
 ) -> frozenset[str] | None:  # fmt: skip
     """What a function returns that holds the result of one of these functions, called at `offset`
     of its bytecode, if it does nothing else with the result; else None.
@@ -110,18 +120,36 @@ def _returned(
     """
     if LOOKS_AROUND.intersection(code.co_names):
         return None
-    return _Function(code, known).returned(offset, names, kind, variables)
+    return _Function(code, known, kept).returned(offset, names, kind, variables)
+
+
+@lru_cache(1024)
+def may_be_kept(
+    code: CodeType, known: frozenset[str], kept: frozenset[str], *, may_return: bool
+) -> frozenset[str]:
+    """Those of the names `kept` whose numbers a function only computes with, keeps under such
+    names, and returns if it `may_return` them."""
+    if LOOKS_AROUND.intersection(code.co_names):
+        return frozenset()
+    mentioned = {*code.co_names, *code.co_freevars, *code.co_cellvars}
+    # `getattr` may get at an attribute by a text
+    kept = kept.difference([one for one in code.co_consts if isinstance(one, str)])
+    if mentioned.isdisjoint(kept):
+        return kept
+    function = _Function(code, known, kept)
+    return kept - {one for one in kept if not function.keeps(one, may_return=may_return)}
 
 
 class _Function:
-    def __init__(self, code: CodeType, known: frozenset[str]) -> None:
+    def __init__(self, code: CodeType, known: frozenset[str], kept: frozenset[str]) -> None:
         self._code = code
         self._known = known
+        self._kept = kept
         self._steps = list(dis.get_instructions(code))
         self._number_at = {step.offset: i for i, step in enumerate(self._steps)}
         self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
         self._kinds: set[str] = set()  # that are returned
-        self._is_behind = False  # whether the places are those behind the call
+        self._names_what_is_loaded = False
 
     def returned(
         self, offset: int, names: tuple[str, ...], kind: str, variables: Names
@@ -131,20 +159,57 @@ class _Function:
         call = max(i for i, step in enumerate(steps) if step.offset <= offset)
         # in Python 3.11 PRECALL may do all of the call
         call += steps[call].opname == "PRECALL"
-        if not self._calls(call, names):
-            return None
+        return self._goes_to(call, kind, variables) if self._calls(call, names) else None
+
+    def keeps(self, name: str, *, may_return: bool) -> bool:
+        """Whether a number that is loaded by a name is only kept, or returned if it may be."""
+        for i, step in enumerate(self._steps):
+            verb, _, keeper = step.opname.partition("_")
+            if step.argval != name or verb == "STORE" or keeper == "CONST":
+                continue
+            if step.opname in ("LOAD_CLOSURE", "MAKE_CELL"):
+                continue  # for another function
+            # a call of it, or an instruction that isn't known
+            effect = dis.stack_effect(step.opcode, step.arg)
+            if verb != "LOAD" or keeper not in KEEPERS or effect != (keeper != "ATTR"):
+                return False
+            kinds = self._goes_to(i, NUMBER, frozenset())
+            if kinds is None or (kinds and not may_return):
+                return False
+        return True
+
+    def _goes_to(self, i: int, kind: str, variables: Names) -> frozenset[str] | None:
+        """What is returned that holds the value that instruction `i` pushes, of this kind; None if
+        something else is done with the value."""
+        self._kinds = set()
         try:
-            below = [place[1] for place in self._walk((0, (), frozenset())) if place[0] == call]
-            # what was loaded from a variable that still is what it was
-            loaded = [dict(variables).get(kind[1:], OTHER) if kind[:1] == "=" else kind
-                      for kind in _merged(below)]  # fmt: skip
-            stack = _without(_padded(tuple(loaded), steps[call]), _n_taken(steps[call], 1))
-            self._is_behind = True
-            for _ in self._walk((call + 1, (*stack, kind), variables), _is_held):
+            stack, variables = self._before(i, variables)
+            stack = _without(_padded(stack, self._steps[i]), _n_taken(self._steps[i], 1))
+            for _ in self._walk((i + 1, (*stack, kind), variables), _is_held):
                 pass
         except _Used:
             return None
         return frozenset(self._kinds)
+
+    def _before(self, i: int, variables: Names) -> tuple[Stack, Names]:
+        """What is known of the stack before an instruction, and of the variables; some of these are
+        known."""
+        start: Place = (0, (), frozenset())
+        places = [place for place in self._walk(start) if place[0] == i]
+        if not places:
+            raise _Used  # no way leads there
+        of_code = frozenset.intersection(*[names for _, _, names in places])
+        variables = frozenset({**dict(of_code), **dict(variables)}.items())
+        # what was loaded from a variable that still is what it was
+        self._names_what_is_loaded = True
+        named = [stack for at, stack, _ in self._walk(start) if at == i]
+        self._names_what_is_loaded = False
+        stack = [OTHER, *_merged([stack for _, stack, _ in places])]
+        for k, kind in enumerate(reversed(_merged(named)), 1):
+            stack[:0] = [OTHER] * (k - len(stack))
+            if kind[:1] == "=" and stack[-k] == OTHER:
+                stack[-k] = dict(variables).get(kind[1:], OTHER)
+        return tuple(stack), variables
 
     def _walk(
         self, start: Place, is_wanted: Callable[[Place], bool] = lambda _: True
@@ -244,12 +309,21 @@ class _Function:
         if name == "LOAD_CONST":
             is_number = isinstance(step.argval, (int, float))
             return (*stack, PLAIN if is_number else OTHER), names
+        verb, _, keeper = name.partition("_")
+        is_kept = keeper in KEEPERS and step.argval in self._kept
+        n_owners = keeper == "ATTR"  # on top of the stack
+        if is_kept and verb == "STORE" and _padded(stack, step)[-1 - n_owners] == NUMBER:
+            return stack[: -1 - n_owners], names
+        if is_kept and verb == "LOAD" and keeper != "GLOBAL":
+            return (*_without(stack, n_owners), PLAIN), names
         if name == "LOAD_GLOBAL":
-            kind = step.argval if step.argval in self._known else OTHER
+            kind = step.argval if step.argval in self._known else PLAIN if is_kept else OTHER
             # with the lowest bit set it pushes NULL too: before the function until Python 3.12
             pushed = [OTHER] * (n & 1)
             pushed.insert(0 if sys.version_info >= (3, 13) else n & 1, kind)
             return (*stack, *pushed), names
+        if step.argval == "item" and name == METHOD_LOAD and _n_taken(step, 2) == 1:
+            return (*_without(stack, 1), "item", OTHER), names
         if not any(stack):
             # an unknown value is as good as one of those below
             return stack, names
@@ -260,12 +334,12 @@ class _Function:
     ) -> tuple[Stack, Names]:
         """The same behind an instruction on local variables, such as `STORE_FAST_LOAD_FAST`.
 
-        Before the call a value that is loaded is named after its variable, until that changes.
+        A value may be named after the variable that it is loaded from, until that changes.
         """
         changed, kept = list(stack), dict(names)
         variables = (variables,) if isinstance(variables, str) else variables
         for what, variable in zip(re.findall("LOAD|STORE|DELETE", name), variables, strict=True):
-            kind = kept.get(variable, OTHER) if self._is_behind else f"={variable}"
+            kind = f"={variable}" if self._names_what_is_loaded else kept.get(variable, OTHER)
             if what == "LOAD":
                 changed.append(kind)
             if what != "LOAD" or name.endswith("_AND_CLEAR"):
@@ -273,7 +347,7 @@ class _Function:
             if what == "STORE":
                 stored = changed.pop() if changed else OTHER
                 changed = [OTHER if one == f"={variable}" else one for one in changed]
-                if stored and self._is_behind:
+                if stored and not self._names_what_is_loaded:
                     kept[variable] = stored
         return tuple(changed), frozenset(kept.items())
 
@@ -360,9 +434,7 @@ def _after_others(step: dis.Instruction, stack: Stack) -> Stack:
         n_made = n
     elif name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and n & 1):
         n_made = 2  # the method, and the object or NULL
-    is_item = n_made == 2 and step.argval == "item"
-    made = ("item", OTHER) if is_item else (OTHER,) * n_made
-    return (*_without(stack, _n_taken(step, n_made)), *made)
+    return (*_without(stack, _n_taken(step, n_made)), *[OTHER] * n_made)
 
 
 def _holder(values: Stack) -> str:

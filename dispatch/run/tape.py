@@ -190,6 +190,8 @@ class Tape:
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
         self.numbers = NumberLog(lambda: trace.state.n_ops)
+        self.kept: frozenset[str] = frozenset()
+        """Names under which numbers are kept for the next call."""
         self.may_record = True
         """Whether more may be recorded: not behind the end of inference mode, whose ops the trace
         holds."""
@@ -271,7 +273,7 @@ class Tape:
         number = number_in(data, is_list=is_list)
         may_be_noted = may_be_noted and type(number) in (float, int)
         is_followed = value_flow.is_only_returned(
-            calling_frame(), self._caller, is_noted=may_be_noted
+            calling_frame(), self._caller, is_noted=may_be_noted, kept=self.kept
         )
         if data.numel() > MOST_COMPARED and not is_followed:
             return None

@@ -18,10 +18,12 @@ import torch
 from lazy_tensor.capture.counts import Recount
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.outline import Outline, Returned, Source
+from lazy_tensor.capture.python_state import put
 from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
     ATOMS,
     DICTS,
+    INTEGER,
     MISSING,
     NUMBER,
     OPEN,
@@ -175,7 +177,7 @@ class CapturedCall:
         same = [i for i in take.numbers if values[i] == before.numbers_returned[i]]
         self._reads = [*take.reads, *(take.numbers[i] for i in same)]
         self._checks = [(check, computes(check.text)) for check in take.checks]
-        self._checked = take.checked
+        self._checked, self._kept, self._found = take.checked, take.kept, take.found
         read = {i for one in (*self._reads, *take.checked.values()) for i in one.aside.leaves}
         self._draws_first = not read.isdisjoint(leaf_drawn.values())
 
@@ -330,6 +332,8 @@ class CapturedCall:
             self._holdings[name].expect(key, None if one.was_empty else OPEN)
         for name, key in self._recount.places:
             self._holdings[name].expect(key, NUMBER)
+        for (name, key), _, kind in self._kept.values():
+            self._holdings[name].expect(key, INTEGER if kind is int else NUMBER)
         for holding in self._holdings.values():
             if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
                 holding.expect(0, OPEN)
@@ -361,6 +365,8 @@ class CapturedCall:
                 i: number_in(read.aside(leaves, scalars), is_list=False)
                 for i, read in self._checked.items()
             }
+            numbers |= {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
+            numbers |= self._found
             for check, evaluate in self._checks:
                 # what raises is recorded, and raises where eager does
                 with suppress(ArithmeticError, ValueError):
@@ -460,13 +466,16 @@ class CapturedCall:
         outline = self.outline
         # None: one leaf, True: a flat list, both made in C++; else pytree makes the structure
         structure: Any = outline.structure.unflatten
-        computed = {
+        self._computed = {
             i: computes(one.name)
             for i, one in enumerate(outline.returned)
             if one.kind == "computed"
         }
-        if computed:
-            structure = partial(_with_computed, computed, list(outline.computed_from), structure)
+        self._left_numbers = {
+            place: computes(text) for i, (place, text, _) in self._kept.items() if text != f"r[{i}]"
+        }
+        if self._computed or self._left_numbers:
+            structure = partial(self._with_computed, structure)
         elif outline.structure.is_leaf():
             structure = None
         elif torch_private.is_flat_list(outline.structure):
@@ -494,6 +503,8 @@ class CapturedCall:
         if one.kind in ("leaf number", "leaf list"):
             is_list = one.kind == "leaf list"
             return "ask", 0, lambda leaves: number_in(leaves[one.name], is_list=is_list), None
+        if one.kind == "kept":
+            return "ask", 0, lambda _: self._look_up(one.name, []), None
         if one.kind == "computed":
             return "place", 0, Way("object"), None  # when all numbers are there
         if one.kind == "again":
@@ -512,6 +523,20 @@ class CapturedCall:
         elif one.kind == "place":
             way = self._way_to(one.name)
         return "place", 0, way, None
+
+    def _with_computed(self, put_together: Callable[[list[Any]], Any], found: list[Any]) -> Any:
+        """What the call returns, some of it computed by Python from numbers that lie behind it; and
+        put what it keeps for the next call."""
+        sources = self.outline.computed_from
+        n = len(found) - len(sources)
+        numbers = dict(zip(sources, found[n:], strict=True))
+        del found[n:]
+        for i, compute in self._computed.items():
+            found[i] = compute(numbers)
+        left = {place: compute(numbers) for place, compute in self._left_numbers.items()}
+        for (name, key), number in left.items():
+            put(self._holdings[name], self._holdings[name].keys[key], number)
+        return put_together(found)
 
     # What is rare
 
@@ -592,21 +617,6 @@ def _leaf(one: Returned, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
         # the leaf may begin elsewhere in its storage than that of the captured call
         meta = wrapper_arguments(meta_of(data))
     return _lazy_like(meta, one.layout, data)
-
-
-def _with_computed(
-    computed: dict[int, Callable[[dict[int, float]], Any]],
-    reads: list[int],
-    put_together: Callable[[list[Any]], Any],
-    found: list[Any],
-) -> Any:
-    """What a call returns, some of it computed by Python from the numbers that lie behind it."""
-    n = len(found) - len(reads)
-    numbers = dict(zip(reads, found[n:], strict=True))
-    del found[n:]
-    for i, compute in computed.items():
-        found[i] = compute(numbers)
-    return put_together(found)
 
 
 def _put_back(drawn: Drawn | None) -> None:

@@ -32,7 +32,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from lazy_tensor.capture import watched_object as kinds
-from lazy_tensor.capture.schedulers import names_in
 from lazy_tensor.capture.watched_object import (
     Kind,
     Names,
@@ -44,7 +43,7 @@ from lazy_tensor.capture.watched_object import (
     own_attributes,
     slots_of,
 )
-from lazy_tensor.dispatch.mentions import ANY_NAME, mentions_of
+from lazy_tensor.dispatch.mentions import ANY_NAME, codes_in, mentions_of
 
 MOST_HELD = 200_000
 """Values that a picture may hold: each call looks at them all, which takes a few milliseconds."""
@@ -63,6 +62,8 @@ Their globals count as constant. What their objects hold, such as a model's conf
 watched."""
 _ALWAYS = frozenset({"forward", "backward", "setup_context"})
 """Methods that torch calls, though no code mentions them."""
+_OF_GROUPS = ("lr", "param_groups")
+"""Names by which code sees what a scheduler sets."""
 _MAKERS = ("__new__", "__init__", "__post_init__")
 """Methods that run only when an instance is made."""
 
@@ -94,7 +95,8 @@ class ObjectGraph:
 
     `holdings` are the objects that hold others, by a name. `instances` are those that have
     attributes. `generators` are random generators. `schedulers` are those that the code may step
-    but not look into: what they count is not held. `arguments` has the name of the holding of each
+    but not look into: what they count is not held. `codes` are all of the user's code, each with
+    the globals that it sees. `arguments` has the name of the holding of each
     tensor in `given` that `roots` don't lead to. Names that the code mentions are added to `names`.
 
     Of an object of the user's classes only attributes whose names occur in the code are followed,
@@ -116,6 +118,7 @@ class ObjectGraph:
         self.holdings: dict[str, WatchedObject] = {}
         self.generators: list[torch.Generator] = []
         self.schedulers: list[LRScheduler] = []
+        self.codes: dict[types.CodeType, dict[str, Any]] = {}
         self.arguments: dict[int, str] = {}
         self.instances: list[Any] = []
         self._n_alike: collections.Counter[str] = collections.Counter()  # holdings by label
@@ -151,6 +154,28 @@ class ObjectGraph:
     def may_mention(self, *names: str) -> bool:
         """Whether the user's own code may use an attribute of one of these names."""
         return not self._of_users.isdisjoint((ANY_NAME, *names))
+
+    def may_call(self, code: types.CodeType) -> bool:
+        """Whether the user's own code may call a function that has this code: by a variable of its
+        name, or as a method of the object whose method calls it."""
+        name = code.co_name
+        return any(
+            name in (*one.co_freevars, *one.co_cellvars)
+            or name in mentions_of(one).globals
+            or name in mentions_of(one).of_self
+            for one in self.codes
+        )
+
+    def is_read_by_libraries(self, holding: WatchedObject, name: str) -> bool:
+        """Whether the code of a library's class may read an attribute that an object holds."""
+        owners = (one for one in self.instances if holding.holder is getattr(one, "__dict__", one))
+        return any(
+            name in mentions_of(member.__code__).names
+            for owner in owners
+            for cls in filter(_is_constant, type(owner).__mro__[:-1])
+            for member in map(_unwrapped, vars(cls).values())
+            if isinstance(member, types.FunctionType)
+        )
 
     def numbers(self, without: Collection[Place]) -> int:
         """A digest of all numbers found, less those at the places in `without`."""
@@ -221,7 +246,7 @@ class ObjectGraph:
         while n_left != len(self._unvisited):
             n_left = len(self._unvisited)
             for label, one in [*self._unvisited]:
-                if self.may_mention(*names_in(one)):
+                if self.may_mention(*_names_in(one)):
                     self._unvisited.remove((label, one))
                     self._visit_attributes(label, one)
                     self._visit_queued()
@@ -364,6 +389,7 @@ class ObjectGraph:
             return
         self._hold(function.__name__, function, kinds.FUNCTION)
         mentions = mentions_of(code)
+        self.codes.update(dict.fromkeys(codes_in(code), function.__globals__))
         package = function.__globals__.get("__package__")
         self._queue.extend((name, _module(name, package)) for name in mentions.imports)
         self._of_users |= mentions.names
@@ -371,6 +397,12 @@ class ObjectGraph:
         if mentions.globals:
             # names of builtins, too: a global may come later and hide one
             self._hold("", function.__globals__, kinds.GLOBALS, mentions.globals)
+
+
+def _names_in(scheduler: LRScheduler) -> set[str]:
+    """Names of attributes by which code may see what a scheduler has counted, or change it."""
+    names = {name for name in (*dir(type(scheduler)), *vars(scheduler)) if name[:2] != "__"}
+    return (names - {"optimizer", "step"}).union(_OF_GROUPS)
 
 
 _OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes.c_int.__base__)

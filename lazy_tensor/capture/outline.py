@@ -74,14 +74,14 @@ class Left:
 class Returned:
     """How to make one leaf of what the call returned: `kind` says what `name` is.
 
-    "computed": text that tells how a number is computed, see `traced_number`.
-    "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor of `meta` on the
-    memory of that leaf. "number", "list": what that result has, for what the call read and did
-    nothing else with; "leaf number", "leaf list": the same of a leaf. "data": a new tensor of these
-    values. "argument", "place": the very object there. "again": the object returned as that
-    earlier leaf. "constant": `name` itself, which is no tensor. `layout` is that of a sharded
-    tensor. `grad` is "leaf" for a tensor that requires a gradient, "spent" for one whose graph a
-    backward pass has freed, else "".
+    "kept": the place of a number that is kept. "computed": text that tells how a number is
+    computed, see `traced_number`. "slot": a new tensor of `meta` on that result of the plan.
+    "leaf": a new tensor of `meta` on the memory of that leaf. "number", "list": what that result
+    has, for what the call read and did nothing else with; "leaf number", "leaf list": the same of a
+    leaf. "data": a new tensor of these values. "argument", "place": the very object there. "again":
+    the object returned as that earlier leaf. "constant": `name` itself, which is no tensor.
+    `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that requires a gradient,
+    "spent" for one whose graph a backward pass has freed, else "".
     """
 
     kind: str
@@ -103,6 +103,7 @@ class Outline:
     reads: tuple[Any, ...]
     checks: tuple[tuple[str, bool | None], ...]
     stepped: tuple[int, ...]
+    kept: tuple[tuple[Place, str, type], ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
     live: tuple[int, ...]
@@ -148,6 +149,7 @@ _WORDS = {
     "reads": "it reads values at other places each call",
     "checks": "it compares numbers that it reads with another outcome each call",
     "stepped": "it steps other schedulers each call",
+    "kept": "it keeps other numbers for the next call each call",
     "sources": "it reads other tensors each call",
     "left": "it leaves tensors in other places each call",
     "live": "other results outlive it each call",

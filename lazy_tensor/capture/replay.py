@@ -540,7 +540,8 @@ _REMEDIES = {
     "torch.linalg's check for errors": "inv_ex, solve_ex and cholesky_ex make none",
     "another value at each call": "a number that changes must come in as a tensor",
     "another size, dtype or layout": "pad to a few sizes",
-    "which a replay would not": "keep it in a tensor, or change it outside the function",
+    "which a replay would not": "keep it in a tensor, or change it outside the function; a number "
+    "may be kept if all code that the function can see only computes with it and compares it",
     "Python's or numpy's random numbers": "draw from torch's, or outside the function",
     " changed": "what changes at each call must come in as an argument, a number as a tensor",
     **dict.fromkeys(

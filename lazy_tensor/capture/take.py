@@ -24,7 +24,7 @@ from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.counts import Count, Counts, Formulas
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Constant, Left, Outline, Returned, Same, Source, named
-from lazy_tensor.capture.schedulers import SchedulerSteps
+from lazy_tensor.capture.python_state import KeptNumbers, SchedulerSteps
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
@@ -86,12 +86,15 @@ def take(
     torch.clear_autocast_cache()
     tape = Tape(trace, before.generators, take.__code__)
     counts, schedulers = Counts(trace), SchedulerSteps(trace, tape)
+    kept = KeptNumbers(before, function, tape)
+    tape.kept = kept.names
     try:
         # optimizers get step counts and rates as `Count`s, which note what is computed of them
         with (
             torch_private.step_counts_read_by(counts.read),
             counts.counts_in_param_groups(before),
             schedulers.followed(before.schedulers),
+            kept.lent(before),
         ):
             result = function(*args, **kwargs)
     except BaseException:
@@ -116,8 +119,8 @@ def take(
             raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
         taken = Take(
-            trace, tape, counts.formulas(), schedulers, before, after, tensors, versions, result,
-            earlier, like,
+            trace, tape, counts.formulas(), schedulers, kept, before, after, tensors, versions,
+            result, earlier, like,
         )  # fmt: skip
     except Obstacle as reason:
         taken = str(reason)
@@ -158,7 +161,9 @@ class Take:
     began, and read or returned. `reads` are the numbers that decide what it does, `numbers` those
     that it only returns, by their places among what it returns. `checks` are operations on other
     numbers that decide what it does; `checked` are the reads of these, by their places in `r`.
-    `stepped` are schedulers that it steps.
+    `stepped` are schedulers that it steps. `kept` are the places of numbers that it finds, and may
+    change, by their places in `r`; with text that says what it leaves there, and the type of what
+    it found; `found` are numbers there that have to stay.
     """
 
     def __init__(
@@ -167,6 +172,7 @@ class Take:
         tape: Tape,
         formulas: Formulas,
         schedulers: SchedulerSteps,
+        kept: KeptNumbers,
         before: ObjectGraph,
         after: ObjectGraph,
         tensors: list[torch.Tensor],
@@ -179,6 +185,7 @@ class Take:
         self.stepped = schedulers.stepped
         self._explains = schedulers.explains
         self.reads = self._all_reads = tape.reads
+        self._fixed = tape.numbers.fixed
         self.draws = tuple([draw for draw, _ in tape.draws])
         self._trace = trace
         self._drawn = [data for _, data in tape.draws]
@@ -195,14 +202,15 @@ class Take:
         self._made_anew: set[int] = set()  # ids of containers that the call put for other ones
         self.places = before.tensors()
         sources = self._sources()
+        # a container that the function itself keeps is one leaf: a replay returns the same one
+        whole = {i for i, one in _containers_in(result).items() if after.has(one)}
+        whole |= {id(read.number) for read in self.reads}
+        leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in whole)
+        self._found = {-1 - k: self._value_before(place) for k, place in enumerate(kept.places)}
+        self.kept = self._kept(kept, leaves, tape.numbers.checks)
         left = self._left()
         self._check_identities(left)
-        # a container that the function itself keeps is one leaf: a replay returns the same one
-        kept = {i for i, one in _containers_in(result).items() if after.has(one)}
-        kept |= {id(read.number) for read in self.reads}
-        leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in kept)
         self.numbers = self._numbers_in(leaves, earlier, like)
-        self._fixed = tape.numbers.fixed
         # what replays read later isn't what the call read, if it wrote there meanwhile
         self._fixed |= {i for i, read in enumerate(self.reads) if not self._lasts(read)}
         self.reads = [
@@ -212,11 +220,12 @@ class Take:
         ]
         returned = self._all_returned(leaves, left)
         computed = [one.name for one in returned if one.kind == "computed"]
+        computed += [text for i, (_, text, _) in self.kept.items() if text != f"r[{i}]"]
         given = {i: self._read_again(i) for text in computed for i in sorted(reads_in(text))}
         self.checks = self._checks(tape.numbers.checks, computed)
-        self.checked = {
-            i: self._all_reads[i] for check in self.checks for i in sorted(reads_in(check.text))
-        }
+        checked = {i for check in self.checks for i in reads_in(check.text)}
+        self.checked = {i: self._all_reads[i] for i in sorted(checked) if i >= 0}
+        self.found = {i: self._found[i] for i in checked if i < 0 and i not in self.kept}
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
         named = {one.name for one in tensors_named if one.kind == "place"}
@@ -232,10 +241,13 @@ class Take:
             state=trace.state,
             scalars=tuple(trace.scalars),
             formulas=formulas,
-            numbers=after.numbers(formulas.places()) if formulas.code else 0,
+            numbers=after.numbers(formulas.places() | {place for place, *_ in self.kept.values()})
+            if formulas.code
+            else 0,
             draws=tuple([draw.key for draw in self.draws]),
             reads=self._keys_of_reads(),
             stepped=tuple(map(id, self.stepped)),
+            kept=tuple(self.kept.values()),
             checks=tuple([(check.text, check.outcome) for check in self.checks]),
             sources=sources,
             left=left,
@@ -458,6 +470,8 @@ class Take:
         place = holding.spoken(i)
         if self._explains(holding.holder, holding.keys[i], old, new):
             return []
+        if any((name, i) == where for where, *_ in self.kept.values()):
+            return []
         if isinstance(new, torch.Tensor):
             slot = self._slot_of(new)
             was_empty = old is None
@@ -544,10 +558,35 @@ class Take:
             found[i] = fitting[0]
         return found
 
+    def _kept(
+        self, kept: KeptNumbers, leaves: list[Any], checks: list[Check]
+    ) -> dict[int, tuple[Place, str, type]]:
+        """See `kept`. A number that the call neither changes nor uses has to stay as it is."""
+        texts = [kept.texts[place] for place in kept.places]
+        used = [check.text for check in checks]
+        used += [leaf.text for leaf in leaves if type(leaf) is TracedNumber]
+        used += [text for k, text in enumerate(texts) if text != f"r[{-1 - k}]"]
+        of_texts = set().union(*map(reads_in, used)) - self._fixed
+        return {
+            -1 - k: (place, text, type(self._found[-1 - k]))
+            for k, (place, text) in enumerate(zip(kept.places, texts, strict=True))
+            if text and (-1 - k in of_texts or text != f"r[{-1 - k}]") and -1 - k not in self._fixed
+        }
+
     def _read_again(self, i: int) -> Returned:
-        """How a replay gets the number of the read `i`, to be computed with behind the plan."""
+        """How a replay gets the number `i` in texts, to be computed with behind the plan."""
+        if i < 0:
+            is_free = i in self.kept
+            return (
+                Returned("kept", self.kept[i][0])
+                if is_free
+                else Returned("constant", self._found[i])
+            )
         read = self._all_reads[i]
         return Returned("constant", read.number) if i in self._fixed else self._as_number(read)
+
+    def _value_before(self, place: Place) -> Any:
+        return self._before.holdings[place[0]].values[place[1]]
 
     def _keys_of_reads(self) -> tuple[Any, ...]:
         """What the reads of another call must be equal to. Those of `numbers` are left out."""

@@ -35,9 +35,11 @@ class Marker(enum.Enum):
     MISSING = "no such attribute"
     OPEN = "any tensor"
     NUMBER = "any float"
+    INTEGER = "any int"
 
 
-MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
+MISSING, OPEN = Marker.MISSING, Marker.OPEN
+NUMBER, INTEGER = Marker.NUMBER, Marker.INTEGER
 
 
 class Obstacle(Exception):
@@ -59,14 +61,14 @@ def is_number(value: Any) -> bool:
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values can't be told apart: the same object, or equal ones that can't change.
 
-    `a` may be OPEN or NUMBER, which any tensor, or any float, is the same as.
+    `a` may be OPEN, NUMBER or INTEGER, which any tensor, any float, or any int is the same as.
     """
     if a is b:
         return True
     if a is OPEN:
         return isinstance(b, torch.Tensor)
-    if a is NUMBER:
-        return type(b) is float
+    if a is NUMBER or a is INTEGER:
+        return type(b) is (float if a is NUMBER else int)
     if type(a) is not type(b):
         return False
     if type(a) in (float, complex, range):
