@@ -7,6 +7,7 @@ second benchmark does 100,000 replayed calls in a row, in which memory must not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,45 @@ def cnn() -> Task:
     return model, torch.randn(16, 3, 32, 32), classes(16)
 
 
+class Loop:
+    """A training step of an MLP with what loops do beside it: a schedule, counts, the accuracy, and
+    early stopping if the loss has not fallen for some steps."""
+
+    def __init__(self, side: str) -> None:
+        torch.manual_seed(0)
+        model, self.batch, self.targets = mlp()
+        self.parameters = list(model.parameters())
+        self.optimizer = FUSED_ADAMW(self.parameters)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
+        self.model = torch.compile(model) if side == "compile" else model
+        self.update = torch.compile(self.optimizer.step) if side == "compile" else None
+        self.n_steps = self.n_clipped = self.n_bad = 0
+        self.best, self.accuracy = math.inf, 0.0
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        scores = self.model(self.batch)
+        loss = F.cross_entropy(scores, self.targets)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        (self.update or self.optimizer.step)()
+        self.scheduler.step()
+        self.n_steps += 1
+        self.n_clipped += norm.item() > 1.0
+        n_right = (scores.argmax(-1) == self.targets).sum().item()
+        self.accuracy = 0.9 * self.accuracy + 0.1 * n_right / len(self.targets)
+        value = loss.item()
+        if value < self.best:
+            self.best, self.n_bad = value, 0
+        else:
+            self.n_bad += 1
+        return loss.detach()
+
+
+def loop_step(side: str) -> Step:
+    return _wrapped(Loop(side).step, side)
+
+
 def _wrapped(function: Callable[..., Any], side: str) -> Callable[..., Any]:
     backend = "aten" if side.endswith("aten") else "auto"
     if side.startswith("replay"):
@@ -132,6 +172,7 @@ TASKS: dict[str, tuple[Callable[[], Task], Any]] = {
     "CNN with batch norms, 16 images of 32 x 32, SGD": (cnn, SGD),
 }
 PROGRAMS |= {name: partial(model_step, *task) for name, task in TASKS.items()}
+PROGRAMS["the MLP, its loop with a schedule, counts and early stopping"] = loop_step
 SIDES = ("eager", "lazy", "replay", "replay, aten", "compile")
 
 

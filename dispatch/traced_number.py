@@ -23,7 +23,7 @@ MOST_CHARACTERS = 1000
 
 
 class Check(NamedTuple):
-    """An operation whose outcome decides what a call does: a comparison, or one that may raise.
+    """An operation whose outcome decides what a call does: a truth value, or one that may raise.
 
     `outcome` is None for the latter. The call recorded `n_ops` ops before it, at the line `where`.
     """
@@ -48,24 +48,27 @@ class NumberLog:
         self.fixed: set[int] = set()
         self._n_ops = n_ops
 
-    def number(self, i: int, value: float) -> TracedNumber:
+    def number(self, i: int, value: float, *, traces_bools: bool) -> TracedNumber:
         """The number `i` in texts, to be handed out."""
         self.n_numbers += 1
-        return TracedNumber(value, f"r[{i}]", self)
+        return TracedNumber(value, f"r[{i}]", self, traces_bools)
 
-    def computed(self, text: str, result: Any, *, may_raise: bool) -> Any:
+    def decides(self, text: str, outcome: bool | None) -> None:
+        """Note an operation that decides what the call does."""
+        if self.is_open:
+            self.checks.append(Check(text, outcome, self._n_ops(), user_line()))
+
+    def computed(self, text: str, result: Any, *, traces_bools: bool) -> Any:
         """Note what was computed. A number comes back as one that is followed."""
         if not self.is_open:
             return result
-        if may_raise or type(result) is bool:
-            outcome = result if type(result) is bool else None
-            self.checks.append(Check(text, outcome, self._n_ops(), user_line()))
-        if type(result) is bool:
+        if type(result) is bool and not traces_bools:
+            self.decides(text, result)
             return result
         is_known = type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS
         try:
             if is_known:
-                return TracedNumber(result, text, self)
+                return TracedNumber(result, text, self, traces_bools)
         except OverflowError:  # an int beyond all floats
             pass
         self.fix(text)
@@ -78,30 +81,34 @@ class NumberLog:
 
 
 class TracedNumber(float):
-    """A number, `value`, that knows how it was computed, `text`.
+    """A number, `value`, that knows how it was computed, `text`. Its comparisons give such numbers,
+    too, if it `traces_bools`; else they give bools, and have to come out the same.
 
     It is a float so that Python asks it before any other number that stands on its left. No other
     code sees the float, which is rounded if `value` is a large int.
     """
 
-    __slots__ = ("log", "text", "value")
+    __slots__ = ("log", "text", "traces_bools", "value")
     value: float
     text: str
     log: NumberLog
+    traces_bools: bool
 
-    def __new__(cls, value: float, text: str, log: NumberLog) -> TracedNumber:
+    def __new__(cls, value: float, text: str, log: NumberLog, traces_bools: bool) -> TracedNumber:
         made = float.__new__(cls, value)
-        made.value, made.text, made.log = value, text, log
+        made.value, made.text, made.log, made.traces_bools = value, text, log, traces_bools
         return made
 
     def __round__(self, n_digits: Any = None) -> Any:
         result = round(self.value, n_digits)
-        if n_digits is None:
-            return self.log.computed(f"round({self.text})", result, may_raise=True)
-        return self.log.computed(f"round({self.text}, {n_digits!r})", result, may_raise=False)
+        text = f"round({self.text}, {n_digits!r})"
+        if n_digits is None:  # NaN is no int
+            self.log.decides(text, None)
+        return self.log.computed(text, result, traces_bools=self.traces_bools)
 
     def __bool__(self) -> bool:
-        return bool(self.log.computed(f"bool({self.text})", bool(self.value), may_raise=False))
+        self.log.decides(f"bool({self.text})", bool(self.value))
+        return bool(self.value)
 
 
 def plain(number: Any) -> Any:
@@ -151,7 +158,8 @@ def _unary(name: str, form: str) -> Callable[..., Any]:
     operation = getattr(operator, name)
 
     def method(self: TracedNumber) -> Any:
-        return self.log.computed(form % self.text, operation(self.value), may_raise=False)
+        result = operation(self.value)
+        return self.log.computed(form % self.text, result, traces_bools=self.traces_bools)
 
     return method
 
@@ -165,10 +173,11 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
         if type(other) not in (*PLAIN_TYPES, TracedNumber):
             self.log.fix(self.text)
             return result
-        may_raise = "**" in form or (form in DIVISIONS and type(right) is TracedNumber)
-        return self.log.computed(
-            form % (text_of(left), text_of(right)), result, may_raise=may_raise
-        )
+        traces_bools = all(one.traces_bools for one in (left, right) if type(one) is TracedNumber)
+        text = form % (text_of(left), text_of(right))
+        if "**" in form or (form in DIVISIONS and type(right) is TracedNumber):
+            self.log.decides(text, None)  # by zero it would raise
+        return self.log.computed(text, result, traces_bools=traces_bools)
 
     return method
 

@@ -34,6 +34,9 @@ KEEPERS = ("ATTR", "DEREF", "GLOBAL")
 """How instructions call what keeps numbers for the next call: attributes and such variables."""
 Names = frozenset[tuple[str, str]]
 """Local variables that are known, each with what it is."""
+Rules = tuple[frozenset[str], frozenset[str], bool]
+"""The functions of `NOTED` that have these names in the code, the names under which numbers are
+kept, and whether what comparisons give counts as a number."""
 Place = tuple[int, Stack, Names]
 """An instruction's number, and the stack and the local variables before it."""
 
@@ -73,13 +76,15 @@ def is_only_returned(
     until: CodeType | None,
     *,
     is_noted: bool = False,
+    traces_bools: bool = False,
     kept: frozenset[str] = frozenset(),
 ) -> bool:
     """Whether the number that `frame` waits for is only returned by it and by its callers, up to
     the function that has the code `until`.
 
     If it `is_noted` what is computed from the number, this may be returned in its place, or kept
-    under one of the names `kept`. Whether it is compared doesn't matter then.
+    under one of the names `kept`. Whether it is compared doesn't matter then. With
+    `traces_bools` the same must hold for what comparisons give.
     """
     called: CodeType | None = None
     kind = NUMBER if is_noted else HOLDER
@@ -92,7 +97,8 @@ def is_only_returned(
         else:
             names = (called.co_name,)
         known = NOTED.difference(frame.f_globals)
-        kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, kept, frozenset())
+        rules = known, kept, traces_bools
+        kinds = _returned(frame.f_code, frame.f_lasti, names, kind, rules, frozenset())
         if kinds is None and kind == NUMBER:
             # its variables are looked at only here: their dict would keep tensors alive
             numbers = frozenset(
@@ -100,7 +106,7 @@ def is_only_returned(
                 for name, value in frame.f_locals.items()
                 if type(value) in (*PLAIN_TYPES, TracedNumber)
             )
-            kinds = _returned(frame.f_code, frame.f_lasti, names, kind, known, kept, numbers)
+            kinds = _returned(frame.f_code, frame.f_lasti, names, kind, rules, numbers)
         if kinds is None or len(kinds) > 1:
             return False
         kind = "".join(kinds)
@@ -110,25 +116,23 @@ def is_only_returned(
 
 @lru_cache(1024)
 def _returned(
-    code: CodeType, offset: int, names: tuple[str, ...], kind: str, known: frozenset[str],
-    kept: frozenset[str], variables: Names,
+    code: CodeType, offset: int, names: tuple[str, ...], kind: str, rules: Rules, variables: Names
 ) -> frozenset[str] | None:  # fmt: skip
     """What a function returns that holds the result of one of these functions, called at `offset`
     of its bytecode, if it does nothing else with the result; else None.
 
-    The result is of this kind. `known` are the functions of `NOTED` that have these names here.
+    The result is of this kind.
     """
     if LOOKS_AROUND.intersection(code.co_names):
         return None
-    return _Function(code, known, kept).returned(offset, names, kind, variables)
+    return _Function(code, rules).returned(offset, names, kind, variables)
 
 
 @lru_cache(1024)
-def may_be_kept(
-    code: CodeType, known: frozenset[str], kept: frozenset[str], *, may_return: bool
-) -> frozenset[str]:
-    """Those of the names `kept` whose numbers a function only computes with, keeps under such
-    names, and returns if it `may_return` them."""
+def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> frozenset[str]:
+    """Those of the names for kept numbers in `rules` whose numbers a function only computes with,
+    keeps under such names, and returns if it `may_return` them."""
+    known, kept, traces_bools = rules
     if LOOKS_AROUND.intersection(code.co_names):
         return frozenset()
     mentioned = {*code.co_names, *code.co_freevars, *code.co_cellvars}
@@ -136,15 +140,14 @@ def may_be_kept(
     kept = kept.difference([one for one in code.co_consts if isinstance(one, str)])
     if mentioned.isdisjoint(kept):
         return kept
-    function = _Function(code, known, kept)
+    function = _Function(code, (known, kept, traces_bools))
     return kept - {one for one in kept if not function.keeps(one, may_return=may_return)}
 
 
 class _Function:
-    def __init__(self, code: CodeType, known: frozenset[str], kept: frozenset[str]) -> None:
+    def __init__(self, code: CodeType, rules: Rules) -> None:
         self._code = code
-        self._known = known
-        self._kept = kept
+        self._known, self._kept, self._traces_bools = rules
         self._steps = list(dis.get_instructions(code))
         self._number_at = {step.offset: i for i, step in enumerate(self._steps)}
         self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
@@ -327,7 +330,7 @@ class _Function:
         if not any(stack):
             # an unknown value is as good as one of those below
             return stack, names
-        return _after_others(step, _padded(stack, step)), names
+        return _after_others(step, _padded(stack, step), traces_bools=self._traces_bools), names
 
     def _after_fast(
         self, name: str, variables: str | tuple[str, ...], stack: Stack, names: Names
@@ -399,7 +402,7 @@ def _without(stack: Stack, n: int) -> Stack:
     return stack[: max(len(stack) - n, 0)]
 
 
-def _after_others(step: dis.Instruction, stack: Stack) -> Stack:
+def _after_others(step: dis.Instruction, stack: Stack, *, traces_bools: bool) -> Stack:
     """The stack behind an instruction that neither jumps nor loads by a name."""
     name, n = step.opname, step.arg or 0
     if name in PUSHES:
@@ -422,7 +425,7 @@ def _after_others(step: dis.Instruction, stack: Stack) -> Stack:
         is_held, rest = stack[-1] in HELD, list(stack[: -1 if name == "LIST_APPEND" else -2])
         rest[-n] = HOLDER if is_held else rest[-n]
         return tuple(rest)
-    computed = _computed(step, stack)
+    computed = _computed(step, stack, traces_bools=traces_bools)
     if computed is not None:
         return computed
     if name not in TAKES:
@@ -442,7 +445,7 @@ def _holder(values: Stack) -> str:
     return HOLDER if _holds(values) else OTHER
 
 
-def _computed(step: dis.Instruction, stack: Stack) -> Stack | None:
+def _computed(step: dis.Instruction, stack: Stack, *, traces_bools: bool) -> Stack | None:
     """The stack behind an operation that calls methods of the number, or that has to do with plain
     numbers alone; None for any other."""
     name, n = step.opname, step.arg or 0
@@ -459,7 +462,7 @@ def _computed(step: dis.Instruction, stack: Stack) -> Stack | None:
         if not (is_asked and is_operator):
             return None
         made = NUMBER if NUMBER in (left, right) else PLAIN
-        return (*stack[:-2], OTHER if name == "COMPARE_OP" else made)
+        return (*stack[:-2], made if name == "BINARY_OP" or traces_bools else OTHER)
     if name not in ("CALL", "CALL_KW"):
         return None
     is_named = name == "CALL_KW"  # the names lie above the arguments

@@ -1,13 +1,14 @@
 """Computes one value of a trace without a flush: the trace stays pending.
 
-In: a state and a slot. Out: `Aside`, which runs op by op the calls that the slot depends on. Leaves
-that these calls write are copied first. `debug_view` uses it for debuggers; `tape` and `replay` use
-it for values that decide what a call does, such as `.item()`.
+In: a state and a slot. Out: `Aside`, which runs one by one the calls that the slot depends on.
+Leaves that these calls write are copied first. `debug_view` uses it for debuggers; `tape` and
+`replay` use it for values that decide what a call does, such as `.item()`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan.graph import Graph, graph_of, with_nodes
 from lazy_tensor.dispatch.plan.interpret import interpret
+from lazy_tensor.dispatch.plan.partition import units_of
+from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner
 from lazy_tensor.dispatch.trie.trace import Node, State
 
 
@@ -37,14 +40,30 @@ class Aside:
         graph.leaves = tuple([graph.leaves[i] for i in self.leaves])
         self.communicates = any(node.facts.communicates for node in graph.nodes)
         self._graph = graph
+        self._plan: Plan | None = None
+
+    def plan(self, scalars: Sequence[complex]) -> None:
+        """Have C++ run the calls, one by one, from now on: for what is computed many times."""
+        planner = Planner(self._graph, list(map(type, scalars)), None)
+        with suppress(Exception):  # what can't be planned is interpreted, as before
+            self._plan = planner.plan(units_of(self._graph, None), _fuse_nothing)
 
     def __call__(self, leaves: Sequence[Any], scalars: list[complex]) -> torch.Tensor:
         """The value for these leaves and scalars of the trace; raises what the ops raise."""
         with torch_private.kernels_only():
-            given = _with_copies(self._graph, [leaves[i] for i in self.leaves])
-            # `interpret` empties its list of leaves: `given` is this call's own
-            (found,) = interpret(self._graph, given, list(scalars))
-        return found
+            # what runs it empties its list of leaves, which is this call's own
+            own = _with_copies(self._graph, [leaves[i] for i in self.leaves])
+            if self._plan is None:
+                (found,) = interpret(self._graph, own, list(scalars))
+                return found
+            given: Given = []
+            self._plan.run(own, list(scalars), given)
+            ((found,),) = given
+            return found
+
+
+def _fuse_nothing(segment: Any) -> Any:
+    raise AssertionError("nothing is fused without a backend")
 
 
 def _needed_for(graph: Graph, slot: int) -> list[Node]:

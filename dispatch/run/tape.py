@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -37,7 +38,8 @@ class Read:
 
     `aside` computes the tensor that it is in, from the leaves. Replays do so first: if the number
     differs, the call may take another branch, and is recorded again. `is_only_returned`: nothing is
-    decided by it. `is_noted`: a `NumberLog` knows what is done with it. With `is_list` the number
+    decided by it. `is_noted`: a `NumberLog` knows what is done with it, also with the outcomes of
+    its comparisons if it `traces_bools`. With `is_list` the number
     is a list of them, as `.tolist()` gives. `text` shows it as it was read: the call may change the
     list.
     """
@@ -50,6 +52,7 @@ class Read:
     aside: Aside
     is_only_returned: bool
     is_noted: bool
+    traces_bools: bool
     is_list: bool
 
     def key(self, *, by_value: bool) -> tuple[Any, ...]:
@@ -258,7 +261,8 @@ class Tape:
         read = self.read(slot, may_be_noted=True)
         if read is None or not read.is_noted:
             return None if read is None else read.number
-        return self.numbers.number(len(self.reads) - 1, read.number)
+        i, traces_bools = len(self.reads) - 1, read.traces_bools
+        return self.numbers.number(i, read.number, traces_bools=traces_bools)
 
     def read(self, slot: int, *, is_list: bool = False, may_be_noted: bool = False) -> Read | None:
         """Compute a slot's value aside, and note the read. None if that isn't possible."""
@@ -272,14 +276,17 @@ class Tape:
             trace.busy = was_busy
         number = number_in(data, is_list=is_list)
         may_be_noted = may_be_noted and type(number) in (float, int)
-        is_followed = value_flow.is_only_returned(
-            calling_frame(), self._caller, is_noted=may_be_noted, kept=self.kept
-        )
+        follow = partial(
+            value_flow.is_only_returned, calling_frame(), self._caller,
+            is_noted=may_be_noted, kept=self.kept,
+        )  # fmt: skip
+        traces_bools = may_be_noted and follow(traces_bools=True)
+        is_followed = traces_bools or follow()
         if data.numel() > MOST_COMPARED and not is_followed:
             return None
         read = Read(
             trace.state.n_ops, slot, number, repr(number), user_line(), aside,
-            is_followed and not may_be_noted, is_followed and may_be_noted, is_list,
+            is_followed and not may_be_noted, is_followed and may_be_noted, traces_bools, is_list,
         )  # fmt: skip
         self.reads.append(read)
         return self.reads[-1]

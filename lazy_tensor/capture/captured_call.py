@@ -21,9 +21,9 @@ from lazy_tensor.capture.outline import Outline, Returned, Source
 from lazy_tensor.capture.python_state import put
 from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
+    ANY_OF,
     ATOMS,
     DICTS,
-    INTEGER,
     MISSING,
     NUMBER,
     OPEN,
@@ -178,7 +178,10 @@ class CapturedCall:
         self._reads = [*take.reads, *(take.numbers[i] for i in same)]
         self._checks = [(check, computes(check.text)) for check in take.checks]
         self._checked, self._kept, self._found = take.checked, take.kept, take.found
-        read = {i for one in (*self._reads, *take.checked.values()) for i in one.aside.leaves}
+        computed_first = (*self._reads, *take.checked.values())
+        for one in computed_first:
+            one.aside.plan(take.outline.scalars)
+        read = {i for one in computed_first for i in one.aside.leaves}
         self._draws_first = not read.isdisjoint(leaf_drawn.values())
 
     def find(self, tensors: Tensors) -> Found:
@@ -333,7 +336,7 @@ class CapturedCall:
         for name, key in self._recount.places:
             self._holdings[name].expect(key, NUMBER)
         for (name, key), _, kind in self._kept.values():
-            self._holdings[name].expect(key, INTEGER if kind is int else NUMBER)
+            self._holdings[name].expect(key, ANY_OF[kind])
         for holding in self._holdings.values():
             if holding.is_of_tensor and isinstance(holding.values[0], torch.Tensor):
                 holding.expect(0, OPEN)

@@ -25,7 +25,7 @@ from lazy_tensor.capture.watched_object import MISSING, Place, WatchedObject, is
 from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.mentions import mentions_of
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, text_of
+from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, text_of
 from lazy_tensor.dispatch.trie.trace import Trace, local
 from lazy_tensor.dispatch.user_frame import user_line
 
@@ -43,34 +43,24 @@ class KeptNumbers:
     def __init__(self, graph: ObjectGraph, function: Callable[..., Any], tape: Tape) -> None:
         self.texts: dict[Place, str] = {}
         self._tape = tape
-        found = [*_stored(graph)]
-        self.names = self._followed(graph, frozenset(name for name, _ in found), function)
-        self.places = [place for name, place in found if name in self.names]
-
-    def _followed(
-        self, graph: ObjectGraph, names: frozenset[str], function: Callable[..., Any]
-    ) -> frozenset[str]:
-        """Those of these names with which all code that the call can see does only what is known
-        here."""
-        if not names or graph.may_mention():
-            return frozenset()
+        found = [*_stored(graph)] if not graph.may_mention() else []
         own = _code_of(function)
         if own is not None and graph.may_call(own):
             own = None  # what it returns may be used
-        n_names = -1
-        while len(names) != n_names:
-            n_names = len(names)
-            for code, seen in graph.codes.items():
-                known = value_flow.NOTED.difference(seen)
-                names = value_flow.may_be_kept(code, known, names, may_return=code is own)
-        return names
+        stored = frozenset(name for name, _ in found)
+        self.names = _followed(graph, stored, own, traces_bools=False)
+        tracing = _followed(graph, self.names, own, traces_bools=True)
+        self.places = [place for name, place in found if name in self.names]
+        self._traces_bools = [name in tracing for name, _ in found if name in self.names]
 
     @contextmanager
     def lent(self, graph: ObjectGraph) -> Iterator[None]:
         """Have the places hold numbers that note what is computed from them."""
-        for k, (name, i) in enumerate(self.places):
+        lent = zip(self.places, self._traces_bools, strict=True)
+        for k, ((name, i), traces_bools) in enumerate(lent):
             holding = graph.holdings[name]
-            put(holding, holding.keys[i], self._tape.numbers.number(-1 - k, holding.values[i]))
+            number = self._tape.numbers.number(-1 - k, holding.values[i], traces_bools=traces_bools)
+            put(holding, holding.keys[i], number)
         try:
             yield
         finally:
@@ -86,7 +76,7 @@ class KeptNumbers:
         keys = {name: one.keys for name, one in holdings}
         for name, i in self.places:
             value = found[name].get(keys[name][i])
-            is_number = type(value) in (TracedNumber, float, int)
+            is_number = type(value) in (TracedNumber, *PLAIN_TYPES)
             self.texts[name, i] = text_of(value) if is_number else ""
         for name, holding in holdings:
             for key, value in found[name].items():
@@ -103,9 +93,23 @@ def _stored(graph: ObjectGraph) -> Iterator[tuple[str, Place]]:
         for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True)):
             # a closure's cell has no key: its holding is named after the variable
             its_name = holding.label if holding.kind is kinds.CELL else key
-            is_number = type(value) in (int, float) and its_name in stored
+            is_number = type(value) in PLAIN_TYPES and its_name in stored
             if is_number and not graph.is_read_by_libraries(holding, its_name):
                 yield its_name, (name, i)
+
+
+def _followed(
+    graph: ObjectGraph, names: frozenset[str], own: types.CodeType | None, *, traces_bools: bool
+) -> frozenset[str]:
+    """Those of these names with which all code that the call can see does only what is known here.
+    Code of its `own` may return them."""
+    n_names = -1
+    while names and len(names) != n_names:
+        n_names = len(names)
+        for code, seen in graph.codes.items():
+            rules = value_flow.NOTED.difference(seen), names, traces_bools
+            names = value_flow.may_be_kept(code, rules, may_return=code is own)
+    return names
 
 
 def put(holding: WatchedObject, key: Any, value: Any) -> None:

@@ -299,6 +299,10 @@ class Replay(Generic[P, R]):
                     break
                 self.obstacle = ""
                 self._latest = key, known
+                # of calls that differ in what they decide, the latest is most likely to come again
+                if captured is not known.captured[0]:
+                    known.captured.remove(captured)
+                    known.captured.insert(0, captured)
                 result = captured.run(found, arguments.tensors)
                 self._account(start)
                 return result, captured, known, True

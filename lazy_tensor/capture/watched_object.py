@@ -36,10 +36,12 @@ class Marker(enum.Enum):
     OPEN = "any tensor"
     NUMBER = "any float"
     INTEGER = "any int"
+    BOOLEAN = "any bool"
 
 
-MISSING, OPEN = Marker.MISSING, Marker.OPEN
-NUMBER, INTEGER = Marker.NUMBER, Marker.INTEGER
+MISSING, OPEN, NUMBER = Marker.MISSING, Marker.OPEN, Marker.NUMBER
+ANY_OF = {float: NUMBER, int: Marker.INTEGER, bool: Marker.BOOLEAN}
+"""The markers of numbers of these types."""
 
 
 class Obstacle(Exception):
@@ -61,14 +63,14 @@ def is_number(value: Any) -> bool:
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values can't be told apart: the same object, or equal ones that can't change.
 
-    `a` may be OPEN, NUMBER or INTEGER, which any tensor, any float, or any int is the same as.
+    `a` may be a marker, which any tensor, or any number of a type, is the same as.
     """
     if a is b:
         return True
     if a is OPEN:
         return isinstance(b, torch.Tensor)
-    if a is NUMBER or a is INTEGER:
-        return type(b) is (float if a is NUMBER else int)
+    if type(a) is Marker:
+        return ANY_OF.get(type(b)) is a
     if type(a) is not type(b):
         return False
     if type(a) in (float, complex, range):

@@ -19,11 +19,13 @@ class Number:
 
     is_only_returned = False
     is_followed = False
+    is_traced = False
 
     def item(self):
         frame = sys._getframe(1)
         self.is_only_returned = is_only_returned(frame, told.__code__)
         self.is_followed = is_only_returned(frame, told.__code__, is_noted=True)
+        self.is_traced = is_only_returned(frame, told.__code__, is_noted=True, traces_bools=True)
         return 1
 
     def __float__(self):
@@ -430,6 +432,18 @@ def test_is_only_returned(program):
 def test_is_only_computed_with(program):
     assert not told(program).is_only_returned
     assert told(program).is_followed
+
+
+def test_what_a_comparison_gives_may_be_traced():
+    def counted(n):
+        return 1 + (n.item() > 1)
+
+    def given_to_a_function(n):
+        return len([n.item() > 1])
+
+    assert told(counted).is_traced
+    assert told(given_to_a_function).is_followed
+    assert not told(given_to_a_function).is_traced
 
 
 @pytest.mark.parametrize("program", USED)

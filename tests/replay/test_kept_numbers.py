@@ -27,6 +27,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.n = self.bad = 0
         self.best, self.total, self.scale = math.inf, 0.0, 1.0
+        self.is_low = False
         self.inner = Inner()
 
     def step(self, x):
@@ -40,7 +41,7 @@ class Training:
         return loss.detach()
 
     def numbers(self) -> list[Any]:
-        return [self.n, self.bad, self.best, self.total, self.scale, self.inner.n]
+        return [self.n, self.bad, self.best, self.total, self.scale, self.inner.n, self.is_low]
 
 
 class Inner:
@@ -99,6 +100,23 @@ class OfAnother(Training):
         return self.trained(x), self.inner.n
 
 
+class CountsOutcomes(Training):
+    """No branch: a replay computes neither the loss nor its gradient twice."""
+
+    def step(self, x):
+        loss = self.trained(x)
+        self.n += loss.item() > 0.1
+        self.is_low = self.n > 3 and loss.item() < 0.05
+        return self.is_low, not self.is_low, loss.item() != loss.item()
+
+
+class KeepsABool(Training):
+    def step(self, x):
+        self.is_low = self.is_low or self.n > 20
+        self.n += 1
+        return self.trained(x) if self.is_low else self.trained(x) * 2
+
+
 class ByAHook(Training):
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +130,9 @@ class ByAHook(Training):
 
 
 @pytest.mark.parametrize(
-    "cls", [Counts, Logs, Stops, Averages, StartsAnew, OfAnother, ByAHook], ids=lambda c: c.__name__
+    "cls",
+    [Counts, Logs, Stops, Averages, StartsAnew, OfAnother, CountsOutcomes, KeepsABool, ByAHook],
+    ids=lambda c: c.__name__,
 )
 def test_numbers_may_be_kept(cls):
     n_replayed, obstacle = compared(cls)
@@ -327,7 +347,7 @@ def test_a_module_that_counts():
 def random_class(seed: int) -> tuple[str, type[Training]]:
     """A class whose `step` computes with numbers that it keeps, draws at random what."""
     draw = random.Random(seed)
-    known = ["self.n", "self.bad", "self.total", "loss", "2.5", "3", "len(x)"]
+    known = ["self.n", "self.bad", "self.total", "loss", "2.5", "3", "len(x)", "self.is_low"]
 
     def value(depth: int) -> str:
         kind = draw.randrange(4) if depth else 0
@@ -344,6 +364,7 @@ def random_class(seed: int) -> tuple[str, type[Training]]:
         name = draw.choice(["n", "bad", "total"])
         change = draw.choice([
             f"self.{name} += 1", f"self.{name} = {value(2)}", f"self.{name} -= {value(1)}",
+            f"self.is_low = {value(1)} > {value(1)}", f"self.{name} += {value(1)} == {value(1)}",
             f"x = x * {value(1)}" if draw.random() < 0.3 else f"self.{name} = 0",
         ])  # fmt: skip
         if draw.random() < 0.4:
