@@ -575,8 +575,10 @@ def replay(function: Any = None, **options: Any) -> Any:
     caches) get the new values; if the program holds an old one elsewhere, that keeps its value, and
     another tensor takes its place. Returned tensors are new ones. Random ops draw new numbers.
     Values that the function reads (`if mask.all()`) are computed before the plan runs. If one
-    differs, or anything else that the function can see has changed, the call is recorded. A number
-    that it reads and only returns (`return loss.item()`) may differ.
+    differs, or anything else that the function can see has changed, the call is recorded. Of a
+    number from `.item()`, or one that the function keeps for its next call (`self.n_steps += 1`),
+    only comparisons have to come out the same: what Python computes from it is computed anew.
+    A scheduler that the function steps behind its optimizer is stepped.
 
     `state`, such as `[model, optimizer]`, names what a call depends on besides its arguments. All
     that these objects hold is watched. All other Python is taken as constant, tensors by identity.
@@ -590,9 +592,9 @@ def replay(function: Any = None, **options: Any) -> Any:
     `check_every` replays at the latest, a call is recorded and compared: RuntimeError if it did
     something else (0: never). `cuda_graphs` captures a plan in a CUDA graph if all its tensors are
     on the GPU and it doesn't communicate; arguments are copied into the graph, results out of it.
-    Other options are those of `lazy_mode`. What the function prints, or counts in Python, happens
-    in recorded calls only. A call that changes Python objects that it can see is never replayed,
-    and one warning says why.
+    Other options are those of `lazy_mode`. What the function prints is printed in recorded calls
+    only. A call that changes other Python objects that it can see is never replayed, and one
+    warning says why.
     """
     if function is None:
         return functools.partial(replay, **options)
