@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lazy_tensor.capture.counts import Recount
 from lazy_tensor.capture.cuda_graph import CudaGraph
+from lazy_tensor.capture.numbers.counts import Recount
+from lazy_tensor.capture.numbers.kept_numbers import put
 from lazy_tensor.capture.outline import Outline, Returned, Source
-from lazy_tensor.capture.python_state import put
 from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
     ANY_OF,
@@ -174,11 +174,13 @@ class CapturedCall:
         self._draws = take.draws
         self._leaves_drawn = [leaf_drawn.get(i, -1) for i in range(len(take.draws))]
         # a number that was twice the same may be a constant that is returned in its place
-        same = [i for i in take.numbers if values[i] == before.numbers_returned[i]]
-        self._reads = [*take.reads, *(take.numbers[i] for i in same)]
-        self._checks = [(check, computes(check.text)) for check in take.checks]
-        self._checked, self._kept, self._found = take.checked, take.kept, take.found
-        computed_first = (*self._reads, *take.checked.values())
+        numbers = take.numbers
+        same = [i for i in numbers.returned if values[i] == before.numbers_returned[i]]
+        self._reads = [*numbers.deciding, *(numbers.returned[i] for i in same)]
+        self._checks = [(check, computes(check.text)) for check in numbers.checks]
+        self._checked, self._kept = numbers.computed_first, numbers.kept
+        self._constants = numbers.constants
+        computed_first = (*self._reads, *self._checked.values())
         for one in computed_first:
             one.aside.plan(take.outline.scalars)
         read = {i for one in computed_first for i in one.aside.leaves}
@@ -369,7 +371,7 @@ class CapturedCall:
                 for i, read in self._checked.items()
             }
             numbers |= {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
-            numbers |= self._found
+            numbers |= self._constants
             for check, evaluate in self._checks:
                 # what raises is recorded, and raises where eager does
                 with suppress(ArithmeticError, ValueError):

@@ -182,6 +182,11 @@ class ObjectGraph:
         values = [pair for pair in self._values() if is_number(pair[1]) and pair[0] not in without]
         return hash(tuple([(place, repr(value)) for place, value in values]))
 
+    def value_at(self, place: Place) -> Any:
+        """What lay at a place."""
+        name, i = place
+        return self.holdings[name].values[i]
+
     def tensors(self) -> dict[Place, torch.Tensor]:
         """The tensors found, by their places."""
         return {place: one for place, one in self._values() if isinstance(one, torch.Tensor)}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.capture.counts import Formulas
+from lazy_tensor.capture.numbers.counts import Formulas
 from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State

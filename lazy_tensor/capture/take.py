@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,17 +20,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.arguments import Arguments
-from lazy_tensor.capture.counts import Count, Counts, Formulas
+from lazy_tensor.capture.numbers.call_numbers import CallNumbers
+from lazy_tensor.capture.numbers.counts import Count, Counts, Formulas
+from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers
+from lazy_tensor.capture.numbers.schedulers import SchedulerSteps
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Constant, Left, Outline, Returned, Same, Source, named
-from lazy_tensor.capture.python_state import KeptNumbers, SchedulerSteps
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
-from lazy_tensor.dispatch.run.tape import Read, Tape
-from lazy_tensor.dispatch.traced_number import Check, TracedNumber, reads_in, without_traced
+from lazy_tensor.dispatch.run.tape import Tape
+from lazy_tensor.dispatch.traced_number import TracedNumber, without_traced
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -158,12 +159,8 @@ class Take:
     numbers of the leaves that it wrote, with how many writes autograd counted of each: none of a
     batch norm's to its running mean. `metadata` describes all leaves that are not draws. `after`
     shows what the call could see when it ended. `places` are the tensors that it found when it
-    began, and read or returned. `reads` are the numbers that decide what it does, `numbers` those
-    that it only returns, by their places among what it returns. `checks` are operations on other
-    numbers that decide what it does; `checked` are the reads of these, by their places in `r`.
-    `stepped` are schedulers that it steps. `kept` are the places of numbers that it finds, and may
-    change, by their places in `r`; with text that says what it leaves there, and the type of what
-    it found; `found` are numbers there that have to stay.
+    began, and read or returned. `numbers` are Python's that it reads and keeps. `stepped` are
+    schedulers that it steps.
     """
 
     def __init__(
@@ -184,8 +181,6 @@ class Take:
         self.after = after
         self.stepped = schedulers.stepped
         self._explains = schedulers.explains
-        self.reads = self._all_reads = tape.reads
-        self._fixed = tape.numbers.fixed
         self.draws = tuple([draw for draw, _ in tape.draws])
         self._trace = trace
         self._drawn = [data for _, data in tape.draws]
@@ -204,60 +199,47 @@ class Take:
         sources = self._sources()
         # a container that the function itself keeps is one leaf: a replay returns the same one
         whole = {i for i, one in _containers_in(result).items() if after.has(one)}
-        whole |= {id(read.number) for read in self.reads}
+        whole |= {id(read.number) for read in tape.reads}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in whole)
-        self._found = {-1 - k: self._value_before(place) for k, place in enumerate(kept.places)}
-        self.kept = self._kept(kept, leaves, tape.numbers.checks)
+        self.numbers = CallNumbers(trace, tape, kept, before, leaves, (earlier, like))
         left = self._left()
         self._check_identities(left)
-        self.numbers = self._numbers_in(leaves, earlier, like)
-        # what replays read later isn't what the call read, if it wrote there meanwhile
-        self._fixed |= {i for i, read in enumerate(self.reads) if not self._lasts(read)}
-        self.reads = [
-            read
-            for i, read in enumerate(self.reads)
-            if not (read.is_noted and i not in self._fixed or read in self.numbers.values())
-        ]
         returned = self._all_returned(leaves, left)
-        computed = [one.name for one in returned if one.kind == "computed"]
-        computed += [text for i, (_, text, _) in self.kept.items() if text != f"r[{i}]"]
-        given = {i: self._read_again(i) for text in computed for i in sorted(reads_in(text))}
-        self.checks = self._checks(tape.numbers.checks, computed)
-        checked = {i for check in self.checks for i in reads_in(check.text)}
-        self.checked = {i: self._all_reads[i] for i in sorted(checked) if i >= 0}
-        self.found = {i: self._found[i] for i in checked if i < 0 and i not in self.kept}
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
         named = {one.name for one in tensors_named if one.kind == "place"}
         named -= {one.place for one in left}
         self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
-        numbers = {
-            one.name for one in (*returned, *given.values()) if one.kind in ("number", "list")
-        }
-        self._live = tuple(sorted({*self._live, *numbers}))
+        numbers = self.numbers
+        read_later = (*returned, *numbers.computed_from.values())
+        of_numbers = {one.name for one in read_later if one.kind in ("number", "list")}
+        self._live = tuple(sorted({*self._live, *of_numbers}))
         self._check_addresses()
         self.outline = Outline(
             state=trace.state,
             scalars=tuple(trace.scalars),
             formulas=formulas,
-            numbers=after.numbers(formulas.places() | {place for place, *_ in self.kept.values()})
-            if formulas.code
-            else 0,
+            numbers=self._digest(formulas),
             draws=tuple([draw.key for draw in self.draws]),
-            reads=self._keys_of_reads(),
+            reads=numbers.keys_of_reads,
             stepped=tuple(map(id, self.stepped)),
-            kept=tuple(self.kept.values()),
-            checks=tuple([(check.text, check.outcome) for check in self.checks]),
+            kept=tuple(numbers.kept.values()),
+            checks=tuple([(check.text, check.outcome) for check in numbers.checks]),
             sources=sources,
             left=left,
             live=self._live,
             returned=returned,
-            computed_from=given,
+            computed_from=numbers.computed_from,
             structure=structure,
-            numbers_returned={i: _value_key(one.number) for i, one in self.numbers.items()},
+            numbers_returned=numbers.values_returned,
         )
         self._note_leaves(sources, versions)
+
+    def _digest(self, formulas: Formulas) -> int:
+        """See `Outline.numbers`."""
+        kept = {place for place, _, _ in self.numbers.kept.values()}
+        return self.after.numbers(formulas.places() | kept) if formulas.code else 0
 
     def _note_leaves(self, sources: tuple[Source, ...], versions: dict[int, int]) -> None:
         trace = self._trace
@@ -470,7 +452,7 @@ class Take:
         place = holding.spoken(i)
         if self._explains(holding.holder, holding.keys[i], old, new):
             return []
-        if any((name, i) == where for where, *_ in self.kept.values()):
+        if self.numbers.is_kept((name, i)):
             return []
         if isinstance(new, torch.Tensor):
             slot = self._slot_of(new)
@@ -505,124 +487,13 @@ class Take:
         replaced = {one.place for one in left}
         returned: list[Returned] = []
         for i, leaf in enumerate(leaves):
-            if i in self.numbers:
-                returned.append(self._as_number(self.numbers[i]))
+            if i in self.numbers.returned:
+                returned.append(self.numbers.as_returned(self.numbers.returned[i]))
                 continue
             returned.append(found.get(id(leaf)) or self._returned(leaf, replaced))
             if isinstance(leaf, torch.Tensor):
                 found[id(leaf)] = Returned("again", i)
         return tuple(returned)
-
-    def _numbers_in(
-        self, leaves: list[Any], earlier: Iterable[Outline], like: Outline | None
-    ) -> dict[int, Read]:
-        """The leaves that are numbers which the call does nothing with but return, each with its
-        read.
-
-        Nothing tells which read a returned number came from. So the call must return a value as
-        often as it read it, and must have read it in one place; or it returns what it read in the
-        same places as an earlier call.
-        """
-        free = [read for read in self.reads if read.is_only_returned and self._lasts(read)]
-        if like is not None:
-            return self._numbers_as_in(like, leaves, free)
-        found = [self._numbers_as_in(outline, leaves, free) for outline in earlier]
-        places: dict[Any, list[int]] = defaultdict(list)
-        for i, leaf in enumerate(leaves):
-            places[_value_key(leaf)].append(i)
-        by_value: dict[Any, list[Read]] = defaultdict(list)
-        for read in (one for one in self.reads if not one.is_noted):
-            by_value[_value_key(read.number)].append(read)
-        by_count: dict[int, Read] = {}
-        for value, reads in by_value.items():
-            are_one = len({read.slot for read in reads}) == 1
-            if are_one and len(reads) == len(places[value]) and all(one in free for one in reads):
-                by_count.update(zip(places[value], reads, strict=True))
-        return max([*found, by_count], key=len)
-
-    def _numbers_as_in(
-        self, earlier: Outline, leaves: list[Any], free: list[Read]
-    ) -> dict[int, Read]:
-        """The numbers where an earlier call returned some; none if others are there now."""
-        found: dict[int, Read] = {}
-        for i in earlier.numbers_returned if len(earlier.returned) == len(leaves) else ():
-            fitting = [
-                read
-                for read in free
-                if self._as_number(read) == earlier.returned[i]
-                and _value_key(read.number) == _value_key(leaves[i])
-                and read not in found.values()
-            ]
-            if not fitting:
-                return {}
-            found[i] = fitting[0]
-        return found
-
-    def _kept(
-        self, kept: KeptNumbers, leaves: list[Any], checks: list[Check]
-    ) -> dict[int, tuple[Place, str, type]]:
-        """See `kept`. A number that the call neither changes nor uses has to stay as it is."""
-        texts = [kept.texts[place] for place in kept.places]
-        used = [check.text for check in checks]
-        used += [leaf.text for leaf in leaves if type(leaf) is TracedNumber]
-        used += [text for k, text in enumerate(texts) if text != f"r[{-1 - k}]"]
-        of_texts = set().union(*map(reads_in, used)) - self._fixed
-        return {
-            -1 - k: (place, text, type(self._found[-1 - k]))
-            for k, (place, text) in enumerate(zip(kept.places, texts, strict=True))
-            if text and (-1 - k in of_texts or text != f"r[{-1 - k}]") and -1 - k not in self._fixed
-        }
-
-    def _read_again(self, i: int) -> Returned:
-        """How a replay gets the number `i` in texts, to be computed with behind the plan."""
-        if i < 0:
-            is_free = i in self.kept
-            return (
-                Returned("kept", self.kept[i][0])
-                if is_free
-                else Returned("constant", self._found[i])
-            )
-        read = self._all_reads[i]
-        return Returned("constant", read.number) if i in self._fixed else self._as_number(read)
-
-    def _value_before(self, place: Place) -> Any:
-        return self._before.holdings[place[0]].values[place[1]]
-
-    def _keys_of_reads(self) -> tuple[Any, ...]:
-        """What the reads of another call must be equal to. Those of `numbers` are left out."""
-        noted = [
-            read.key(by_value=False)
-            for i, read in enumerate(self._all_reads)
-            if read.is_noted and i not in self._fixed
-        ]
-        return (*[read.key(by_value=True) for read in self.reads], *noted)
-
-    def _checks(self, checks: list[Check], computed: list[str]) -> list[Check]:
-        """The checks that a replay has to make before its plan runs.
-
-        What is computed behind all ops, to be returned, may raise behind the plan.
-        """
-        n_ops = self._trace.state.n_ops
-        return [
-            check
-            for check in checks
-            if check.outcome is not None
-            or check.n_ops < n_ops
-            or not any(check.text in text for text in computed)
-        ]
-
-    def _as_number(self, read: Read) -> Returned:
-        kind = "list" if read.is_list else "number"
-        if read.slot in self.leaf_at:
-            return Returned(f"leaf {kind}", self.leaf_at[read.slot])
-        return Returned(kind, read.slot)
-
-    def _lasts(self, read: Read) -> bool:
-        """Whether the call doesn't write the memory that it read, after the read."""
-        root_of = self._trace.root_of
-        root = root_of(read.slot)
-        later = self._nodes[read.n_ops :]
-        return all(root_of(slot) != root for node in later for slot in node.writes)
 
     def _returned(self, leaf: Any, replaced: set[Place]) -> Returned:
         """How a replay gives `leaf` back. It is not looked up at places in `replaced`, where the
@@ -630,10 +501,7 @@ class Take:
         if type(leaf) is Count:
             raise Obstacle("it returns an optimizer's step count or rate")
         if type(leaf) is TracedNumber:
-            for i in reads_in(leaf.text):
-                if leaf.text == f"r[{i}]":
-                    return self._read_again(i)
-            return Returned("computed", leaf.text)
+            return self.numbers.as_returned(leaf)
         if not isinstance(leaf, torch.Tensor):
             if id(leaf) in self._made_anew:
                 given = with_article(type(leaf).__name__)
@@ -678,11 +546,6 @@ class Take:
 
 
 AS_STRIDED = torch.ops.aten.as_strided.default
-
-
-def _value_key(value: Any) -> tuple[type, str | int]:
-    """Equal for equal numbers of one type; other objects have a key each."""
-    return type(value), repr(value) if is_atom(value) else id(value)
 
 
 def _gives_offset(node: Node) -> bool:

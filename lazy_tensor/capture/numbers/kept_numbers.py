@@ -1,12 +1,11 @@
-"""What a recorded call changes in Python besides tensors, and each replay then changes too.
+"""Numbers that a recorded call keeps for the next one, such as `self.n_steps`.
 
-In: the picture of what a call can see before it is recorded. Out: the schedulers of learning rates
-that it stepped, and the numbers that it keeps for the next call, such as `self.n_steps`, with what
-it made of them. Called by `take`.
+In: the picture of what a call can see before it is recorded. Out: `KeptNumbers`, which lends such
+numbers as traced ones while the call is recorded, and then tells what the call left. Called by
+`take`.
 
-A plan doesn't run the function's Python. It can do without as long as the code does only what is
-known here: it steps a scheduler and looks at nothing that this has set; it computes with a number,
-compares it, and keeps it or returns it.
+A plan doesn't run the function's Python. It can do without as long as all code that sees such a
+number only computes with it, compares it, and keeps it or returns it.
 """
 
 from __future__ import annotations
@@ -17,17 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
-
 from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.object_graph import ObjectGraph
-from lazy_tensor.capture.watched_object import MISSING, Place, WatchedObject, is_same
+from lazy_tensor.capture.watched_object import Place, WatchedObject
 from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.mentions import mentions_of
 from lazy_tensor.dispatch.run.tape import Tape
 from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, text_of
-from lazy_tensor.dispatch.trie.trace import Trace, local
-from lazy_tensor.dispatch.user_frame import user_line
 
 KEEPERS = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS)
 
@@ -123,84 +118,3 @@ def _code_of(function: Any) -> types.CodeType | None:
     while isinstance(function, (functools.partial, types.MethodType)):
         function = function.func if isinstance(function, functools.partial) else function.__func__
     return getattr(function, "__code__", None)
-
-
-class SchedulerSteps:
-    """The schedulers that one call steps, in order: `stepped`.
-
-    A step that a replay couldn't do when its plan has run is an obstacle: the tape stops.
-    """
-
-    def __init__(self, trace: Trace, tape: Tape) -> None:
-        self.stepped: list[LRScheduler] = []
-        self._trace = trace
-        self._tape = tape
-        self._is_inside = False
-        # before the first step and after the last, by the dicts' ids and the keys
-        self._before: dict[tuple[int, str], Any] = {}
-        self._after: dict[tuple[int, str], Any] = {}
-
-    def explains(self, group: Any, key: Any, old: Any, new: Any) -> bool:
-        """Whether all that changed `old` to `new` in an optimizer's group were the steps."""
-        place = (id(group), key)
-        return (
-            place in self._before
-            and is_same(self._before[place], old)
-            and is_same(self._after[place], new)
-        )
-
-    @contextmanager
-    def followed(self, schedulers: list[LRScheduler]) -> Iterator[None]:
-        """Note the steps of these schedulers, and whether their optimizers step afterwards."""
-        own = [vars(scheduler).get("step", MISSING) for scheduler in schedulers]
-        hooks = [
-            scheduler.optimizer.register_step_pre_hook(self._before_optimizer)
-            for scheduler in schedulers
-        ]
-        for scheduler in schedulers:
-            vars(scheduler)["step"] = self._noting(scheduler, scheduler.step)
-        try:
-            yield
-        finally:
-            for scheduler, step in zip(schedulers, own, strict=True):
-                del vars(scheduler)["step"]
-                if step is not MISSING:
-                    vars(scheduler)["step"] = step
-            for hook in hooks:
-                hook.remove()
-
-    @property
-    def _is_going_on(self) -> bool:
-        """Whether this thread still records the call."""
-        return self._trace.tape is self._tape and local.trace is self._trace
-
-    def _before_optimizer(self, *_: Any) -> None:
-        if self.stepped and self._is_going_on:
-            self._tape.stop(f"an optimizer steps at {user_line()}, behind its scheduler")
-
-    def _noting(self, scheduler: LRScheduler, step: Callable[..., None]) -> Callable[..., None]:
-        def noting(*args: Any, **kwargs: Any) -> None:
-            # a scheduler may step others
-            is_noted = self._is_going_on and not self._is_inside
-            if is_noted and (args or kwargs):
-                self._tape.stop(f"it gives a scheduler's step an argument at {user_line()}")
-            if not is_noted or args or kwargs:
-                step(*args, **kwargs)
-                return
-            state, groups = self._trace.state, scheduler.optimizer.param_groups
-            before = [dict(group) for group in groups]
-            self._is_inside = True
-            try:
-                step()
-            finally:
-                self._is_inside = False
-            if self._trace.state is not state:
-                self._tape.stop(f"a scheduler computes with tensors at {user_line()}")
-            self.stepped.append(scheduler)
-            for group, values in zip(groups, before, strict=True):
-                for key, old in values.items():
-                    if not is_same(old, group.get(key, MISSING)):
-                        self._before.setdefault((id(group), key), old)
-                        self._after[id(group), key] = group.get(key, MISSING)
-
-        return noting
