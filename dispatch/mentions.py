@@ -49,13 +49,8 @@ def mentions_of(code: types.CodeType) -> Mentions:
             used.update(dict.fromkeys(texts))
         if not _MODULES.isdisjoint(part.co_names):
             imports += texts
-        # a class pattern has the names of its attributes in a tuple
-        for constant in part.co_consts:
-            several = constant if isinstance(constant, tuple) else (constant,)
-            # `attrgetter` takes a path: names with dots between them
-            paths = [one.split(".") for one in several if isinstance(one, str)]
-            names.update(name for path in paths for name in path if name.isidentifier())
-        if not _ALL_ATTRIBUTES.isdisjoint(part.co_names) or _computes_names(part):
+        names |= names_in_texts(part)
+        if looks_around(part) or _computes_names(part):
             names.add(ANY_NAME)
         before: Any = None  # the variable that the last instruction loads
         loaded: list[Any] = []  # constants; before an import its level and the names taken from it
@@ -78,6 +73,48 @@ def mentions_of(code: types.CodeType) -> Mentions:
     return Mentions(
         frozenset(names), frozenset(of_self), frozenset(stored), tuple(imports), tuple(used)
     )
+
+
+@functools.lru_cache(1 << 14)
+def names_looked_up(code: types.CodeType) -> frozenset[str]:
+    """Names of attributes that code may get at by strings: by `getattr`, or by a class pattern."""
+    has_patterns = any(one.opname == "MATCH_CLASS" for one in dis.get_instructions(code))
+    if has_patterns or not _BY_NAME.isdisjoint(code.co_names):
+        return names_in_texts(code)
+    return frozenset()
+
+
+def names_in_texts(code: types.CodeType) -> frozenset[str]:
+    """What may be names of attributes in a code object's strings."""
+    names: set[str] = set()
+    # a class pattern has the names of its attributes in a tuple; so have keyword arguments
+    for constant in set(code.co_consts) - _keywords(code):
+        several = constant if isinstance(constant, tuple) else (constant,)
+        # `attrgetter` takes a path: names with dots between them
+        paths = [one.split(".") for one in several if isinstance(one, str)]
+        names.update(name for path in paths for name in path if name.isidentifier())
+    return frozenset(names)
+
+
+def _keywords(code: types.CodeType) -> set[Any]:
+    """Tuples that only name the keyword arguments of calls, which are no attributes."""
+    steps = list(dis.get_instructions(code))
+    # until Python 3.12 they have an instruction, later the call takes them from the stack
+    loaded = [
+        (one.argval, following.opname == "CALL_KW")
+        for one, following in zip(steps, steps[1:], strict=False)
+        if one.opname == "LOAD_CONST" and isinstance(one.argval, tuple)
+    ]
+    named = {code.co_consts[one.arg or 0] for one in steps if one.opname == "KW_NAMES"}
+    named |= {constant for constant, is_named in loaded if is_named}
+    return named - {constant for constant, is_named in loaded if not is_named}
+
+
+@functools.lru_cache(1 << 14)
+def looks_around(code: types.CodeType) -> bool:
+    """Whether code may get at attributes or variables whose names don't occur in it."""
+    globals_ = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBAL_LOADS}
+    return not (_FUNCTIONS.isdisjoint(globals_) and _ATTRIBUTES.isdisjoint(code.co_names))
 
 
 def _computes_names(code: types.CodeType) -> bool:
@@ -120,8 +157,13 @@ def _computes_names(code: types.CodeType) -> bool:
 _BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter"})
 _MODULES = frozenset({"modules", "import_module", "__import__"})
 """Names by which code gets at modules, under names in strings."""
-_ALL_ATTRIBUTES = frozenset({"__dict__", "vars", "eval", "exec"})
-"""Names by which code gets at any attribute."""
+_GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_FUNCTIONS = frozenset({"dir", "eval", "exec", "globals", "locals", "vars"})
+_ATTRIBUTES = frozenset({
+    "__dict__", "__getattribute__", "builtins", "cell_contents", "currentframe", "f_locals",
+    "_getframe",
+})  # fmt: skip
+"""Functions, which aren't methods of such names, and attributes by which code looks around."""
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

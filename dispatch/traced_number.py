@@ -9,15 +9,21 @@ Made by `tape`.
 
 from __future__ import annotations
 
+import gc
 import math
 import operator
 import re
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CellType
 from typing import Any, NamedTuple
 
 from lazy_tensor.dispatch.user_frame import user_line
 
 PLAIN_TYPES = (bool, float, int)
+LARGEST = 2**53
 MOST_CHARACTERS = 1000
 """Length of a text up to which it is computed anew: loops may make long ones."""
 
@@ -25,54 +31,78 @@ MOST_CHARACTERS = 1000
 class Check(NamedTuple):
     """An operation whose outcome decides what a call does: a truth value, or one that may raise.
 
-    `outcome` is None for the latter. The call recorded `n_ops` ops before it, at the line `where`.
+    `outcome` is None for the latter, which has to give a number. `where` is the user's line.
     """
 
     text: str
     outcome: bool | None
-    n_ops: int
     where: str
 
 
 class NumberLog:
-    """What one call does with its numbers. `n_ops` tells how many ops it has recorded so far.
+    """What one call does with its numbers.
 
     `checks` are in the order in which the call made them. `fixed` are the reads whose numbers were
     used in a way that no text follows, so that replays need the same ones.
     """
 
-    def __init__(self, n_ops: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self.is_open = True
-        self.n_numbers = 0  # handed out
+        self._thread = threading.get_ident()
+        self._made: list[weakref.ref[TracedNumber]] = []
         self.checks: list[Check] = []
         self.fixed: set[int] = set()
-        self._n_ops = n_ops
 
     def number(self, i: int, value: float, *, traces_bools: bool) -> TracedNumber:
         """The number `i` in texts, to be handed out."""
-        self.n_numbers += 1
-        return TracedNumber(value, f"r[{i}]", self, traces_bools)
+        return self._traced(value, f"r[{i}]", traces_bools=traces_bools)
+
+    def _traced(self, value: float, text: str, *, traces_bools: bool) -> TracedNumber:
+        made = TracedNumber(value, text, self, traces_bools)
+        self._made.append(weakref.ref(made))
+        return made
+
+    def repair(self) -> None:
+        """Put plain numbers in place of those that outlive the call, wherever code has put them."""
+        alive = tuple([number for one in self._made if (number := one()) is not None])
+        self._made.clear()
+        for number in alive:
+            for holder in gc.get_referrers(number):
+                with suppress(Exception):  # it can't be changed
+                    _replace(holder, number)
 
     def decides(self, text: str, outcome: bool | None) -> None:
         """Note an operation that decides what the call does."""
-        if self.is_open:
-            self.checks.append(Check(text, outcome, self._n_ops(), user_line()))
+        if self._is_noting:
+            self.checks.append(Check(text, outcome, user_line()))
+
+    @contextmanager
+    def fixing(self, *numbers: Any) -> Iterator[None]:
+        """An operation that raises may be caught: a replay needs the same numbers then."""
+        try:
+            yield
+        except BaseException:
+            for number in numbers:
+                self.fix(text_of(number))
+            raise
 
     def computed(self, text: str, result: Any, *, traces_bools: bool) -> Any:
         """Note what was computed. A number comes back as one that is followed."""
-        if not self.is_open:
+        if not self._is_noting:
             return result
         if type(result) is bool and not traces_bools:
             self.decides(text, result)
             return result
-        is_known = type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS
-        try:
-            if is_known:
-                return TracedNumber(result, text, self, traces_bools)
-        except OverflowError:  # an int beyond all floats
-            pass
+        if is_plain(result) and len(text) <= MOST_CHARACTERS:
+            return self._traced(result, text, traces_bools=traces_bools)
         self.fix(text)
         return result
+
+    @property
+    def _is_noting(self) -> bool:
+        """Whether the call goes on, and this is its thread: numbers may outlive it, or be seen by
+        another."""
+        return self.is_open and threading.get_ident() == self._thread
 
     def fix(self, text: str) -> None:
         """Note that the numbers in this text were read as they are."""
@@ -88,7 +118,7 @@ class TracedNumber(float):
     code sees the float, which is rounded if `value` is a large int.
     """
 
-    __slots__ = ("log", "text", "traces_bools", "value")
+    __slots__ = ("__weakref__", "log", "text", "traces_bools", "value")
     value: float
     text: str
     log: NumberLog
@@ -100,15 +130,21 @@ class TracedNumber(float):
         return made
 
     def __round__(self, n_digits: Any = None) -> Any:
-        result = round(self.value, n_digits)
+        with self.log.fixing(self):
+            result = round(self.value, n_digits)
         text = f"round({self.text}, {n_digits!r})"
-        if n_digits is None:  # NaN is no int
-            self.log.decides(text, None)
+        if type(n_digits) is not int or n_digits < 0:
+            self.log.decides(text, None)  # NaN is no int
         return self.log.computed(text, result, traces_bools=self.traces_bools)
 
     def __bool__(self) -> bool:
         self.log.decides(f"bool({self.text})", bool(self.value))
         return bool(self.value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number that may be traced: no int is so large that floats lose it."""
+    return type(value) in PLAIN_TYPES and (type(value) is not int or abs(value) <= LARGEST)
 
 
 def plain(number: Any) -> Any:
@@ -133,6 +169,20 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     return result if all(map(operator.is_, given, result)) else tuple(given)
 
 
+def _replace(holder: Any, number: TracedNumber) -> None:
+    """Put the plain number where an object holds a traced one."""
+    if isinstance(holder, CellType):
+        holder.cell_contents = number.value
+        return
+    is_object = not isinstance(holder, (dict, list, type))
+    state = vars(holder) if is_object or isinstance(holder, type) else holder
+    for key, one in list(state.items() if not isinstance(state, list) else enumerate(state)):
+        if one is number and isinstance(holder, type):
+            setattr(holder, key, number.value)
+        elif one is number:
+            state[key] = number.value
+
+
 def reads_in(text: str) -> set[int]:
     """Which numbers a text is about."""
     return {int(i) for i in re.findall(r"\br\[(-?\d+)\]", text)}
@@ -151,7 +201,8 @@ def text_of(number: Any) -> str:
     if type(number) is TracedNumber:
         return number.text
     # the texts of inf and nan are no numbers of Python's
-    return f"({number!r})" if math.isfinite(number) else f"float('{number!r}')"
+    is_special = type(number) is float and not math.isfinite(number)
+    return f"float('{number!r}')" if is_special else f"({number!r})"
 
 
 def _unary(name: str, form: str) -> Callable[..., Any]:
@@ -169,14 +220,17 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
 
     def method(self: TracedNumber, other: Any) -> Any:
         left, right = (other, self) if is_swapped else (self, other)
-        result = operation(plain(left), plain(right))
+        with self.log.fixing(left, right):
+            result = operation(plain(left), plain(right))
         if type(other) not in (*PLAIN_TYPES, TracedNumber):
             self.log.fix(self.text)
             return result
         traces_bools = all(one.traces_bools for one in (left, right) if type(one) is TracedNumber)
         text = form % (text_of(left), text_of(right))
-        if "**" in form or (form in DIVISIONS and type(right) is TracedNumber):
-            self.log.decides(text, None)  # by zero it would raise
+        if "**" in form:
+            self.log.decides(text, None)
+        elif form in DIVISIONS and type(right) is TracedNumber:
+            self.log.decides(f"(1 / {right.text})", None)  # by zero it raises
         return self.log.computed(text, result, traces_bools=traces_bools)
 
     return method

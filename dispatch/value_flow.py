@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 
+from lazy_tensor.dispatch.mentions import looks_around, names_looked_up
 from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber
 
 OTHER, PLAIN, NUMBER, HOLDER = "", "plain", "number", "holder"
@@ -27,6 +28,8 @@ HELD = frozenset({NUMBER, HOLDER})
 NOTED = frozenset({"abs", "dict", "len", "max", "min", "round"})
 """Functions that a number may be given to: they call its methods, or keep it as `dict` does. `len`
 gives a plain number."""
+ITEM = "item"
+"""The method that gives a plain number, unless a class of the user's has another one."""
 OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 Stack = tuple[str, ...]
 """What the values on top of a frame's stack are. All below are unknown."""
@@ -35,18 +38,14 @@ KEEPERS = ("ATTR", "DEREF", "GLOBAL")
 Names = frozenset[tuple[str, str]]
 """Local variables that are known, each with what it is."""
 Rules = tuple[frozenset[str], frozenset[str], bool]
-"""The functions of `NOTED` that have these names in the code, the names under which numbers are
-kept, and whether what comparisons give counts as a number."""
+"""The functions of `NOTED`, and `ITEM`, that have these names in the code, the names under which
+numbers are kept, and whether what comparisons give counts as a number."""
 Place = tuple[int, Stack, Names]
 """An instruction's number, and the stack and the local variables before it."""
 
 READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
 """Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
 as `max`, do something with the number before they give anything."""
-LOOKS_AROUND = frozenset({
-    "currentframe", "dir", "eval", "exec", "f_locals", "_getframe", "globals", "locals", "vars",
-})  # fmt: skip
-"""Functions by which code may find its variables unseen."""
 METHOD_LOAD = "LOAD_METHOD" if sys.version_info < (3, 12) else "LOAD_ATTR"
 GLOBAL_LOADS, METHOD_LOADS = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 LOADS = (*GLOBAL_LOADS, *METHOD_LOADS, "LOAD_DEREF", "LOAD_FAST")
@@ -78,13 +77,15 @@ def is_only_returned(
     is_noted: bool = False,
     traces_bools: bool = False,
     kept: frozenset[str] = frozenset(),
+    unknown: frozenset[str] = frozenset(),
 ) -> bool:
     """Whether the number that `frame` waits for is only returned by it and by its callers, up to
     the function that has the code `until`.
 
     If it `is_noted` what is computed from the number, this may be returned in its place, or kept
     under one of the names `kept`. Whether it is compared doesn't matter then. With
-    `traces_bools` the same must hold for what comparisons give.
+    `traces_bools` the same must hold for what comparisons give. `unknown` are functions that aren't
+    known here, though code uses their names.
     """
     called: CodeType | None = None
     kind = NUMBER if is_noted else HOLDER
@@ -96,7 +97,7 @@ def is_only_returned(
             names = (*READS, *(name for name in CONVERTS if name not in frame.f_globals))
         else:
             names = (called.co_name,)
-        known = NOTED.difference(frame.f_globals)
+        known = NOTED.difference(frame.f_globals) | {ITEM} - unknown
         rules = known, kept, traces_bools
         kinds = _returned(frame.f_code, frame.f_lasti, names, kind, rules, frozenset())
         if kinds is None and kind == NUMBER:
@@ -123,7 +124,7 @@ def _returned(
 
     The result is of this kind.
     """
-    if LOOKS_AROUND.intersection(code.co_names):
+    if looks_around(code):
         return None
     return _Function(code, rules).returned(offset, names, kind, variables)
 
@@ -133,11 +134,10 @@ def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> frozenset[
     """Those of the names for kept numbers in `rules` whose numbers a function only computes with,
     keeps under such names, and returns if it `may_return` them."""
     known, kept, traces_bools = rules
-    if LOOKS_AROUND.intersection(code.co_names):
+    if looks_around(code):
         return frozenset()
     mentioned = {*code.co_names, *code.co_freevars, *code.co_cellvars}
-    # `getattr` may get at an attribute by a text
-    kept = kept.difference([one for one in code.co_consts if isinstance(one, str)])
+    kept -= names_looked_up(code)
     if mentioned.isdisjoint(kept):
         return kept
     function = _Function(code, (known, kept, traces_bools))
@@ -325,8 +325,9 @@ class _Function:
             pushed = [OTHER] * (n & 1)
             pushed.insert(0 if sys.version_info >= (3, 13) else n & 1, kind)
             return (*stack, *pushed), names
-        if step.argval == "item" and name == METHOD_LOAD and _n_taken(step, 2) == 1:
-            return (*_without(stack, 1), "item", OTHER), names
+        is_method = name == METHOD_LOAD and _n_taken(step, 2) == 1
+        if is_method and step.argval == ITEM and ITEM in self._known:
+            return (*_without(stack, 1), ITEM, OTHER), names
         if not any(stack):
             # an unknown value is as good as one of those below
             return stack, names
@@ -468,10 +469,10 @@ def _computed(step: dis.Instruction, stack: Stack, *, traces_bools: bool) -> Sta
     is_named = name == "CALL_KW"  # the names lie above the arguments
     given = stack[len(stack) - n - is_named : len(stack) - is_named]
     rest = stack[: len(stack) - n - is_named - 2]
-    function = "".join({*NOTED, "item"}.intersection(stack[len(rest) : len(rest) + 2]))
+    function = "".join({*NOTED, ITEM}.intersection(stack[len(rest) : len(rest) + 2]))
     if function == "dict":
         return (*rest, _holder(given))
-    if function and (function in ("item", "len") or {*given} == {PLAIN}) and not _holds(given):
+    if function and (function in (ITEM, "len") or {*given} == {PLAIN}) and not _holds(given):
         return (*rest, PLAIN)
     takes_more = function == "round" and not _holds(given[1:])
     if NUMBER in given[:1] and (takes_more or (function == "abs" and n == 1)):

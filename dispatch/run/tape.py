@@ -192,9 +192,11 @@ class Tape:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
-        self.numbers = NumberLog(lambda: trace.state.n_ops)
+        self.numbers = NumberLog()
         self.kept: frozenset[str] = frozenset()
         """Names under which numbers are kept for the next call."""
+        self.unknown: frozenset[str] = frozenset()
+        """See `value_flow.is_only_returned`."""
         self.may_record = True
         """Whether more may be recorded: not behind the end of inference mode, whose ops the trace
         holds."""
@@ -278,7 +280,7 @@ class Tape:
         may_be_noted = may_be_noted and type(number) in (float, int)
         follow = partial(
             value_flow.is_only_returned, calling_frame(), self._caller,
-            is_noted=may_be_noted, kept=self.kept,
+            is_noted=may_be_noted, kept=self.kept, unknown=self.unknown,
         )  # fmt: skip
         traces_bools = may_be_noted and follow(traces_bools=True)
         is_followed = traces_bools or follow()

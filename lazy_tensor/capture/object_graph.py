@@ -18,6 +18,7 @@ import importlib.util
 import io
 import itertools
 import logging
+import math
 import operator
 import random
 import sys
@@ -118,6 +119,7 @@ class ObjectGraph:
         self.holdings: dict[str, WatchedObject] = {}
         self.generators: list[torch.Generator] = []
         self.schedulers: list[LRScheduler] = []
+        self.names_in_objects: set[str] = set()  # by which objects such as `attrgetter` look up
         self.codes: dict[types.CodeType, dict[str, Any]] = {}
         self.arguments: dict[int, str] = {}
         self.instances: list[Any] = []
@@ -157,14 +159,30 @@ class ObjectGraph:
 
     def may_call(self, code: types.CodeType) -> bool:
         """Whether the user's own code may call a function that has this code: by a variable of its
-        name, or as a method of the object whose method calls it."""
+        name, as a method of the object whose method calls it or of another one, or by a place that
+        holds it."""
         name = code.co_name
-        return any(
+        is_mentioned = any(
             name in (*one.co_freevars, *one.co_cellvars)
             or name in mentions_of(one).globals
             or name in mentions_of(one).of_self
             for one in self.codes
+            if one.co_name not in _MAKERS  # `self.step = replay(self.step)` calls nothing
         )
+        owners = [one for one in self.instances if _has_code(getattr(type(one), name, None), code)]
+        return (
+            is_mentioned
+            or len(owners) > 1
+            or any(
+                _has_code(value, code)
+                for (label, _), value in self._values()
+                if self.holdings[label].kind is not kinds.MEMBERS
+            )
+        )
+
+    def defines(self, name: str) -> bool:
+        """Whether a class of the user's has a member of that name."""
+        return any(name in vars(cls) for cls in self._classes if not _is_constant(cls))
 
     def is_read_by_libraries(self, holding: WatchedObject, name: str) -> bool:
         """Whether the code of a library's class may read an attribute that an object holds."""
@@ -239,6 +257,8 @@ class ObjectGraph:
         """
         if is_atom(value) or id(value) in self._seen:
             return
+        if any(value is one for one in _LOOKING_UP):
+            self._of_users.add(ANY_NAME)  # under another name than its own
         self._seen[id(value)] = value
         if isinstance(value, torch.Tensor):
             self._visit_tensor(label, value)
@@ -251,7 +271,7 @@ class ObjectGraph:
         while n_left != len(self._unvisited):
             n_left = len(self._unvisited)
             for label, one in [*self._unvisited]:
-                if self.may_mention(*_names_in(one)):
+                if self.may_mention(*_names_in(one)) or not _only_counts(one):
                     self._unvisited.remove((label, one))
                     self._visit_attributes(label, one)
                     self._visit_queued()
@@ -325,6 +345,7 @@ class ObjectGraph:
         elif isinstance(value, operator.attrgetter):
             paths = [path.split(".") for path in value.__reduce__()[1]]
             self.names.update(itertools.chain(*paths))
+            self.names_in_objects.update(itertools.chain(*paths))
         elif hasattr(kind, "__length_hint__") or kind is itertools.count:
             self._hold(label, value, kinds.ITERATOR)
         elif hasattr(kind, "__next__") and _is_of_library(kind):
@@ -368,8 +389,9 @@ class ObjectGraph:
             for function in functions.values():
                 self.names |= mentions_of(function.__code__).names - {ANY_NAME}
             return
-        called = {name for name in functions if name.startswith("__")}.difference(_MAKERS)
-        names = self.names | called if called else self.names
+        called = {name for name in functions if name.startswith("__")}
+        # what makes instances is followed where a class may be called: see `_visit_code`
+        names = (self.names | called).difference(_MAKERS)
         self._follow_members(cls, names)
         self._hold(cls.__name__, _dict_of(cls), kinds.MEMBERS, names)
 
@@ -402,6 +424,48 @@ class ObjectGraph:
         if mentions.globals:
             # names of builtins, too: a global may come later and hide one
             self._hold("", function.__globals__, kinds.GLOBALS, mentions.globals)
+
+
+_LOOKING_UP = (getattr, setattr, vars, eval, exec, object.__getattribute__)
+
+
+def _has_code(value: Any, code: types.CodeType) -> bool:
+    """Whether a call of a value runs this code."""
+    while isinstance(value, (functools.partial, types.MethodType, staticmethod, classmethod)):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    return getattr(value, "__code__", None) is code
+
+
+def _only_counts(scheduler: Any) -> bool:
+    """Whether a scheduler depends on nothing but numbers of its own, and on its optimizer."""
+    if not type(scheduler).__module__.startswith("torch.optim."):
+        return False
+    values = list(vars(scheduler).values())
+    values += itertools.chain(*[one for one in values if type(one) in (list, tuple)])
+    return all(
+        _only_counts(one) if isinstance(one, LRScheduler) else not callable(one) or _is_closed(one)
+        for one in values
+    )
+
+
+def _is_closed(function: Any) -> bool:
+    """Whether what a function gives depends on nothing but its arguments."""
+    if isinstance(function, functools.partial):
+        given = (*function.args, *function.keywords.values())
+        return _is_closed(function.func) and all(map(is_atom, given))
+    if isinstance(function, types.MethodType) and isinstance(function.__self__, LRScheduler):
+        return True
+    if not isinstance(function, types.FunctionType):
+        return isinstance(function, (type, weakref.ref, types.BuiltinFunctionType))
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    mentions = mentions_of(function.__code__)
+    values = [function.__globals__.get(name, math) for name in mentions.globals]
+    return (
+        all(map(is_atom, (*cells, *(function.__defaults__ or ()))))
+        and not mentions.stored
+        and ANY_NAME not in mentions.names
+        and all(isinstance(one, types.ModuleType) for one in values)
+    )
 
 
 def _names_in(scheduler: LRScheduler) -> set[str]:

@@ -37,6 +37,10 @@ class Source:
     is_copy: bool = False
 
 
+MOST_SHOWN = 100
+"""Characters of a message that show a changed value; it is left out of longer ones."""
+
+
 class Constant:
     """What a replay returns as it is. An instance never changes, and equal ones are the same."""
 
@@ -68,6 +72,32 @@ class Left:
     place: Place
     slot: int
     was_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A place where the call found one value and put another, neither of which can change: as
+    `model.eval()` does. A replay finds and puts the same ones. `spoken` names it in messages."""
+
+    place: Place
+    spoken: str
+    old: Any
+    new: Any
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Flag)
+            and self.place == other.place
+            and is_same(self.old, other.old)
+            and is_same(self.new, other.new)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+    def __str__(self) -> str:
+        text = f"{self.spoken} from {self.old!r} to {self.new!r}"
+        return text if len(text) < MOST_SHOWN else self.spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +133,7 @@ class Outline:
     reads: tuple[Any, ...]
     checks: tuple[tuple[str, bool | None], ...]
     stepped: tuple[int, ...]
+    flags: tuple[Flag, ...]
     kept: tuple[tuple[Place, str, type], ...]
     sources: tuple[Source, ...]
     left: tuple[Left, ...]
@@ -127,6 +158,9 @@ class Outline:
         for now, then in zip(self.reads, before.reads, strict=False):
             if now != then and now[0] == then[0]:
                 return f"it reads {now[1]} at {now[0]} where the call before read {then[1]}"
+        changed = [one for one in self.flags if one not in before.flags]
+        if changed:
+            return f"it changes {changed[0]}, which a replay would not"
         for name, words in _WORDS.items():
             if getattr(self, name) != getattr(before, name):
                 return words
@@ -150,6 +184,7 @@ _WORDS = {
     "checks": "it compares numbers that it reads with another outcome each call",
     "stepped": "it steps other schedulers each call",
     "kept": "it keeps other numbers for the next call each call",
+    "flags": "it changes other values each call",
     "sources": "it reads other tensors each call",
     "left": "it leaves tensors in other places each call",
     "live": "other results outlive it each call",

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.numbers.call_numbers import CallNumbers
 from lazy_tensor.capture.numbers.counts import Count, Counts, Formulas
 from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers
 from lazy_tensor.capture.numbers.schedulers import SchedulerSteps
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
-from lazy_tensor.capture.outline import Constant, Left, Outline, Returned, Same, Source, named
+from lazy_tensor.capture.outline import Constant, Flag, Left, Outline, Returned, Same, Source, named
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
@@ -38,8 +39,8 @@ from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, loca
 from lazy_tensor.dispatch.wording import op_name, with_article
 from lazy_tensor.tensor import LazyTensor
 
-MOST_SHOWN = 100
-"""Characters of an obstacle that show a changed value; a longer text is left out."""
+SETTABLE = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS, kinds.ITEMS, kinds.ELEMENTS)
+"""Kinds of places where a replay puts a flag, number or text that the call has put there."""
 
 MOST_CONSTANTS = 16
 """Elements of a tensor made inside, such as `torch.tensor(0.5)`, that is treated as a number: calls
@@ -100,6 +101,7 @@ def take(
             result = function(*args, **kwargs)
     except BaseException:
         tape.stop("it raised an exception")
+        tape.numbers.repair()
         raise
     tape.take_off()
     torch.clear_autocast_cache()
@@ -127,7 +129,9 @@ def take(
         taken = str(reason)
     except Exception as error:  # the call has run, and its result must not be lost
         taken = f"it can't be taken down: {error!r}; please report it"
-    return without_traced(result) if tape.numbers.n_numbers else result, taken
+    result = without_traced(result)
+    tape.numbers.repair()
+    return result, taken
 
 
 def _containers_in(*values: Any) -> dict[int, Any]:
@@ -160,7 +164,8 @@ class Take:
     batch norm's to its running mean. `metadata` describes all leaves that are not draws. `after`
     shows what the call could see when it ended. `places` are the tensors that it found when it
     began, and read or returned. `numbers` are Python's that it reads and keeps. `stepped` are
-    schedulers that it steps.
+    schedulers that it steps, `found_stepped` what these change, as the call found it. `flags` are
+    other values that it changes.
     """
 
     def __init__(
@@ -181,6 +186,8 @@ class Take:
         self.after = after
         self.stepped = schedulers.stepped
         self._explains = schedulers.explains
+        self.found_stepped: dict[Place, Any] = {}
+        self.flags: list[Flag] = []
         self.draws = tuple([draw for draw, _ in tape.draws])
         self._trace = trace
         self._drawn = [data for _, data in tape.draws]
@@ -224,6 +231,7 @@ class Take:
             draws=tuple([draw.key for draw in self.draws]),
             reads=numbers.keys_of_reads,
             stepped=tuple(map(id, self.stepped)),
+            flags=tuple(self.flags),
             kept=tuple(numbers.kept.values()),
             checks=tuple([(check.text, check.outcome) for check in numbers.checks]),
             sources=sources,
@@ -235,6 +243,7 @@ class Take:
             numbers_returned=numbers.values_returned,
         )
         self._note_leaves(sources, versions)
+        del self._result  # it holds traced numbers
 
     def _digest(self, formulas: Formulas) -> int:
         """See `Outline.numbers`."""
@@ -451,6 +460,7 @@ class Take:
         it need do nothing."""
         place = holding.spoken(i)
         if self._explains(holding.holder, holding.keys[i], old, new):
+            self.found_stepped[name, i] = old
             return []
         if self.numbers.is_kept((name, i)):
             return []
@@ -472,10 +482,10 @@ class Take:
         if are_held and not are_atoms and type(old) is type(new):
             self._made_anew.add(id(new))
             return []  # a new container: its contents have a holding, which is compared itself
-        shown = f" from {old!r} to {new!r}" if are_atoms else ""
-        if len(shown) > MOST_SHOWN:
-            shown = ""
-        raise Obstacle(f"it changes {place}{shown}, which a replay would not")
+        if are_atoms and holding.kind in SETTABLE and name not in self.after.arguments.values():
+            self.flags.append(Flag((name, i), place, old, new))
+            return []
+        raise Obstacle(f"it changes {place}, which a replay would not")
 
     # What the call returned
 

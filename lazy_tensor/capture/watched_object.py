@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.traced_number import is_plain
 from lazy_tensor.dispatch.trie.tensor_types import OWN_ATTRIBUTES
 
 ATOMS: tuple[type, ...] = (
@@ -70,7 +71,7 @@ def is_same(a: Any, b: Any) -> bool:
     if a is OPEN:
         return isinstance(b, torch.Tensor)
     if type(a) is Marker:
-        return ANY_OF.get(type(b)) is a
+        return ANY_OF.get(type(b)) is a and is_plain(b)
     if type(a) is not type(b):
         return False
     if type(a) in (float, complex, range):

@@ -324,8 +324,21 @@ def squared_often(x):
     return n
 
 
-USED += [divided, divided_last, to_a_power, scaled_by_a_number, with_large_numbers, of_nan,
-         written_and_computed, the_same_twice, squared_often]  # fmt: skip
+def caught_division(x):
+    try:
+        ratio = x.sum().item() / x.prod().item()
+    except ZeroDivisionError:
+        ratio = -1.0
+    return x * 2, ratio
+
+
+def evaluated_model(x):
+    model = torch.nn.ReLU()
+    return model.eval()(x).sum().item() / 3
+
+
+USED += [caught_division, evaluated_model, divided, divided_last, to_a_power, scaled_by_a_number,
+         with_large_numbers, of_nan, written_and_computed, the_same_twice, squared_often]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", USED)

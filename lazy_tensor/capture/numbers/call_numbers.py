@@ -65,15 +65,7 @@ class CallNumbers:
         computed = [one.name for one in given if one.kind == "computed"]
         computed += [text for i, (_, text, _) in self.kept.items() if text != f"r[{i}]"]
         self.computed_from = {i: self.source_of(i) for text in computed for i in reads_in(text)}
-        n_ops = trace.state.n_ops
-        # what is computed behind all ops, to be returned, may raise behind the plan
-        self.checks = [
-            check
-            for check in tape.numbers.checks
-            if check.outcome is not None
-            or check.n_ops < n_ops
-            or not any(check.text in text for text in computed)
-        ]
+        self.checks = tape.numbers.checks
         checked = sorted({i for check in self.checks for i in reads_in(check.text)})
         self.computed_first = {i: self._reads[i] for i in checked if i >= 0}
         self.constants = {i: self._found[i] for i in checked if i < 0 and i not in self.kept}

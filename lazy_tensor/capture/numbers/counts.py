@@ -138,8 +138,11 @@ class Counts:
         def take_back(*_: Any) -> None:
             for group, key, number, count in lent:
                 # a value that the step itself has set stays
-                if group.get(key) is count:
+                now = group.get(key)
+                if now is count:
                     group[key] = number
+                elif type(now) is Count:  # a scheduler that a hook has stepped computed it
+                    group[key] = _plain(now)
             lent.clear()
 
         hooks: list[Any] = []

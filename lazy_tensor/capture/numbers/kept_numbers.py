@@ -18,12 +18,15 @@ from typing import Any
 
 from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.object_graph import ObjectGraph
-from lazy_tensor.capture.watched_object import Place, WatchedObject
+from lazy_tensor.capture.watched_object import MISSING, Place, WatchedObject
 from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.mentions import mentions_of
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, text_of
+from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, is_plain, text_of
 
+OWN_WAYS = ("__delattr__", "__getattr__", "__getattribute__", "__setattr__")
+"""Methods by which a class may do anything where an attribute is read or set."""
+NAMING = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS, kinds.MEMBERS, kinds.OF_TENSOR)
 KEEPERS = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS)
 
 
@@ -38,13 +41,14 @@ class KeptNumbers:
     def __init__(self, graph: ObjectGraph, function: Callable[..., Any], tape: Tape) -> None:
         self.texts: dict[Place, str] = {}
         self._tape = tape
-        found = [*_stored(graph)] if not graph.may_mention() else []
+        found = _stored(graph)
+        tape.unknown = frozenset({value_flow.ITEM} if graph.defines(value_flow.ITEM) else ())
         own = _code_of(function)
         if own is not None and graph.may_call(own):
             own = None  # what it returns may be used
         stored = frozenset(name for name, _ in found)
-        self.names = _followed(graph, stored, own, traces_bools=False)
-        tracing = _followed(graph, self.names, own, traces_bools=True)
+        self.names = _followed(graph, stored, own, tape.unknown, traces_bools=False)
+        tracing = _followed(graph, self.names, own, tape.unknown, traces_bools=True)
         self.places = [place for name, place in found if name in self.names]
         self._traces_bools = [name in tracing for name, _ in found if name in self.names]
 
@@ -79,22 +83,42 @@ class KeptNumbers:
                     put(holding, key, value.value)
 
 
-def _stored(graph: ObjectGraph) -> Iterator[tuple[str, Place]]:
-    """The numbers that the user's code stores anew: their names and places."""
+def _stored(graph: ObjectGraph) -> list[tuple[str, Place]]:
+    """The numbers that the user's code stores anew: their names and places.
+
+    Code is followed by names. So a name is left out if anything else that has it isn't such a
+    number: a tensor, a property, an attribute that the code of a library reads.
+    """
+    if graph.may_mention() or any(map(graph.defines, OWN_WAYS)):
+        return []
     stored = frozenset().union(*[mentions_of(code).stored for code in graph.codes])
+    found: list[tuple[str, Place]] = []
+    others = set(graph.names_in_objects)
     for name, holding in graph.holdings.items() if stored else ():
-        if holding.kind not in KEEPERS or name in graph.arguments.values():
-            continue
         for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True)):
             # a closure's cell has no key: its holding is named after the variable
             its_name = holding.label if holding.kind is kinds.CELL else key
-            is_number = type(value) in PLAIN_TYPES and its_name in stored
-            if is_number and not graph.is_read_by_libraries(holding, its_name):
-                yield its_name, (name, i)
+            if its_name not in stored or value is MISSING or holding.kind not in NAMING:
+                continue
+            if (
+                is_plain(value)
+                and holding.kind in KEEPERS
+                and name not in graph.arguments.values()
+                and not graph.is_read_by_libraries(holding, its_name)
+            ):
+                found.append((its_name, (name, i)))
+            else:
+                others.add(its_name)
+    return [(name, place) for name, place in found if name not in others]
 
 
 def _followed(
-    graph: ObjectGraph, names: frozenset[str], own: types.CodeType | None, *, traces_bools: bool
+    graph: ObjectGraph,
+    names: frozenset[str],
+    own: types.CodeType | None,
+    unknown: frozenset[str],
+    *,
+    traces_bools: bool,
 ) -> frozenset[str]:
     """Those of these names with which all code that the call can see does only what is known here.
     Code of its `own` may return them."""
@@ -102,7 +126,8 @@ def _followed(
     while names and len(names) != n_names:
         n_names = len(names)
         for code, seen in graph.codes.items():
-            rules = value_flow.NOTED.difference(seen), names, traces_bools
+            known = value_flow.NOTED.difference(seen) | {value_flow.ITEM} - unknown
+            rules = known, names, traces_bools
             names = value_flow.may_be_kept(code, rules, may_return=code is own)
     return names
 
