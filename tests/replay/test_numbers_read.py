@@ -337,8 +337,9 @@ def evaluated_model(x):
     return model.eval()(x).sum().item() / 3
 
 
-USED += [caught_division, evaluated_model, divided, divided_last, to_a_power, scaled_by_a_number,
-         with_large_numbers, of_nan, written_and_computed, the_same_twice, squared_often]  # fmt: skip
+USED += [caught_division, evaluated_model, divided, divided_last, to_a_power,
+         scaled_by_a_number, with_large_numbers, of_nan, written_and_computed,
+         the_same_twice, squared_often]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", USED)
