@@ -347,11 +347,11 @@ def test_a_schedule_that_depends_on_what_the_call_changes(kind):
     def made():
         _, optimizer = of_one_parameter(0.1)
         halves = Halves()
-        if kind == "a class":
-            scheduler = Halving(optimizer, halves)
-        else:
-            by = halves if kind == "an object" else lambda epoch: halves.factor
-            scheduler = optim.lr_scheduler.LambdaLR(optimizer, by)
+        scheduler = {
+            "a class": lambda: Halving(optimizer, halves),
+            "an object": lambda: optim.lr_scheduler.LambdaLR(optimizer, halves),
+            "a function": lambda: optim.lr_scheduler.LambdaLR(optimizer, lambda _: halves.factor),
+        }[kind]()
 
         def step(x):
             optimizer.step()

@@ -286,11 +286,16 @@ class SharesItsName(Training):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner.total = torch.full((2,), 3.0)
+        self.other = Shared()
 
     def step(self, x):
         self.total = 0.5 if self.total > 0.7 else self.total + 0.1
-        return self.inner.total * self.total * self.trained(x)
+        return self.other.total * self.total * self.trained(x)
+
+
+class Shared:
+    def __init__(self) -> None:
+        self.total = torch.full((2,), 3.0)
 
 
 class SetsALibrarys(Training):
@@ -308,18 +313,18 @@ class SetsALibrarys(Training):
 class HasASetter(Training):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Rooted()
+        self.other = Rooted()
 
     def step(self, x):
         self.n += 1
-        self.inner.n = self.n
-        return self.trained(x) * self.inner.root
+        self.other.n = self.n
+        return self.trained(x) * self.other.root
 
 
-class Rooted(Inner):
+class Rooted:
     root = 0.0
 
-    @property  # type: ignore[override]
+    @property
     def n(self):
         return int(self.root)
 
@@ -399,7 +404,7 @@ def test_flags_may_be_set():
 
 
 def test_traced_numbers_outlive_no_call():
-    trainer, kept = LeavesNumbersAnywhere(), []
+    trainer, kept = LeavesNumbersAnywhere(), list[Any]()
 
     def step(x):
         trainer.n += 1
