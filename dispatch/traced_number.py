@@ -24,6 +24,7 @@ from lazy_tensor.dispatch.user_frame import user_line
 
 PLAIN_TYPES = (bool, float, int)
 LARGEST = 2**53
+"""The int up to which all are floats. Sums and products of larger ones may be beyond all floats."""
 MOST_CHARACTERS = 1000
 """Length of a text up to which it is computed anew: loops may make long ones."""
 
@@ -133,7 +134,10 @@ class TracedNumber(float):
         with self.log.fixing(self):
             result = round(self.value, n_digits)
         text = f"round({self.text}, {n_digits!r})"
-        if type(n_digits) is not int or n_digits < 0:
+        if type(n_digits) not in (int, type(None)):
+            self.log.fix(self.text)
+            return result
+        if n_digits is None or n_digits < 0:
             self.log.decides(text, None)  # NaN is no int
         return self.log.computed(text, result, traces_bools=self.traces_bools)
 
@@ -159,14 +163,13 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     if type(result) not in (tuple, list, dict) or id(result) in seen:
         return plain(result)
     seen.add(id(result))
-    if type(result) is dict:
-        result.update([(key, without_traced(one, seen)) for key, one in result.items()])
-        return result
-    given = [without_traced(one, seen) for one in result]
-    if type(result) is list:
-        result[:] = given
-        return result
-    return result if all(map(operator.is_, given, result)) else tuple(given)
+    items = result.items() if type(result) is dict else enumerate(result)
+    changed = {key: given for key, one in items if (given := without_traced(one, seen)) is not one}
+    if changed and type(result) is tuple:
+        return tuple([changed.get(i, one) for i, one in enumerate(result)])
+    for key, given in changed.items():
+        result[key] = given
+    return result
 
 
 def _replace(holder: Any, number: TracedNumber) -> None:
