@@ -476,6 +476,8 @@ class Take:
                 raise Obstacle(f"it puts a tensor with a graph at {place}")
             self._claimed.add(slot)
             return [Left((name, i), slot, was_empty)]
+        if type(new) is TracedNumber:
+            raise Obstacle(f"it keeps a number at {place}, where replay doesn't follow it")
         path = holding.label_of(i)
         are_atoms = is_atom(old) and is_atom(new)
         are_held = path in self._before.holdings and path in self.after.holdings

@@ -409,6 +409,7 @@ def test_traced_numbers_outlive_no_call():
     def step(x):
         trainer.n += 1
         kept[:] = [trainer.n]
+        counted.n = trainer.n  # type: ignore[attr-defined]
         error = ValueError()
         error.n = trainer.n  # type: ignore[attr-defined]
         if trainer.n % 3 == 0:
@@ -424,6 +425,7 @@ def test_traced_numbers_outlive_no_call():
         assert type(error.n) is int
         assert error.n == i
         assert list(map(type, kept)) == [int]
+        assert type(counted.n) is int  # type: ignore[attr-defined]
 
 
 def test_a_number_may_be_set_from_outside():
