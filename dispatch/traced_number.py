@@ -63,14 +63,21 @@ class NumberLog:
         self._made.append(weakref.ref(made))
         return made
 
-    def repair(self) -> None:
-        """Put plain numbers in place of those that outlive the call, wherever code has put them."""
-        alive = tuple([number for one in self._made if (number := one()) is not None])
+    def repair(self) -> bool:
+        """Put plain numbers in place of those that outlive the call, wherever code has put them.
+        Whether there were any."""
+        if all(one() is None for one in self._made):
+            return False
+        gc.collect()  # they may be in a cycle of objects that nobody can reach
+        made = [one() for one in self._made]
+        alive = tuple([number for number in made if number is not None])
+        del made
         self._made.clear()
-        for number in alive:
+        for number in alive:  # a tuple isn't changed below
             for holder in gc.get_referrers(number):
                 with suppress(Exception):  # it can't be changed
                     _replace(holder, number)
+        return bool(alive)
 
     def decides(self, text: str, outcome: bool | None) -> None:
         """Note an operation that decides what the call does."""

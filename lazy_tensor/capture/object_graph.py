@@ -233,10 +233,12 @@ class ObjectGraph:
             hooks = [one for one in holding.values[2:4] if one is not None]
             self._queue.extend((f"{label}'s hooks", one) for one in hooks)
         elif kind.get is not None:
+            # what makes instances is followed where a class may be called: see `_visit_code`
+            left_out = _MAKERS if kind is kinds.MEMBERS else ()
             self._queue.extend(
                 (holding.label_of(i), value)
                 for i, value in enumerate(holding.values)
-                if not is_atom(value)
+                if not is_atom(value) and holding.keys[i] not in left_out
             )
 
     def _visit_queued(self) -> None:
@@ -389,9 +391,8 @@ class ObjectGraph:
             for function in functions.values():
                 self.names |= mentions_of(function.__code__).names - {ANY_NAME}
             return
-        called = {name for name in functions if name.startswith("__")}
-        # what makes instances is followed where a class may be called: see `_visit_code`
-        names = (self.names | called).difference(_MAKERS)
+        called = {name for name in functions if name.startswith("__")}.difference(_MAKERS)
+        names = self.names | called if called else self.names
         self._follow_members(cls, names)
         self._hold(cls.__name__, _dict_of(cls), kinds.MEMBERS, names)
 

@@ -130,7 +130,8 @@ def take(
     except Exception as error:  # the call has run, and its result must not be lost
         taken = f"it can't be taken down: {error!r}; please report it"
     result = without_traced(result)
-    tape.numbers.repair()
+    if tape.numbers.repair() and isinstance(taken, Take):
+        taken = "it keeps a number where replay can't see it"
     return result, taken
 
 

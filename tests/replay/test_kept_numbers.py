@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -353,12 +354,25 @@ class LeavesNumbersAnywhere(Training):
         return self.trained(x), copy.copy(self).n, LeavesNumbersAnywhere.shared
 
 
+class StoresUnseen(Training):
+    def step(self, x):
+        self.n += 1
+        sys.modules[__name__].N_UNSEEN = self.n  # type: ignore[attr-defined]
+        return self.trained(x)
+
+    def numbers(self):
+        return [*super().numbers(), N_UNSEEN]
+
+
+N_UNSEEN = 0
+
+
 @pytest.mark.parametrize(
     "cls",
-    [Catches, ReadsByAPattern, ReadsByAnObject, IsCalledByAnother, SharesItsName, SetsALibrarys,
-     HasASetter, LargeNumbers, LeavesNumbersAnywhere, TimesTensors, NumberTimesATensor, Says,
-     GetsByName, HasAProperty, GivesToAFunction, PutsElsewhere, CopiesItself, ChangesItsType,
-     SetsNone, Raises, CallsItself, ScalesNowAndThen, Empties],
+    [StoresUnseen, Catches, ReadsByAPattern, ReadsByAnObject, IsCalledByAnother, SharesItsName,
+     SetsALibrarys, HasASetter, LargeNumbers, LeavesNumbersAnywhere, TimesTensors,
+     NumberTimesATensor, Says, GetsByName, HasAProperty, GivesToAFunction, PutsElsewhere,
+     CopiesItself, ChangesItsType, SetsNone, Raises, CallsItself, ScalesNowAndThen, Empties],
     ids=lambda c: c.__name__,
 )  # fmt: skip
 def test_other_uses_are_eagers(cls):
