@@ -66,17 +66,13 @@ class NumberLog:
     def repair(self) -> bool:
         """Put plain numbers in place of those that outlive the call, wherever code has put them.
         Whether there were any."""
-        if all(one() is None for one in self._made):
-            return False
-        gc.collect()  # they may be in a cycle of objects that nobody can reach
         made = [one() for one in self._made]
         alive = tuple([number for number in made if number is not None])
         del made
         self._made.clear()
-        for number in alive:  # a tuple isn't changed below
-            for holder in gc.get_referrers(number):
-                with suppress(Exception):  # it can't be changed
-                    _replace(holder, number)
+        for holder in gc.get_referrers(*alive) if alive else ():  # a tuple isn't changed
+            with suppress(Exception):  # it can't be changed
+                _replace_in(holder)
         return bool(alive)
 
     def decides(self, text: str, outcome: bool | None) -> None:
@@ -179,18 +175,17 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     return result
 
 
-def _replace(holder: Any, number: TracedNumber) -> None:
-    """Put the plain number where an object holds a traced one."""
+def _replace_in(holder: Any) -> None:
+    """Put plain numbers where an object holds traced ones."""
     if isinstance(holder, CellType):
-        holder.cell_contents = number.value
+        holder.cell_contents = plain(holder.cell_contents)
         return
-    is_object = not isinstance(holder, (dict, list, type))
-    state = vars(holder) if is_object or isinstance(holder, type) else holder
-    for key, one in list(state.items() if not isinstance(state, list) else enumerate(state)):
-        if one is number and isinstance(holder, type):
-            setattr(holder, key, number.value)
-        elif one is number:
-            state[key] = number.value
+    state = holder if isinstance(holder, (dict, list)) else vars(holder)
+    for key, one in list(enumerate(state) if isinstance(state, list) else state.items()):
+        if type(one) is TracedNumber and isinstance(holder, type):
+            setattr(holder, key, one.value)
+        elif type(one) is TracedNumber:
+            state[key] = one.value
 
 
 def reads_in(text: str) -> set[int]:
