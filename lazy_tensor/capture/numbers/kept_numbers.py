@@ -26,8 +26,10 @@ from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, is_pla
 
 OWN_WAYS = ("__delattr__", "__getattr__", "__getattribute__", "__setattr__")
 """Methods by which a class may do anything where an attribute is read or set."""
-NAMING = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS, kinds.MEMBERS, kinds.OF_TENSOR)
 KEEPERS = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS)
+"""Kinds of places where numbers may be kept."""
+NAMING = (*KEEPERS, kinds.MEMBERS, kinds.OF_TENSOR)
+"""Kinds of places that have names in code."""
 
 
 class KeptNumbers:
@@ -55,12 +57,17 @@ class KeptNumbers:
     @contextmanager
     def lent(self, graph: ObjectGraph) -> Iterator[None]:
         """Have the places hold numbers that note what is computed from them."""
-        lent = zip(self.places, self._traces_bools, strict=True)
-        for k, ((name, i), traces_bools) in enumerate(lent):
-            holding = graph.holdings[name]
-            number = self._tape.numbers.number(-1 - k, holding.values[i], traces_bools=traces_bools)
-            put(holding, holding.keys[i], number)
+        lent = enumerate(zip(self.places, self._traces_bools, strict=True))
+        log = self._tape.numbers
         try:
+            for k, ((name, i), traces_bools) in lent:
+                holding = graph.holdings[name]
+                # no variable has the number, which would outlive the call
+                put(
+                    holding,
+                    holding.keys[i],
+                    log.number(-1 - k, holding.values[i], traces_bools=traces_bools),
+                )
             yield
         finally:
             if self.places:
