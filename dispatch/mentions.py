@@ -113,7 +113,7 @@ def _keywords(code: types.CodeType) -> set[Any]:
 @functools.lru_cache(1 << 14)
 def looks_around(code: types.CodeType) -> bool:
     """Whether code may get at attributes or variables whose names don't occur in it."""
-    globals_ = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBAL_LOADS}
+    globals_ = {one.argval for one in dis.get_instructions(code) if one.opname in GLOBAL_LOADS}
     return not (_FUNCTIONS.isdisjoint(globals_) and _ATTRIBUTES.isdisjoint(code.co_names))
 
 
@@ -157,7 +157,7 @@ def _computes_names(code: types.CodeType) -> bool:
 _BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter"})
 _MODULES = frozenset({"modules", "import_module", "__import__"})
 """Names by which code gets at modules, under names in strings."""
-_GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _FUNCTIONS = frozenset({"dir", "eval", "exec", "globals", "locals", "vars"})
 _ATTRIBUTES = frozenset({
     "__dict__", "__getattribute__", "builtins", "cell_contents", "currentframe", "f_locals",

@@ -2,8 +2,9 @@
 
 In: a number that the call reads by `.item()`, or finds where an earlier call has kept it, if the
 bytecode only computes with it, compares it, and returns or keeps the outcome (see `value_flow`).
-Out: what was computed, as text in which `r[3]` is the fourth number that the call read and `r[-1]`
-the first that it found, and the outcomes of comparisons. A replay evaluates these for its numbers.
+Out: the outcomes of comparisons, and text that says how each number was computed. In a text `r[3]`
+is the fourth number that the call read, `r[-1]` the first that it found. A replay evaluates texts
+for its own numbers.
 Made by `tape`.
 """
 
@@ -91,7 +92,7 @@ class NumberLog:
             raise
 
     def computed(self, text: str, result: Any, *, traces_bools: bool) -> Any:
-        """Note what was computed. A number comes back as one that is followed."""
+        """Note a result. If it is a number, return a traced one in its place."""
         if not self._is_noting:
             return result
         if type(result) is bool and not traces_bools:

@@ -13,17 +13,17 @@ from __future__ import annotations
 import dis
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from lazy_tensor.dispatch.mentions import looks_around, names_looked_up
+from lazy_tensor.dispatch.mentions import GLOBAL_LOADS, looks_around, names_looked_up
 from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber
 
 OTHER, PLAIN, NUMBER, HOLDER = "", "plain", "number", "holder"
-"""What a value is: unknown, another Python number, the number or what is computed from it, a list,
-tuple or dict that holds it. A function of `NOTED` that may be called next is its name; so is a
-method `item`, which gives a plain number."""
+"""Kinds of values: an unknown one; a Python number; the number that is followed, or one computed
+from it; a list, tuple or dict that holds it. The kind of a function of `NOTED`, and of a method
+`ITEM`, that may be called next is its name."""
 HELD = frozenset({NUMBER, HOLDER})
 NOTED = frozenset({"abs", "dict", "len", "max", "min", "round"})
 """Functions that a number may be given to: they call its methods, or keep it as `dict` does. `len`
@@ -47,7 +47,7 @@ READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
 """Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
 as `max`, do something with the number before they give anything."""
 METHOD_LOAD = "LOAD_METHOD" if sys.version_info < (3, 12) else "LOAD_ATTR"
-GLOBAL_LOADS, METHOD_LOADS = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
+METHOD_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 LOADS = (*GLOBAL_LOADS, *METHOD_LOADS, "LOAD_DEREF", "LOAD_FAST")
 CALLS = frozenset({"PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
@@ -82,10 +82,9 @@ def is_only_returned(
     """Whether the number that `frame` waits for is only returned by it and by its callers, up to
     the function that has the code `until`.
 
-    If it `is_noted` what is computed from the number, this may be returned in its place, or kept
-    under one of the names `kept`. Whether it is compared doesn't matter then. With
-    `traces_bools` the same must hold for what comparisons give. `unknown` are functions that aren't
-    known here, though code uses their names.
+    If it `is_noted`, Python may also compute with the number and compare it, and keep results under
+    the names `kept`. With `traces_bools` the outcomes of comparisons are followed, too. `unknown`
+    has `ITEM` if a class of the user's has such a method.
     """
     called: CodeType | None = None
     kind = NUMBER if is_noted else HOLDER
@@ -97,8 +96,7 @@ def is_only_returned(
             names = (*READS, *(name for name in CONVERTS if name not in frame.f_globals))
         else:
             names = (called.co_name,)
-        known = NOTED.difference(frame.f_globals) | {ITEM} - unknown
-        rules = known, kept, traces_bools
+        rules = known_functions(frame.f_globals, unknown), kept, traces_bools
         kinds = _returned(frame.f_code, frame.f_lasti, names, kind, rules, frozenset())
         if kinds is None and kind == NUMBER:
             # its variables are looked at only here: their dict would keep tensors alive
@@ -113,6 +111,11 @@ def is_only_returned(
         kind = "".join(kinds)
         called, frame = frame.f_code, frame.f_back
     return frame is not None
+
+
+def known_functions(seen: Collection[str], unknown: frozenset[str]) -> frozenset[str]:
+    """The functions that have their usual meaning in code that sees the globals `seen`."""
+    return NOTED.difference(seen) | {ITEM} - unknown
 
 
 @lru_cache(1024)
@@ -203,7 +206,7 @@ class _Function:
             raise _Used  # no way leads there
         of_code = frozenset.intersection(*[names for _, _, names in places])
         variables = frozenset({**dict(of_code), **dict(variables)}.items())
-        # what was loaded from a variable that still is what it was
+        # a value that was loaded from a variable is what the variable holds now
         self._names_what_is_loaded = True
         named = [stack for at, stack, _ in self._walk(start) if at == i]
         self._names_what_is_loaded = False

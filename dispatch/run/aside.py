@@ -43,7 +43,7 @@ class Aside:
         self._plan: Plan | None = None
 
     def plan(self, scalars: Sequence[complex]) -> None:
-        """Have C++ run the calls, one by one, from now on: for what is computed many times."""
+        """Run the calls by C++ from now on. That pays where the value is computed many times."""
         planner = Planner(self._graph, list(map(type, scalars)), None)
         with suppress(Exception):  # what can't be planned is interpreted, as before
             self._plan = planner.plan(units_of(self._graph, None), _fuse_nothing)
@@ -51,7 +51,7 @@ class Aside:
     def __call__(self, leaves: Sequence[Any], scalars: list[complex]) -> torch.Tensor:
         """The value for these leaves and scalars of the trace; raises what the ops raise."""
         with torch_private.kernels_only():
-            # what runs it empties its list of leaves, which is this call's own
+            # `interpret` and plans empty the list of leaves that they get
             own = _with_copies(self._graph, [leaves[i] for i in self.leaves])
             if self._plan is None:
                 (found,) = interpret(self._graph, own, list(scalars))

@@ -38,10 +38,9 @@ class Read:
 
     `aside` computes the tensor that it is in, from the leaves. Replays do so first: if the number
     differs, the call may take another branch, and is recorded again. `is_only_returned`: nothing is
-    decided by it. `is_noted`: a `NumberLog` knows what is done with it, also with the outcomes of
-    its comparisons if it `traces_bools`. With `is_list` the number
-    is a list of them, as `.tolist()` gives. `text` shows it as it was read: the call may change the
-    list.
+    decided by it. `is_noted`: the call got a `TracedNumber`, which notes what it does with the
+    number, and `traces_bools` or not. With `is_list` the number is a list of them, as `.tolist()`
+    gives. `text` shows it as it was read: the call may change the list.
     """
 
     n_ops: int
@@ -179,8 +178,8 @@ class Tape:
 
     `generators` are those besides torch's own that the call may draw from. `caller` is the code of
     the function that makes the call. `obstacle` says why the call can't be replayed; with it the
-    tape is off the trace. `draws` are the draws with their results, `reads` the numbers read,
-    `numbers` what was done with those that are noted.
+    tape is off the trace. `draws` are the draws with their results, `reads` the numbers read.
+    `numbers` notes what the call does with them.
     """
 
     def __init__(

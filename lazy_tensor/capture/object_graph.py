@@ -97,8 +97,8 @@ class ObjectGraph:
     `holdings` are the objects that hold others, by a name. `instances` are those that have
     attributes. `generators` are random generators. `schedulers` are those that the code may step
     but not look into: what they count is not held. `codes` are all of the user's code, each with
-    the globals that it sees. `arguments` has the name of the holding of each
-    tensor in `given` that `roots` don't lead to. Names that the code mentions are added to `names`.
+    the globals that it sees. `arguments` has the name of the holding of each tensor in `given` that
+    `roots` don't lead to. Names that the code mentions are added to `names`.
 
     Of an object of the user's classes only attributes whose names occur in the code are followed,
     as no function can see the others. Modules, optimizers and containers are followed as a whole.
@@ -169,12 +169,12 @@ class ObjectGraph:
             for one in self.codes
             if one.co_name not in _MAKERS  # `self.step = replay(self.step)` calls nothing
         )
-        owners = [one for one in self.instances if _has_code(getattr(type(one), name, None), code)]
+        owners = [one for one in self.instances if code_of(getattr(type(one), name, None)) is code]
         return (
             is_mentioned
             or len(owners) > 1
             or any(
-                _has_code(value, code)
+                code_of(value) is code
                 for (label, _), value in self._values()
                 if self.holdings[label].kind is not kinds.MEMBERS
             )
@@ -259,8 +259,6 @@ class ObjectGraph:
         """
         if is_atom(value) or id(value) in self._seen:
             return
-        if any(value is one for one in _LOOKING_UP):
-            self._of_users.add(ANY_NAME)  # under another name than its own
         self._seen[id(value)] = value
         if isinstance(value, torch.Tensor):
             self._visit_tensor(label, value)
@@ -329,7 +327,9 @@ class ObjectGraph:
     def _visit_object(self, label: str, value: Any) -> None:
         """Hold what an object of another kind may change: its attributes, as a rule."""
         kind = type(value)
-        if isinstance(value, torch.Generator):
+        if kind in _OF_BUILTINS and value in _LOOKING_UP:
+            self._of_users.add(ANY_NAME)  # code may call it under another name than its own
+        elif isinstance(value, torch.Generator):
             self.generators.append(value)
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
@@ -427,14 +427,16 @@ class ObjectGraph:
             self._hold("", function.__globals__, kinds.GLOBALS, mentions.globals)
 
 
-_LOOKING_UP = (getattr, setattr, vars, eval, exec, object.__getattribute__)
+_OF_BUILTINS = (types.BuiltinFunctionType, types.WrapperDescriptorType)
+_LOOKING_UP = frozenset({getattr, setattr, vars, eval, exec, object.__getattribute__})
+"""Functions by which code may get at any attribute."""
 
 
-def _has_code(value: Any, code: types.CodeType) -> bool:
-    """Whether a call of a value runs this code."""
-    while isinstance(value, (functools.partial, types.MethodType, staticmethod, classmethod)):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    return getattr(value, "__code__", None) is code
+def code_of(function: Any) -> types.CodeType | None:
+    """The code of the user's that a call of a function runs; None for anything else."""
+    while isinstance(function, (functools.partial, types.MethodType, staticmethod, classmethod)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return function.__code__ if isinstance(function, types.FunctionType) else None
 
 
 def _only_counts(scheduler: Any) -> bool:

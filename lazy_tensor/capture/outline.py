@@ -123,7 +123,12 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a call did, without the tensors it worked on: equal for calls that did the same."""
+    """What a call did, without the tensors it worked on: equal for calls that did the same.
+
+    `checks` are operations on numbers, with the outcomes that decided what the call did. `stepped`
+    are ids of schedulers. `kept` are numbers for the next call: see `CallNumbers`. `computed_from`
+    says how a replay gets the numbers that it computes with behind its plan.
+    """
 
     state: State
     scalars: tuple[complex, ...]

@@ -209,7 +209,9 @@ class Take:
         whole = {i for i, one in _containers_in(result).items() if after.has(one)}
         whole |= {id(read.number) for read in tape.reads}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in whole)
-        self.numbers = CallNumbers(trace, tape, kept, before, leaves, (earlier, like))
+        self.numbers = CallNumbers(
+            self._nodes, self.leaf_at, trace.root_of, tape, kept, before, leaves, (earlier, like)
+        )
         left = self._left()
         self._check_identities(left)
         returned = self._all_returned(leaves, left)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lazy_tensor import replay
+from tests.replay.random_numbers import expression
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* goes on recording:UserWarning")
 
@@ -521,14 +522,7 @@ def random_class(seed: int) -> tuple[str, type[Training]]:
     known = ["self.n", "self.bad", "self.total", "loss", "2.5", "3", "len(x)", "self.is_low"]
 
     def value(depth: int) -> str:
-        kind = draw.randrange(4) if depth else 0
-        if kind == 0:
-            return draw.choice(known)
-        if kind == 1:
-            return draw.choice(["(-{})", "abs({})", "round({}, 2)"]).format(value(depth - 1))
-        if kind == 2:
-            return f"{draw.choice(['max', 'min'])}({value(depth - 1)}, {value(depth - 1)})"
-        return f"({value(depth - 1)} {draw.choice(['+', '-', '*', '%'])} {value(depth - 1)})"
+        return expression(draw, known, depth, ["+", "-", "*", "%"])
 
     lines = ["class Drawn(Training):", "    def step(self, x):", "        loss = x.sum().item()"]
     for _ in range(draw.randint(1, 4)):

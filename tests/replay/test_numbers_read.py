@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazy_tensor import lazy_mode, replay
+from tests.replay.random_numbers import expression
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* goes on recording:UserWarning")
 
@@ -363,18 +364,7 @@ def random_program(seed: int) -> tuple[str, Step]:
     known = ["a", "n", "1.5", "3", "len(x)", "x.size(0)", "a", "n"]
 
     def value(depth: int) -> str:
-        kind = draw.randrange(5) if depth else 0
-        if kind == 0:
-            return draw.choice(known)
-        if kind == 1:
-            return draw.choice(["(-{})", "abs({})", "round({}, 2)", "round({})"]).format(
-                value(depth - 1)
-            )
-        if kind == 2:
-            name = draw.choice(["max", "min"])
-            return f"{name}({value(depth - 1)}, {value(depth - 1)})"
-        sign = draw.choice(["+", "-", "*", "/", "//", "%", "+", "-", "*"])
-        return f"({value(depth - 1)} {sign} {value(depth - 1)})"
+        return expression(draw, known, depth, ["+", "-", "*", "/", "//", "%", "+", "-", "*"])
 
     for i in range(draw.randint(1, 4)):
         if draw.random() < 0.3:

@@ -1,14 +1,14 @@
 """What a recorded call does with the numbers that it reads, and with those that it finds kept.
 
-In: the reads on the tape of the call, and what was noted of its numbers. Out: `CallNumbers`, which
-tells which numbers have to be the same in a replay, and how a replay makes the others. Called by
-`take`, for `captured_call`.
+In: the tape of the call, which has its reads and notes what it did with them. Out: `CallNumbers`,
+which tells which numbers have to be the same in a replay, and how a replay makes the others. Called
+by `take`, for `captured_call`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers
@@ -17,7 +17,7 @@ from lazy_tensor.capture.outline import Outline, Returned
 from lazy_tensor.capture.watched_object import Place, is_atom
 from lazy_tensor.dispatch.run.tape import Read, Tape
 from lazy_tensor.dispatch.traced_number import Check, TracedNumber, reads_in
-from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace
+from lazy_tensor.dispatch.trie.trace import Node
 
 KeptNumber = tuple[Place, str, type]
 """A place, text that says what the call leaves there, and the type of what it found."""
@@ -36,19 +36,18 @@ class CallNumbers:
 
     def __init__(
         self,
-        trace: Trace,
+        nodes: list[Node],
+        leaf_at: dict[int, int],
+        root_of: Callable[[int], int],
         tape: Tape,
         kept: KeptNumbers,
         before: ObjectGraph,
         leaves: list[Any],
         alike: tuple[Iterable[Outline], Outline | None],
     ) -> None:
-        """`alike` are outlines of calls that may have done the same, and of one that should."""
-        steps = trace.state.steps()
-        self._nodes = [step for step in steps if isinstance(step, Node)]
-        leaves_of_steps = [step for step in steps if isinstance(step, Leaf)]
-        self._leaf_at = {step.slot: i for i, step in enumerate(leaves_of_steps)}
-        self._root_of = trace.root_of
+        """`nodes`, `leaf_at` (the numbers of leaves by their slots) and `root_of` are the trace's.
+        `alike` are outlines of calls that may have done the same, and of one that should."""
+        self._nodes, self._leaf_at, self._root_of = nodes, leaf_at, root_of
         self._reads = tape.reads
         # what replays read later isn't what the call read, if it wrote there meanwhile
         written = {i for i, read in enumerate(tape.reads) if not self._lasts(read)}

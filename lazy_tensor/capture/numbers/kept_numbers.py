@@ -10,14 +10,13 @@ number only computes with it, compares it, and keeps it or returns it.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from lazy_tensor.capture import watched_object as kinds
-from lazy_tensor.capture.object_graph import ObjectGraph
+from lazy_tensor.capture.object_graph import ObjectGraph, code_of
 from lazy_tensor.capture.watched_object import MISSING, Place, WatchedObject
 from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.mentions import mentions_of
@@ -45,7 +44,7 @@ class KeptNumbers:
         self._tape = tape
         found = _stored(graph)
         tape.unknown = frozenset({value_flow.ITEM} if graph.defines(value_flow.ITEM) else ())
-        own = _code_of(function)
+        own = code_of(function) if found else None
         if own is not None and graph.may_call(own):
             own = None  # what it returns may be used
         stored = frozenset(name for name, _ in found)
@@ -56,7 +55,7 @@ class KeptNumbers:
 
     @contextmanager
     def lent(self, graph: ObjectGraph) -> Iterator[None]:
-        """Have the places hold numbers that note what is computed from them."""
+        """Put traced numbers at the places, and take them back at the end."""
         lent = enumerate(zip(self.places, self._traces_bools, strict=True))
         log = self._tape.numbers
         try:
@@ -127,14 +126,13 @@ def _followed(
     *,
     traces_bools: bool,
 ) -> frozenset[str]:
-    """Those of these names with which all code that the call can see does only what is known here.
-    Code of its `own` may return them."""
+    """The names whose numbers are only computed with, compared and kept by all code that the call
+    can see. Code of its `own` may return them, too."""
     n_names = -1
     while names and len(names) != n_names:
         n_names = len(names)
         for code, seen in graph.codes.items():
-            known = value_flow.NOTED.difference(seen) | {value_flow.ITEM} - unknown
-            rules = known, names, traces_bools
+            rules = value_flow.known_functions(seen, unknown), names, traces_bools
             names = value_flow.may_be_kept(code, rules, may_return=code is own)
     return names
 
@@ -143,10 +141,3 @@ def put(holding: WatchedObject, key: Any, value: Any) -> None:
     """Put a value where a holding has one."""
     assert holding.kind.put is not None, "there is a way to put what was read"
     holding.kind.put(holding.holder, key, value)
-
-
-def _code_of(function: Any) -> types.CodeType | None:
-    """The code that a call of a function runs, if nothing else sees what it returns."""
-    while isinstance(function, (functools.partial, types.MethodType)):
-        function = function.func if isinstance(function, functools.partial) else function.__func__
-    return getattr(function, "__code__", None)
