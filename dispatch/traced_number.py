@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 from lazy_tensor.dispatch.user_frame import user_line
 
 PLAIN_TYPES = (bool, float, int)
-LARGEST = 2**53
-"""The int up to which all are floats. Sums and products of larger ones may be beyond all floats."""
+LARGEST = 2**63
+"""The largest int that is followed, as torch has none beyond. With larger ones it would depend on
+values whether a result is beyond all floats."""
 MOST_CHARACTERS = 1000
 """Length of a text up to which it is computed anew: loops may make long ones."""
 
@@ -98,8 +99,9 @@ class NumberLog:
         if type(result) is bool and not traces_bools:
             self.decides(text, result)
             return result
-        if is_plain(result) and len(text) <= MOST_CHARACTERS:
-            return self._traced(result, text, traces_bools=traces_bools)
+        with suppress(OverflowError):  # an int beyond all floats
+            if type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS:
+                return self._traced(result, text, traces_bools=traces_bools)
         self.fix(text)
         return result
 
@@ -151,7 +153,7 @@ class TracedNumber(float):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a number that may be traced: no int is so large that floats lose it."""
+    """Whether a value is a number that may be traced."""
     return type(value) in PLAIN_TYPES and (type(value) is not int or abs(value) <= LARGEST)
 
 
@@ -228,7 +230,7 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
         left, right = (other, self) if is_swapped else (self, other)
         with self.log.fixing(left, right):
             result = operation(plain(left), plain(right))
-        if type(other) not in (*PLAIN_TYPES, TracedNumber):
+        if not (type(other) is TracedNumber or is_plain(other)):
             self.log.fix(self.text)
             return result
         traces_bools = all(one.traces_bools for one in (left, right) if type(one) is TracedNumber)
