@@ -1,25 +1,29 @@
 """Numbers that note what Python computes from them, while `replay` records a call.
 
-In: a number that the call reads by `.item()`, or finds where an earlier call has kept it, if the
-bytecode only computes with it, compares it, and returns or keeps the outcome (see `value_flow`).
-Out: the outcomes of comparisons, and text that says how each number was computed. In a text `r[3]`
-is the fourth number that the call read, `r[-1]` the first that it found. A replay evaluates texts
-for its own numbers.
+In: a number that the call reads by `.item()`, gets as an argument, or finds where an earlier call
+has kept it, if the bytecode only computes with it, compares it, gives it to ops, and returns or
+keeps it (see `value_flow`). Out: the outcomes of comparisons, and text that says how each number
+was computed. In a text `r[3]` is the fourth number that the call read, `r[-1]` the first that it
+found. A replay evaluates texts for its own numbers.
 Made by `tape`.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import operator
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import CellType
+from types import CellType, FrameType
 from typing import Any, NamedTuple
+
+import torch
 
 from lazy_tensor.dispatch.user_frame import user_line
 
@@ -45,24 +49,32 @@ class Check(NamedTuple):
 class NumberLog:
     """What one call does with its numbers.
 
-    `checks` are in the order in which the call made them. `fixed` are the reads whose numbers were
-    used in a way that no text follows, so that replays need the same ones.
+    `calls_ops` tells of the number that a frame waits for whether the frame's code may give it to
+    an op by a call; None if it can't be followed (see `value_flow`). `checks` are in the order in
+    which the call made them. `fixed` are the reads whose numbers were used in a way that no text
+    follows, so that replays need the same ones. `given` are the texts of numbers that ops may have
+    got, with the numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls_ops: Callable[[FrameType | None], bool | None]) -> None:
+        self.given: dict[str, float] = {}
+        self._calls_ops = calls_ops
         self.is_open = True
         self._thread = threading.get_ident()
         self._made: list[weakref.ref[TracedNumber]] = []
         self.checks: list[Check] = []
         self.fixed: set[int] = set()
 
-    def number(self, i: int, value: float, *, traces_bools: bool) -> TracedNumber:
-        """The number `i` in texts, to be handed out."""
-        return self._traced(value, f"r[{i}]", traces_bools=traces_bools)
+    def number(self, i: int, value: float, *, calls_ops: bool) -> TracedNumber:
+        """The number `i` in texts, to be handed out. `calls_ops` says whether it is given to an op
+        by a call."""
+        return self._traced(value, f"r[{i}]", calls_ops=calls_ops)
 
-    def _traced(self, value: float, text: str, *, traces_bools: bool) -> TracedNumber:
-        made = TracedNumber(value, text, self, traces_bools)
+    def _traced(self, value: float, text: str, *, calls_ops: bool) -> TracedNumber:
+        made = TracedNumber(value, text, self)
         self._made.append(weakref.ref(made))
+        if calls_ops:
+            self.given[text] = value
         return made
 
     def repair(self) -> bool:
@@ -92,18 +104,29 @@ class NumberLog:
                 self.fix(text_of(number))
             raise
 
-    def computed(self, text: str, result: Any, *, traces_bools: bool) -> Any:
-        """Note a result. If it is a number, return a traced one in its place."""
+    def computed(self, text: str, result: Any) -> Any:
+        """Note the result of a method that this is called by. If it is a number, and its way can be
+        followed, return a traced one in its place."""
         if not self._is_noting:
             return result
-        if type(result) is bool and not traces_bools:
+        # the frame that called the method, or a function in C that did
+        calls_ops = self._calls_ops(sys._getframe(2))
+        # an op reads a traced number as a float
+        is_followed = calls_ops is not None and (type(result) is float or not calls_ops)
+        if type(result) is bool and not is_followed:
             self.decides(text, result)
             return result
         with suppress(OverflowError):  # an int beyond all floats
-            if type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS:
-                return self._traced(result, text, traces_bools=traces_bools)
+            if is_followed and type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS:
+                return self._traced(result, text, calls_ops=bool(calls_ops))
         self.fix(text)
         return result
+
+    def give(self, number: TracedNumber) -> float:
+        """The number itself, for an op."""
+        if self.is_open:
+            self.given[number.text] = number.value
+        return number.value
 
     @property
     def _is_noting(self) -> bool:
@@ -118,23 +141,36 @@ class NumberLog:
 
 
 class TracedNumber(float):
-    """A number, `value`, that knows how it was computed, `text`. Its comparisons give such numbers,
-    too, if it `traces_bools`; else they give bools, and have to come out the same.
+    """A number, `value`, that knows how it was computed, `text`.
 
-    It is a float so that Python asks it before any other number that stands on its left. No other
-    code sees the float, which is rounded if `value` is a large int.
+    It is a float so that Python asks it before any other number that stands on its left, and so
+    that ops take it. An int is never given to what would take the float, which may be rounded.
     """
 
-    __slots__ = ("__weakref__", "log", "text", "traces_bools", "value")
+    __slots__ = ("__weakref__", "log", "text", "value")
     value: float
     text: str
     log: NumberLog
-    traces_bools: bool
 
-    def __new__(cls, value: float, text: str, log: NumberLog, traces_bools: bool) -> TracedNumber:
+    def __new__(cls, value: float, text: str, log: NumberLog) -> TracedNumber:
         made = float.__new__(cls, value)
-        made.value, made.text, made.log, made.traces_bools = value, text, log, traces_bools
+        made.value, made.text, made.log = value, text, log
         return made
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """An op on a tensor and the number: called by torch for all that it may take as tensors."""
+        named = {key: _given_to_op(one) for key, one in (kwargs or {}).items()}
+        return function(*map(_given_to_op, args), **named)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """NumPy's functions use the number in a way that no text follows."""
+        for one in args:
+            if type(one) is TracedNumber:
+                self.log.fix(one.text)
+        return getattr(ufunc, method)(*map(plain, args), **kwargs)
 
     def __round__(self, n_digits: Any = None) -> Any:
         with self.log.fixing(self):
@@ -145,7 +181,7 @@ class TracedNumber(float):
             return result
         if n_digits is None or n_digits < 0:
             self.log.decides(text, None)  # NaN is no int
-        return self.log.computed(text, result, traces_bools=self.traces_bools)
+        return self.log.computed(text, result)
 
     def __bool__(self) -> bool:
         self.log.decides(f"bool({self.text})", bool(self.value))
@@ -160,6 +196,11 @@ def is_plain(value: Any) -> bool:
 def plain(number: Any) -> Any:
     """The number itself of a traced one; anything else as it is."""
     return number.value if type(number) is TracedNumber else number
+
+
+def _given_to_op(argument: Any) -> Any:
+    """An argument of an op, with a note if it is a traced number."""
+    return argument.log.give(argument) if type(argument) is TracedNumber else argument
 
 
 def without_traced(result: Any, seen: set[int] | None = None) -> Any:
@@ -198,7 +239,7 @@ def reads_in(text: str) -> set[int]:
 
 def computes(text: str) -> Callable[[dict[int, float]], Any]:
     """A function that evaluates a text for the numbers of these reads."""
-    names = {"abs": abs, "bool": bool, "float": float, "round": round}
+    names = {"abs": abs, "bool": bool, "float": float, "math": math, "round": round}
     # texts come from this file alone
     function: Callable[[dict[int, float]], Any] = eval(f"lambda r: {text}", {"__builtins__": names})
     return function
@@ -218,7 +259,7 @@ def _unary(name: str, form: str) -> Callable[..., Any]:
 
     def method(self: TracedNumber) -> Any:
         result = operation(self.value)
-        return self.log.computed(form % self.text, result, traces_bools=self.traces_bools)
+        return self.log.computed(form % self.text, result)
 
     return method
 
@@ -230,18 +271,69 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
         left, right = (other, self) if is_swapped else (self, other)
         with self.log.fixing(left, right):
             result = operation(plain(left), plain(right))
+        if isinstance(result, torch.Tensor):
+            self.log.give(self)
+            return result
         if not (type(other) is TracedNumber or is_plain(other)):
             self.log.fix(self.text)
             return result
-        traces_bools = all(one.traces_bools for one in (left, right) if type(one) is TracedNumber)
         text = form % (text_of(left), text_of(right))
         if "**" in form:
             self.log.decides(text, None)
         elif form in DIVISIONS and type(right) is TracedNumber:
             self.log.decides(f"(1 / {right.text})", None)  # by zero it raises
-        return self.log.computed(text, result, traces_bools=traces_bools)
+        return self.log.computed(text, result)
 
     return method
+
+
+@contextmanager
+def math_of_numbers() -> Iterator[None]:
+    """Context manager: the functions of Python's `math` ask traced numbers. Else they would read
+    these unnoticed."""
+    global _n_asking
+    with _lock:
+        _n_asking += 1
+        if _n_asking == 1:
+            for name, function in _OF_MATH.items():
+                setattr(math, name, _asking(name, function))
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_asking -= 1
+            if _n_asking == 0:
+                for name, function in _OF_MATH.items():
+                    setattr(math, name, function)
+
+
+_OF_MATH = {name: one for name, one in vars(math).items() if callable(one) and name[0] != "_"}
+_NEVER_RAISING = frozenset({"atan", "copysign", "fabs", "isfinite", "isinf", "isnan", "tanh"})
+_lock = threading.Lock()
+_n_asking = 0  # users of `math_of_numbers`, in all threads
+
+
+def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `math` that asks the traced numbers among its arguments."""
+
+    @functools.wraps(function)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        traced = [one for one in args if type(one) is TracedNumber]
+        if not traced:
+            return function(*args, **kwargs)
+        log = traced[0].log
+        with log.fixing(*traced):
+            result = function(*map(plain, args), **kwargs)
+        if kwargs or not all(type(one) is TracedNumber or is_plain(one) for one in args):
+            for one in traced:
+                log.fix(one.text)
+            return result
+        text = f"math.{name}({', '.join(map(text_of, args))})"
+        if name not in _NEVER_RAISING:
+            log.decides(text, None)
+        return log.computed(text, result)
+
+    return ask
 
 
 def _other(name: str) -> Callable[..., Any]:

@@ -1,47 +1,64 @@
-"""Tells what a program does with a number that it reads, as far as its bytecode says so.
+"""Tells what a program does with a number, as far as its bytecode says so.
 
-In: a frame that waits for the number, as `.item()` gives it; or code that loads a number, such as
-`self.n_steps`. Out: whether the number, and all that it is put into, goes nowhere but to the
-caller, and on to a given function. `replay` asks: a number that is only returned may be another one
-at each call. On its way Python may compute with a number that notes this (`TracedNumber`), and put
-it where numbers are kept for the next call. The bytecode is that of Python 3.11 to 3.13. What isn't
-known here counts as a use of the number.
+In: a frame that waits for a number, such as `.item()` gives; or code that loads one, such as
+`self.n_steps`. Out: whether the number, and all that holds it, goes nowhere but to the caller, and
+on to a given function; or, of a number that notes what is done with it (`TracedNumber`), whether it
+goes only where it is asked for that. The bytecode is that of Python 3.11 to 3.13. What isn't known
+here counts as a use of the number. `tape` and `kept_numbers` ask for `replay`.
 """
 
 from __future__ import annotations
 
 import dis
+import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional
 
 from lazy_tensor.dispatch.mentions import GLOBAL_LOADS, looks_around, names_looked_up
-from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber
 
-OTHER, PLAIN, NUMBER, HOLDER = "", "plain", "number", "holder"
-"""Kinds of values: an unknown one; a Python number; the number that is followed, or one computed
-from it; a list, tuple or dict that holds it. The kind of a function of `NOTED`, and of a method
-`ITEM`, that may be called next is its name."""
+OTHER, NUMBER, HOLDER = "", "number", "holder"
+"""Kinds of values: an unknown one; the number that is followed; a list, tuple or dict that holds
+it. The kind of a function of `NOTED`, of a module of `MODULES`, of an `ITEM` and of an `OP` is its
+name."""
 HELD = frozenset({NUMBER, HOLDER})
-NOTED = frozenset({"abs", "dict", "len", "max", "min", "round"})
-"""Functions that a number may be given to: they call its methods, or keep it as `dict` does. `len`
-gives a plain number."""
-ITEM = "item"
-"""The method that gives a plain number, unless a class of the user's has another one."""
+NOTED = frozenset({"abs", "bool", "dict", "len", "max", "min", "round"})
+"""Functions that a number may be given to: they call its methods, or keep it as `dict` does."""
+ITEM, OP = "item", "op"
+"""The method that gives a number; and any function or method that is an op of torch's. A number
+that an op gets is matched with the op's later: see `op_numbers`."""
+MODULES = {math: "math", torch: "torch", torch.nn: "torch", torch.nn.functional: "functional"}
+"""Modules whose functions may get numbers. Those of `math` ask them: see `math_of_numbers`."""
+_OPS = frozenset(dir(torch.Tensor)) - {"apply_", "backward", "map_", "map2_", "register_hook"}
+METHODS = _OPS.difference(*map(dir, (bytes, dict, list, set, str)))
+"""Methods that are ops: no container has one of that name."""
+FUNCTIONS = {
+    "torch": _OPS.intersection(dir(torch)) | {"full", "full_like", "tensor", "where"},
+    "functional": frozenset(dir(torch.nn.functional)) - {"math", "torch"},
+    "math": frozenset(name for name in dir(math) if callable(getattr(math, name))),
+}
 OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+RESULTS = ("BINARY_OP", "COMPARE_OP", "UNARY_NEGATIVE")
+"""Instructions that ask a number, and push what it gives."""
 Stack = tuple[str, ...]
 """What the values on top of a frame's stack are. All below are unknown."""
 KEEPERS = ("ATTR", "DEREF", "GLOBAL")
 """How instructions call what keeps numbers for the next call: attributes and such variables."""
 Names = frozenset[tuple[str, str]]
 """Local variables that are known, each with what it is."""
-Rules = tuple[frozenset[str], frozenset[str], bool]
-"""The functions of `NOTED`, and `ITEM`, that have these names in the code, the names under which
-numbers are kept, and whether what comparisons give counts as a number."""
+Rules = tuple[Names, frozenset[str], frozenset[str]]
+"""The globals that are known, each with what it is; the names under which numbers are kept; and the
+names of the user's functions and attributes, which are no ops of torch's."""
 Place = tuple[int, Stack, Names]
 """An instruction's number, and the stack and the local variables before it."""
+Exits = tuple[frozenset[str], bool]
+"""What is returned that holds a number, and whether an op is called with the number."""
 
 READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
 """Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
@@ -70,105 +87,141 @@ class _Used(Exception):
     """The number may decide something."""
 
 
-def is_only_returned(
+def is_only_returned(frame: FrameType | None, until: CodeType | None) -> bool:
+    """Whether what `frame` waits for is only returned by it and by its callers, up to the function
+    that has the code `until`: a number, or a list of numbers."""
+    return _exits_of(frame, until, HOLDER, READS, (frozenset(), frozenset())) is not None
+
+
+def calls_ops(
     frame: FrameType | None,
     until: CodeType | None,
     *,
-    is_noted: bool = False,
-    traces_bools: bool = False,
+    is_read: bool = False,
     kept: frozenset[str] = frozenset(),
-    unknown: frozenset[str] = frozenset(),
-) -> bool:
-    """Whether the number that `frame` waits for is only returned by it and by its callers, up to
-    the function that has the code `until`.
+    of_users: frozenset[str] = frozenset(),
+) -> bool | None:
+    """Whether the number that `frame` waits for may be given to an op by a call; None if it goes
+    where nothing would note what is done with it.
 
-    If it `is_noted`, Python may also compute with the number and compare it, and keep results under
-    the names `kept`. With `traces_bools` the outcomes of comparisons are followed, too. `unknown`
-    has `ITEM` if a class of the user's has such a method.
+    The number is the result of an operator or of a function of `NOTED` or of `math`; or `is_read`
+    from a tensor. `until` is the code of the function that may return it. For `kept` and `of_users`
+    see `Rules`.
     """
+    exits = _exits_of(frame, until, NUMBER, READS if is_read else (), (kept, of_users))
+    return None if exits is None else exits[1]
+
+
+def _exits_of(
+    frame: FrameType | None,
+    until: CodeType | None,
+    kind: str,
+    names: tuple[str, ...],
+    of_program: tuple[frozenset[str], frozenset[str]],
+) -> Exits | None:
+    """The exits of what the frame waits for, behind all its callers up to `until`."""
     called: CodeType | None = None
-    kind = NUMBER if is_noted else HOLDER
+    has_ops = False
     while frame is not None and frame.f_code is not until:
-        if not kind:  # it isn't returned
-            frame = frame.f_back
-            continue
-        if called is None:
-            names = (*READS, *(name for name in CONVERTS if name not in frame.f_globals))
-        else:
-            names = (called.co_name,)
-        rules = known_functions(frame.f_globals, unknown), kept, traces_bools
-        kinds = _returned(frame.f_code, frame.f_lasti, names, kind, rules, frozenset())
-        if kinds is None and kind == NUMBER:
-            # its variables are looked at only here: their dict would keep tensors alive
-            numbers = frozenset(
-                (name, PLAIN)
-                for name, value in frame.f_locals.items()
-                if type(value) in (*PLAIN_TYPES, TracedNumber)
-            )
-            kinds = _returned(frame.f_code, frame.f_lasti, names, kind, rules, numbers)
-        if kinds is None or len(kinds) > 1:
-            return False
-        kind = "".join(kinds)
+        if kind:  # else it isn't returned
+            if called is not None:
+                names = (called.co_name,)
+            elif names:
+                names += tuple([name for name in CONVERTS if name not in frame.f_globals])
+            rules = (known_in(frame.f_code, frame.f_globals), *of_program)
+            exits = _exits(frame.f_code, frame.f_lasti, names, kind, rules)
+            if exits is None or len(exits[0]) > 1:
+                return None
+            kind, has_ops = "".join(exits[0]), has_ops or exits[1]
         called, frame = frame.f_code, frame.f_back
-    return frame is not None
+    return None if frame is None else (frozenset(), has_ops)
 
 
-def known_functions(seen: Collection[str], unknown: frozenset[str]) -> frozenset[str]:
-    """The functions that have their usual meaning in code that sees the globals `seen`."""
-    return NOTED.difference(seen) | {ITEM} - unknown
+def known_in(code: CodeType, seen: dict[str, Any]) -> Names:
+    """The globals that code names and that are known, each with what it is. It sees those in
+    `seen`."""
+    known = set()
+    for name in code.co_names:
+        value = seen.get(name)
+        if name in NOTED and name not in seen:
+            known.add((name, name))
+        elif isinstance(value, ModuleType):
+            known.add((name, MODULES.get(value, "module")))
+    return frozenset(known)
 
 
 @lru_cache(1024)
-def _returned(
-    code: CodeType, offset: int, names: tuple[str, ...], kind: str, rules: Rules, variables: Names
-) -> frozenset[str] | None:  # fmt: skip
-    """What a function returns that holds the result of one of these functions, called at `offset`
-    of its bytecode, if it does nothing else with the result; else None.
+def _exits(
+    code: CodeType, offset: int, names: tuple[str, ...], kind: str, rules: Rules
+) -> Exits | None:  # fmt: skip
+    """The exits of a value of this kind that an instruction at `offset` of a function's bytecode
+    pushes; None if the function does something else with it, too.
 
-    The result is of this kind.
+    The instruction calls one of the functions `names`; without them, see `calls_ops`.
     """
     if looks_around(code):
         return None
-    return _Function(code, rules).returned(offset, names, kind, variables)
+    return _Function(code, rules).exits(offset, names, kind)
 
 
 @lru_cache(1024)
-def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> frozenset[str]:
+def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> tuple[frozenset[str], ...]:
     """Those of the names for kept numbers in `rules` whose numbers a function only computes with,
-    keeps under such names, and returns if it `may_return` them."""
-    known, kept, traces_bools = rules
+    gives to ops, keeps under such names, and returns if it `may_return` them; and those of them
+    that it gives to ops by a call."""
+    known, kept, of_users = rules
     if looks_around(code):
-        return frozenset()
+        return frozenset(), frozenset()
     mentioned = {*code.co_names, *code.co_freevars, *code.co_cellvars}
     kept -= names_looked_up(code)
     if mentioned.isdisjoint(kept):
-        return kept
-    function = _Function(code, (known, kept, traces_bools))
-    return kept - {one for one in kept if not function.keeps(one, may_return=may_return)}
+        return kept, frozenset()
+    function = _Function(code, (known, kept, of_users))
+    exits = {one: function.keeps(one, may_return=may_return) for one in kept}
+    return (
+        frozenset(one for one in kept if exits[one] is not None),
+        frozenset(one for one in kept if exits[one]),
+    )
+
+
+@lru_cache(1024)
+def argument_calls_ops(code: CodeType, name: str, rules: Rules) -> bool | None:
+    """As `calls_ops`, of a number that a function gets as the argument `name`, and may return."""
+    if looks_around(code):
+        return None
+    function = _Function(code, rules)
+    # a variable that nested functions see, too, is followed by name there
+    if name in (*code.co_cellvars, *code.co_freevars):
+        return None
+    exits = function.goes_to((0, (), frozenset({(name, NUMBER)})))
+    return None if exits is None else exits[1]
 
 
 class _Function:
     def __init__(self, code: CodeType, rules: Rules) -> None:
         self._code = code
-        self._known, self._kept, self._traces_bools = rules
+        self._known, self._kept, self._of_users = dict(rules[0]), *rules[1:]
         self._steps = list(dis.get_instructions(code))
         self._number_at = {step.offset: i for i, step in enumerate(self._steps)}
         self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
         self._kinds: set[str] = set()  # that are returned
-        self._names_what_is_loaded = False
+        self._calls_ops = False
 
-    def returned(
-        self, offset: int, names: tuple[str, ...], kind: str, variables: Names
-    ) -> frozenset[str] | None:
-        """See `_returned`."""
+    def exits(self, offset: int, names: tuple[str, ...], kind: str) -> Exits | None:
+        """See `_exits`."""
         steps = self._steps
-        call = max(i for i, step in enumerate(steps) if step.offset <= offset)
+        at = max(i for i, step in enumerate(steps) if step.offset <= offset)
         # in Python 3.11 PRECALL may do all of the call
-        call += steps[call].opname == "PRECALL"
-        return self._goes_to(call, kind, variables) if self._calls(call, names) else None
+        at += steps[at].opname == "PRECALL"
+        is_result = not names and steps[at].opname in RESULTS
+        if is_result or self._calls(at, names or (*NOTED, *FUNCTIONS["math"])):
+            return self._pushed_by(at, kind)
+        return None
 
-    def keeps(self, name: str, *, may_return: bool) -> bool:
-        """Whether a number that is loaded by a name is only kept, or returned if it may be."""
+    def keeps(self, name: str, *, may_return: bool) -> bool | None:
+        """Whether a number that is loaded by a name may be given to an op by a call; None if
+        something else may be done with it than to keep it, or to return it if that may be."""
+        calls_ops = False
         for i, step in enumerate(self._steps):
             verb, _, keeper = step.opname.partition("_")
             if step.argval != name or verb == "STORE" or keeper == "CONST":
@@ -178,56 +231,50 @@ class _Function:
             # a call of it, or an instruction that isn't known
             effect = dis.stack_effect(step.opcode, step.arg)
             if verb != "LOAD" or keeper not in KEEPERS or effect != (keeper != "ATTR"):
-                return False
-            kinds = self._goes_to(i, NUMBER, frozenset())
-            if kinds is None or (kinds and not may_return):
-                return False
-        return True
+                return None
+            exits = self._pushed_by(i, NUMBER)
+            if exits is None or (exits[0] and not may_return):
+                return None
+            calls_ops |= exits[1]
+        return calls_ops
 
-    def _goes_to(self, i: int, kind: str, variables: Names) -> frozenset[str] | None:
-        """What is returned that holds the value that instruction `i` pushes, of this kind; None if
-        something else is done with the value."""
-        self._kinds = set()
+    def _pushed_by(self, i: int, kind: str) -> Exits | None:
+        """The exits of a value of this kind that instruction `i` pushes."""
         try:
-            stack, variables = self._before(i, variables)
+            stack, variables = self._before(i)
             stack = _without(_padded(stack, self._steps[i]), _n_taken(self._steps[i], 1))
-            for _ in self._walk((i + 1, (*stack, kind), variables), _is_held):
+        except _Used:
+            return None
+        return self.goes_to((i + 1, (*stack, kind), variables))
+
+    def goes_to(self, start: Place) -> Exits | None:
+        """The exits of all that is held at a place; None if something else is done with it."""
+        self._kinds, self._calls_ops = set(), False
+        try:
+            for _ in self._walk(start, only_held=True):
                 pass
         except _Used:
             return None
-        return frozenset(self._kinds)
+        return frozenset(self._kinds), self._calls_ops
 
-    def _before(self, i: int, variables: Names) -> tuple[Stack, Names]:
-        """What is known of the stack before an instruction, and of the variables; some of these are
-        known."""
-        start: Place = (0, (), frozenset())
-        places = [place for place in self._walk(start) if place[0] == i]
+    def _before(self, i: int) -> tuple[Stack, Names]:
+        """What is known of the stack before an instruction, and of the variables."""
+        places = [place for place in self._walk((0, (), frozenset())) if place[0] == i]
         if not places:
             raise _Used  # no way leads there
-        of_code = frozenset.intersection(*[names for _, _, names in places])
-        variables = frozenset({**dict(of_code), **dict(variables)}.items())
-        # a value that was loaded from a variable is what the variable holds now
-        self._names_what_is_loaded = True
-        named = [stack for at, stack, _ in self._walk(start) if at == i]
-        self._names_what_is_loaded = False
-        stack = [OTHER, *_merged([stack for _, stack, _ in places])]
-        for k, kind in enumerate(reversed(_merged(named)), 1):
-            stack[:0] = [OTHER] * (k - len(stack))
-            if kind[:1] == "=" and stack[-k] == OTHER:
-                stack[-k] = dict(variables).get(kind[1:], OTHER)
-        return tuple(stack), variables
+        variables = frozenset.intersection(*[names for _, _, names in places])
+        return _merged([stack for _, stack, _ in places]), variables
 
-    def _walk(
-        self, start: Place, is_wanted: Callable[[Place], bool] = lambda _: True
-    ) -> Iterator[Place]:
-        """All places that may come from `start` on, by way of those that are wanted."""
+    def _walk(self, start: Place, *, only_held: bool = False) -> Iterator[Place]:
+        """All places that may come from `start` on; with `only_held` while anything holds the
+        number."""
         waiting, seen = [start], set[Place]()
         while waiting:
             i, stack, names = waiting.pop()
             while stack and stack[0] == OTHER:
                 stack = stack[1:]
             place = i, stack, names
-            if place in seen or not is_wanted(place):
+            if place in seen or (only_held and not _is_held(place)):
                 continue
             seen.add(place)
             if len(seen) > MOST_PLACES:
@@ -241,7 +288,7 @@ class _Function:
         if step.opname not in CALLS:
             return False
         # these call what they are given at once
-        if names[0] in ("<dictcomp>", "<listcomp>") or _is_decorator(self._code):
+        if names[0] in ("<dictcomp>", "<listcomp>") or is_decorator(self._code):
             return True
         if step.opname == "CALL_FUNCTION_EX":
             return False
@@ -313,48 +360,55 @@ class _Function:
         if name in NOTHING:
             return stack, names
         if name == "LOAD_CONST":
-            is_number = isinstance(step.argval, (int, float))
-            return (*stack, PLAIN if is_number else OTHER), names
+            return (*stack, OTHER), names
         verb, _, keeper = name.partition("_")
         is_kept = keeper in KEEPERS and step.argval in self._kept
         n_owners = keeper == "ATTR"  # on top of the stack
         if is_kept and verb == "STORE" and _padded(stack, step)[-1 - n_owners] == NUMBER:
             return stack[: -1 - n_owners], names
         if is_kept and verb == "LOAD" and keeper != "GLOBAL":
-            return (*_without(stack, n_owners), PLAIN), names
+            return (*_without(stack, n_owners), OTHER), names
         if name == "LOAD_GLOBAL":
-            kind = step.argval if step.argval in self._known else PLAIN if is_kept else OTHER
+            kind = self._known.get(step.argval, OTHER)
             # with the lowest bit set it pushes NULL too: before the function until Python 3.12
             pushed = [OTHER] * (n & 1)
             pushed.insert(0 if sys.version_info >= (3, 13) else n & 1, kind)
             return (*stack, *pushed), names
-        is_method = name == METHOD_LOAD and _n_taken(step, 2) == 1
-        if is_method and step.argval == ITEM and ITEM in self._known:
-            return (*_without(stack, 1), ITEM, OTHER), names
+        if name in METHOD_LOADS:
+            is_method = name == METHOD_LOAD and _n_taken(step, 2) == 1
+            member = self._member(_padded(stack, step)[-1], step.argval)
+            return (*_without(stack, 1), member, *[OTHER] * is_method), names
         if not any(stack):
             # an unknown value is as good as one of those below
             return stack, names
-        return _after_others(step, _padded(stack, step), traces_bools=self._traces_bools), names
+        stack = _padded(stack, step)
+        self._calls_ops |= _is_given_to_op(step, stack)
+        return _after_others(step, stack), names
+
+    def _member(self, owner: str, name: str) -> str:
+        """What an attribute is of a value of this kind."""
+        if owner in FUNCTIONS:
+            if owner == "torch" and name in ("nn", "functional"):
+                return owner if name == "nn" else name
+            return OTHER if name not in FUNCTIONS[owner] else name if owner == "math" else OP
+        if owner or name in self._of_users:
+            return OTHER
+        return ITEM if name == ITEM else OP if name in METHODS else OTHER
 
     def _after_fast(
         self, name: str, variables: str | tuple[str, ...], stack: Stack, names: Names
     ) -> tuple[Stack, Names]:
-        """The same behind an instruction on local variables, such as `STORE_FAST_LOAD_FAST`.
-
-        A value may be named after the variable that it is loaded from, until that changes.
-        """
+        """The same behind an instruction on local variables, such as `STORE_FAST_LOAD_FAST`."""
         changed, kept = list(stack), dict(names)
         variables = (variables,) if isinstance(variables, str) else variables
         for what, variable in zip(re.findall("LOAD|STORE|DELETE", name), variables, strict=True):
-            kind = f"={variable}" if self._names_what_is_loaded else kept.get(variable, OTHER)
             if what == "LOAD":
-                changed.append(kind)
+                changed.append(kept.get(variable, OTHER))
             if what != "LOAD" or name.endswith("_AND_CLEAR"):
                 kept.pop(variable, None)
             if what == "STORE":
                 stored = changed.pop() if changed else OTHER
-                changed = [OTHER if one == f"={variable}" else one for one in changed]
-                if stored and not self._names_what_is_loaded:
+                if stored:
                     kept[variable] = stored
         return tuple(changed), frozenset(kept.items())
 
@@ -363,9 +417,11 @@ def _jumps(step: dis.Instruction) -> bool:
     return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
 
-def _is_decorator(code: CodeType) -> bool:
+def is_decorator(code: CodeType | None) -> bool:
     """Whether a function is what decorators such as `torch.no_grad()` make of another, which it
     calls and whose result it returns."""
+    if code is None:
+        return False
     return code.co_name == "decorate_context" and code.co_filename.endswith("_contextlib.py")
 
 
@@ -406,7 +462,7 @@ def _without(stack: Stack, n: int) -> Stack:
     return stack[: max(len(stack) - n, 0)]
 
 
-def _after_others(step: dis.Instruction, stack: Stack, *, traces_bools: bool) -> Stack:
+def _after_others(step: dis.Instruction, stack: Stack) -> Stack:
     """The stack behind an instruction that neither jumps nor loads by a name."""
     name, n = step.opname, step.arg or 0
     if name in PUSHES:
@@ -429,18 +485,14 @@ def _after_others(step: dis.Instruction, stack: Stack, *, traces_bools: bool) ->
         is_held, rest = stack[-1] in HELD, list(stack[: -1 if name == "LIST_APPEND" else -2])
         rest[-n] = HOLDER if is_held else rest[-n]
         return tuple(rest)
-    computed = _computed(step, stack, traces_bools=traces_bools)
-    if computed is not None:
-        return computed
+    asked = _asked(step, stack)
+    if asked is not None:
+        return asked
     if name not in TAKES:
         if _holds(stack):
             raise _Used
         return ()
-    n_made = 1
-    if name == "UNPACK_SEQUENCE":
-        n_made = n
-    elif name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and n & 1):
-        n_made = 2  # the method, and the object or NULL
+    n_made = n if name == "UNPACK_SEQUENCE" else 1
     return (*_without(stack, _n_taken(step, n_made)), *[OTHER] * n_made)
 
 
@@ -449,37 +501,53 @@ def _holder(values: Stack) -> str:
     return HOLDER if _holds(values) else OTHER
 
 
-def _computed(step: dis.Instruction, stack: Stack, *, traces_bools: bool) -> Stack | None:
-    """The stack behind an operation that calls methods of the number, or that has to do with plain
-    numbers alone; None for any other."""
-    name, n = step.opname, step.arg or 0
+def _asked(step: dis.Instruction, stack: Stack) -> Stack | None:
+    """The stack behind an operation that asks the number, so that what it gives is followed by
+    itself, or that gives the number again; None for any other."""
+    name = step.opname
     if name in ("UNARY_NEGATIVE", "UNARY_NOT", "TO_BOOL"):
-        if stack[-1] not in (NUMBER, PLAIN):
-            return None
-        return (*stack[:-1], stack[-1] if name == "UNARY_NEGATIVE" else OTHER)
+        return (*stack[:-1], OTHER) if stack[-1] == NUMBER else None
     if name in ("BINARY_OP", "COMPARE_OP"):
-        left, right = stack[-2:]
-        is_operator = name == "COMPARE_OP" or step.argrepr.rstrip("=") in OPERATORS
-        # Anything else on the left wouldn't ask the number: a tensor reads it as it is.
-        is_asked = left == NUMBER and right != HOLDER
-        is_asked |= left == PLAIN and right in (NUMBER, PLAIN)
-        if not (is_asked and is_operator):
-            return None
-        made = NUMBER if NUMBER in (left, right) else PLAIN
-        return (*stack[:-2], made if name == "BINARY_OP" or traces_bools else OTHER)
+        operands = stack[-2:]
+        sign = step.argrepr.rstrip("=")
+        is_operator = name == "COMPARE_OP" or sign in OPERATORS
+        # what stands on the left of `%` may be a text, which doesn't ask
+        is_asked = is_operator and (sign != "%" or operands[0] == NUMBER)
+        return (*stack[:-2], OTHER) if is_asked and HOLDER not in operands else None
     if name not in ("CALL", "CALL_KW"):
         return None
-    is_named = name == "CALL_KW"  # the names lie above the arguments
-    given = stack[len(stack) - n - is_named : len(stack) - is_named]
-    rest = stack[: len(stack) - n - is_named - 2]
-    function = "".join({*NOTED, ITEM}.intersection(stack[len(rest) : len(rest) + 2]))
+    function, given, rest = _call(step, stack)
     if function == "dict":
         return (*rest, _holder(given))
-    if function and (function in (ITEM, "len") or {*given} == {PLAIN}) and not _holds(given):
-        return (*rest, PLAIN)
-    takes_more = function == "round" and not _holds(given[1:])
-    if NUMBER in given[:1] and (takes_more or (function == "abs" and n == 1)):
-        return (*rest, NUMBER)
-    if function in ("max", "min") and n > 1 and {*given} <= {NUMBER, PLAIN} and NUMBER in given:
-        return (*rest, NUMBER)
-    return None
+    if HOLDER in given:
+        return (*rest, OTHER) if function == "len" else None
+    if function in ("max", "min"):
+        is_alone = name == "CALL_KW" or len(given) == 1
+        return None if is_alone and NUMBER in given else (*rest, _either(given))
+    # the number of digits of `round` doesn't ask
+    asks = function in (OP, "abs", "bool", *FUNCTIONS["math"]) or function == "round"
+    is_first = function != "round" or NUMBER not in given[1:]
+    return (*rest, OTHER) if asks and is_first else None
+
+
+def _either(given: Stack) -> str:
+    """What one of these values is."""
+    return NUMBER if NUMBER in given else OTHER
+
+
+def _call(step: dis.Instruction, stack: Stack) -> tuple[str, Stack, Stack]:
+    """What a call calls, if that is known; what it is given; and the stack below."""
+    n, is_named = step.arg or 0, step.opname == "CALL_KW"  # the names lie above the arguments
+    given = stack[len(stack) - n - is_named : len(stack) - is_named]
+    rest = stack[: len(stack) - n - is_named - 2]
+    # the function stands before an object or NULL, or behind it
+    known = [one for one in stack[len(rest) : len(rest) + 2] if one and one not in HELD]
+    return "".join(known), given, rest
+
+
+def _is_given_to_op(step: dis.Instruction, stack: Stack) -> bool:
+    """Whether an instruction calls an op with the number."""
+    if step.opname not in ("CALL", "CALL_KW"):
+        return False
+    function, given, _ = _call(step, stack)
+    return function == OP and NUMBER in given

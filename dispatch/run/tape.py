@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -39,8 +38,8 @@ class Read:
     `aside` computes the tensor that it is in, from the leaves. Replays do so first: if the number
     differs, the call may take another branch, and is recorded again. `is_only_returned`: nothing is
     decided by it. `is_noted`: the call got a `TracedNumber`, which notes what it does with the
-    number, and `traces_bools` or not. With `is_list` the number is a list of them, as `.tolist()`
-    gives. `text` shows it as it was read: the call may change the list.
+    number; `calls_ops` says whether it calls ops with it. With `is_list` the number is a list of
+    them, as `.tolist()` gives. `text` shows it as it was read: the call may change the list.
     """
 
     n_ops: int
@@ -51,7 +50,7 @@ class Read:
     aside: Aside
     is_only_returned: bool
     is_noted: bool
-    traces_bools: bool
+    calls_ops: bool
     is_list: bool
 
     def key(self, *, by_value: bool) -> tuple[Any, ...]:
@@ -191,11 +190,11 @@ class Tape:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
-        self.numbers = NumberLog()
+        self.numbers = NumberLog(self._calls_ops)
         self.kept: frozenset[str] = frozenset()
         """Names under which numbers are kept for the next call."""
-        self.unknown: frozenset[str] = frozenset()
-        """See `value_flow.is_only_returned`."""
+        self.of_users: frozenset[str] = frozenset()
+        """Names of the user's functions and attributes, which are no ops of torch's."""
         self.may_record = True
         """Whether more may be recorded: not behind the end of inference mode, whose ops the trace
         holds."""
@@ -262,8 +261,7 @@ class Tape:
         read = self.read(slot, may_be_noted=True)
         if read is None or not read.is_noted:
             return None if read is None else read.number
-        i, traces_bools = len(self.reads) - 1, read.traces_bools
-        return self.numbers.number(i, read.number, traces_bools=traces_bools)
+        return self.numbers.number(len(self.reads) - 1, read.number, calls_ops=read.calls_ops)
 
     def read(self, slot: int, *, is_list: bool = False, may_be_noted: bool = False) -> Read | None:
         """Compute a slot's value aside, and note the read. None if that isn't possible."""
@@ -277,20 +275,25 @@ class Tape:
             trace.busy = was_busy
         number = number_in(data, is_list=is_list)
         may_be_noted = may_be_noted and type(number) in (float, int)
-        follow = partial(
-            value_flow.is_only_returned, calling_frame(), self._caller,
-            is_noted=may_be_noted, kept=self.kept, unknown=self.unknown,
-        )  # fmt: skip
-        traces_bools = may_be_noted and follow(traces_bools=True)
-        is_followed = traces_bools or follow()
-        if data.numel() > MOST_COMPARED and not is_followed:
+        frame = calling_frame()
+        calls_ops = self._calls_ops(frame, is_read=True) if may_be_noted else None
+        # an op reads a traced number as a float
+        is_noted = calls_ops is not None and (type(number) is float or not calls_ops)
+        is_only_returned = not is_noted and value_flow.is_only_returned(frame, self._caller)
+        if data.numel() > MOST_COMPARED and not (is_noted or is_only_returned):
             return None
         read = Read(
-            trace.state.n_ops, slot, number, repr(number), user_line(), aside,
-            is_followed and not may_be_noted, is_followed and may_be_noted, traces_bools, is_list,
+            trace.state.n_ops, slot, number, repr(number), user_line(), aside, is_only_returned,
+            is_noted, bool(calls_ops), is_list,
         )  # fmt: skip
         self.reads.append(read)
         return self.reads[-1]
+
+    def _calls_ops(self, frame: FrameType | None, *, is_read: bool = False) -> bool | None:
+        """See `value_flow.calls_ops`."""
+        return value_flow.calls_ops(
+            frame, self._caller, is_read=is_read, kept=self.kept, of_users=self.of_users
+        )
 
     def ran_at_once(self, request: Request, reason: str) -> None:
         """Stop the tape, because an op runs at once and so is no part of the trace.

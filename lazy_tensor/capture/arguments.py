@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from lazy_tensor.capture.numbers.number_arguments import Followed, followed_arguments
 from lazy_tensor.capture.watched_object import own_attributes, slots_of
 from lazy_tensor.dispatch.run import hits
+from lazy_tensor.dispatch.traced_number import NumberLog, is_plain
+
+NONE_FOLLOWED: Followed = {}
+_NAME_OF = {float: "a float that is followed", int: "an int that is followed"}
+"""What stands for such a number in a key."""
 
 
 class Arguments:
@@ -23,14 +29,26 @@ class Arguments:
     `key` is equal for calls that may run the same plan. It holds the metadata of tensors, the
     values of numbers and strings, and the ids of other objects. `tensors` are all tensors, in the
     order found. `objects` are pairs of a label and an object that the call can look into: the roots
-    of an `ObjectGraph`.
+    of an `ObjectGraph`. `numbers` are those of arguments that are `followed`, of which the key has
+    only the types. `used` are those of these arguments whose numbers turn out to be used otherwise.
     """
 
-    __slots__ = ("_inside", "args", "key", "kwargs", "objects", "tensors")
+    __slots__ = (
+        "_followed", "_inside", "_places", "args", "key", "kwargs", "numbers", "objects", "tensors",
+        "used",
+    )  # fmt: skip
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], followed: Followed = NONE_FOLLOWED
+    ) -> None:
         self.args = args
         self.kwargs = kwargs
+        self.numbers: list[float] = []
+        self.used: set[int | str] = set()
+        self._followed = followed
+        self._places: list[int | str] = []  # of the numbers
+        if followed:
+            args, kwargs = self._with_types(args, kwargs)
         self.tensors: list[torch.Tensor] = []
         self.objects: list[tuple[str, Any]] = []
         self._inside: set[int] = set()  # ids of containers being read: one may contain itself
@@ -48,9 +66,51 @@ class Arguments:
     def are_unchanged(self) -> bool:
         """Whether the arguments still hold the same objects; tensors may have other values."""
         # equal keys mean equally many tensors, so `map` leaves none out
-        now = Arguments(self.args, self.kwargs)
+        now = Arguments(self.args, self.kwargs, self._followed)
         is_same = map(operator.is_, self.tensors, now.tensors)
         return self.key[0] == now.key[0] and all(is_same)
+
+    def _with_types(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with types in place of the numbers that are followed, which are noted."""
+        for place, calls_ops in self._followed.items():
+            if isinstance(place, int):
+                given = args[place] if place < len(args) else None
+            else:
+                given = kwargs.get(place)
+            # an op would read an int as a float
+            if type(given) is float or (type(given) is int and is_plain(given) and not calls_ops):
+                self.numbers.append(given)
+                self._places.append(place)
+        return self._with(
+            {one: _NAME_OF[type(n)] for one, n in zip(self._places, self.numbers, strict=True)}
+        )
+
+    def _with(self, others: dict[int | str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with others at some places."""
+        args = tuple([others.get(i, given) for i, given in enumerate(self.args)])
+        return args, {name: others.get(name, given) for name, given in self.kwargs.items()}
+
+    def call(self, function: Callable[..., Any], log: NumberLog, n_found: int) -> Any:
+        """Call a function with numbers that note in `log` what is done with them, behind `n_found`
+        others there."""
+        args, kwargs = self._with({
+            place: log.number(-1 - n_found - k, number, calls_ops=self._followed[place])
+            for k, (place, number) in enumerate(zip(self._places, self.numbers, strict=True))
+        })  # fmt: skip
+        return function(*args, **kwargs)
+
+    def note_unfollowed(self, function: Callable[..., Any], of_users: frozenset[str]) -> bool:
+        """The same for arguments that aren't followed where `of_users` are names of the user's."""
+        followed = followed_arguments(function, of_users)
+        return self.note_used(i for i, one in enumerate(self._places) if one not in followed)
+
+    def note_used(self, places: Iterable[int]) -> bool:
+        """Note that the numbers at these places among `numbers` are used in a way that no text
+        follows. Whether there are any."""
+        self.used.update(self._places[i] for i in places)
+        return bool(self.used)
 
     def _read(self, label: str, value: Any, parts: list[Any]) -> None:
         hits.loaded.read_argument(label, value, parts, self.tensors, self._read_other)

@@ -18,6 +18,7 @@ import torch
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.counts import Recount
 from lazy_tensor.capture.numbers.kept_numbers import put
+from lazy_tensor.capture.numbers.op_numbers import OpNumbers
 from lazy_tensor.capture.outline import Outline, Returned, Source
 from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
@@ -128,15 +129,23 @@ class CapturedCall:
             (outline.scalars, before.scalars),
             take.constants.values(),
         )
+        self._op_numbers = OpNumbers(
+            (outline.given, before.given),
+            (outline.scalars, before.scalars),
+            take.constants.values(),
+        )
+        self._has_other_numbers = self._recount.is_needed or bool(self._op_numbers)
         self.plan = plan = _plan_of(outline)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
             self.cuda_graph = CudaGraph(
-                plan, outline.state, take.written, numbers_change=self._recount.is_needed
+                plan, outline.state, take.written, numbers_change=self._has_other_numbers
             )
         else:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
+        self._given_numbers: Sequence[float] = ()
         self._note_draws_and_reads(take, before)
+        computes_first = bool(self._first or self._checks or self._op_numbers)
         self._stepped = take.stepped
         self._flags = [(*flag.place, flag.new) for flag in take.flags]
         self._holdings = take.after.holdings
@@ -152,8 +161,8 @@ class CapturedCall:
         fields = {
             "plan": plan,
             "scalars": list(outline.scalars),
-            "ask_numbers": self._numbers if self._recount.is_needed else None,
-            "ask_reads": self._check_reads if self._reads or self._checks else None,
+            "ask_numbers": self._numbers if self._has_other_numbers else None,
+            "ask_reads": self._check_reads if computes_first else None,
             "run_otherwise": self._run_otherwise,
             "runs_otherwise": cuda_graphs,
             "fail": self._fail,
@@ -177,21 +186,29 @@ class CapturedCall:
         # a number that was twice the same may be a constant that is returned in its place
         numbers = take.numbers
         same = [i for i in numbers.returned if values[i] == before.numbers_returned[i]]
-        self._reads = [*numbers.deciding, *(numbers.returned[i] for i in same)]
+        deciding = [*numbers.deciding, *(numbers.returned[i] for i in same)]
         self._checks = [(check, computes(check.text)) for check in numbers.checks]
-        self._checked, self._kept = numbers.computed_first, numbers.kept
-        self._constants = numbers.constants
-        computed_first = (*self._reads, *self._checked.values())
-        for one in computed_first:
+        self._kept, self._arguments = numbers.kept, numbers.arguments
+        texts = [*self._op_numbers.texts, *(check.text for check in numbers.checks)]
+        needed, self._constants = numbers.needed_for(texts)
+        # what a replay reads before its plan, each with whether it has to be the same
+        self._first = [
+            (i, read, read in deciding)
+            for i, read in enumerate(numbers.reads)
+            if i in needed or read in deciding
+        ]
+        for _, one, _ in self._first:
             one.aside.plan(take.outline.scalars)
-        read = {i for one in computed_first for i in one.aside.leaves}
+        read = {i for _, one, _ in self._first for i in one.aside.leaves}
         self._draws_first = not read.isdisjoint(leaf_drawn.values())
 
-    def find(self, tensors: Tensors) -> Found:
-        """What to run the plan on, for a call with these tensors among its arguments.
+    def find(self, tensors: Tensors, numbers: Sequence[float] = ()) -> Found:
+        """What to run the plan on, for a call with these tensors, and numbers that are followed,
+        among its arguments.
 
         Raises Changed if the call might do something else than the captured one.
         """
+        self._given_numbers = numbers
         try:
             found: Found = self._native.find(tensors)
         except (RuntimeError, Obstacle) as error:
@@ -357,6 +374,8 @@ class CapturedCall:
 
     def _numbers(self, leaves: Tensors) -> list[complex]:
         """The numbers that the plan gets for these leaves, as the optimizers would compute them."""
+        if not self._recount.is_needed:
+            return list(self.outline.scalars)
         numbers = [self._look_up(place, []) for place in self._recount.places]
         scalars = self._recount(leaves, numbers)
         if scalars is None:
@@ -365,19 +384,20 @@ class CapturedCall:
 
     def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> Drawn | None:
         """Compute the values that the call would read; Changed if one differs, or decides another
-        way. Returns what had to be drawn for that."""
+        way. Puts the numbers among the `scalars` that depend on them. Returns what had to be drawn
+        for that."""
+        numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
+        numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
+        numbers |= self._constants
+        self._put_op_numbers(scalars, numbers, -1)
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
-            for read in self._reads:
+            for i, read, is_deciding in self._first:
                 number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
-                if repr(number) != read.text:
+                if is_deciding and repr(number) != read.text:
                     raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
-            numbers = {
-                i: number_in(read.aside(leaves, scalars), is_list=False)
-                for i, read in self._checked.items()
-            }
-            numbers |= {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
-            numbers |= self._constants
+                numbers[i] = number
+                self._put_op_numbers(scalars, numbers, i)
             for check, evaluate in self._checks:
                 # what raises is recorded, and raises where eager does
                 with suppress(Exception):
@@ -389,6 +409,11 @@ class CapturedCall:
             _put_back(drawn)
             raise
         return drawn
+
+    def _put_op_numbers(self, scalars: list[complex], numbers: dict[int, float], last: int) -> None:
+        """Put the numbers of the plan that need reads up to the `last` one."""
+        if not self._op_numbers.put(scalars, numbers, last):
+            raise Changed("a number that ops get is another one, or is computed another way")
 
     def _drawn(self, leaves: Tensors) -> Drawn:
         """Draw all that the call draws, and put it among the leaves."""
@@ -514,6 +539,8 @@ class CapturedCall:
         if one.kind in ("leaf number", "leaf list"):
             is_list = one.kind == "leaf list"
             return "ask", 0, lambda leaves: number_in(leaves[one.name], is_list=is_list), None
+        if one.kind == "number argument":
+            return "ask", 0, lambda _: self._given_numbers[one.name], None
         if one.kind == "kept":
             return "ask", 0, lambda _: self._look_up(one.name, []), None
         if one.kind == "computed":

@@ -184,6 +184,11 @@ class ObjectGraph:
         """Whether a class of the user's has a member of that name."""
         return any(name in vars(cls) for cls in self._classes if not _is_constant(cls))
 
+    def names_of_users(self) -> frozenset[str]:
+        """The names of the user's functions, and of all attributes and items found."""
+        keys = [key for one in self.holdings.values() for key in one.keys if isinstance(key, str)]
+        return frozenset([*keys, *(code.co_name for code in self.codes)])
+
     def is_read_by_libraries(self, holding: WatchedObject, name: str) -> bool:
         """Whether the code of a library's class may read an attribute that an object holds."""
         owners = (one for one in self.instances if holding.holder is getattr(one, "__dict__", one))

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.numbers.counts import Formulas
+from lazy_tensor.capture.numbers.op_numbers import explained_by
 from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
@@ -104,7 +105,8 @@ class Flag:
 class Returned:
     """How to make one leaf of what the call returned: `kind` says what `name` is.
 
-    "kept": the place of a number that is kept. "computed": text that tells how a number is
+    "kept": the place of a number that is kept. "number argument": the place of a number among
+    those that the call gets. "computed": text that tells how a number is
     computed, see `traced_number`. "slot": a new tensor of `meta` on that result of the plan.
     "leaf": a new tensor of `meta` on the memory of that leaf. "number", "list": what that result
     has, for what the call read and did nothing else with; "leaf number", "leaf list": the same of a
@@ -133,7 +135,7 @@ class Outline:
     state: State
     scalars: tuple[complex, ...]
     formulas: Formulas
-    numbers: int  # digest of all numbers that the call can see, less those of `formulas`
+    numbers: int  # digest of all numbers that the call can see, less those of `formulas` and `kept`
     draws: tuple[Any, ...]
     reads: tuple[Any, ...]
     checks: tuple[tuple[str, bool | None], ...]
@@ -149,6 +151,8 @@ class Outline:
     numbers_returned: dict[int, Any] = field(compare=False)
     """The numbers that the call read and only returned: keys for their values, by their places in
     `returned`."""
+    given: dict[str, Any] = field(compare=False)
+    """Numbers that ops may have got, by the texts that tell how Python computed them."""
 
     def difference(self, before: Outline, *, by_value: bool = False) -> str | None:
         """The first difference from an earlier call, in words; None if there is none.
@@ -174,7 +178,10 @@ class Outline:
         # if other numbers changed too, an equal number of an optimizer explains nothing: it may be
         # equal by chance, or follow the other number for a while
         is_known = self.numbers == before.numbers
-        explained = self.formulas.explained(before.formulas) if is_known else {}
+        explained: set[tuple[str, str]] = set()
+        if is_known:
+            explained = {*self.formulas.explained(before.formulas)}
+            explained |= explained_by(self.given, before.given).keys()
         for node, now, then in numbers:
             if not is_same(now, then) and (repr(now), repr(then)) not in explained:
                 return f"{named(node)} gets {now!r} where the call before gave it {then!r}"

@@ -27,6 +27,8 @@ import torch
 from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.captured_call import CapturedCall, Changed
 from lazy_tensor.capture.cuda_graph import CudaGraph
+from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
+from lazy_tensor.capture.numbers.number_arguments import followed_arguments
 from lazy_tensor.capture.outline import Outline
 from lazy_tensor.capture.take import Take, take
 from lazy_tensor.capture.watched_object import is_atom
@@ -175,7 +177,9 @@ class Replay(Generic[P, R]):
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
         # key and signature of the last replayed call: a steady loop needs no look in the cache
         self._latest: tuple[Any, _Signature | None] = (None, None)
+        self._followed = {} if is_part else followed_arguments(function)
         self._names: set[str] = set()  # that the function's code mentions, as far as is known
+        self._moved = MovedNumbers()
         self._told: set[str] = set()  # kinds of obstacles that the user was warned of
         self.n_signatures = 0
         self.period = STATS.period  # at the last call: reports leave out replays of earlier periods
@@ -272,7 +276,7 @@ class Replay(Generic[P, R]):
             return self._function(*args, **kwargs), None, None, False
         if not self.may_plan():
             return self.recorded(args, kwargs), None, None, False
-        arguments = Arguments(args, kwargs)
+        arguments = Arguments(args, kwargs, self._followed)
         key, known = self._signature_of(arguments)
         taught = verified = None
         changed = ""
@@ -281,7 +285,7 @@ class Replay(Generic[P, R]):
         with self._lock:
             for captured in known.captured:
                 try:
-                    found = captured.find(arguments.tensors)
+                    found = captured.find(arguments.tensors, arguments.numbers)
                 except Changed as reason:
                     self.obstacle = changed = str(reason)
                     continue  # another captured call of this signature may fit
@@ -379,10 +383,12 @@ class Replay(Generic[P, R]):
         # `listening_mode`, as `lazy_mode` may bypass the block, which leaves nothing in the trace
         with recording(), listening_mode(**self._options):
             taken = take(
-                self._function, arguments, root, self._names,
+                self._function, arguments, root, self._names, self._moved,
                 follows_code=self._state is None, may_have_graphs=self._is_part, **outlines,
             )  # fmt: skip
         self._account_recorded(start)
+        for place in arguments.used:
+            self._followed.pop(place, None)
         return taken
 
     def _learn(
@@ -542,10 +548,12 @@ _REMEDIES = {
     ".grad`, which a replay would not": "call backward() inside the function, or return what is "
     "detached",
     "torch.linalg's check for errors": "inv_ex, solve_ex and cholesky_ex make none",
-    "another value at each call": "a number that changes must come in as a tensor",
+    "another value at each call": "a number that changes may only be computed with, compared and "
+    "given to ops; do all else where the function is called, or pass a tensor",
     "another size, dtype or layout": "pad to a few sizes",
     "which a replay would not": "keep it in a tensor, or change it outside the function; a number "
-    "may be kept if all code that the function can see only computes with it and compares it",
+    "may be kept if all code that the function can see only computes with it, compares it, and "
+    "gives it to ops",
     "Python's or numpy's random numbers": "draw from torch's, or outside the function",
     " changed": "what changes at each call must come in as an argument, a number as a tensor",
     **dict.fromkeys(
@@ -576,8 +584,9 @@ def replay(function: Any = None, **options: Any) -> Any:
     another tensor takes its place. Returned tensors are new ones. Random ops draw new numbers.
     Values that the function reads (`if mask.all()`) are computed before the plan runs. If one
     differs, or anything else that the function can see has changed, the call is recorded. Of a
-    number from `.item()`, or one that the function keeps for its next call (`self.n_steps += 1`),
-    only comparisons have to come out the same: what Python computes from it is computed anew.
+    number that is an argument, comes from `.item()`, or that the function keeps for its next call
+    (`self.n_steps += 1`), only comparisons have to come out the same: what Python computes from it,
+    and gives to ops, is computed anew.
     A scheduler that the function steps behind its optimizer is stepped.
 
     `state`, such as `[model, optimizer]`, names what a call depends on besides its arguments. All

@@ -23,7 +23,7 @@ from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.numbers.call_numbers import CallNumbers
 from lazy_tensor.capture.numbers.counts import Count, Counts, Formulas
-from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers
+from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers, MovedNumbers
 from lazy_tensor.capture.numbers.schedulers import SchedulerSteps
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Constant, Flag, Left, Outline, Returned, Same, Source, named
@@ -33,7 +33,7 @@ from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, without_traced
+from lazy_tensor.dispatch.traced_number import TracedNumber, math_of_numbers, without_traced
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -46,12 +46,15 @@ MOST_CONSTANTS = 16
 """Elements of a tensor made inside, such as `torch.tensor(0.5)`, that is treated as a number: calls
 do the same only if its values are equal."""
 
+NUMBER_USED = "it uses a number among its arguments otherwise than to compute with it"
+
 
 def take(
     function: Callable[..., Any],
     arguments: Arguments,
     root: tuple[str, Any],
     names: set[str],
+    moved: MovedNumbers,
     *,
     follows_code: bool = True,
     may_have_graphs: bool = False,
@@ -61,7 +64,8 @@ def take(
     """Call the function with a tape on. Return its result, and the take or the obstacle to one.
 
     `root` is what the call can look into besides its arguments, with a label; `names` are those
-    that code is known to mention. The pictures follow code or not. `earlier` are outlines of calls
+    that code is known to mention, `moved` the numbers that others change. The pictures follow code
+    or not. `earlier` are outlines of calls
     that may have done the same, `like` is one that should have. Called inside `lazy_mode`, with
     nothing pending; leaves the call's ops pending.
     """
@@ -73,6 +77,8 @@ def take(
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
         before = explore(roots, tensors, names, follows_code=follows_code)
+        if arguments.numbers and arguments.note_unfollowed(function, before.names_of_users()):
+            raise Obstacle(NUMBER_USED)
     except Obstacle as reason:
         return function(*args, **kwargs), str(reason)
     # ids, not tensors: a reference would make what the call throws away look like a result
@@ -86,19 +92,19 @@ def take(
     # a cast of a weight that autocast kept from an earlier call would be a leaf from nowhere: each
     # call casts anew
     torch.clear_autocast_cache()
-    tape = Tape(trace, before.generators, take.__code__)
+    tape = Tape(trace, before.generators, Arguments.call.__code__)
     counts, schedulers = Counts(trace), SchedulerSteps(trace, tape)
-    kept = KeptNumbers(before, function, tape)
-    tape.kept = kept.names
+    kept = KeptNumbers(before, function, tape, moved.found_by(before))
     try:
         # optimizers get step counts and rates as `Count`s, which note what is computed of them
         with (
             torch_private.step_counts_read_by(counts.read),
             counts.counts_in_param_groups(before),
             schedulers.followed(before.schedulers),
+            math_of_numbers(),
             kept.lent(before),
         ):
-            result = function(*args, **kwargs)
+            result = arguments.call(function, tape.numbers, len(kept.places))
     except BaseException:
         tape.stop("it raised an exception")
         tape.numbers.repair()
@@ -111,6 +117,9 @@ def take(
             raise Obstacle(tape.obstacle)
         # drops what was derived from values that the call has written: else it would count as live
         watch.before_flush(trace)
+        n_kept = len(kept.places)
+        if arguments.note_used([-1 - n_kept - i for i in tape.numbers.fixed if i < -n_kept]):
+            raise Obstacle(NUMBER_USED)
         if numbers != _random_states():
             raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
         if environment != hits.loaded.call_environment():
@@ -121,8 +130,9 @@ def take(
         if any(i in given and type(one) is not tuple for i, one in _containers_in(result).items()):
             raise Obstacle("it returns a list or a dict that is an argument; return a copy")
         after = explore(roots, tensors, names, follows_code=follows_code)
+        moved.left_by(after)
         taken = Take(
-            trace, tape, counts.formulas(), schedulers, kept, before, after, tensors, versions,
+            trace, tape, counts.formulas(), schedulers, kept, before, after, arguments, versions,
             result, earlier, like,
         )  # fmt: skip
     except Obstacle as reason:
@@ -178,7 +188,7 @@ class Take:
         kept: KeptNumbers,
         before: ObjectGraph,
         after: ObjectGraph,
-        tensors: list[torch.Tensor],
+        arguments: Arguments,
         versions: dict[int, int],
         result: Any,
         earlier: Iterable[Outline],
@@ -193,7 +203,7 @@ class Take:
         self._trace = trace
         self._drawn = [data for _, data in tape.draws]
         self._before = before
-        self._tensors = tensors  # among the arguments
+        self._tensors = arguments.tensors
         self._result = result
         steps = trace.state.steps()
         self._nodes = [step for step in steps if isinstance(step, Node)]
@@ -210,8 +220,9 @@ class Take:
         whole |= {id(read.number) for read in tape.reads}
         leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in whole)
         self.numbers = CallNumbers(
-            self._nodes, self.leaf_at, trace.root_of, tape, kept, before, leaves, (earlier, like)
-        )
+            self._nodes, self.leaf_at, trace.root_of, tape, kept, before, leaves, (earlier, like),
+            len(arguments.numbers),
+        )  # fmt: skip
         left = self._left()
         self._check_identities(left)
         returned = self._all_returned(leaves, left)
@@ -230,7 +241,7 @@ class Take:
             state=trace.state,
             scalars=tuple(trace.scalars),
             formulas=formulas,
-            numbers=self._digest(formulas),
+            numbers=self._digest(formulas, is_needed=bool(formulas.code or tape.numbers.given)),
             draws=tuple([draw.key for draw in self.draws]),
             reads=numbers.keys_of_reads,
             stepped=tuple(map(id, self.stepped)),
@@ -244,14 +255,15 @@ class Take:
             computed_from=numbers.computed_from,
             structure=structure,
             numbers_returned=numbers.values_returned,
+            given=tape.numbers.given,
         )
         self._note_leaves(sources, versions)
         del self._result  # it holds traced numbers
 
-    def _digest(self, formulas: Formulas) -> int:
+    def _digest(self, formulas: Formulas, *, is_needed: bool) -> int:
         """See `Outline.numbers`."""
         kept = {place for place, _, _ in self.numbers.kept.values()}
-        return self.after.numbers(formulas.places() | kept) if formulas.code else 0
+        return self.after.numbers(formulas.places() | kept) if is_needed else 0
 
     def _note_leaves(self, sources: tuple[Source, ...], versions: dict[int, int]) -> None:
         trace = self._trace

@@ -11,22 +11,29 @@ from typing import Any
 import pytest
 import torch
 
-from lazy_tensor.dispatch.value_flow import is_only_returned
+from lazy_tensor.dispatch.traced_number import NumberLog, math_of_numbers
+from lazy_tensor.dispatch.value_flow import calls_ops, is_only_returned
 
 
 class Number:
     """Notes, where it is read, whether the number is only returned, or only computed with."""
 
     is_only_returned = False
-    is_followed = False
-    is_traced = False
+    may_be_followed = False
+
+    def __init__(self):
+        self.log = NumberLog(lambda frame: calls_ops(frame, told.__code__))
 
     def item(self):
         frame = sys._getframe(1)
         self.is_only_returned = is_only_returned(frame, told.__code__)
-        self.is_followed = is_only_returned(frame, told.__code__, is_noted=True)
-        self.is_traced = is_only_returned(frame, told.__code__, is_noted=True, traces_bools=True)
-        return 1
+        self.may_be_followed = calls_ops(frame, told.__code__, is_read=True) is not None
+        return self.log.number(0, 1.0, calls_ops=False) if self.may_be_followed else 1
+
+    @property
+    def is_followed(self):
+        """Whether the number may be another one, as all that is done with it is noted."""
+        return self.may_be_followed and 0 not in self.log.fixed
 
     def __float__(self):
         self.is_only_returned = is_only_returned(sys._getframe(1), told.__code__)
@@ -50,7 +57,8 @@ class Number:
 
 def told(program):
     number = Number()
-    program(number)
+    with math_of_numbers():
+        program(number)
     return number
 
 
@@ -152,11 +160,17 @@ def passed_by_name(n):
     return dict(value=n.item())
 
 
+def passed_on(n):
+    value = n.item()
+    len([value, len("abc")])
+    return value
+
+
 RETURNED = [alone, passed_by_name, in_a_tuple, in_a_dict_later, in_a_block, converted,
             in_comprehensions,
             behind_a_branch, by_another_function, by_other_names, in_a_loop, with_an_end,
             thrown_away, converted_later, with_options, by_a_method, decorated,
-            caught_elsewhere]  # fmt: skip
+            caught_elsewhere, passed_on]  # fmt: skip
 
 
 def given_to_c(n):
@@ -223,11 +237,6 @@ def replaced(n):
     return n.item() or 0.0
 
 
-COMPUTED = [replaced, of_two, asked, looped_by, rounded_by_the_caller, compared, added,
-            beside_a_tensor, subtracted_from_a_number, summed, rounded, the_larger,
-            asked_by_not]  # fmt: skip
-
-
 def on_the_right_of_a_tensor(n):
     return torch.ones(2) * n.item()
 
@@ -278,12 +287,6 @@ def formatted(n):
 
 def formatted_by_percent(n):
     return "%f" % n.item()  # noqa: UP031
-
-
-def passed_on(n):
-    value = n.item()
-    len([value, len("abc")])
-    return value
 
 
 def kept_by_a_list(n):
@@ -412,13 +415,18 @@ def wrapping(function):
     return wrapper
 
 
-USED = [given_to_c, on_the_right_of_a_tensor, on_the_right_of_what_may_be_one,
-        on_the_right_of_a_variable_that_changes, the_larger_by_another, as_a_number_of_digits,
-        shifted, compared_on_the_right, of_a_max_of_its_own, by_a_longer_way, formatted,
-        formatted_by_percent, passed_on, kept_by_a_list, kept_in_a_dict, kept_as_an_attribute,
+COMPUTED = [given_to_c, on_the_right_of_a_tensor, on_the_right_of_what_may_be_one,
+            on_the_right_of_a_variable_that_changes, decided_behind_what_is_suppressed,
+            replaced, of_two, asked, looped_by, rounded_by_the_caller, compared, added,
+            beside_a_tensor, subtracted_from_a_number, summed, rounded, the_larger,
+            asked_by_not]  # fmt: skip
+
+USED = [the_larger_by_another, as_a_number_of_digits,
+        shifted, of_a_max_of_its_own, by_a_longer_way, formatted,
+        formatted_by_percent, kept_by_a_list, kept_in_a_dict, kept_as_an_attribute,
         kept_by_a_function, hashed, asked_in_a_comprehension, the_largest, spread,
         yielded, all_of, all_converted, largest_of, mapped, ordered, ordered_by_another, magnitude,
-        of_a_method_called_float, decided_by_a_handler, decided_behind_what_is_suppressed,
+        of_a_method_called_float, decided_by_a_handler,
         evaluated, of_a_wrapper, by_a_variable, by_a_local_name,
         by_a_function_called_item]  # fmt: skip
 
@@ -441,9 +449,13 @@ def test_what_a_comparison_gives_may_be_traced():
     def given_to_a_function(n):
         return len([n.item() > 1])
 
-    assert told(counted).is_traced
-    assert told(given_to_a_function).is_followed
-    assert not told(given_to_a_function).is_traced
+    def given_to_another_function(n):
+        return sum([n.item() > 1])
+
+    assert not told(counted).log.checks
+    assert not told(given_to_a_function).log.checks
+    assert told(given_to_another_function).is_followed
+    assert len(told(given_to_another_function).log.checks) == 1
 
 
 @pytest.mark.parametrize("program", USED)

@@ -16,7 +16,7 @@ from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline, Returned
 from lazy_tensor.capture.watched_object import Place, is_atom
 from lazy_tensor.dispatch.run.tape import Read, Tape
-from lazy_tensor.dispatch.traced_number import Check, TracedNumber, reads_in
+from lazy_tensor.dispatch.traced_number import TracedNumber, reads_in
 from lazy_tensor.dispatch.trie.trace import Node
 
 KeptNumber = tuple[Place, str, type]
@@ -29,9 +29,9 @@ class CallNumbers:
     `deciding` are reads whose numbers have to be the same in a replay. `returned` are those of
     numbers that the call only returns, by their places among the `leaves` of what it returns.
     `kept` are numbers that it finds and changes, or compares: other ones there may be others.
-    `checks` are operations that decide what it does. `computed_first` are the reads, and
-    `constants` the numbers, that these need; `computed_from` tells where those come from that a
-    replay computes with behind its plan.
+    `checks` are operations that decide what it does. `arguments` are numbers among its arguments,
+    each with its place there. `computed_from` tells where the numbers come from that a replay
+    computes with behind its plan.
     """
 
     def __init__(
@@ -44,16 +44,20 @@ class CallNumbers:
         before: ObjectGraph,
         leaves: list[Any],
         alike: tuple[Iterable[Outline], Outline | None],
+        n_arguments: int,
     ) -> None:
         """`nodes`, `leaf_at` (the numbers of leaves by their slots) and `root_of` are the trace's.
-        `alike` are outlines of calls that may have done the same, and of one that should."""
+        `alike` are outlines of calls that may have done the same, and of one that should.
+        `n_arguments` numbers among the arguments are followed."""
         self._nodes, self._leaf_at, self._root_of = nodes, leaf_at, root_of
-        self._reads = tape.reads
+        self.reads = tape.reads
         # what replays read later isn't what the call read, if it wrote there meanwhile
         written = {i for i, read in enumerate(tape.reads) if not self._lasts(read)}
         self._fixed = tape.numbers.fixed | written
         self._found = {-1 - k: before.value_at(place) for k, place in enumerate(kept.places)}
-        self.kept = self._kept(kept, leaves, tape.numbers.checks)
+        self.arguments = {-1 - len(self._found) - k: k for k in range(n_arguments)}
+        used = [*(check.text for check in tape.numbers.checks), *tape.numbers.given]
+        self.kept = self._kept(kept, leaves, used)
         self.returned = self._returned(leaves, *alike)
         self.deciding = [
             read
@@ -65,14 +69,18 @@ class CallNumbers:
         computed += [text for i, (_, text, _) in self.kept.items() if text != f"r[{i}]"]
         self.computed_from = {i: self.source_of(i) for text in computed for i in reads_in(text)}
         self.checks = tape.numbers.checks
-        checked = sorted({i for check in self.checks for i in reads_in(check.text)})
-        self.computed_first = {i: self._reads[i] for i in checked if i >= 0}
-        self.constants = {i: self._found[i] for i in checked if i < 0 and i not in self.kept}
+
+    def needed_for(self, texts: Iterable[str]) -> tuple[set[int], dict[int, float]]:
+        """What these texts are computed from besides kept numbers and arguments: the reads, and the
+        numbers that never change."""
+        needed = {i for text in texts for i in reads_in(text)}
+        others = needed - self.kept.keys() - self.arguments.keys()
+        return {i for i in needed if i >= 0}, {i: self._found[i] for i in others if i < 0}
 
     @property
     def keys_of_reads(self) -> tuple[Any, ...]:
         """What the reads of another call must be equal to. Those of `returned` are left out."""
-        free = [read.key(by_value=False) for i, read in enumerate(self._reads) if self._is_free(i)]
+        free = [read.key(by_value=False) for i, read in enumerate(self.reads) if self._is_free(i)]
         return (*[read.key(by_value=True) for read in self.deciding], *free)
 
     @property
@@ -100,13 +108,15 @@ class CallNumbers:
         """How a replay gets the number `r[i]` when its plan has run."""
         if i in self.kept:
             return Returned("kept", self.kept[i][0])
+        if i in self.arguments:
+            return Returned("number argument", self.arguments[i])
         if i < 0 or i in self._fixed:
-            return Returned("constant", self._found[i] if i < 0 else self._reads[i].number)
-        return self.as_returned(self._reads[i])
+            return Returned("constant", self._found[i] if i < 0 else self.reads[i].number)
+        return self.as_returned(self.reads[i])
 
     def _is_free(self, i: int) -> bool:
         """Whether the number of a read may be another one, as all that is done with it is noted."""
-        return self._reads[i].is_noted and i not in self._fixed
+        return self.reads[i].is_noted and i not in self._fixed
 
     def _lasts(self, read: Read) -> bool:
         """Whether the call doesn't write the memory that it read, after the read."""
@@ -114,13 +124,11 @@ class CallNumbers:
         later = self._nodes[read.n_ops :]
         return all(self._root_of(slot) != root for node in later for slot in node.writes)
 
-    def _kept(
-        self, kept: KeptNumbers, leaves: list[Any], checks: list[Check]
-    ) -> dict[int, KeptNumber]:
-        """See `kept`. A number that the call neither changes nor uses has to stay as it is."""
+    def _kept(self, kept: KeptNumbers, leaves: list[Any], used: list[str]) -> dict[int, KeptNumber]:
+        """See `kept`; `used` are texts of numbers that the call compares or gives to ops. A number
+        that the call neither changes nor uses has to stay as it is."""
         texts = {-1 - k: kept.texts[place] for k, place in enumerate(kept.places)}
         changed = {i: text for i, text in texts.items() if text != f"r[{i}]"}
-        used = [check.text for check in checks]
         used += [leaf.text for leaf in leaves if type(leaf) is TracedNumber]
         wanted = set(changed).union(*map(reads_in, [*used, *changed.values()])) - self._fixed
         return {
@@ -139,7 +147,7 @@ class CallNumbers:
         as it read it, and must have read it in one place; or it returns what it read in the same
         places as an earlier call.
         """
-        only_returned = [read for read in self._reads if read.is_only_returned]
+        only_returned = [read for read in self.reads if read.is_only_returned]
         free = [read for read in only_returned if self._lasts(read)]
         if like is not None:
             return self._returned_as_in(like, leaves, free)
@@ -148,7 +156,7 @@ class CallNumbers:
         for i, leaf in enumerate(leaves):
             places[_value_key(leaf)].append(i)
         by_value: dict[Any, list[Read]] = defaultdict(list)
-        for read in self._reads:
+        for read in self.reads:
             if not read.is_noted:
                 by_value[_value_key(read.number)].append(read)
         by_count: dict[int, Read] = {}

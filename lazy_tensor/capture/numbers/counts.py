@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from lazy_tensor.capture.numbers.op_numbers import may_be_made_from
 from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
@@ -399,7 +400,7 @@ class Recount:
         explaining = {
             i: explained[repr(one), repr(other)]
             for i, (one, other) in enumerate(zip(*scalars, strict=True))
-            if not is_same(one, other)
+            if not is_same(one, other) and (repr(one), repr(other)) in explained
         }
         distinct: dict[Any, int] = {}
         places: list[int] = []  # of each line of the formulas
@@ -444,7 +445,7 @@ class Recount:
             for line, value, then in zip(now.code, now.values, before.values, strict=True)
             if line.kind in NUMBERS and not is_same(value, then)
         ]
-        if any(_may_be_made_from(changing, constant) for constant in constants):
+        if any(may_be_made_from(changing, constant) for constant in constants):
             raise RuntimeError("a tensor may be made from a number that changes")
 
     @property
@@ -479,12 +480,3 @@ class Recount:
         for i, place in self._changing.items():
             scalars[i] = values[place]
         return scalars
-
-
-def _may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
-    """Whether a tensor has one of the numbers, rounded to its dtype, as an element."""
-    if not constant.is_floating_point():
-        return False
-    with torch_private.kernels_only():
-        rounded = torch.tensor(numbers, dtype=torch.float64).to(constant.dtype)
-        return bool(torch.isin(rounded.double(), constant.double()).any())

@@ -34,38 +34,47 @@ NAMING = (*KEEPERS, kinds.MEMBERS, kinds.OF_TENSOR)
 class KeptNumbers:
     """Numbers that a call finds, and may leave others in place of, for the next call.
 
-    These are the numbers in `graph` that its code stores anew, under `names`, and does nothing else
-    with. Their `places` hold a `TracedNumber` while the call of `function` is recorded. `texts` say
-    what each place holds at the end, see `traced_number`: "" if that is no number.
+    These are the numbers in `graph` that its code stores anew, and does nothing unseen with; the
+    `tape` gets their names. Their `places` hold a `TracedNumber` while the call of `function` is
+    recorded. `texts` say what each place holds at the end, see `traced_number`: "" if that is no
+    number.
     """
 
-    def __init__(self, graph: ObjectGraph, function: Callable[..., Any], tape: Tape) -> None:
+    def __init__(
+        self, graph: ObjectGraph, function: Callable[..., Any], tape: Tape, moved: frozenset[str]
+    ) -> None:
         self.texts: dict[Place, str] = {}
         self._tape = tape
-        found = _stored(graph)
-        tape.unknown = frozenset({value_flow.ITEM} if graph.defines(value_flow.ITEM) else ())
+        found = _stored(graph, moved)
+        tape.of_users = graph.names_of_users()
         own = code_of(function) if found else None
         if own is not None and graph.may_call(own):
             own = None  # what it returns may be used
         stored = frozenset(name for name, _ in found)
-        self.names = _followed(graph, stored, own, tape.unknown, traces_bools=False)
-        tracing = _followed(graph, self.names, own, tape.unknown, traces_bools=True)
-        self.places = [place for name, place in found if name in self.names]
-        self._traces_bools = [name in tracing for name, _ in found if name in self.names]
+        tape.kept, given_to_ops = _followed(graph, stored, own, tape.of_users)
+        # an op reads a traced number as a float
+        others = {name for name, place in found if type(graph.value_at(place)) is not float}
+        while not others.isdisjoint(tape.kept & given_to_ops):
+            tape.kept, given_to_ops = _followed(
+                graph, tape.kept - (others & given_to_ops), own, tape.of_users
+            )
+        found = [(name, place) for name, place in found if name in tape.kept]
+        self.places = [place for _, place in found]
+        self._calls_ops = [name in given_to_ops for name, _ in found]
 
     @contextmanager
     def lent(self, graph: ObjectGraph) -> Iterator[None]:
         """Put traced numbers at the places, and take them back at the end."""
-        lent = enumerate(zip(self.places, self._traces_bools, strict=True))
+        lent = enumerate(zip(self.places, self._calls_ops, strict=True))
         log = self._tape.numbers
         try:
-            for k, ((name, i), traces_bools) in lent:
+            for k, ((name, i), calls_ops) in lent:
                 holding = graph.holdings[name]
                 # no variable has the number, which would outlive the call
                 put(
                     holding,
                     holding.keys[i],
-                    log.number(-1 - k, holding.values[i], traces_bools=traces_bools),
+                    log.number(-1 - k, holding.values[i], calls_ops=calls_ops),
                 )
             yield
         finally:
@@ -89,21 +98,59 @@ class KeptNumbers:
                     put(holding, key, value.value)
 
 
-def _stored(graph: ObjectGraph) -> list[tuple[str, Place]]:
-    """The numbers that the user's code stores anew: their names and places.
+class MovedNumbers:
+    """The `names` of numbers that the program changes between calls."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self._left: dict[Place, Any] = {}
+
+    def found_by(self, graph: ObjectGraph) -> frozenset[str]:
+        """The names, with those of the numbers that a call finds and the last one didn't leave."""
+        if graph.follows_code:
+            moved = {
+                name
+                for name, place in _numbers_in(graph)
+                if place in self._left
+                and not kinds.is_same(graph.value_at(place), self._left[place])
+            }
+            self._names |= moved
+        return self._names
+
+    def left_by(self, graph: ObjectGraph) -> None:
+        """Note what a call leaves."""
+        self._left = {place: graph.value_at(place) for _, place in _numbers_in(graph)}
+
+
+def _numbers_in(graph: ObjectGraph) -> Iterator[tuple[str, Place]]:
+    """The numbers that may be kept for the next call, by name and place."""
+    for name, holding in graph.holdings.items():
+        if holding.kind in KEEPERS and name not in graph.arguments.values():
+            for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True)):
+                if is_plain(value):
+                    yield _name_of(holding, key), (name, i)
+
+
+def _name_of(holding: WatchedObject, key: Any) -> Any:
+    """The name in code of what a holding has under a key."""
+    # a closure's cell has no key: its holding is named after the variable
+    return holding.label if holding.kind is kinds.CELL else key
+
+
+def _stored(graph: ObjectGraph, moved: frozenset[str]) -> list[tuple[str, Place]]:
+    """The numbers that the user's code stores anew, or that are `moved`: their names and places.
 
     Code is followed by names. So a name is left out if anything else that has it isn't such a
     number: a tensor, a property, an attribute that the code of a library reads.
     """
     if graph.may_mention() or any(map(graph.defines, OWN_WAYS)):
         return []
-    stored = frozenset().union(*[mentions_of(code).stored for code in graph.codes])
+    stored = moved.union(*[mentions_of(code).stored for code in graph.codes])
     found: list[tuple[str, Place]] = []
     others = set(graph.names_in_objects)
     for name, holding in graph.holdings.items() if stored else ():
         for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True)):
-            # a closure's cell has no key: its holding is named after the variable
-            its_name = holding.label if holding.kind is kinds.CELL else key
+            its_name = _name_of(holding, key)
             if its_name not in stored or value is MISSING or holding.kind not in NAMING:
                 continue
             if (
@@ -122,19 +169,20 @@ def _followed(
     graph: ObjectGraph,
     names: frozenset[str],
     own: types.CodeType | None,
-    unknown: frozenset[str],
-    *,
-    traces_bools: bool,
-) -> frozenset[str]:
-    """The names whose numbers are only computed with, compared and kept by all code that the call
-    can see. Code of its `own` may return them, too."""
+    of_users: frozenset[str],
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The names whose numbers are only computed with, compared, given to ops and kept by all code
+    that the call can see; and those of them that ops get by a call. Code of its `own` may return
+    them, too."""
     n_names = -1
+    given_to_ops: set[str] = set()
     while names and len(names) != n_names:
         n_names = len(names)
         for code, seen in graph.codes.items():
-            rules = value_flow.known_functions(seen, unknown), names, traces_bools
-            names = value_flow.may_be_kept(code, rules, may_return=code is own)
-    return names
+            rules = value_flow.known_in(code, seen), names, of_users
+            names, given = value_flow.may_be_kept(code, rules, may_return=code is own)
+            given_to_ops |= given
+    return names, frozenset(given_to_ops)
 
 
 def put(holding: WatchedObject, key: Any, value: Any) -> None:

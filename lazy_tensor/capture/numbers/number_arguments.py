@@ -1,0 +1,45 @@
+"""Numbers among the arguments of a call, such as a step count or a weight.
+
+In: a function. Out: the arguments whose numbers may be others in each replay, as the function's
+bytecode only computes with them, compares them, gives them to ops or returns them. Called by
+`replay` for `Arguments`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from lazy_tensor.capture.object_graph import code_of
+from lazy_tensor.dispatch import value_flow
+
+Followed = dict[int | str, bool]
+"""Arguments, by place or by name, each with whether a call of an op gets its number: an op reads a
+traced number as a float."""
+
+
+def followed_arguments(
+    function: Callable[..., Any], of_users: frozenset[str] = frozenset()
+) -> Followed:
+    """The arguments of a function whose numbers are followed. `of_users` are names of the user's
+    functions and attributes."""
+    n_bound = 0
+    while isinstance(function, types.MethodType) or value_flow.is_decorator(code_of(function)):
+        n_bound += isinstance(function, types.MethodType)
+        function = getattr(function, "__func__", None) or function.__wrapped__  # type: ignore[attr-defined]
+    code = code_of(function)
+    if code is None or not isinstance(function, types.FunctionType):
+        return {}
+    rules = value_flow.known_in(code, function.__globals__), frozenset[str](), of_users
+    followed: Followed = {}
+    n_named = code.co_argcount + code.co_kwonlyargcount
+    for i, name in enumerate(code.co_varnames[n_bound:n_named]):
+        calls_ops = value_flow.argument_calls_ops(code, name, rules)
+        if calls_ops is None:
+            continue
+        if i + n_bound < code.co_argcount:
+            followed[i] = calls_ops
+        if i + n_bound >= code.co_posonlyargcount:
+            followed[name] = calls_ops
+    return followed

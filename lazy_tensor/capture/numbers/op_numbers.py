@@ -1,0 +1,115 @@
+"""Numbers that ops get, computed anew at each replay from what the call reads, finds or is given.
+
+In: the numbers that two calls gave to ops, each with the text that tells how Python computed it
+(see `traced_number`). Out: `OpNumbers`, which compute a trace's numbers for a later call. Called by
+`outline` and `captured_call`.
+
+A number that an op got is matched with the text that gave the same value, in both of two calls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from lazy_tensor.capture.watched_object import is_same
+from lazy_tensor.dispatch import torch_private
+from lazy_tensor.dispatch.traced_number import computes, reads_in
+
+FORMS = ("%s", "(-%s)", "(1 - %s)", "(%s - 1)", "(1 / %s)")
+"""What ops, and their gradients, compute from a number before other ops get it."""
+
+
+def explained_by(now: dict[str, Any], before: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
+    """Texts by their values in a call and in an earlier one, as text: of the numbers `now` given to
+    ops, and of those `before`. The simplest form counts that gives a value."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for form in FORMS:
+        of_form: dict[tuple[str, str], list[str]] = defaultdict(list)
+        compute = computes(form % "r[0]")
+        for text, value in now.items():
+            with suppress(KeyError, ArithmeticError):
+                values = compute({0: value}), compute({0: before[text]})
+                of_form[repr(values[0]), repr(values[1])].append(form % text)
+        found = of_form | found
+    return found
+
+
+class Step(NamedTuple):
+    """A number to compute: that of the trace at `place`, or one that must stay as it `was`."""
+
+    place: int
+    was: Any
+    compute: list[Callable[[dict[int, float]], Any]]
+
+
+class OpNumbers:
+    """Computes those numbers of a trace that changed between two calls.
+
+    `given` are the numbers that the calls gave to ops, `scalars` those of their traces, the later
+    call's first. `constants` are the small tensors that the call makes. Numbers that were the same
+    in both calls must stay the same. `texts` are all that a replay has to compute. RuntimeError if
+    a constant may be made from a number that changes.
+    """
+
+    def __init__(
+        self,
+        given: tuple[dict[str, Any], dict[str, Any]],
+        scalars: tuple[Sequence[complex], Sequence[complex]],
+        constants: Iterable[torch.Tensor],
+    ) -> None:
+        now, before = given
+        explained = explained_by(now, before)
+        self.texts: list[str] = []
+        self._steps: dict[int, list[Step]] = defaultdict(list)
+        changing = []
+        for text, value in now.items():
+            if text not in before or is_same(value, before[text]):
+                self._add(-1, value, [text])
+            else:
+                changing.append(value)
+        for place, (one, other) in enumerate(zip(*scalars, strict=True)):
+            if not is_same(one, other):
+                self._add(place, None, explained.get((repr(one), repr(other)), []))
+        if any(may_be_made_from(changing, constant) for constant in constants):
+            raise RuntimeError("a tensor may be made from a number that changes")
+
+    def _add(self, place: int, was: Any, texts: list[str]) -> None:
+        """Note a number to compute by these texts, behind the last read that they need."""
+        if texts:
+            last = max([-1, *(i for text in texts for i in reads_in(text))])
+            self._steps[last].append(Step(place, was, [computes(text) for text in texts]))
+            self.texts += texts
+
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
+    def put(self, scalars: list[complex], numbers: dict[int, float], last: int) -> bool:
+        """Put the numbers that need reads up to the one numbered `last` among the trace's; False if
+        the call might do something else. `numbers` are those of the texts."""
+        for place, was, compute in self._steps.get(last, ()):
+            try:
+                # which text computes it is unknown as long as they agree, so they have to
+                first, *others = [one(numbers) for one in compute]
+            except ArithmeticError:
+                return False  # the call is recorded, and raises where eager does
+            if not all(is_same(first, one) for one in others):
+                return False
+            if place < 0 and not is_same(first, was):
+                return False
+            if place >= 0:
+                scalars[place] = first
+        return True
+
+
+def may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:
+    """Whether a tensor has one of the numbers, rounded to its dtype, as an element."""
+    if not constant.is_floating_point():
+        return False
+    with torch_private.kernels_only():
+        rounded = torch.tensor(numbers, dtype=torch.float64).to(constant.dtype)
+        return bool(torch.isin(rounded.double(), constant.double()).any())
