@@ -340,8 +340,9 @@ def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
 
 def _to_convert(tensor: LazyTensor, cause: str) -> torch.Tensor:
     """What Python's conversions read: the plain tensor, or the lazy one if a tape is on, which must
-    see the read as an op."""
-    return tensor if local.trace.tape is not None else read(tensor, cause)
+    see the read as an op. `torch.tensor([loss, ...])` puts modes aside, so that no op is seen."""
+    is_seen = local.trace.tape is not None and not torch_private.are_modes_put_aside()
+    return tensor if is_seen else read(tensor, cause)
 
 
 def read_outside(tensor: LazyTensor, cause: str) -> torch.Tensor:

@@ -118,14 +118,19 @@ def propagate(
 def _masked(
     outcome: Outcome, facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> Outcome:
-    """`outcome` without the gradients that the argument `output_mask` doesn't ask for.
+    """`outcome` without the results that the call doesn't ask for, by its argument `output_mask` or
+    `need_weights`.
 
     Kernels leave them undefined, while some meta functions give all.
     """
-    if "output_mask" not in facts.argument_names:
+    asked = {"output_mask", "need_weights"}.intersection(facts.argument_names)
+    if not asked:
         return outcome
-    place = facts.argument_names.index("output_mask")
-    mask = args[place] if place < len(args) else dict(kwargs).get("output_mask")
+    (name,) = asked
+    place = facts.argument_names.index(name)
+    mask = args[place] if place < len(args) else dict(kwargs).get(name)
+    if name == "need_weights":  # the second result is attention's weights
+        mask = None if mask is None else (True, mask)
     if mask is None or len(mask) != len(outcome.outs):
         return outcome
     outs = tuple(out if wanted else None for out, wanted in zip(outcome.outs, mask, strict=True))

@@ -1,11 +1,13 @@
 """Finds writes to overlapping memory, for which kernels raise and meta functions don't.
 
-In: a call whose tensors have slots. Out: whether eager may raise for it. `extend_trie` then has the
-call run at once, so that the error comes at the user's line. `recorder` asks for the one copy that
+In: a call whose tensors have slots. Out: whether eager may raise for it, or reads what it has just
+written. `extend_trie` then has the call run at once, so that the error comes at the user's line. `recorder` asks for the one copy that
 a call of `matmul(out=)` must leave out.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 import torch
 from torch._ops import OpOverload
@@ -27,9 +29,10 @@ Both the overloads and their builtins: `Trace.last_op` gives a builtin for a rec
 
 
 def overlaps(trace: Trace, request: Request) -> bool:
-    """Whether eager may raise because memory that the call writes overlaps.
+    """Whether eager may raise because memory that the call writes overlaps, or may read there what
+    it has just written.
 
-    The rules are those of `at::assert_no_internal_overlap` and `at::assert_no_overlap`, see
+    The rules of errors are those of `at::assert_no_internal_overlap` and `at::assert_no_overlap`, see
     aten/src/ATen/MemoryOverlap.cpp.
     """
     # Tensors of the same root share a storage. No others can overlap.
@@ -82,16 +85,55 @@ def _owner(trace: Trace, tensor: torch.Tensor) -> object:
 
 
 def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool:
-    """Whether two tensors on one storage overlap in a way that kernels refuse."""
+    """Whether two tensors on one storage overlap so that kernels raise, or read what they wrote."""
     if not all(is_dense(t.shape, t.stride()) for t in (written, other)):
-        return False  # torch calls this "too hard" to tell, and lets it pass
+        # torch calls this "too hard" to tell, and lets it pass
+        return not _are_same(written, other) and _share_elements(written, other)
     # `copy_` and kernels that go element by element may write exactly the elements that they read.
     # Other kernels raise.
     (first, last), (its_first, its_last) = _bytes(written), _bytes(other)
-    if (first, last) == (its_first, its_last) and written.stride() == other.stride():
+    if _are_same(written, other):
         is_pointwise = torch.Tag.pointwise in op.tags or "_foreach_" in op._schema.name
         return op is not COPY and not is_pointwise
     return first < its_last and its_first < last
+
+
+def _are_same(written: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the elements of two tensors on one storage are the same ones, in one order."""
+    places = [(t.storage_offset(), t.itemsize, t.shape, t.stride()) for t in (written, other)]
+    return places[0] == places[1]
+
+
+MOST_WAYS = 16
+"""Multiples of one stride that are tried; tensors with more may overlap."""
+
+
+def _share_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether an element of one tensor may be one of the other, too, on one storage."""
+    if written.itemsize != other.itemsize:
+        return True
+    # Two elements are the same one if their offsets are. Those differ by a sum of multiples of the
+    # strides: here are the least and the largest multiple of each.
+    bounds: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for i, tensor in enumerate((other, written)):
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            bounds[stride][i] += (size - 1) * (2 * i - 1)
+    steps = sorted([(stride, *both) for stride, both in bounds.items() if stride], reverse=True)
+    return _is_sum_of(other.storage_offset() - written.storage_offset(), steps)
+
+
+def _is_sum_of(distance: int, steps: list[tuple[int, int, int]]) -> bool:
+    """Whether a distance is a sum of multiples of strides, each between two bounds."""
+    if not steps:
+        return distance == 0
+    (stride, least, most), *others = steps
+    shortest = sum(step * least for step, least, _ in others)
+    longest = sum(step * most for step, _, most in others)
+    first = max(least, -((longest - distance) // stride))
+    last = min(most, (distance - shortest) // stride)
+    return last - first >= MOST_WAYS or any(
+        _is_sum_of(distance - n * stride, others) for n in range(first, last + 1)
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:

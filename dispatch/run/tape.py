@@ -271,6 +271,9 @@ class Tape:
         was_busy, trace.busy = trace.busy, True  # reads of memory aside flush nothing
         try:
             data = aside(trace.leaves, trace.scalars)
+        except Exception:  # the flush without a tape raises it, as in any block
+            self.stop(f"an op raises when a value is read at {user_line()}")
+            return None
         finally:
             trace.busy = was_busy
         number = number_in(data, is_list=is_list)

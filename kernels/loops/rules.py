@@ -114,6 +114,9 @@ def _inverse_hyperbolic(name: str) -> Rule:
 
     def rule(b: Builder, a: Arguments) -> Value:
         x = a["self"]
+        if name == "acosh":  # of numbers below 1 it is NaN
+            far = b.of("log({0}) + {1}", x, math.log(2))
+            return b.of("{0} > {2} ? {1} : {0} < 1 ? {3} : acosh({0})", x, far, 1e9, math.nan)
         far = b.of("with_sign(log(absolute({0})) + {1}, {0})", x, math.log(2))
         return b.of("absolute({0}) > {2} ? {1} : " + name + "({0})", x, far, 1e9)
 

@@ -393,7 +393,10 @@ class CapturedCall:
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
             for i, read, is_deciding in self._first:
-                number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
+                try:
+                    number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
+                except Exception as error:  # the call is recorded, and raises where eager does
+                    raise Changed(f"what it reads at {read.where} raises {error!r}") from None
                 if is_deciding and repr(number) != read.text:
                     raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
                 numbers[i] = number

@@ -218,7 +218,9 @@ class Take:
         # a container that the function itself keeps is one leaf: a replay returns the same one
         whole = {i for i, one in _containers_in(result).items() if after.has(one)}
         whole |= {id(read.number) for read in tape.reads}
-        leaves, structure = pytree.tree_flatten(result, is_leaf=lambda one: id(one) in whole)
+        leaves, structure = pytree.tree_flatten(
+            result, is_leaf=lambda one: id(one) in whole or isinstance(one, torch.Size)
+        )
         self.numbers = CallNumbers(
             self._nodes, self.leaf_at, trace.root_of, tape, kept, before, leaves, (earlier, like),
             len(arguments.numbers),
@@ -545,6 +547,8 @@ class Take:
             for place, tensor in self.places.items():
                 if leaf is tensor and place not in replaced:
                     return Returned("place", place)
+        if isinstance(leaf, (torch.nn.Parameter, torch.nn.Buffer)):
+            raise Obstacle("it returns a parameter that it makes; make it outside")
         if is_marked(leaf):
             raise Obstacle("it returns a conjugate or negative view; return a copy")
         grad = ""

@@ -1127,6 +1127,48 @@ def test_code_of_installed_packages_is_constant_and_what_their_objects_hold_is_n
     assert not any("FACTOR" in holding.keys for holding in picture.holdings.values())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: (x * 2, x.shape),
+        lambda x: {"size": [x.shape], "n": x.shape[0]},
+        lambda x: torch.nn.Parameter(x * 2),
+        lambda x: [torch.nn.Buffer(x * 2)],
+        lambda x: torch.tensor([x[0], x[1]]),
+    ],
+)
+def test_what_is_returned_has_its_class(make):
+    step = replay(make)
+    for i in range(6):
+        found, expected = step(x_of(i)), make(x_of(i))
+        assert classes_in(found) == classes_in(expected)
+        assert repr(found) == repr(expected)
+
+
+def classes_in(result):
+    if isinstance(result, dict):
+        return {key: classes_in(one) for key, one in result.items()}
+    if isinstance(result, (list, tuple)) and not isinstance(result, torch.Size):
+        return [classes_in(one) for one in result]
+    kinds = (torch.nn.Parameter, torch.nn.Buffer, torch.Tensor, torch.Size, int)
+    return next(one for one in kinds if isinstance(result, one))
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_error_that_the_function_catches(is_read):
+    def step(x, i):
+        try:
+            found = x[i].sum().item()
+            return found + 1 if is_read else len(str(found))
+        except IndexError:
+            return "caught"
+
+    replayed = replay(step)
+    for k in range(20):
+        i = torch.tensor([7 if k in (0, 3, 9, 10) else k % 2])
+        assert replayed(torch.arange(3.0), i) == step(torch.arange(3.0), i)
+
+
 def test_what_changes_at_each_call_is_told():
     epoch = 0
 

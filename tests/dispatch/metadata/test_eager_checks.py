@@ -75,6 +75,7 @@ INTEGERS = torch.ones(4, 4, dtype=torch.int64)
         lambda: F.binary_cross_entropy_with_logits(INTEGERS + 0, X @ X.t()),
         lambda: F.binary_cross_entropy(X.sigmoid(), INTEGERS[:, :3] * 1),
         lambda: torch.rsub(X + 1, X > 0.5),
+        lambda: F.huber_loss(INTEGERS + 1, INTEGERS),
         lambda: torch.trace(X > 0.5),
         lambda: (X > 0.5).abs_(),
         lambda: torch.index_select(X + 1, 0, X[0] * 0),

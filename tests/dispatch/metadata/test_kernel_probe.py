@@ -49,6 +49,20 @@ def test_results_are_laid_out_as_by_the_kernel(name, dtype):
         assert torch.equal(materialize(got), expected)
 
 
+def test_attention_whose_weights_nobody_asks_for():
+    """Its kernel gives nothing for them, its meta function a tensor."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(4, 5, 8)
+    with torch.no_grad():
+        expected, _ = attention(x, x, x, need_weights=False)
+        for _ in range(3):
+            with lazy_mode(record="always"):
+                found, weights = attention(x, x, x, need_weights=False)
+            assert weights is None
+            assert torch.equal(found, expected)
+
+
 def test_an_op_is_tried_once_for_its_dtypes_and_layouts():
     with lazy_mode():
         for n in range(3, 9):

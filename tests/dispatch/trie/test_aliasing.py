@@ -56,6 +56,29 @@ def copy_between_overlapping(x):
     return x, y
 
 
+def in_columns(x, write):
+    """Between slices of the same memory. A kernel would read all before it writes."""
+    y = x * 1
+    write(y)
+    return y + 1
+
+
+def written_to_the_right(x):
+    return in_columns(x, lambda y: y[:, 1:].copy_(y[:, :-1]))
+
+
+def multiplied_by_the_left(x):
+    return in_columns(x, lambda y: y[:, 1:3].mul_(y[:, :2]))
+
+
+def divided_by_the_first(x):
+    return in_columns(x, lambda y: y.div_(y[:, :1] + 0).div_(y[:, :1]))
+
+
+def added_to_the_diagonal(x):
+    return in_columns(x, lambda y: y[:3].diagonal().add_(y[:3, 0]))
+
+
 def chained_inplace(x):
     return x.mul(2).add_(1).relu_().sub_(0.5)
 
@@ -101,7 +124,8 @@ def batch_norm(x):
 
 PROGRAMS = [
     base_and_view, siblings, cache_slices, read_before_write, transposed_write, chunked,
-    copy_between_overlapping, chained_inplace, expand_and_sum, index_put, masked_fill, two_names,
+    copy_between_overlapping, written_to_the_right, multiplied_by_the_left, divided_by_the_first,
+    added_to_the_diagonal, chained_inplace, expand_and_sum, index_put, masked_fill, two_names,
     unused_write_to_dead_memory, batch_norm,
 ]  # fmt: skip
 

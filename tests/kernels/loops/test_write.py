@@ -279,6 +279,11 @@ def more_functions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
+def far_from_zero(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    far = x * 1e20
+    return far.asinh(), far.acosh(), (far * math.inf).acosh(), (y * 1e9).acosh(), (y * 2).acosh()
+
+
 def more_backwards(x: Tensor, g: Tensor, image: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
     mask = [True, True, True]
     _, mean, rstd = aten.native_group_norm(image, None, None, 2, 3, 128, 3, 1e-5)
@@ -330,6 +335,7 @@ CASES = {
         (),
     ),
     "more functions": (more_functions, (X, Y), ()),
+    "far from zero": (far_from_zero, (X, Y), ()),
     "more functions of special numbers": (
         more_functions,
         (SPECIAL.repeat(3, 2), SPECIAL.flip(0).repeat(3, 2)),
