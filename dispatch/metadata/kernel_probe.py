@@ -103,11 +103,11 @@ REFUSED = Outcome(runs_now="its kernels refuse these dtypes")
 
 # fmt: off
 CHECKING = frozenset(
-    """_prelu_kernel binary_cross_entropy binary_cross_entropy_with_logits bucketize complex dot
-    hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss
-    huber_loss_backward index_put index_select log_sigmoid_forward masked_fill masked_scatter max median min
-    mse_loss_backward mv native_batch_norm rsub smooth_l1_loss smooth_l1_loss_backward sort std
-    std_mean trace var var_mean vdot""".split()  # noqa: SIM905
+    """_prelu_kernel binary_cross_entropy binary_cross_entropy_with_logits bucketize complex
+    dot hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss
+    huber_loss_backward index_put index_select log_sigmoid_forward masked_fill
+    masked_scatter max median min mse_loss_backward mv native_batch_norm rsub smooth_l1_loss
+    smooth_l1_loss_backward sort std std_mean trace var var_mean vdot""".split()  # noqa: SIM905
 )
 # fmt: on
 """Ops that aren't pointwise, but check their inputs before they touch memory."""

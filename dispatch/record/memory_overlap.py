@@ -1,8 +1,8 @@
 """Finds writes to overlapping memory, for which kernels raise and meta functions don't.
 
 In: a call whose tensors have slots. Out: whether eager may raise for it, or reads what it has just
-written. `extend_trie` then has the call run at once, so that the error comes at the user's line. `recorder` asks for the one copy that
-a call of `matmul(out=)` must leave out.
+written. `extend_trie` then has the call run at once, so that the error comes at the user's line.
+`recorder` asks for the one copy that a call of `matmul(out=)` must leave out.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def overlaps(trace: Trace, request: Request) -> bool:
     """Whether eager may raise because memory that the call writes overlaps, or may read there what
     it has just written.
 
-    The rules of errors are those of `at::assert_no_internal_overlap` and `at::assert_no_overlap`, see
-    aten/src/ATen/MemoryOverlap.cpp.
+    The rules of errors are those of `at::assert_no_internal_overlap` and
+    `at::assert_no_overlap`, see aten/src/ATen/MemoryOverlap.cpp.
     """
     # Tensors of the same root share a storage. No others can overlap.
     by_root: dict[int, list[torch.Tensor]] = {}
