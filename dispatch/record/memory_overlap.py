@@ -7,7 +7,7 @@ written. `extend_trie` then has the call run at once, so that the error comes at
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 
 import torch
 from torch._ops import OpOverload
@@ -114,12 +114,14 @@ def _share_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     # Two elements are the same one if their offsets are. Those differ by a sum of multiples of the
     # strides: here are the least and the largest multiple of each.
-    bounds: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for i, tensor in enumerate((other, written)):
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            bounds[stride][i] += (size - 1) * (2 * i - 1)
-    steps = sorted([(stride, *both) for stride, both in bounds.items() if stride], reverse=True)
-    return _is_sum_of(other.storage_offset() - written.storage_offset(), steps)
+    least, most = Counter[int](), Counter[int]()
+    for size, stride in zip(other.shape, other.stride(), strict=True):
+        least[stride] -= size - 1
+    for size, stride in zip(written.shape, written.stride(), strict=True):
+        most[stride] += size - 1
+    strides = sorted({*least, *most} - {0}, reverse=True)
+    distance = int(other.storage_offset()) - int(written.storage_offset())
+    return _is_sum_of(distance, [(stride, least[stride], most[stride]) for stride in strides])
 
 
 def _is_sum_of(distance: int, steps: list[tuple[int, int, int]]) -> bool:
