@@ -182,6 +182,7 @@ class Replay(Generic[P, R]):
         self._moved = MovedNumbers()
         self._told: set[str] = set()  # kinds of obstacles that the user was warned of
         self.n_signatures = 0
+        self._rest = 0  # calls to record unseen, as long as none could be replayed
         self.period = STATS.period  # at the last call: reports leave out replays of earlier periods
         # key of each argument of the last call, for a warning while no signature repeats
         self._keys: dict[str, Any] = {}
@@ -274,6 +275,9 @@ class Replay(Generic[P, R]):
         flush_here("replay", quiet=True)
         if not self._is_part and self.is_seen_by_others():
             return self._function(*args, **kwargs), None, None, False
+        if self._rest:
+            self._rest -= 1
+            return self.recorded(args, kwargs), None, None, False
         if not self.may_plan():
             return self.recorded(args, kwargs), None, None, False
         arguments = Arguments(args, kwargs, self._followed)
@@ -418,6 +422,8 @@ class Replay(Generic[P, R]):
                     self._note_obstacle(changed, tells=True)
                 return
         known.postpone()
+        if not (self.n_replayed or self._is_part):
+            self._rest, known.wait = known.wait, 0
         self._note_obstacle(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
 
     def _captured(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
