@@ -112,6 +112,11 @@ class LazyTensor(tensor_types.ValueTensor):
         """
         if not torch_private.is_mode_entered() or (hits.sees_all() and not local.trace.tape):
             return _plain.item(read(self, ".item()"))
+        # Only reads that the program asks for end regions: those of an op that gets a tensor as a
+        # number (`add_(x, alpha=t)`) are not seen where it runs as in eager.
+        trace = local.trace
+        if not (trace.policy.cold or trace.tape) and sync_points.ends_region(self):
+            sync_points.at_read(trace)
         slot = self._slot_on_tape() if self.numel() == 1 else None
         number = None if slot is None else local.trace.tape.item(slot)
         return super().item() if number is None else number

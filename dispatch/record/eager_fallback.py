@@ -126,10 +126,8 @@ def item(trace: Trace, tensor: torch.Tensor) -> Any:
 
 
 def to_read(trace: Trace, tensor: torch.Tensor) -> torch.Tensor:
-    """The computed tensor in which `item` reads. A region ends with the read."""
+    """The computed tensor in which `item` reads."""
     STATS.fallbacks[ITEM, READS_VALUES] += 1
-    if sync_points.ends_region(tensor):
-        sync_points.at_read(trace)
     if sees_pending(trace, [tensor]):
         flush(trace, _ITEM_NAME)
     trace.ran = ITEM, trace.state

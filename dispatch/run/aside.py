@@ -1,6 +1,6 @@
-"""Computes one value of a trace without a flush: the trace stays pending.
+"""Computes values of a trace without a flush: the trace stays pending.
 
-In: a state and a slot. Out: `Aside`, which runs one by one the calls that the slot depends on.
+In: a state and slots. Out: `Aside`, which runs one by one the calls that the slots depend on.
 Leaves that these calls write are copied first. `debug_view` uses it for debuggers; `tape` and
 `replay` use it for values that decide what a call does, such as `.item()`.
 """
@@ -22,18 +22,19 @@ from lazy_tensor.dispatch.trie.trace import Node, State
 
 
 class Aside:
-    """Computes the value of a slot at a state, as often as it is called.
+    """Computes the values of slots at a state, as often as it is called.
 
     `leaves` are the numbers of the trace's leaves that it needs. `communicates` says whether one of
     the calls is a collective: then other ranks would have to take part, and callers don't run it.
     """
 
-    def __init__(self, state: State, slot: int) -> None:
+    def __init__(self, state: State, *slots: int) -> None:
+        self.state, self.slots = state, slots
         # `graph_of` keeps every effect of the trace: writes to leaves, collectives, calls that may
-        # raise. Here only those that reach the slot's memory may run.
-        whole = graph_of(state.steps(), (slot,))
-        graph = with_nodes(whole, _needed_for(whole, slot))
-        wanted = {graph.root[slot]}
+        # raise. Here only those that reach the slots' memory may run.
+        whole = graph_of(state.steps(), slots)
+        graph = with_nodes(whole, _needed_for(whole, slots))
+        wanted = {graph.root[slot] for slot in slots}
         wanted.update(graph.root[one] for node in graph.nodes for one in node.reads)
         numbered = enumerate(graph.leaves)
         self.leaves = [i for i, leaf in numbered if graph.root[leaf.slot] in wanted]
@@ -48,17 +49,16 @@ class Aside:
         with suppress(Exception):  # what can't be planned is interpreted, as before
             self._plan = planner.plan(units_of(self._graph, None), _fuse_nothing)
 
-    def __call__(self, leaves: Sequence[Any], scalars: list[complex]) -> torch.Tensor:
-        """The value for these leaves and scalars of the trace; raises what the ops raise."""
+    def __call__(self, leaves: Sequence[Any], scalars: list[complex]) -> Sequence[torch.Tensor]:
+        """The values for these leaves and scalars of the trace; raises what the ops raise."""
         with torch_private.kernels_only():
             # `interpret` and plans empty the list of leaves that they get
             own = _with_copies(self._graph, [leaves[i] for i in self.leaves])
             if self._plan is None:
-                (found,) = interpret(self._graph, own, list(scalars))
-                return found
+                return interpret(self._graph, own, list(scalars))
             given: Given = []
             self._plan.run(own, list(scalars), given)
-            ((found,),) = given
+            (found,) = given
             return found
 
 
@@ -66,9 +66,9 @@ def _fuse_nothing(segment: Any) -> Any:
     raise AssertionError("nothing is fused without a backend")
 
 
-def _needed_for(graph: Graph, slot: int) -> list[Node]:
-    """The calls that make or write the slot's memory, and those that they depend on, in order."""
-    wanted = {graph.root[slot]}
+def _needed_for(graph: Graph, slots: tuple[int, ...]) -> list[Node]:
+    """The calls that make or write the slots' memory, and those that they depend on, in order."""
+    wanted = {graph.root[slot] for slot in slots}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         touched = (*(out for out in node.outs if out is not None), *node.writes)

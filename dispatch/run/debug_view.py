@@ -99,4 +99,4 @@ def _computed(trace: Trace, index: int) -> torch.Tensor | None:
     if aside.communicates:
         return None
     with _unseen_by(trace):
-        return aside(trace.leaves, trace.scalars)
+        return aside(trace.leaves, trace.scalars)[0]

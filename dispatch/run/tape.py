@@ -270,7 +270,7 @@ class Tape:
             return None
         was_busy, trace.busy = trace.busy, True  # reads of memory aside flush nothing
         try:
-            data = aside(trace.leaves, trace.scalars)
+            (data,) = aside(trace.leaves, trace.scalars)
         except Exception:  # the flush without a tape raises it, as in any block
             self.stop(f"an op raises when a value is read at {user_line()}")
             return None

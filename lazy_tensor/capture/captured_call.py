@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.capture.cuda_graph import CudaGraph
+from lazy_tensor.capture.numbers.call_numbers import CallNumbers
 from lazy_tensor.capture.numbers.counts import Recount
 from lazy_tensor.capture.numbers.kept_numbers import put
 from lazy_tensor.capture.numbers.op_numbers import OpNumbers
@@ -39,11 +40,12 @@ from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.plan.plan import Given, Plan
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, input_snapshots, profiling, watch
+from lazy_tensor.dispatch.run.aside import Aside
 from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
 from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of
-from lazy_tensor.dispatch.run.tape import number_in
+from lazy_tensor.dispatch.run.tape import Read, number_in
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.traced_number import computes, is_plain
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
@@ -197,10 +199,22 @@ class CapturedCall:
             for i, read in enumerate(numbers.reads)
             if i in needed or read in deciding
         ]
-        for _, one, _ in self._first:
-            one.aside.plan(take.outline.scalars)
-        read = {i for _, one, _ in self._first for i in one.aside.leaves}
+        self._asides = self._asides_for(numbers)
+        for _, aside in self._asides:
+            aside.plan(take.outline.scalars)
+        read = {i for _, aside in self._asides for i in aside.leaves}
         self._draws_first = not read.isdisjoint(leaf_drawn.values())
+
+    def _asides_for(self, numbers: CallNumbers) -> list[tuple[list[tuple[int, Read, bool]], Aside]]:
+        """How the reads in `_first` are computed: together, as they have calls in common. Apart are
+        those whose memory is written later, and all if ops get numbers that come from them."""
+        together = [one for one in self._first if one[0] not in numbers.written]
+        if len(together) < 2 or self._op_numbers.needs_reads:
+            return [([one], one[1].aside) for one in self._first]
+        apart = [one for one in self._first if one not in together]
+        slots = dict.fromkeys(read.slot for _, read, _ in together)
+        both = Aside(together[-1][1].aside.state, *slots)
+        return [*(([one], one[1].aside) for one in apart), (together, both)]
 
     def find(self, tensors: Tensors, numbers: Sequence[float] = ()) -> Found:
         """What to run the plan on, for a call with these tensors, and numbers that are followed,
@@ -392,15 +406,16 @@ class CapturedCall:
         self._put_op_numbers(scalars, numbers, -1)
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
-            for i, read, is_deciding in self._first:
+            for some, aside in self._asides:
                 try:
-                    number = number_in(read.aside(leaves, scalars), is_list=read.is_list)
+                    found = dict(zip(aside.slots, aside(leaves, scalars), strict=True))
                 except Exception as error:  # the call is recorded, and raises where eager does
-                    raise Changed(f"what it reads at {read.where} raises {error!r}") from None
-                if is_deciding and repr(number) != read.text:
-                    raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
-                numbers[i] = number
-                self._put_op_numbers(scalars, numbers, i)
+                    raise Changed(f"what it reads raises {error!r}") from None
+                for i, read, is_deciding in some:
+                    numbers[i] = number = number_in(found[read.slot], is_list=read.is_list)
+                    if is_deciding and repr(number) != read.text:
+                        raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
+                    self._put_op_numbers(scalars, numbers, i)
             for check, evaluate in self._checks:
                 # what raises is recorded, and raises where eager does
                 with suppress(Exception):

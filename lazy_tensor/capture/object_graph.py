@@ -8,6 +8,7 @@ places, to see before a replay whether anything has changed.
 
 from __future__ import annotations
 
+import argparse
 import array
 import collections
 import contextvars
@@ -377,7 +378,8 @@ class ObjectGraph:
             self._hold(label, value, kinds.SLOTS, names)
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
-            is_whole = ANY_NAME in self.names or _is_constant(kind)
+            is_users = kind in _OF_USERS or not _is_constant(kind)
+            is_whole = ANY_NAME in self.names or not is_users
             self._hold(label, state, kinds.ATTRIBUTES, None if is_whole else names)
 
     def _visit_classes(self, kind: type) -> None:
@@ -532,6 +534,8 @@ def _is_random_of_numpy(kind: type) -> bool:
     )
 
 
+_OF_USERS = (argparse.Namespace, types.SimpleNamespace)
+"""Classes of Python's whose attributes are the user's: those count that the code names."""
 _OPAQUE = (io.IOBase, logging.Logger, logging.Handler)
 """Classes of what programs write to: its state changes nothing that they compute."""
 _OF_CODE = frozenset({"abc", "importlib", "inspect", "pathlib", "typing"})

@@ -461,6 +461,10 @@ class Replay(Generic[P, R]):
                 f"did something else: {found}. What the function reads must reach it as an "
                 "argument, or from where replay can watch it"
             )
+        if taken.made_anew:  # a tuple, say: the plan has to find the new one from now on
+            n_runs = captured.n_runs
+            captured = self._captured(taken, captured.outline, arguments)
+            captured.n_runs = n_runs
         with self._lock:
             captured.n_runs += 1
             captured.next_check = self._next_check(captured.n_runs)

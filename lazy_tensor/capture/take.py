@@ -212,7 +212,7 @@ class Take:
         self.leaf_at = {step.slot: i for i, step in enumerate(leaves_of_steps)}
         self._live = self._slots_alive()  # of results that something besides the trace still holds
         self._claimed: set[int] = set()  # those of them that replay knows the holder of
-        self._made_anew: set[int] = set()  # ids of containers that the call put for other ones
+        self.made_anew: set[int] = set()  # ids of containers that the call put for other ones
         self.places = before.tensors()
         sources = self._sources()
         # a container that the function itself keeps is one leaf: a replay returns the same one
@@ -499,7 +499,7 @@ class Take:
         are_atoms = is_atom(old) and is_atom(new)
         are_held = path in self._before.holdings and path in self.after.holdings
         if are_held and not are_atoms and type(old) is type(new):
-            self._made_anew.add(id(new))
+            self.made_anew.add(id(new))
             return []  # a new container: its contents have a holding, which is compared itself
         if are_atoms and holding.kind in SETTABLE and name not in self.after.arguments.values():
             self.flags.append(Flag((name, i), place, old, new))
@@ -532,7 +532,7 @@ class Take:
         if type(leaf) is TracedNumber:
             return self.numbers.as_returned(leaf)
         if not isinstance(leaf, torch.Tensor):
-            if id(leaf) in self._made_anew:
+            if id(leaf) in self.made_anew:
                 given = with_article(type(leaf).__name__)
                 raise Obstacle(f"it returns {given} that it makes anew and keeps; return a copy")
             if is_atom(leaf) or isinstance(leaf, Constant) or self.after.has(leaf):

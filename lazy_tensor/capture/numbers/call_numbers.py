@@ -52,8 +52,9 @@ class CallNumbers:
         self._nodes, self._leaf_at, self._root_of = nodes, leaf_at, root_of
         self.reads = tape.reads
         # what replays read later isn't what the call read, if it wrote there meanwhile
-        written = {i for i, read in enumerate(tape.reads) if not self._lasts(read)}
-        self._fixed = tape.numbers.fixed | written
+        self.written = {i for i, read in enumerate(tape.reads) if not self._lasts(read)}
+        """Reads whose memory is written later."""
+        self._fixed = tape.numbers.fixed | self.written
         self._found = {-1 - k: before.value_at(place) for k, place in enumerate(kept.places)}
         self.arguments = {-1 - len(self._found) - k: k for k in range(n_arguments)}
         used = [*(check.text for check in tape.numbers.checks), *tape.numbers.given]

@@ -88,6 +88,11 @@ class OpNumbers:
     def __bool__(self) -> bool:
         return bool(self.texts)
 
+    @property
+    def needs_reads(self) -> bool:
+        """Whether some are computed from numbers that the call reads."""
+        return any(last >= 0 for last in self._steps)
+
     def put(self, scalars: list[complex], numbers: dict[int, float], last: int) -> bool:
         """Put the numbers that need reads up to the one numbered `last` among the trace's; False if
         the call might do something else. `numbers` are those of the texts."""
