@@ -73,7 +73,9 @@ class LazyTensor(tensor_types.ValueTensor):
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
             )
-        return memory_sharing.lend(read_outside(self, ".numpy()")).numpy(force=force)
+        data = memory_sharing.lend(read(self, ".numpy()"))
+        with torch_private.no_modes():
+            return _plain.numpy(data, force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -115,7 +117,7 @@ class LazyTensor(tensor_types.ValueTensor):
         # Only reads that the program asks for end regions: those of an op that gets a tensor as a
         # number (`add_(x, alpha=t)`) are not seen where it runs as in eager.
         trace = local.trace
-        if not (trace.policy.cold or trace.tape) and sync_points.ends_region(self):
+        if not trace.tape and sync_points.ends_region(self):
             sync_points.at_read(trace)
         slot = self._slot_on_tape() if self.numel() == 1 else None
         number = None if slot is None else local.trace.tape.item(slot)
@@ -124,7 +126,11 @@ class LazyTensor(tensor_types.ValueTensor):
     def tolist(self) -> Any:
         slot = self._slot_on_tape()
         found = None if slot is None else local.trace.tape.read(slot, is_list=True)
-        return read_outside(self, ".tolist()").tolist() if found is None else found.number
+        if found is not None:
+            return found.number
+        data = read(self, ".tolist()")
+        with torch_private.no_modes():
+            return _plain.tolist(data)
 
     def _slot_on_tape(self) -> int | None:
         """The slot in a trace that `replay` records; None if the tensor has none there."""
@@ -337,7 +343,7 @@ def computed(tensor: LazyTensor, cause: str = READ) -> torch.Tensor:
 
 
 def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """Like `computed`, for methods that in eager call an op that reads a value: a sync point."""
+    """Like `computed`, for methods that read values for the program: a sync point."""
     if sync_points.ends_region(tensor):
         sync_points.at_read(local.trace)
     return computed(tensor, cause)
@@ -348,15 +354,6 @@ def _to_convert(tensor: LazyTensor, cause: str) -> torch.Tensor:
     see the read as an op. `torch.tensor([loss, ...])` puts modes aside, so that no op is seen."""
     is_seen = local.trace.tape is not None and not torch_private.are_modes_put_aside()
     return tensor if is_seen else read(tensor, cause)
-
-
-def read_outside(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """Like `read`, for methods that call no op in eager, such as `numpy()`.
-
-    In `lazy_mode` they are no sync points: there the same read of a plain tensor can't be seen.
-    """
-    is_entered = torch_private.is_mode_entered()
-    return computed(tensor, cause) if is_entered else read(tensor, cause)
 
 
 def plain_alias(tensor: LazyTensor) -> torch.Tensor:

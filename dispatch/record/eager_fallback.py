@@ -81,7 +81,7 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
             trace.tape.ran_at_once(request, reason)
     # The region ends before the flush, which sees by `trace.begun` that it runs a whole region.
     if sync_points.is_sync_point(request):
-        sync_points.at_read(trace)
+        sync_points.at_op(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, call_name(request.op))
     trace.ran = request.op, trace.state
@@ -111,7 +111,7 @@ def _read_on_tape(trace: Trace, request: Request) -> Read | None:
     return found
 
 
-ITEM = torch.ops.aten._local_scalar_dense.default
+ITEM = sync_points.ITEM
 _ITEM_NAME = call_name(ITEM)
 
 
@@ -181,11 +181,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
     """The call's result while the trace is cold."""
     sync_points.count_cold()
     if sync_points.is_sync_point(request):
-        # a paused trace begins its history anew, but its regions aren't accounted for
-        if trace.policy.is_paused:
-            trace.policy.past.at_sync_point()
-        else:
-            sync_points.at_read(trace)
+        sync_points.at_op(trace)
     if sees_pending(trace, request.tensors):
         flush(trace, call_name(request.op), quiet=True)
     trace.ran = request.op, trace.state

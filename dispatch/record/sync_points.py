@@ -144,12 +144,19 @@ def _calls_between(noted: State, state: State) -> list[int]:
     return found
 
 
+ITEM = torch.ops.aten._local_scalar_dense.default
+"""What reads a number, for `.item()`, or for an op that gets a tensor as a number."""
+
+
 def is_sync_point(request: Request) -> bool:
     """Whether the call reads values and so ends a region of the program.
 
-    Reading a step count doesn't: optimizers read one for each parameter at each step.
+    Reading a step count doesn't: optimizers read one for each parameter at each step. Nor does
+    `ITEM`: methods such as `Tensor.item` end the region themselves.
     """
     if not (isinstance(request.op, OpOverload) and reads_values(request.op) and request.tensors):
+        return False
+    if request.op is ITEM:
         return False
     return ends_region(request.tensors[0])
 
@@ -230,21 +237,31 @@ def at_sync_point(trace: Trace) -> None:
         flush(trace, "recording doesn't pay", quiet=True)
 
 
+def at_op(trace: Trace) -> None:
+    """End a region of the program at an op whose result depends on values, such as `nonzero`.
+
+    It counts as no read of a round: nobody sees it in a block that is asleep.
+    """
+    policy = trace.policy
+    if policy.has_wrapped:
+        see_outside_blocks(trace)
+    if policy.is_paused:  # its regions aren't accounted for
+        policy.past.at_sync_point()
+    elif not policy.is_asleep:
+        at_sync_point(trace)
+
+
 def at_read(trace: Trace) -> None:
-    """End a region of the program where a value is read, and begin the next.
+    """End a region where Python reads a value by a method such as `Tensor.item`.
 
     A number of reads within a block is a round, which counts as a block of its own (see
     `sites.ROUND`). A block that is asleep calls `pass_read` instead.
     """
     if hits.native is not None and hits.native.end_region_of_hits(trace, True):
         return
+    at_op(trace)
     policy = trace.policy
-    if policy.has_wrapped:
-        see_outside_blocks(trace)
-    if policy.is_asleep:
-        return
-    at_sync_point(trace)
-    if policy.ends_round():
+    if not (policy.is_paused or policy.is_asleep) and policy.ends_round():
         policy.end_round()
         _begin_round(trace)
 

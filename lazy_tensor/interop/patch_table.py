@@ -60,7 +60,7 @@ TABLE: tuple[Way, ...] = (
         "C++ reads tensors in a list by them (`torch.tensor`), with modes put aside",
         wrappers.converting,
     ),
-    Way(of(torch.Tensor, "item", "tolist"), "reads a value of a program that isn't listened to",
+    Way(of(torch.Tensor, "item"), "reads a value of a program that isn't listened to",
         wrappers.converting),
     Way(of(torch.utils, "swap_tensors"), "pending ops know tensors by their objects",
         wrappers.swapping),

@@ -64,6 +64,10 @@ def _flush(cause: str, why: str, *, quiet: bool = False) -> None:
     flush_here(cause, quiet=quiet)
 
 
+READS_VALUES = ("numpy", "tolist")
+"""Methods that are sync points, though they call no op in eager."""
+
+
 def flushing(
     name: str, own: Any, *, whose: str = "", before: Callable[[Any], object] | None = None
 ) -> Any:
@@ -72,11 +76,16 @@ def flushing(
     `before` is called with the object in between. `whose` stands before the name in reports.
     """
     cause = f"{whose}{method_name(name)}"
+    is_read = name in READS_VALUES and not whose
 
     @functools.wraps(own)
     def flush_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         # `LazyTensor` overrides these methods itself
-        if isinstance(self, LazyTensor) or not is_active():
+        if isinstance(self, LazyTensor):
+            return own(self, *args, **kwargs)
+        if is_read and sync_points.asleep and get_ident() in sync_points.asleep:
+            _pass_read(self)
+        if not is_active():
             return own(self, *args, **kwargs)
         # the recorder itself calls it: a flush here would run a half-recorded trace, and the mode
         # would record what the method calls
@@ -87,6 +96,8 @@ def flushing(
         if name == "__repr__" and is_looked_at():
             found = peek_memory(local.trace, self)
             return f"<{type(self).__name__}, pending>" if found is None else shown(found)
+        if is_read and sync_points.ends_region(self):
+            sync_points.at_read(local.trace)
         _flush(cause, f"{cause} reads memory")
         with no_modes():
             if before is not None:
@@ -104,9 +115,8 @@ its memory was recorded."""
 def converting(name: str, own: Any) -> Any:
     """A conversion of a plain tensor to a Python number or a list.
 
-    It calls an op, which the mode sees and `record` makes a sync point. Two cases are left for this
-    wrapper: a thread that is asleep, where reads must be counted, and C++ that has put modes aside
-    while it reads the items of a list.
+    It is a sync point. C++ may have put modes aside, while it reads the items of a list: then what
+    is pending has to run before.
     """
 
     asleep = sync_points.asleep
@@ -116,13 +126,21 @@ def converting(name: str, own: Any) -> Any:
         # Every read of every plain tensor comes here. So no function is called before it is known
         # that the read is ours: it would cost as much as the read.
         if asleep and get_ident() in asleep:
-            if not hits.native.pass_read(self):
-                sync_points.pass_read(local.trace)
-        elif here.blocks and torch_private.are_modes_put_aside():
-            _flush_if_pending([self], method_name(name))
+            _pass_read(self)
+        elif here.blocks and not isinstance(self, LazyTensor) and not local.trace.busy:
+            if torch_private.are_modes_put_aside():
+                _flush_if_pending([self], method_name(name))
+            elif sync_points.ends_region(self):
+                sync_points.at_read(local.trace)
         return own(self)
 
     return flush_first
+
+
+def _pass_read(tensor: torch.Tensor) -> None:
+    """Count a read by this thread, which is asleep."""
+    if not hits.native.pass_read(tensor):
+        sync_points.pass_read(local.trace)
 
 
 def _flush_if_pending(tensors: list[torch.Tensor], cause: str) -> None:

@@ -1154,6 +1154,40 @@ def classes_in(result):
     return next(one for one in kinds if isinstance(result, one))
 
 
+@pytest.mark.parametrize("holder", [types.SimpleNamespace, type("Holder", (), {})])
+def test_state_in_a_tuple_settles(holder):
+    """Each recorded call puts a new tuple: a replay has to find that of the last check."""
+    state = holder()
+    state.h, state.n = (torch.zeros(3),), 0
+
+    def step(x):
+        state.h = tuple([one * 0.5 + x for one in state.h])
+        return state.h[0] + 1
+
+    replayed = replay(step, check_every=10)
+    expected = torch.zeros(3)
+    for i in range(60):
+        expected = expected * 0.5 + x_of(i)
+        assert torch.equal(replayed(x_of(i)), expected + 1)
+        state.n += 1  # which the step doesn't look at
+    assert replayed.n_recorded < 12, replayed.obstacle
+
+
+def test_many_reads_are_computed_together():
+    def step(x):
+        for _ in range(20):
+            x = (x * 2).clamp(max=50)
+            if (x >= 50).all():
+                break
+        return x
+
+    replayed = replay(step, check_every=0)
+    for i in range(12):
+        assert torch.equal(replayed(x_of(i) + 1), step(x_of(i) + 1))
+    (captured,) = {len(one._asides) for one in replayed.captured()}
+    assert captured == 1
+
+
 @pytest.mark.parametrize("is_read", [True, False])
 def test_an_error_that_the_function_catches(is_read):
     def step(x, i):

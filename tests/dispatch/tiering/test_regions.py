@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -209,3 +210,44 @@ def test_a_region_that_begins_with_a_call_that_does_not_count_is_recorded(
             model(x).sum().backward()
             were_recorded.append(local.trace.state is not local.trace.root)
     assert were_recorded[-1]
+
+
+READS: dict[str, tuple[Callable[[Any], object], int]] = {
+    "item": (lambda t: t.item(), 1),
+    "float": (float, 1),
+    "bool": (bool, 1),
+    "numpy": (lambda t: t.numpy(), 1),
+    "array": (lambda t: np.asarray(t), 1),
+    "tolist": (lambda t: t.tolist(), 1),
+    "a number of an op": (lambda t: torch.zeros(2).add_(torch.ones(2), alpha=t), 0),
+    "an op": (lambda t: t.reshape(1).nonzero(), 0),
+    "an op that gives a bool": (lambda t: torch.equal(t, t), 0),
+}
+
+
+@pytest.mark.parametrize("way", ["recorded", "seen", "asleep"])
+@pytest.mark.parametrize("name", READS)
+def test_a_round_counts_the_reads_that_python_asks_for(
+    monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    """However the block runs: ops that read are not seen while it is asleep."""
+    if way == "asleep" and hits.native is None:
+        pytest.skip("without C++ no block falls asleep")
+    read, n_reads = READS[name]
+    x, it = torch.arange(3.0), local.trace.policy
+    lazy_tensor.cache_clear()
+    it.reset()
+    with lazy_tensor.lazy_mode(record="always" if way == "recorded" else "auto"):
+        it.cold = int(way != "recorded")
+        if way == "asleep":
+            sync_points.fall_asleep(local.trace)
+            x + 1  # the first op that is let pass
+            assert it.is_asleep
+        total = x.sum()
+        before = it._n_reads
+        if way == "asleep":
+            hits.native.passed_reads()
+        read(total)
+        counted = hits.native.passed_reads() if way == "asleep" else it._n_reads - before
+    it.reset()
+    assert counted == n_reads
