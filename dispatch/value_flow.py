@@ -44,6 +44,11 @@ FUNCTIONS = {
     "math": frozenset(name for name in dir(math) if callable(getattr(math, name))),
 }
 OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+OPERATOR_METHODS = frozenset(
+    f"__{i}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge")
+    for i in ("", "i")
+)
 RESULTS = ("BINARY_OP", "COMPARE_OP", "UNARY_NEGATIVE")
 """Instructions that ask a number, and push what it gives."""
 Stack = tuple[str, ...]
@@ -201,6 +206,8 @@ class _Function:
     def __init__(self, code: CodeType, rules: Rules) -> None:
         self._code = code
         self._known, self._kept, self._of_users = dict(rules[0]), *rules[1:]
+        # an object of the user's on the left of an operator may do anything with the number
+        self._may_ask_users = not OPERATOR_METHODS.isdisjoint(self._of_users)
         self._steps = list(dis.get_instructions(code))
         self._number_at = {step.offset: i for i, step in enumerate(self._steps)}
         self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
@@ -383,6 +390,9 @@ class _Function:
             return stack, names
         stack = _padded(stack, step)
         self._calls_ops |= _is_given_to_op(step, stack)
+        has_two = step.opname in ("BINARY_OP", "COMPARE_OP")
+        if has_two and self._may_ask_users and stack[-1] == NUMBER != stack[-2]:
+            raise _Used
         return _after_others(step, stack), names
 
     def _member(self, owner: str, name: str) -> str:

@@ -83,9 +83,10 @@ class Arguments:
             if type(given) is float or (type(given) is int and is_plain(given) and not calls_ops):
                 self.numbers.append(given)
                 self._places.append(place)
-        return self._with(
-            {one: _NAME_OF[type(n)] for one, n in zip(self._places, self.numbers, strict=True)}
-        )
+        if not self._places:
+            return args, kwargs
+        types = map(_NAME_OF.__getitem__, map(type, self.numbers))
+        return self._with(dict(zip(self._places, types, strict=True)))
 
     def _with(self, others: dict[int | str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with others at some places."""
@@ -101,16 +102,17 @@ class Arguments:
         })  # fmt: skip
         return function(*args, **kwargs)
 
-    def note_unfollowed(self, function: Callable[..., Any], of_users: frozenset[str]) -> bool:
-        """The same for arguments that aren't followed where `of_users` are names of the user's."""
-        followed = followed_arguments(function, of_users)
-        return self.note_used(i for i, one in enumerate(self._places) if one not in followed)
-
     def note_used(self, places: Iterable[int]) -> bool:
         """Note that the numbers at these places among `numbers` are used in a way that no text
         follows. Whether there are any."""
         self.used.update(self._places[i] for i in places)
         return bool(self.used)
+
+    def note_unfollowed(self, function: Callable[..., Any], of_users: frozenset[str]) -> bool:
+        """Note those that aren't followed if `of_users` are names of the user's; whether there are
+        any."""
+        followed = followed_arguments(function, of_users)
+        return self.note_used(i for i, one in enumerate(self._places) if one not in followed)
 
     def _read(self, label: str, value: Any, parts: list[Any]) -> None:
         hits.loaded.read_argument(label, value, parts, self.tensors, self._read_other)

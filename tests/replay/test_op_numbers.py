@@ -162,11 +162,19 @@ class Times:
     __rmul__ = __mul__
 
 
+class Repeats:
+    def __init__(self, text):
+        self.text = text
+
+    def __add__(self, n):
+        return "".join(self.text for _ in range(n))
+
+
 class TimesAnObject(Program):
-    factor = Times(3.0)
+    factor, repeated = Times(3.0), Repeats("ab")
 
     def step(self, x, k, i):
-        return x * (self.factor * i), x * (k * self.factor)
+        return x * (self.factor * i), x * (k * self.factor), self.repeated + i
 
 
 class TimesAList(Program):
