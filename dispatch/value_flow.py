@@ -10,45 +10,28 @@ here counts as a use of the number. `tape` and `kept_numbers` ask for `replay`.
 from __future__ import annotations
 
 import dis
-import math
 import re
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from types import CodeType, FrameType, ModuleType
-from typing import Any
-
-import torch
-import torch.nn.functional
+from types import CodeType, FrameType
 
 from lazy_tensor.dispatch.mentions import GLOBAL_LOADS, looks_around, names_looked_up
+from lazy_tensor.dispatch.number_takers import (
+    FUNCTIONS,
+    NOTED,
+    OP,
+    OPERATOR_METHODS,
+    Known,
+    known_in,
+    member_of,
+)
 
 OTHER, NUMBER, HOLDER = "", "number", "holder"
 """Kinds of values: an unknown one; the number that is followed; a list, tuple or dict that holds
-it. The kind of a function of `NOTED`, of a module of `MODULES`, of an `ITEM` and of an `OP` is its
-name."""
+it. Functions and modules that `number_takers` knows have kinds of their own."""
 HELD = frozenset({NUMBER, HOLDER})
-NOTED = frozenset({"abs", "bool", "dict", "len", "max", "min", "round"})
-"""Functions that a number may be given to: they call its methods, or keep it as `dict` does."""
-ITEM, OP = "item", "op"
-"""The method that gives a number; and any function or method that is an op of torch's. A number
-that an op gets is matched with the op's later: see `op_numbers`."""
-MODULES = {math: "math", torch: "torch", torch.nn: "torch", torch.nn.functional: "functional"}
-"""Modules whose functions may get numbers. Those of `math` ask them: see `math_of_numbers`."""
-_OPS = frozenset(dir(torch.Tensor)) - {"apply_", "backward", "map_", "map2_", "register_hook"}
-METHODS = _OPS.difference(*map(dir, (bytes, dict, list, set, str)))
-"""Methods that are ops: no container has one of that name."""
-FUNCTIONS = {
-    "torch": _OPS.intersection(dir(torch)) | {"full", "full_like", "tensor", "where"},
-    "functional": frozenset(dir(torch.nn.functional)) - {"math", "torch"},
-    "math": frozenset(name for name in dir(math) if callable(getattr(math, name))),
-}
 OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
-OPERATOR_METHODS = frozenset(
-    f"__{i}{name}__"
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge")
-    for i in ("", "i")
-)
 RESULTS = ("BINARY_OP", "COMPARE_OP", "UNARY_NEGATIVE")
 """Instructions that ask a number, and push what it gives."""
 Stack = tuple[str, ...]
@@ -57,7 +40,7 @@ KEEPERS = ("ATTR", "DEREF", "GLOBAL")
 """How instructions call what keeps numbers for the next call: attributes and such variables."""
 Names = frozenset[tuple[str, str]]
 """Local variables that are known, each with what it is."""
-Rules = tuple[Names, frozenset[str], frozenset[str]]
+Rules = tuple[Known, frozenset[str], frozenset[str]]
 """The globals that are known, each with what it is; the names under which numbers are kept; and the
 names of the user's functions and attributes, which are no ops of torch's."""
 Place = tuple[int, Stack, Names]
@@ -140,19 +123,6 @@ def _exits_of(
             kind, has_ops = "".join(exits[0]), has_ops or exits[1]
         called, frame = frame.f_code, frame.f_back
     return None if frame is None else (frozenset(), has_ops)
-
-
-def known_in(code: CodeType, seen: dict[str, Any]) -> Names:
-    """The globals that code names and that are known, each with what it is. It sees those in
-    `seen`."""
-    known = set()
-    for name in code.co_names:
-        value = seen.get(name)
-        if name in NOTED and name not in seen:
-            known.add((name, name))
-        elif isinstance(value, ModuleType):
-            known.add((name, MODULES.get(value, "module")))
-    return frozenset(known)
 
 
 @lru_cache(1024)
@@ -383,7 +353,7 @@ class _Function:
             return (*stack, *pushed), names
         if name in METHOD_LOADS:
             is_method = name == METHOD_LOAD and _n_taken(step, 2) == 1
-            member = self._member(_padded(stack, step)[-1], step.argval)
+            member = member_of(_padded(stack, step)[-1], step.argval, self._of_users)
             return (*_without(stack, 1), member, *[OTHER] * is_method), names
         if not any(stack):
             # an unknown value is as good as one of those below
@@ -394,16 +364,6 @@ class _Function:
         if has_two and self._may_ask_users and stack[-1] == NUMBER != stack[-2]:
             raise _Used
         return _after_others(step, stack), names
-
-    def _member(self, owner: str, name: str) -> str:
-        """What an attribute is of a value of this kind."""
-        if owner in FUNCTIONS:
-            if owner == "torch" and name in ("nn", "functional"):
-                return owner if name == "nn" else name
-            return OTHER if name not in FUNCTIONS[owner] else name if owner == "math" else OP
-        if owner or name in self._of_users:
-            return OTHER
-        return ITEM if name == ITEM else OP if name in METHODS else OTHER
 
     def _after_fast(
         self, name: str, variables: str | tuple[str, ...], stack: Stack, names: Names

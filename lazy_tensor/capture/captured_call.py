@@ -126,17 +126,7 @@ class CapturedCall:
         self.n_to_teach = MOST_TAUGHT  # calls still to be recorded for the companion to learn
         # numbers of the tensors that may not be written before backward: see `replay_module`
         self.shared: list[int] | None = None
-        self._recount = Recount(
-            (outline.formulas, before.formulas),
-            (outline.scalars, before.scalars),
-            take.constants.values(),
-        )
-        self._op_numbers = OpNumbers(
-            (outline.given, before.given),
-            (outline.scalars, before.scalars),
-            take.constants.values(),
-        )
-        self._has_other_numbers = self._recount.is_needed or bool(self._op_numbers)
+        self._note_numbers(take, before)
         self.plan = plan = _plan_of(outline)
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
@@ -179,6 +169,13 @@ class CapturedCall:
         fields |= self._sources(take)
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
+
+    def _note_numbers(self, take: Take, before: Outline) -> None:
+        now, constants = take.outline, take.constants.values()
+        scalars = now.scalars, before.scalars
+        self._recount = Recount((now.formulas, before.formulas), scalars, constants)
+        self._op_numbers = OpNumbers((now.given, before.given), scalars, constants)
+        self._has_other_numbers = self._recount.is_needed or bool(self._op_numbers)
 
     def _note_draws_and_reads(self, take: Take, before: Outline) -> None:
         sources, values = take.outline.sources, take.outline.numbers_returned

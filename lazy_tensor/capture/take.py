@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.numbers.call_numbers import CallNumbers
-from lazy_tensor.capture.numbers.counts import Count, Counts, Formulas
-from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers, MovedNumbers
-from lazy_tensor.capture.numbers.schedulers import SchedulerSteps
+from lazy_tensor.capture.numbers.counts import Count, Formulas
+from lazy_tensor.capture.numbers.followed_numbers import FollowedNumbers
+from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Constant, Flag, Left, Outline, Returned, Same, Source, named
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
@@ -33,7 +33,7 @@ from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, math_of_numbers, without_traced
+from lazy_tensor.dispatch.traced_number import TracedNumber, without_traced
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -65,11 +65,10 @@ def take(
 
     `root` is what the call can look into besides its arguments, with a label; `names` are those
     that code is known to mention, `moved` the numbers that others change. The pictures follow code
-    or not. `earlier` are outlines of calls
-    that may have done the same, `like` is one that should have. Called inside `lazy_mode`, with
-    nothing pending; leaves the call's ops pending.
+    or not. `earlier` are outlines of calls that may have done the same, `like` is one that should
+    have. Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
-    args, kwargs, tensors = arguments.args, arguments.kwargs, arguments.tensors
+    tensors = arguments.tensors
     # torch runs these hooks for every module and optimizer, but its code isn't followed
     roots = [root, *arguments.objects, *torch_private.hooks_of_all_modules()]
     try:
@@ -80,31 +79,18 @@ def take(
         if arguments.numbers and arguments.note_unfollowed(function, before.names_of_users()):
             raise Obstacle(NUMBER_USED)
     except Obstacle as reason:
-        return function(*args, **kwargs), str(reason)
-    # ids, not tensors: a reference would make what the call throws away look like a result
-    versions = {
-        id(tensor): tensor._version
-        for tensor in (*before.tensors().values(), *tensors)
-        if not tensor.is_inference()
-    }
-    trace = local.trace
-    numbers, environment = _random_states(), hits.loaded.call_environment()
+        return function(*arguments.args, **arguments.kwargs), str(reason)
+    versions = _versions_of([*before.tensors().values(), *tensors])
+    trace, state = local.trace, _GlobalState()
     # a cast of a weight that autocast kept from an earlier call would be a leaf from nowhere: each
     # call casts anew
     torch.clear_autocast_cache()
     tape = Tape(trace, before.generators, Arguments.call.__code__)
-    counts, schedulers = Counts(trace), SchedulerSteps(trace, tape)
-    kept = KeptNumbers(before, function, tape, moved.found_by(before))
+    followed = FollowedNumbers(trace, tape, function, before, moved.found_by(before))
+    n_kept = len(followed.kept.places)
     try:
-        # optimizers get step counts and rates as `Count`s, which note what is computed of them
-        with (
-            torch_private.step_counts_read_by(counts.read),
-            counts.counts_in_param_groups(before),
-            schedulers.followed(before.schedulers),
-            math_of_numbers(),
-            kept.lent(before),
-        ):
-            result = arguments.call(function, tape.numbers, len(kept.places))
+        with followed.lent():
+            result = arguments.call(function, tape.numbers, n_kept)
     except BaseException:
         tape.stop("it raised an exception")
         tape.numbers.repair()
@@ -117,24 +103,15 @@ def take(
             raise Obstacle(tape.obstacle)
         # drops what was derived from values that the call has written: else it would count as live
         watch.before_flush(trace)
-        n_kept = len(kept.places)
+        state.check()
         if arguments.note_used([-1 - n_kept - i for i in tape.numbers.fixed if i < -n_kept]):
             raise Obstacle(NUMBER_USED)
-        if numbers != _random_states():
-            raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
-        if environment != hits.loaded.call_environment():
-            raise Obstacle("it leaves a setting of torch changed, such as the grad mode")
-        if not arguments.are_unchanged():
-            raise Obstacle("it changes lists, dicts or objects that are arguments")
-        given = _containers_in(*args, *kwargs.values())
-        if any(i in given and type(one) is not tuple for i, one in _containers_in(result).items()):
-            raise Obstacle("it returns a list or a dict that is an argument; return a copy")
+        _check_arguments(arguments, result)
         after = explore(roots, tensors, names, follows_code=follows_code)
         moved.left_by(after)
         taken = Take(
-            trace, tape, counts.formulas(), schedulers, kept, before, after, arguments, versions,
-            result, earlier, like,
-        )  # fmt: skip
+            trace, tape, followed, before, after, arguments, versions, result, earlier, like
+        )
     except Obstacle as reason:
         taken = str(reason)
     except Exception as error:  # the call has run, and its result must not be lost
@@ -143,6 +120,36 @@ def take(
     if tape.numbers.repair() and isinstance(taken, Take):
         taken = "it keeps a number where replay can't see it"
     return result, taken
+
+
+def _versions_of(tensors: list[torch.Tensor]) -> dict[int, int]:
+    """How often each was written, by its id: a reference would make what the call throws away look
+    like a result."""
+    return {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
+
+
+class _GlobalState:
+    """Python's and NumPy's random generators and torch's settings, as they are now."""
+
+    def __init__(self) -> None:
+        self._found = _random_states(), hits.loaded.call_environment()
+
+    def check(self) -> None:
+        """Obstacle if they aren't as they were."""
+        states, environment = self._found
+        if states != _random_states():
+            raise Obstacle("it, or a thread, draws from Python's or numpy's random numbers")
+        if environment != hits.loaded.call_environment():
+            raise Obstacle("it leaves a setting of torch changed, such as the grad mode")
+
+
+def _check_arguments(arguments: Arguments, result: Any) -> None:
+    """Obstacle if the call has changed its arguments, or returns a container that is one."""
+    if not arguments.are_unchanged():
+        raise Obstacle("it changes lists, dicts or objects that are arguments")
+    given = _containers_in(*arguments.args, *arguments.kwargs.values())
+    if any(i in given and type(one) is not tuple for i, one in _containers_in(result).items()):
+        raise Obstacle("it returns a list or a dict that is an argument; return a copy")
 
 
 def _containers_in(*values: Any) -> dict[int, Any]:
@@ -183,9 +190,7 @@ class Take:
         self,
         trace: Trace,
         tape: Tape,
-        formulas: Formulas,
-        schedulers: SchedulerSteps,
-        kept: KeptNumbers,
+        followed: FollowedNumbers,
         before: ObjectGraph,
         after: ObjectGraph,
         arguments: Arguments,
@@ -195,8 +200,8 @@ class Take:
         like: Outline | None,
     ) -> None:
         self.after = after
-        self.stepped = schedulers.stepped
-        self._explains = schedulers.explains
+        self.stepped = followed.schedulers.stepped
+        self._explains = followed.schedulers.explains
         self.found_stepped: dict[Place, Any] = {}
         self.flags: list[Flag] = []
         self.draws = tuple([draw for draw, _ in tape.draws])
@@ -215,15 +220,10 @@ class Take:
         self.made_anew: set[int] = set()  # ids of containers that the call put for other ones
         self.places = before.tensors()
         sources = self._sources()
-        # a container that the function itself keeps is one leaf: a replay returns the same one
-        whole = {i for i, one in _containers_in(result).items() if after.has(one)}
-        whole |= {id(read.number) for read in tape.reads}
-        leaves, structure = pytree.tree_flatten(
-            result, is_leaf=lambda one: id(one) in whole or isinstance(one, torch.Size)
-        )
+        leaves, structure = self._flattened(tape)
         self.numbers = CallNumbers(
-            self._nodes, self.leaf_at, trace.root_of, tape, kept, before, leaves, (earlier, like),
-            len(arguments.numbers),
+            self._nodes, self.leaf_at, trace.root_of, tape, followed.kept, before, leaves,
+            (earlier, like), len(arguments.numbers),
         )  # fmt: skip
         left = self._left()
         self._check_identities(left)
@@ -234,12 +234,35 @@ class Take:
         named -= {one.place for one in left}
         self.places = {place: one for place, one in self.places.items() if place in named}
         self._check_claims()
-        numbers = self.numbers
-        read_later = (*returned, *numbers.computed_from.values())
+        read_later = (*returned, *self.numbers.computed_from.values())
         of_numbers = {one.name for one in read_later if one.kind in ("number", "list")}
         self._live = tuple(sorted({*self._live, *of_numbers}))
         self._check_addresses()
-        self.outline = Outline(
+        formulas = followed.counts.formulas()
+        self.outline = self._outline(tape, formulas, sources, left, returned, structure)
+        self._note_leaves(sources, versions)
+        del self._result  # it holds traced numbers
+
+    def _flattened(self, tape: Tape) -> tuple[list[Any], Any]:
+        """The leaves of what the call returned, and how they were nested."""
+        # a container that the function itself keeps is one leaf: a replay returns the same one
+        whole = {i for i, one in _containers_in(self._result).items() if self.after.has(one)}
+        whole |= {id(read.number) for read in tape.reads}
+        return pytree.tree_flatten(
+            self._result, is_leaf=lambda one: id(one) in whole or isinstance(one, torch.Size)
+        )
+
+    def _outline(
+        self,
+        tape: Tape,
+        formulas: Formulas,
+        sources: tuple[Source, ...],
+        left: tuple[Left, ...],
+        returned: tuple[Returned, ...],
+        structure: Any,
+    ) -> Outline:
+        numbers, trace = self.numbers, self._trace
+        return Outline(
             state=trace.state,
             scalars=tuple(trace.scalars),
             formulas=formulas,
@@ -259,8 +282,6 @@ class Take:
             numbers_returned=numbers.values_returned,
             given=tape.numbers.given,
         )
-        self._note_leaves(sources, versions)
-        del self._result  # it holds traced numbers
 
     def _digest(self, formulas: Formulas, *, is_needed: bool) -> int:
         """See `Outline.numbers`."""

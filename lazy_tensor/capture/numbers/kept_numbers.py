@@ -20,6 +20,7 @@ from lazy_tensor.capture.object_graph import ObjectGraph, code_of
 from lazy_tensor.capture.watched_object import MISSING, Place, WatchedObject
 from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.mentions import mentions_of
+from lazy_tensor.dispatch.number_takers import known_in
 from lazy_tensor.dispatch.run.tape import Tape
 from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, is_plain, text_of
 
@@ -179,7 +180,7 @@ def _followed(
     while names and len(names) != n_names:
         n_names = len(names)
         for code, seen in graph.codes.items():
-            rules = value_flow.known_in(code, seen), names, of_users
+            rules = known_in(code, seen), names, of_users
             names, given = value_flow.may_be_kept(code, rules, may_return=code is own)
             given_to_ops |= given
     return names, frozenset(given_to_ops)

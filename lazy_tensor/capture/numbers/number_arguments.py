@@ -13,6 +13,7 @@ from typing import Any
 
 from lazy_tensor.capture.object_graph import code_of
 from lazy_tensor.dispatch import value_flow
+from lazy_tensor.dispatch.number_takers import known_in
 
 Followed = dict[int | str, bool]
 """Arguments, by place or by name, each with whether a call of an op gets its number: an op reads a
@@ -31,7 +32,7 @@ def followed_arguments(
     code = code_of(function)
     if code is None or not isinstance(function, types.FunctionType):
         return {}
-    rules = value_flow.known_in(code, function.__globals__), frozenset[str](), of_users
+    rules = known_in(code, function.__globals__), frozenset[str](), of_users
     followed: Followed = {}
     n_named = code.co_argcount + code.co_kwonlyargcount
     for i, name in enumerate(code.co_varnames[n_bound:n_named]):

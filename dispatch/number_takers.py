@@ -1,0 +1,66 @@
+"""Functions and methods that may be given a number that is followed: by name, as code calls them.
+
+In: the globals that code sees, and names that it loads. Out: what these are. Called by
+`value_flow`.
+"""
+
+from __future__ import annotations
+
+import math
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional
+
+Known = frozenset[tuple[str, str]]
+"""Names that are known, each with its kind: for a function of `NOTED` its name, for a module that
+in `MODULES`, or "module"."""
+NOTED = frozenset({"abs", "bool", "dict", "len", "max", "min", "round"})
+"""Functions that a number may be given to: they call its methods, or keep it as `dict` does."""
+ITEM, OP = "item", "op"
+"""The kind of the method that gives a number; and that of all functions and methods that are ops of
+torch's. A number that an op gets is matched with the op's later: see `op_numbers`."""
+MODULES = {math: "math", torch: "torch", torch.nn: "torch", torch.nn.functional: "functional"}
+"""Modules whose functions may get numbers. Those of `math` ask them: see `math_of_numbers`."""
+_OPS = frozenset(dir(torch.Tensor)) - {"apply_", "backward", "map_", "map2_", "register_hook"}
+METHODS = _OPS.difference(*map(dir, (bytes, dict, list, set, str)))
+"""Methods that are ops: no container has one of that name."""
+FUNCTIONS = {
+    "torch": _OPS.intersection(dir(torch)) | {"full", "full_like", "tensor", "where"},
+    "functional": frozenset(dir(torch.nn.functional)) - {"math", "torch"},
+    "math": frozenset(name for name in dir(math) if callable(getattr(math, name))),
+}
+OPERATOR_METHODS = frozenset(
+    f"__{i}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge")
+    for i in ("", "i")
+)
+"""Methods by which an object on the left of an operator may do anything with the number."""
+
+
+def known_in(code: CodeType, seen: dict[str, Any]) -> Known:
+    """The globals that code names and that are known, each with what it is. It sees those in
+    `seen`."""
+    known = set()
+    for name in code.co_names:
+        value = seen.get(name)
+        if name in NOTED and name not in seen:
+            known.add((name, name))
+        elif isinstance(value, ModuleType):
+            known.add((name, MODULES.get(value, "module")))
+    return frozenset(known)
+
+
+def member_of(owner: str, name: str, of_users: frozenset[str]) -> str:
+    """The kind of an attribute of a value of kind `owner`; "" if nothing is known of it. `of_users`
+    are names of the user's functions and attributes."""
+    if owner in FUNCTIONS:
+        if owner == "torch" and name in ("nn", "functional"):
+            return owner if name == "nn" else name
+        if name not in FUNCTIONS[owner]:
+            return ""
+        return name if owner == "math" else OP
+    if owner or name in of_users:
+        return ""
+    return ITEM if name == ITEM else OP if name in METHODS else ""
