@@ -145,8 +145,43 @@ class Loop:
         return loss.detach()
 
 
+class ByHand:
+    """A training step of an MLP whose ops get other numbers each time: a temperature, the weight of
+    a penalty, and Adam without an optimizer."""
+
+    def __init__(self, side: str) -> None:
+        torch.manual_seed(0)
+        model, self.batch, self.targets = mlp()
+        self.parameters = list(model.parameters())
+        self.means = [torch.zeros_like(one) for one in self.parameters]
+        self.squares = [torch.zeros_like(one) for one in self.parameters]
+        self.model = torch.compile(model) if side == "compile" else model
+        self.n_steps, self.temperature = 0, 2.0
+
+    def step(self) -> Tensor:
+        self.n_steps += 1
+        self.temperature = max(0.5, 0.999 * self.temperature)
+        scores = self.model(self.batch) / self.temperature
+        penalty = torch.stack([one.square().sum() for one in self.parameters]).sum()
+        loss = F.cross_entropy(scores, self.targets)
+        loss = loss + 1e-4 * min(1.0, self.n_steps / 1000) * penalty
+        gradients = torch.autograd.grad(loss, self.parameters)
+        state = zip(self.parameters, gradients, self.means, self.squares, strict=True)
+        with torch.no_grad():
+            for one, gradient, mean, square in state:
+                mean.lerp_(gradient, 0.1)
+                square.lerp_(gradient.square(), 0.001)
+                root = (square / (1 - 0.999**self.n_steps)).sqrt() + 1e-8
+                one.addcdiv_(mean / (1 - 0.9**self.n_steps), root, value=-1e-3)
+        return loss.detach()
+
+
 def loop_step(side: str) -> Step:
     return _wrapped(Loop(side).step, side)
+
+
+def by_hand_step(side: str) -> Step:
+    return _wrapped(ByHand(side).step, side)
 
 
 def _wrapped(function: Callable[..., Any], side: str) -> Callable[..., Any]:
@@ -173,6 +208,7 @@ TASKS: dict[str, tuple[Callable[[], Task], Any]] = {
 }
 PROGRAMS |= {name: partial(model_step, *task) for name, task in TASKS.items()}
 PROGRAMS["the MLP, its loop with a schedule, counts and early stopping"] = loop_step
+PROGRAMS["the MLP, a temperature, an annealed penalty, Adam by hand"] = by_hand_step
 SIDES = ("eager", "lazy", "replay", "replay, aten", "compile")
 
 
