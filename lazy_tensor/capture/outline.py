@@ -221,6 +221,11 @@ def _paired_numbers(
                 continue
             specs = [s.spec if isinstance(s, Leaf) else None for s in (one, other)]
             return f"it reads a tensor {specs[1]} where the call before read {specs[0]}"
+        if one is other:  # a step of the trace that both calls took: only its numbers may differ
+            pairs = [(now.scalars[i], before.scalars[i]) for i in _scalars_in(one)]
+            if all(type(value) is type(then) for value, then in pairs):
+                numbers += [(one, *pair) for pair in pairs]
+                continue
         if one.facts.op is not other.facts.op:
             called = op_name(one.facts.op)
             return f"it calls {named(other)} where the call before called {called}"
@@ -242,6 +247,19 @@ def _paired_numbers(
     if len(old) != len(new):
         return f"it has {len(new)} steps where the call before had {len(old)}"
     return numbers
+
+
+def _scalars_in(node: Node) -> list[int]:
+    """The places of the numbers that are inputs of the trace and that a call gets, in order."""
+    found: list[int] = []
+    waiting = [*node.args, *(value for _, value in node.kwargs)]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, (list, tuple)):
+            waiting[:0] = one
+        elif isinstance(one, ScalarRef):
+            found.append(one.index)
+    return found
 
 
 def _flat(node: Node) -> tuple[list[Any], Any]:
