@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -64,10 +66,15 @@ def _count_reading(change: int) -> None:
         old, new = _value_for_optimizer, _value_or_reading
         if was_wanted:
             old, new = new, old
-        # each module of `torch.optim` has imported the function by its name
-        for name, module in list(sys.modules.items()):
-            if _is_of_optim(name) and vars(module).get("_get_value") is old:
+        for module in _modules_of_optim():
+            if vars(module).get("_get_value") is old:
                 module._get_value = new  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _modules_of_optim() -> list[ModuleType]:
+    """The modules of `torch.optim`, each of which has imported the function by its name."""
+    return [module for name, module in list(sys.modules.items()) if _is_of_optim(name)]
 
 
 def allow_foreach(tensor_class: type[torch.Tensor]) -> None:
