@@ -1,4 +1,4 @@
-"""Functions and methods that may be given a number that is followed: by name, as code calls them.
+"""Functions and methods that may be given a number that is followed.
 
 In: the globals that code sees, and names that it loads. Out: what these are. Called by
 `value_flow`.
@@ -18,9 +18,9 @@ Known = frozenset[tuple[str, str]]
 in `MODULES`, or "module"."""
 NOTED = frozenset({"abs", "bool", "dict", "len", "max", "min", "round"})
 """Functions that a number may be given to: they call its methods, or keep it as `dict` does."""
-ITEM, OP = "item", "op"
-"""The kind of the method that gives a number; and that of all functions and methods that are ops of
-torch's. A number that an op gets is matched with the op's later: see `op_numbers`."""
+OP = "op"
+"""The kind of all functions and methods that are ops of torch's. A number that is given to one is
+matched with the op's later: see `op_numbers`."""
 MODULES = {math: "math", torch: "torch", torch.nn: "torch", torch.nn.functional: "functional"}
 """Modules whose functions may get numbers. Those of `math` ask them: see `math_of_numbers`."""
 _OPS = frozenset(dir(torch.Tensor)) - {"apply_", "backward", "map_", "map2_", "register_hook"}
@@ -61,6 +61,4 @@ def member_of(owner: str, name: str, of_users: frozenset[str]) -> str:
         if name not in FUNCTIONS[owner]:
             return ""
         return name if owner == "math" else OP
-    if owner or name in of_users:
-        return ""
-    return ITEM if name == ITEM else OP if name in METHODS else ""
+    return OP if not owner and name in METHODS and name not in of_users else ""

@@ -493,16 +493,13 @@ def _asked(step: dis.Instruction, stack: Stack) -> Stack | None:
         return (*rest, OTHER) if function == "len" else None
     if function in ("max", "min"):
         is_alone = name == "CALL_KW" or len(given) == 1
-        return None if is_alone and NUMBER in given else (*rest, _either(given))
+        if NUMBER in given:
+            return None if is_alone else (*rest, NUMBER)
+        return (*rest, OTHER)
     # the number of digits of `round` doesn't ask
     asks = function in (OP, "abs", "bool", *FUNCTIONS["math"]) or function == "round"
     is_first = function != "round" or NUMBER not in given[1:]
     return (*rest, OTHER) if asks and is_first else None
-
-
-def _either(given: Stack) -> str:
-    """What one of these values is."""
-    return NUMBER if NUMBER in given else OTHER
 
 
 def _call(step: dis.Instruction, stack: Stack) -> tuple[str, Stack, Stack]:
