@@ -29,8 +29,10 @@ METHODS = _OPS.difference(*map(dir, (bytes, dict, list, set, str)))
 FUNCTIONS = {
     "torch": _OPS.intersection(dir(torch)) | {"full", "full_like", "tensor", "where"},
     "functional": frozenset(dir(torch.nn.functional)) - {"math", "torch"},
-    "math": frozenset(name for name in dir(math) if callable(getattr(math, name))),
+    "math": frozenset(name for name, one in vars(math).items() if callable(one) and name[0] != "_"),
 }
+ASKING = frozenset({OP, "abs", "bool", "round"}) | FUNCTIONS["math"]
+"""Kinds of functions that ask a number, or are ops, and don't give the number itself back."""
 OPERATOR_METHODS = frozenset(
     f"__{i}{name}__"
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge")

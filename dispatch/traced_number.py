@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lazy_tensor.dispatch.number_takers import FUNCTIONS
 from lazy_tensor.dispatch.user_frame import user_line
 
 PLAIN_TYPES = (bool, float, int)
@@ -111,8 +112,7 @@ class NumberLog:
             return result
         # the frame that called the method, or a function in C that did
         calls_ops = self._calls_ops(sys._getframe(2))
-        # an op reads a traced number as a float
-        is_followed = calls_ops is not None and (type(result) is float or not calls_ops)
+        is_followed = may_be_traced(result, calls_ops)
         if type(result) is bool and not is_followed:
             self.decides(text, result)
             return result
@@ -191,6 +191,12 @@ class TracedNumber(float):
 def is_plain(value: Any) -> bool:
     """Whether a value is a number that may be traced."""
     return type(value) in PLAIN_TYPES and (type(value) is not int or abs(value) <= LARGEST)
+
+
+def may_be_traced(number: Any, calls_ops: bool | None) -> bool:
+    """Whether a number may be handed out as a traced one where `calls_ops` says what code does with
+    it (see `value_flow.calls_ops`). An op that is called with a traced number reads a float."""
+    return calls_ops is not None and (type(number) is float or not calls_ops)
 
 
 def plain(number: Any) -> Any:
@@ -307,7 +313,7 @@ def math_of_numbers() -> Iterator[None]:
                     setattr(math, name, function)
 
 
-_OF_MATH = {name: one for name, one in vars(math).items() if callable(one) and name[0] != "_"}
+_OF_MATH = {name: getattr(math, name) for name in FUNCTIONS["math"]}
 _NEVER_RAISING = frozenset({"atan", "copysign", "fabs", "isfinite", "isinf", "isnan", "tanh"})
 _lock = threading.Lock()
 _n_asking = 0  # users of `math_of_numbers`, in all threads

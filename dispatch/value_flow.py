@@ -1,10 +1,10 @@
 """Tells what a program does with a number, as far as its bytecode says so.
 
 In: a frame that waits for a number, such as `.item()` gives; or code that loads one, such as
-`self.n_steps`. Out: whether the number, and all that holds it, goes nowhere but to the caller, and
-on to a given function; or, of a number that notes what is done with it (`TracedNumber`), whether it
-goes only where it is asked for that. The bytecode is that of Python 3.11 to 3.13. What isn't known
-here counts as a use of the number. `tape` and `kept_numbers` ask for `replay`.
+`self.n_steps`. Out: whether the program only returns the number, from one caller to the next up to
+a given function. Of a `TracedNumber`, which notes operations on it, the code may do more: compute,
+compare, call ops, keep results. The bytecode is that of Python 3.11 to 3.13. What isn't known here
+counts as a use of the number. `tape` and `kept_numbers` ask for `replay`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 
 from lazy_tensor.dispatch.mentions import GLOBAL_LOADS, looks_around, names_looked_up
 from lazy_tensor.dispatch.number_takers import (
+    ASKING,
     FUNCTIONS,
     NOTED,
     OP,
@@ -89,8 +90,8 @@ def calls_ops(
     kept: frozenset[str] = frozenset(),
     of_users: frozenset[str] = frozenset(),
 ) -> bool | None:
-    """Whether the number that `frame` waits for may be given to an op by a call; None if it goes
-    where nothing would note what is done with it.
+    """Whether the number that `frame` waits for may be given to an op by a call; None if other code
+    may use it unnoticed.
 
     The number is the result of an operator or of a function of `NOTED` or of `math`; or `is_read`
     from a tensor. `until` is the code of the function that may return it. For `kept` and `of_users`
@@ -496,10 +497,9 @@ def _asked(step: dis.Instruction, stack: Stack) -> Stack | None:
         if NUMBER in given:
             return None if is_alone else (*rest, NUMBER)
         return (*rest, OTHER)
-    # the number of digits of `round` doesn't ask
-    asks = function in (OP, "abs", "bool", *FUNCTIONS["math"]) or function == "round"
-    is_first = function != "round" or NUMBER not in given[1:]
-    return (*rest, OTHER) if asks and is_first else None
+    # `round` doesn't ask its number of digits
+    is_asked = function in ASKING and (function != "round" or NUMBER not in given[1:])
+    return (*rest, OTHER) if is_asked else None
 
 
 def _call(step: dis.Instruction, stack: Stack) -> tuple[str, Stack, Stack]:

@@ -91,10 +91,10 @@ def _collide(written: torch.Tensor, other: torch.Tensor, op: OpOverload) -> bool
         return not _are_same(written, other) and _share_elements(written, other)
     # `copy_` and kernels that go element by element may write exactly the elements that they read.
     # Other kernels raise.
-    (first, last), (its_first, its_last) = _bytes(written), _bytes(other)
     if _are_same(written, other):
         is_pointwise = torch.Tag.pointwise in op.tags or "_foreach_" in op._schema.name
         return op is not COPY and not is_pointwise
+    (first, last), (its_first, its_last) = _bytes(written), _bytes(other)
     return first < its_last and its_first < last
 
 

@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.torch_private import (
     kernels_only,
     values_of,
 )
-from lazy_tensor.dispatch.traced_number import NumberLog
+from lazy_tensor.dispatch.traced_number import NumberLog, may_be_traced
 from lazy_tensor.dispatch.trie.trace import Trace, local
 from lazy_tensor.dispatch.user_frame import calling_frame, user_line
 from lazy_tensor.dispatch.wording import op_name
@@ -280,8 +280,7 @@ class Tape:
         may_be_noted = may_be_noted and type(number) in (float, int)
         frame = calling_frame()
         calls_ops = self._calls_ops(frame, is_read=True) if may_be_noted else None
-        # an op reads a traced number as a float
-        is_noted = calls_ops is not None and (type(number) is float or not calls_ops)
+        is_noted = may_be_traced(number, calls_ops)
         is_only_returned = not is_noted and value_flow.is_only_returned(frame, self._caller)
         if data.numel() > MOST_COMPARED and not (is_noted or is_only_returned):
             return None

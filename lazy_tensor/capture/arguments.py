@@ -16,7 +16,7 @@ import torch
 from lazy_tensor.capture.numbers.number_arguments import Followed, followed_arguments
 from lazy_tensor.capture.watched_object import own_attributes, slots_of
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.traced_number import NumberLog, is_plain
+from lazy_tensor.dispatch.traced_number import NumberLog, is_plain, may_be_traced
 
 NONE_FOLLOWED: Followed = {}
 _NAME_OF = {float: "a float that is followed", int: "an int that is followed"}
@@ -75,12 +75,12 @@ class Arguments:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with types in place of the numbers that are followed, which are noted."""
         for place, calls_ops in self._followed.items():
-            if isinstance(place, int):
-                given = args[place] if place < len(args) else None
-            else:
+            given: Any = None
+            if isinstance(place, str):
                 given = kwargs.get(place)
-            # an op would read an int as a float
-            if type(given) is float or (type(given) is int and is_plain(given) and not calls_ops):
+            elif place < len(args):
+                given = args[place]
+            if type(given) in _NAME_OF and is_plain(given) and may_be_traced(given, calls_ops):
                 self.numbers.append(given)
                 self._places.append(place)
         if not self._places:
@@ -94,8 +94,8 @@ class Arguments:
         return args, {name: others.get(name, given) for name, given in self.kwargs.items()}
 
     def call(self, function: Callable[..., Any], log: NumberLog, n_found: int) -> Any:
-        """Call a function with numbers that note in `log` what is done with them, behind `n_found`
-        others there."""
+        """Call a function. It gets traced numbers in place of those that are followed; `n_found`
+        others are numbered before them in `log`."""
         args, kwargs = self._with({
             place: log.number(-1 - n_found - k, number, calls_ops=self._followed[place])
             for k, (place, number) in enumerate(zip(self._places, self.numbers, strict=True))

@@ -185,6 +185,7 @@ class ObjectGraph:
         """Whether a class of the user's has a member of that name."""
         return any(name in vars(cls) for cls in self._classes if not _is_constant(cls))
 
+    @functools.cached_property
     def names_of_users(self) -> frozenset[str]:
         """The names of the user's functions, and of all attributes and items found."""
         keys = [key for one in self.holdings.values() for key in one.keys if isinstance(key, str)]

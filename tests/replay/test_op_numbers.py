@@ -1,4 +1,4 @@
-"""Numbers that ops get: from arguments, from the last call, from outside, or from what is read."""
+"""Ops get numbers: arguments, and such as a call keeps, the program sets, or tensors hold."""
 
 from __future__ import annotations
 

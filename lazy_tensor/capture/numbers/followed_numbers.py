@@ -38,7 +38,7 @@ class FollowedNumbers:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Context manager: what the call reads and finds notes what is done with it."""
+        """Context manager: a call inside gets traced numbers and step counts."""
         with (
             torch_private.step_counts_read_by(self.counts.read),
             self.counts.counts_in_param_groups(self._graph),

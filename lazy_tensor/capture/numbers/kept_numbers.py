@@ -47,7 +47,7 @@ class KeptNumbers:
         self.texts: dict[Place, str] = {}
         self._tape = tape
         found = _stored(graph, moved)
-        tape.of_users = graph.names_of_users()
+        tape.of_users = graph.names_of_users
         own = code_of(function) if found else None
         if own is not None and graph.may_call(own):
             own = None  # what it returns may be used
@@ -126,10 +126,15 @@ class MovedNumbers:
 def _numbers_in(graph: ObjectGraph) -> Iterator[tuple[str, Place]]:
     """The numbers that may be kept for the next call, by name and place."""
     for name, holding in graph.holdings.items():
-        if holding.kind in KEEPERS and name not in graph.arguments.values():
-            for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True)):
-                if is_plain(value):
-                    yield _name_of(holding, key), (name, i)
+        for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True)):
+            if _may_keep(graph, name, value):
+                yield _name_of(holding, key), (name, i)
+
+
+def _may_keep(graph: ObjectGraph, name: str, value: Any) -> bool:
+    """Whether a value in the holding of that name is a number that may be kept there."""
+    is_keeper = graph.holdings[name].kind in KEEPERS and name not in graph.arguments.values()
+    return is_keeper and is_plain(value)
 
 
 def _name_of(holding: WatchedObject, key: Any) -> Any:
@@ -154,12 +159,8 @@ def _stored(graph: ObjectGraph, moved: frozenset[str]) -> list[tuple[str, Place]
             its_name = _name_of(holding, key)
             if its_name not in stored or value is MISSING or holding.kind not in NAMING:
                 continue
-            if (
-                is_plain(value)
-                and holding.kind in KEEPERS
-                and name not in graph.arguments.values()
-                and not graph.is_read_by_libraries(holding, its_name)
-            ):
+            may_keep = _may_keep(graph, name, value)
+            if may_keep and not graph.is_read_by_libraries(holding, its_name):
                 found.append((its_name, (name, i)))
             else:
                 others.add(its_name)
