@@ -2,9 +2,10 @@
 
 In: a number that the call reads by `.item()`, gets as an argument, or finds where an earlier call
 has kept it, if the bytecode only computes with it, compares it, gives it to ops, and returns or
-keeps it (see `value_flow`). Out: the outcomes of comparisons, and text that says how each number
-was computed. In a text `r[3]` is the fourth number that the call read, `r[-1]` the first that it
-found. A replay evaluates texts for its own numbers.
+keeps it (see `value_flow`); and the step counts and rates that torch's optimizers read, whatever
+their code does. Out: the outcomes of comparisons, and text that says how each number was computed.
+In a text `r[3]` is the fourth number that the call read, `r[-1]` the first that it found, and
+`c[0]` the first of an optimizer. A replay evaluates texts for its own numbers.
 Made by `tape`.
 """
 
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.dispatch.number_takers import FUNCTIONS
+from lazy_tensor.dispatch.torch_private import values_of
 from lazy_tensor.dispatch.user_frame import user_line
 
 PLAIN_TYPES = (bool, float, int)
@@ -64,12 +66,17 @@ class NumberLog:
         self._thread = threading.get_ident()
         self._made: list[weakref.ref[TracedNumber]] = []
         self.checks: list[Check] = []
+        self._checked: set[str] = set()  # texts of checks: the same one has the same outcome
         self.fixed: set[int] = set()
 
     def number(self, i: int, value: float, *, calls_ops: bool) -> TracedNumber:
         """The number `i` in texts, to be handed out. `calls_ops` says whether it is given to an op
         by a call."""
         return self._traced(value, f"r[{i}]", calls_ops=calls_ops)
+
+    def of_optimizer(self, text: str, value: float) -> TracedNumber:
+        """A number that an optimizer reads, and may give to ops in any way."""
+        return self._traced(value, text, calls_ops=True)
 
     def _traced(self, value: float, text: str, *, calls_ops: bool) -> TracedNumber:
         made = TracedNumber(value, text, self)
@@ -92,7 +99,8 @@ class NumberLog:
 
     def decides(self, text: str, outcome: bool | None) -> None:
         """Note an operation that decides what the call does."""
-        if self._is_noting:
+        if self.is_noting and text not in self._checked:
+            self._checked.add(text)
             self.checks.append(Check(text, outcome, user_line()))
 
     @contextmanager
@@ -101,17 +109,16 @@ class NumberLog:
         try:
             yield
         except BaseException:
-            for number in numbers:
-                self.fix(text_of(number))
+            self.fix(*numbers)
             raise
 
     def computed(self, text: str, result: Any) -> Any:
         """Note the result of a method that this is called by. If it is a number, and its way can be
         followed, return a traced one in its place."""
-        if not self._is_noting:
+        if not self.is_noting:
             return result
         # the frame that called the method, or a function in C that did
-        calls_ops = self._calls_ops(sys._getframe(2))
+        calls_ops = True if counts_in(text) else self._calls_ops(sys._getframe(2))
         is_followed = may_be_traced(result, calls_ops)
         if type(result) is bool and not is_followed:
             self.decides(text, result)
@@ -119,7 +126,7 @@ class NumberLog:
         with suppress(OverflowError):  # an int beyond all floats
             if is_followed and type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS:
                 return self._traced(result, text, calls_ops=bool(calls_ops))
-        self.fix(text)
+        self._fix(text, result)
         return result
 
     def give(self, number: TracedNumber) -> float:
@@ -129,15 +136,22 @@ class NumberLog:
         return number.value
 
     @property
-    def _is_noting(self) -> bool:
+    def is_noting(self) -> bool:
         """Whether the call goes on, and this is its thread: numbers may outlive it, or be seen by
         another."""
         return self.is_open and threading.get_ident() == self._thread
 
-    def fix(self, text: str) -> None:
-        """Note that the numbers in this text were read as they are."""
+    def fix(self, *numbers: Any) -> None:
+        """Note that the traced ones among these numbers were read as they are."""
+        for number in numbers:
+            if type(number) is TracedNumber:
+                self._fix(number.text, number.value)
+
+    def _fix(self, text: str, value: float) -> None:
         if self.is_open:
             self.fixed |= reads_in(text)
+        if counts_in(text):
+            self.decides(f"(repr({text}) == {repr(value)!r})", True)
 
 
 class TracedNumber(float):
@@ -167,9 +181,7 @@ class TracedNumber(float):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         """NumPy's functions use the number in a way that no text follows."""
-        for one in args:
-            if type(one) is TracedNumber:
-                self.log.fix(one.text)
+        self.log.fix(*args)
         return getattr(ufunc, method)(*map(plain, args), **kwargs)
 
     def __round__(self, n_digits: Any = None) -> Any:
@@ -177,7 +189,7 @@ class TracedNumber(float):
             result = round(self.value, n_digits)
         text = f"round({self.text}, {n_digits!r})"
         if type(n_digits) not in (int, type(None)):
-            self.log.fix(self.text)
+            self.log.fix(self)
             return result
         if n_digits is None or n_digits < 0:
             self.log.decides(text, None)  # NaN is no int
@@ -205,7 +217,9 @@ def plain(number: Any) -> Any:
 
 
 def _given_to_op(argument: Any) -> Any:
-    """An argument of an op, with a note if it is a traced number."""
+    """An argument of an op, with plain numbers in place of traced ones, which are noted."""
+    if type(argument) in (list, tuple):
+        return type(argument)(map(_given_to_op, argument))
     return argument.log.give(argument) if type(argument) is TracedNumber else argument
 
 
@@ -239,15 +253,22 @@ def _replace_in(holder: Any) -> None:
 
 
 def reads_in(text: str) -> set[int]:
-    """Which numbers a text is about."""
+    """Which numbers a text is about, besides those of optimizers."""
     return {int(i) for i in re.findall(r"\br\[(-?\d+)\]", text)}
 
 
-def computes(text: str) -> Callable[[dict[int, float]], Any]:
-    """A function that evaluates a text for the numbers of these reads."""
-    names = {"abs": abs, "bool": bool, "float": float, "math": math, "round": round}
-    # texts come from this file alone
-    function: Callable[[dict[int, float]], Any] = eval(f"lambda r: {text}", {"__builtins__": names})
+def counts_in(text: str) -> set[int]:
+    """Which numbers of optimizers a text is about."""
+    return {int(i) for i in re.findall(r"\bc\[(\d+)\]", text)}
+
+
+def computes(text: str) -> Callable[..., Any]:
+    """A function that evaluates a text for numbers by what they are called: a dict for `r`, and
+    what optimizers read for `c`."""
+    names = {"abs": abs, "bool": bool, "float": float, "item": values_of, "math": math,
+             "repr": repr, "round": round}  # fmt: skip
+    # texts come from this file alone, and from `step_counts`
+    function: Callable[..., Any] = eval(f"lambda r, c=(): {text}", {"__builtins__": names})
     return function
 
 
@@ -281,7 +302,7 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
             self.log.give(self)
             return result
         if not (type(other) is TracedNumber or is_plain(other)):
-            self.log.fix(self.text)
+            self.log.fix(self)
             return result
         text = form % (text_of(left), text_of(right))
         if "**" in form:
@@ -331,8 +352,7 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         with log.fixing(*traced):
             result = function(*map(plain, args), **kwargs)
         if kwargs or not all(type(one) is TracedNumber or is_plain(one) for one in args):
-            for one in traced:
-                log.fix(one.text)
+            log.fix(*traced)
             return result
         text = f"math.{name}({', '.join(map(text_of, args))})"
         if name not in _NEVER_RAISING:
@@ -346,7 +366,7 @@ def _other(name: str) -> Callable[..., Any]:
     """A method that uses the number in a way that no text follows."""
 
     def method(self: TracedNumber, *args: Any) -> Any:
-        self.log.fix(self.text)
+        self.log.fix(self)
         return getattr(self.value, name)(*args)
 
     return method
@@ -364,8 +384,9 @@ for _name, _form in {
     "eq": "(%s == %s)", "ne": "(%s != %s)",
 }.items():  # fmt: skip
     setattr(TracedNumber, f"__{_name}__", _binary(_name, _form))
-for _name, _form in {"neg": "(-%s)", "abs": "abs(%s)"}.items():
+for _name, _form in {"neg": "(-%s)", "pos": "(+%s)", "abs": "abs(%s)"}.items():
     setattr(TracedNumber, f"__{_name}__", _unary(_name, _form))
-for _name in ("__float__", "__format__", "__hash__", "__int__", "__reduce_ex__", "__repr__",
-              "__str__"):  # fmt: skip
+for _name in ("__ceil__", "__divmod__", "__float__", "__floor__", "__format__", "__hash__",
+              "__int__", "__rdivmod__", "__reduce_ex__", "__repr__", "__str__", "__trunc__",
+              "as_integer_ratio", "hex", "is_integer"):  # fmt: skip
     setattr(TracedNumber, _name, _other(_name))

@@ -223,11 +223,10 @@ class CapturedCall {
       throw_changed("tensors share memory with others than they did");
     }
     Ref numbers = Ref::to(scalars_);
-    if (ask_numbers_ != Py_None) {
-      numbers = Ref(sure(PyObject_CallOneArg(ask_numbers_, leaves.get())));
-    }
     Ref drawn = Ref::to(Py_None);
     if (ask_reads_ != Py_None) {
+      // the numbers of this call: others are put among them
+      numbers = Ref(sure(PyList_GetSlice(scalars_, 0, PyList_GET_SIZE(scalars_))));
       drawn = Ref(
           sure(PyObject_CallFunctionObjArgs(ask_reads_, leaves.get(), numbers.get(), nullptr)));
     }
@@ -507,7 +506,6 @@ class CapturedCall {
   PyObject* const open_words_ = field("open_words");
   PyObject* const leaf_words_ = field("leaf_words");
   PyObject* const scalars_ = field("scalars");
-  PyObject* const ask_numbers_ = field("ask_numbers");
   PyObject* const ask_reads_ = field("ask_reads");
   PyObject* const draws_ = field("draws");
   PyObject* const plan_ = field("plan");

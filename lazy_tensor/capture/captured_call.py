@@ -17,9 +17,9 @@ import torch
 
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.call_numbers import CallNumbers
-from lazy_tensor.capture.numbers.counts import Recount
 from lazy_tensor.capture.numbers.kept_numbers import put
 from lazy_tensor.capture.numbers.op_numbers import OpNumbers
+from lazy_tensor.capture.numbers.step_counts import CountValues, unmoved_in
 from lazy_tensor.capture.outline import Outline, Returned, Source
 from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
@@ -131,7 +131,7 @@ class CapturedCall:
         self.cuda_graph: CudaGraph | None = None
         if cuda_graphs:
             self.cuda_graph = CudaGraph(
-                plan, outline.state, take.written, numbers_change=self._has_other_numbers
+                plan, outline.state, take.written, numbers_change=bool(self._op_numbers)
             )
         else:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
@@ -153,7 +153,6 @@ class CapturedCall:
         fields = {
             "plan": plan,
             "scalars": list(outline.scalars),
-            "ask_numbers": self._numbers if self._has_other_numbers else None,
             "ask_reads": self._check_reads if computes_first else None,
             "run_otherwise": self._run_otherwise,
             "runs_otherwise": cuda_graphs,
@@ -171,11 +170,13 @@ class CapturedCall:
         self._native: Any = hits.loaded.CapturedCall(fields)
 
     def _note_numbers(self, take: Take, before: Outline) -> None:
-        now, constants = take.outline, take.constants.values()
-        scalars = now.scalars, before.scalars
-        self._recount = Recount((now.formulas, before.formulas), scalars, constants)
-        self._op_numbers = OpNumbers((now.given, before.given), scalars, constants)
-        self._has_other_numbers = self._recount.is_needed or bool(self._op_numbers)
+        now, counts = take.outline, (take.outline.counts, before.counts)
+        self._op_numbers = OpNumbers(
+            (now.given, before.given), (now.scalars, before.scalars), take.constants.values(),
+            unmoved_in(counts),
+        )  # fmt: skip
+        texts = [*self._op_numbers.texts, *(check.text for check in take.numbers.checks)]
+        self._counts = CountValues(counts, texts, self._op_numbers.computed_by, now.scalars)
 
     def _note_draws_and_reads(self, take: Take, before: Outline) -> None:
         sources, values = take.outline.sources, take.outline.numbers_returned
@@ -369,7 +370,7 @@ class CapturedCall:
             self._holdings[name].expect(key, None if one.was_empty else OPEN)
         for (name, key), value in found.items():
             self._holdings[name].expect(key, value)
-        for name, key in self._recount.places:
+        for name, key in self._counts.places:
             self._holdings[name].expect(key, NUMBER)
         for (name, key), _, kind in self._kept.values():
             self._holdings[name].expect(key, ANY_OF[kind])
@@ -383,16 +384,6 @@ class CapturedCall:
         if change is not None:
             raise Changed(f"{change} changed")
 
-    def _numbers(self, leaves: Tensors) -> list[complex]:
-        """The numbers that the plan gets for these leaves, as the optimizers would compute them."""
-        if not self._recount.is_needed:
-            return list(self.outline.scalars)
-        numbers = [self._look_up(place, []) for place in self._recount.places]
-        scalars = self._recount(leaves, numbers)
-        if scalars is None:
-            raise Changed("step counts that were equal are not, or numbers lead elsewhere")
-        return scalars
-
     def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> Drawn | None:
         """Compute the values that the call would read; Changed if one differs, or decides another
         way. Puts the numbers among the `scalars` that depend on them. Returns what had to be drawn
@@ -400,7 +391,10 @@ class CapturedCall:
         numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
         numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
         numbers |= self._constants
-        self._put_op_numbers(scalars, numbers, -1)
+        counts = self._counts(leaves, lambda place: self._look_up(place, []))
+        if counts is None:
+            raise Changed("step counts that were equal are not")
+        self._put_op_numbers(scalars, numbers, counts, -1)
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
             for some, aside in self._asides:
@@ -412,11 +406,11 @@ class CapturedCall:
                     numbers[i] = number = number_in(found[read.slot], is_list=read.is_list)
                     if is_deciding and repr(number) != read.text:
                         raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
-                    self._put_op_numbers(scalars, numbers, i)
+                    self._put_op_numbers(scalars, numbers, counts, i)
             for check, evaluate in self._checks:
                 # what raises is recorded, and raises where eager does
                 with suppress(Exception):
-                    found = evaluate(numbers)
+                    found = evaluate(numbers, counts)
                     if check.outcome is found or (check.outcome is None and is_plain(found)):
                         continue
                 raise Changed(f"a comparison at {check.where} goes another way, or raises")
@@ -425,9 +419,11 @@ class CapturedCall:
             raise
         return drawn
 
-    def _put_op_numbers(self, scalars: list[complex], numbers: dict[int, float], last: int) -> None:
+    def _put_op_numbers(
+        self, scalars: list[complex], numbers: dict[int, float], counts: list[Any], last: int
+    ) -> None:
         """Put the numbers of the plan that need reads up to the `last` one."""
-        if not self._op_numbers.put(scalars, numbers, last):
+        if not self._op_numbers.put(scalars, numbers, counts, last):
             raise Changed("a number that ops get is another one, or is computed another way")
 
     def _drawn(self, leaves: Tensors) -> Drawn:

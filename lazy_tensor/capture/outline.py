@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazy_tensor.capture.numbers.counts import Formulas
 from lazy_tensor.capture.numbers.op_numbers import explained_by
+from lazy_tensor.capture.numbers.step_counts import Count
 from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
@@ -134,8 +134,8 @@ class Outline:
 
     state: State
     scalars: tuple[complex, ...]
-    formulas: Formulas
-    numbers: int  # digest of all numbers that the call can see, less those of `formulas` and `kept`
+    counts: tuple[Count, ...]
+    numbers: int  # digest of all numbers that the call can see, less those of `counts` and `kept`
     draws: tuple[Any, ...]
     reads: tuple[Any, ...]
     checks: tuple[tuple[str, bool | None], ...]
@@ -173,15 +173,10 @@ class Outline:
         for name, words in _WORDS.items():
             if getattr(self, name) != getattr(before, name):
                 return words
-        if self.formulas.read_another(before.formulas):
-            return "an optimizer's step count or rate is turned into a plain number, or into text"
         # if other numbers changed too, an equal number of an optimizer explains nothing: it may be
         # equal by chance, or follow the other number for a while
         is_known = self.numbers == before.numbers
-        explained: set[tuple[str, str]] = set()
-        if is_known:
-            explained = {*self.formulas.explained(before.formulas)}
-            explained |= explained_by(self.given, before.given).keys()
+        explained = explained_by(self.given, before.given) if is_known else {}
         for node, now, then in numbers:
             if not is_same(now, then) and (repr(now), repr(then)) not in explained:
                 return f"{named(node)} gets {now!r} where the call before gave it {then!r}"
@@ -190,10 +185,10 @@ class Outline:
 
 # What to say if a field of two outlines differs. Fields are compared in this order.
 _WORDS = {
-    "formulas": "it computes other numbers from its step counts each call",
+    "counts": "its optimizers read other step counts or rates each call",
     "draws": "it draws other random numbers each call",
     "reads": "it reads values at other places each call",
-    "checks": "it compares numbers that it reads with another outcome each call",
+    "checks": "what it does depends on numbers that are others in each call",
     "stepped": "it steps other schedulers each call",
     "kept": "it keeps other numbers for the next call each call",
     "flags": "it changes other values each call",

@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.numbers.call_numbers import CallNumbers
-from lazy_tensor.capture.numbers.counts import Count, Formulas
 from lazy_tensor.capture.numbers.followed_numbers import FollowedNumbers
 from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
+from lazy_tensor.capture.numbers.step_counts import Count
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Constant, Flag, Left, Outline, Returned, Same, Source, named
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
@@ -33,7 +33,7 @@ from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, without_traced
+from lazy_tensor.dispatch.traced_number import TracedNumber, counts_in, without_traced
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -238,8 +238,8 @@ class Take:
         of_numbers = {one.name for one in read_later if one.kind in ("number", "list")}
         self._live = tuple(sorted({*self._live, *of_numbers}))
         self._check_addresses()
-        formulas = followed.counts.formulas()
-        self.outline = self._outline(tape, formulas, sources, left, returned, structure)
+        counts = followed.counts.found()
+        self.outline = self._outline(tape, counts, sources, left, returned, structure)
         self._note_leaves(sources, versions)
         del self._result  # it holds traced numbers
 
@@ -255,7 +255,7 @@ class Take:
     def _outline(
         self,
         tape: Tape,
-        formulas: Formulas,
+        counts: tuple[Count, ...],
         sources: tuple[Source, ...],
         left: tuple[Left, ...],
         returned: tuple[Returned, ...],
@@ -265,8 +265,8 @@ class Take:
         return Outline(
             state=trace.state,
             scalars=tuple(trace.scalars),
-            formulas=formulas,
-            numbers=self._digest(formulas, is_needed=bool(formulas.code or tape.numbers.given)),
+            counts=counts,
+            numbers=self._digest(counts, is_needed=bool(counts or tape.numbers.given)),
             draws=tuple([draw.key for draw in self.draws]),
             reads=numbers.keys_of_reads,
             stepped=tuple(map(id, self.stepped)),
@@ -283,10 +283,11 @@ class Take:
             given=tape.numbers.given,
         )
 
-    def _digest(self, formulas: Formulas, *, is_needed: bool) -> int:
+    def _digest(self, counts: tuple[Count, ...], *, is_needed: bool) -> int:
         """See `Outline.numbers`."""
         kept = {place for place, _, _ in self.numbers.kept.values()}
-        return self.after.numbers(formulas.places() | kept) if is_needed else 0
+        in_groups = {one.what for one in counts if one.kind == "place"}
+        return self.after.numbers(in_groups | kept) if is_needed else 0
 
     def _note_leaves(self, sources: tuple[Source, ...], versions: dict[int, int]) -> None:
         trace = self._trace
@@ -548,7 +549,7 @@ class Take:
     def _returned(self, leaf: Any, replaced: set[Place]) -> Returned:
         """How a replay gives `leaf` back. It is not looked up at places in `replaced`, where the
         call has put another tensor."""
-        if type(leaf) is Count:
+        if type(leaf) is TracedNumber and counts_in(leaf.text):
             raise Obstacle("it returns an optimizer's step count or rate")
         if type(leaf) is TracedNumber:
             return self.numbers.as_returned(leaf)

@@ -16,7 +16,7 @@ from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline, Returned
 from lazy_tensor.capture.watched_object import Place, is_atom
 from lazy_tensor.dispatch.run.tape import Read, Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, reads_in
+from lazy_tensor.dispatch.traced_number import TracedNumber, counts_in, reads_in
 from lazy_tensor.dispatch.trie.trace import Node
 
 KeptNumber = tuple[Place, str, type]
@@ -135,7 +135,7 @@ class CallNumbers:
         return {
             i: (kept.places[-1 - i], text, type(self._found[i]))
             for i, text in texts.items()
-            if text and i in wanted
+            if text and i in wanted and not counts_in(text)
         }
 
     def _returned(

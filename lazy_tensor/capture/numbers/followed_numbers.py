@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lazy_tensor.capture.numbers.counts import Counts
 from lazy_tensor.capture.numbers.kept_numbers import KeptNumbers
 from lazy_tensor.capture.numbers.schedulers import SchedulerSteps
+from lazy_tensor.capture.numbers.step_counts import StepCounts
 from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.run.tape import Tape
@@ -32,7 +32,7 @@ class FollowedNumbers:
         moved: frozenset[str],
     ) -> None:
         self._graph = graph
-        self.counts = Counts(trace)
+        self.counts = StepCounts(trace, tape)
         self.schedulers = SchedulerSteps(trace, tape)
         self.kept = KeptNumbers(graph, function, tape, moved)
 
@@ -41,7 +41,7 @@ class FollowedNumbers:
         """Context manager: a call inside gets traced numbers and step counts."""
         with (
             torch_private.step_counts_read_by(self.counts.read),
-            self.counts.counts_in_param_groups(self._graph),
+            self.counts.lent_in_groups(self._graph),
             self.schedulers.followed(self._graph.schedulers),
             math_of_numbers(),
             self.kept.lent(self._graph),

@@ -18,7 +18,7 @@ import torch
 
 from lazy_tensor.capture.watched_object import is_same
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.traced_number import computes, reads_in
+from lazy_tensor.dispatch.traced_number import computes, counts_in, reads_in
 
 FORMS = ("%s", "(-%s)", "(1 - %s)", "(%s - 1)", "(1 / %s)")
 """What ops, and their gradients, compute from a number before other ops get it."""
@@ -40,11 +40,11 @@ def explained_by(now: dict[str, Any], before: dict[str, Any]) -> dict[tuple[str,
 
 
 class Step(NamedTuple):
-    """A number to compute: that of the trace at `place`, or one that must stay as it `was`."""
+    """A number to compute: those of the trace at `places`, or one that must stay as it `was`."""
 
-    place: int
+    places: list[int]
     was: Any
-    compute: list[Callable[[dict[int, float]], Any]]
+    compute: list[Callable[..., Any]]
 
 
 class OpNumbers:
@@ -52,8 +52,9 @@ class OpNumbers:
 
     `given` are the numbers that the calls gave to ops, `scalars` those of their traces, the later
     call's first. `constants` are the small tensors that the call makes. Numbers that were the same
-    in both calls must stay the same. `texts` are all that a replay has to compute. RuntimeError if
-    a constant may be made from a number that changes.
+    in both calls must stay the same. Of optimizers' numbers the `unmoved` do so anyway. `texts` are
+    all that a replay has to compute. RuntimeError if a constant may be made from a number that
+    changes.
     """
 
     def __init__(
@@ -61,29 +62,39 @@ class OpNumbers:
         given: tuple[dict[str, Any], dict[str, Any]],
         scalars: tuple[Sequence[complex], Sequence[complex]],
         constants: Iterable[torch.Tensor],
+        unmoved: set[int],
     ) -> None:
         now, before = given
         explained = explained_by(now, before)
         self.texts: list[str] = []
         self._steps: dict[int, list[Step]] = defaultdict(list)
+        self._computed_by: dict[int, list[str]] = {}
         changing = []
         for text, value in now.items():
-            if text not in before or is_same(value, before[text]):
-                self._add(-1, value, [text])
-            else:
+            if text in before and not is_same(value, before[text]):
                 changing.append(value)
+            elif reads_in(text) or not counts_in(text) <= unmoved:
+                self._add([], value, [text])
+        places: dict[tuple[str, str], list[int]] = defaultdict(list)
         for place, (one, other) in enumerate(zip(*scalars, strict=True)):
-            if not is_same(one, other):
-                self._add(place, None, explained.get((repr(one), repr(other)), []))
+            values = repr(one), repr(other)
+            if not is_same(one, other) and values in explained:
+                self._computed_by[place] = explained[values]
+                places[values].append(place)
+        for values, alike in places.items():
+            self._add(alike, None, explained[values])
         if any(may_be_made_from(changing, constant) for constant in constants):
             raise RuntimeError("a tensor may be made from a number that changes")
 
-    def _add(self, place: int, was: Any, texts: list[str]) -> None:
+    def _add(self, places: list[int], was: Any, texts: list[str]) -> None:
         """Note a number to compute by these texts, behind the last read that they need."""
-        if texts:
-            last = max([-1, *(i for text in texts for i in reads_in(text))])
-            self._steps[last].append(Step(place, was, [computes(text) for text in texts]))
-            self.texts += texts
+        last = max([-1, *(i for text in texts for i in reads_in(text))])
+        self._steps[last].append(Step(places, was, [computes(text) for text in texts]))
+        self.texts += texts
+
+    def computed_by(self, place: int) -> list[str]:
+        """The texts that compute the number of the trace at a place; none if it never changes."""
+        return self._computed_by.get(place, [])
 
     def __bool__(self) -> bool:
         return bool(self.texts)
@@ -93,20 +104,22 @@ class OpNumbers:
         """Whether some are computed from numbers that the call reads."""
         return any(last >= 0 for last in self._steps)
 
-    def put(self, scalars: list[complex], numbers: dict[int, float], last: int) -> bool:
+    def put(
+        self, scalars: list[complex], numbers: dict[int, float], counts: list[Any], last: int
+    ) -> bool:
         """Put the numbers that need reads up to the one numbered `last` among the trace's; False if
-        the call might do something else. `numbers` are those of the texts."""
-        for place, was, compute in self._steps.get(last, ()):
+        the call might do something else. `numbers` and `counts` are those of the texts."""
+        for places, was, compute in self._steps.get(last, ()):
             try:
                 # which text computes it is unknown as long as they agree, so they have to
-                first, *others = [one(numbers) for one in compute]
+                first, *others = [one(numbers, counts) for one in compute]
             except ArithmeticError:
                 return False  # the call is recorded, and raises where eager does
             if not all(is_same(first, one) for one in others):
                 return False
-            if place < 0 and not is_same(first, was):
+            if not places and not is_same(first, was):
                 return False
-            if place >= 0:
+            for place in places:
                 scalars[place] = first
         return True
 
