@@ -23,13 +23,14 @@ class Mentions:
 
     `names` may be names of attributes; those in strings are included, as `getattr` takes strings.
     `of_self` are those of attributes of a function's first argument, `stored` those of attributes
-    and variables, not the function's own, that get another value. `imports` are modules that it
-    may look up when it runs, relative ones with their dots.
+    and variables, not the function's own, that get another value; of items `rates_stored`, as
+    `['lr']`. `imports` are modules that it may look up when it runs, relative ones with their dots.
     """
 
     names: frozenset[str]
     of_self: frozenset[str]
     stored: frozenset[str]
+    rates_stored: frozenset[str]
     imports: tuple[str, ...]
     globals: tuple[str, ...]
 
@@ -40,6 +41,7 @@ def mentions_of(code: types.CodeType) -> Mentions:
     names: set[str] = set()
     of_self: set[str] = set()
     stored: set[str] = set()
+    rates: set[str] = set()
     imports: list[str] = []
     used: dict[str, None] = {}
     for part in codes_in(code):
@@ -52,6 +54,8 @@ def mentions_of(code: types.CodeType) -> Mentions:
         names |= names_in_texts(part)
         if looks_around(part) or _computes_names(part):
             names.add(ANY_NAME)
+        if any(one.opname == "STORE_SUBSCR" for one in dis.get_instructions(part)):
+            rates.update(item_name(key) for key in _RATES if key in texts)
         before: Any = None  # the variable that the last instruction loads
         loaded: list[Any] = []  # constants; before an import its level and the names taken from it
         for instruction in dis.get_instructions(part):
@@ -71,8 +75,14 @@ def mentions_of(code: types.CodeType) -> Mentions:
             if isinstance(before, tuple):  # of two variables, in Python 3.13
                 before = before[-1]
     return Mentions(
-        frozenset(names), frozenset(of_self), frozenset(stored), tuple(imports), tuple(used)
-    )
+        frozenset(names), frozenset(of_self), frozenset(stored), frozenset(rates), tuple(imports),
+        tuple(used),
+    )  # fmt: skip
+
+
+def item_name(key: Any) -> str:
+    """How an item under a constant key is called where others are called by their names."""
+    return f"[{key!r}]"
 
 
 @functools.lru_cache(1 << 14)
@@ -154,6 +164,8 @@ def _computes_names(code: types.CodeType) -> bool:
     return False
 
 
+_RATES = ("lr", "momentum", "weight_decay")
+"""Keys of optimizers' groups under which programs set numbers."""
 _BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter"})
 _MODULES = frozenset({"modules", "import_module", "__import__"})
 """Names by which code gets at modules, under names in strings."""

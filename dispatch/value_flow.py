@@ -13,10 +13,16 @@ import dis
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from lazy_tensor.dispatch.mentions import GLOBAL_LOADS, looks_around, names_looked_up
+from lazy_tensor.dispatch.mentions import (
+    GLOBAL_LOADS,
+    item_name,
+    looks_around,
+    names_looked_up,
+)
 from lazy_tensor.dispatch.number_takers import (
     ASKING,
     FUNCTIONS,
@@ -28,10 +34,11 @@ from lazy_tensor.dispatch.number_takers import (
     member_of,
 )
 
-OTHER, NUMBER, HOLDER = "", "number", "holder"
+OTHER, NUMBER, HOLDER, KEY = "", "number", "holder", "key"
 """Kinds of values: an unknown one; the number that is followed; a list, tuple or dict that holds
-it. Functions and modules that `number_takers` knows have kinds of their own."""
-HELD = frozenset({NUMBER, HOLDER})
+it; a key under which numbers are kept. Functions and modules that `number_takers` knows have kinds
+of their own."""
+HELD = frozenset({NUMBER, HOLDER, KEY})
 OPERATORS = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 RESULTS = ("BINARY_OP", "COMPARE_OP", "UNARY_NEGATIVE")
 """Instructions that ask a number, and push what it gives."""
@@ -149,6 +156,7 @@ def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> tuple[froz
     if looks_around(code):
         return frozenset(), frozenset()
     mentioned = {*code.co_names, *code.co_freevars, *code.co_cellvars}
+    mentioned.update(map(item_name, code.co_consts))
     kept -= names_looked_up(code)
     if mentioned.isdisjoint(kept):
         return kept, frozenset()
@@ -184,6 +192,7 @@ class _Function:
         self._handlers = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
         self._kinds: set[str] = set()  # that are returned
         self._calls_ops = False
+        self._loads: set[int] = set()  # instructions that load an item by a key
 
     def exits(self, offset: int, names: tuple[str, ...], kind: str) -> Exits | None:
         """See `_exits`."""
@@ -200,9 +209,24 @@ class _Function:
         """Whether a number that is loaded by a name may be given to an op by a call; None if
         something else may be done with it than to keep it, or to return it if that may be."""
         calls_ops = False
+        pushed = self._loads_of(name)
+        for i, kind in pushed or ():
+            exits = self._pushed_by(i, kind)
+            if exits is None or (exits[0] and not may_return):
+                return None
+            calls_ops |= exits[1]
+        return None if pushed is None else calls_ops
+
+    def _loads_of(self, name: str) -> list[tuple[int, str]] | None:
+        """The instructions that load what has a name, or the key that it is kept under, each with
+        the kind; None if one that isn't known has the name."""
+        loads: list[tuple[int, str]] = []
         for i, step in enumerate(self._steps):
             verb, _, keeper = step.opname.partition("_")
-            if step.argval != name or verb == "STORE" or keeper == "CONST":
+            if keeper == "CONST":
+                loads += [(i, KEY)] if item_name(step.argval) == name else []
+                continue
+            if step.argval != name or verb == "STORE":
                 continue
             if step.opname in ("LOAD_CLOSURE", "MAKE_CELL"):
                 continue  # for another function
@@ -210,16 +234,22 @@ class _Function:
             effect = dis.stack_effect(step.opcode, step.arg)
             if verb != "LOAD" or keeper not in KEEPERS or effect != (keeper != "ATTR"):
                 return None
-            exits = self._pushed_by(i, NUMBER)
-            if exits is None or (exits[0] and not may_return):
-                return None
-            calls_ops |= exits[1]
-        return calls_ops
+            loads.append((i, NUMBER))
+        if any(kind == KEY for _, kind in loads):
+            with suppress(_Used):
+                self._loads.clear()
+                for _ in self._walk((0, (), frozenset())):
+                    pass
+                return [*loads, *((i, NUMBER) for i in self._loads)]
+            return None
+        return loads
 
     def _pushed_by(self, i: int, kind: str) -> Exits | None:
         """The exits of a value of this kind that instruction `i` pushes."""
         try:
             stack, variables = self._before(i)
+            is_by_key = stack[-1:] == (KEY,) and self._steps[i].opname == "BINARY_SUBSCR"
+            stack = (*stack[:-1], OTHER) if is_by_key else stack
             stack = _without(_padded(stack, self._steps[i]), _n_taken(self._steps[i], 1))
         except _Used:
             return None
@@ -338,7 +368,17 @@ class _Function:
         if name in NOTHING:
             return stack, names
         if name == "LOAD_CONST":
-            return (*stack, OTHER), names
+            is_key = item_name(step.argval) in self._kept
+            return (*stack, KEY if is_key else OTHER), names
+        if name == "STORE_SUBSCR" and stack[-1:] == (KEY,):
+            stack = _padded(stack, step)
+            self._calls_ops |= stack[-3] == NUMBER  # an optimizer gives it to ops
+            if HOLDER in stack[-3:]:
+                raise _Used
+            return stack[:-3], names
+        if name == "BINARY_SUBSCR" and stack[-1:] == (KEY,):
+            self._loads.add(self._number_at[step.offset])
+            return (*_without(stack[:-1], 1), OTHER), names
         verb, _, keeper = name.partition("_")
         is_kept = keeper in KEEPERS and step.argval in self._kept
         n_owners = keeper == "ATTR"  # on top of the stack

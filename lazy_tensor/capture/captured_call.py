@@ -190,6 +190,7 @@ class CapturedCall:
         self._checks = [(check, computes(check.text)) for check in numbers.checks]
         self._kept, self._arguments = numbers.kept, numbers.arguments
         texts = [*self._op_numbers.texts, *(check.text for check in numbers.checks)]
+        texts += self._counts.texts
         needed, self._constants = numbers.needed_for(texts)
         # what a replay reads before its plan, each with whether it has to be the same
         self._first = [
@@ -391,7 +392,10 @@ class CapturedCall:
         numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
         numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
         numbers |= self._constants
-        counts = self._counts(leaves, lambda place: self._look_up(place, []))
+        try:
+            counts = self._counts(leaves, numbers, lambda place: self._look_up(place, []))
+        except ArithmeticError:  # the call is recorded, and raises where eager does
+            counts = None
         if counts is None:
             raise Changed("step counts that were equal are not")
         self._put_op_numbers(scalars, numbers, counts, -1)

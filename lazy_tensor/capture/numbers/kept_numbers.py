@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from lazy_tensor.capture import watched_object as kinds
 from lazy_tensor.capture.object_graph import ObjectGraph, code_of
 from lazy_tensor.capture.watched_object import MISSING, Place, WatchedObject
-from lazy_tensor.dispatch import value_flow
-from lazy_tensor.dispatch.mentions import mentions_of
+from lazy_tensor.dispatch import torch_private, value_flow
+from lazy_tensor.dispatch.mentions import item_name, mentions_of
 from lazy_tensor.dispatch.number_takers import known_in
 from lazy_tensor.dispatch.run.tape import Tape
 from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, is_plain, text_of
 
 OWN_WAYS = ("__delattr__", "__getattr__", "__getattribute__", "__setattr__")
 """Methods by which a class may do anything where an attribute is read or set."""
+OWN_ITEMS = ("__getitem__", "__setitem__")
+"""Those by which it may do anything where an item is read or set."""
 KEEPERS = (kinds.ATTRIBUTES, kinds.SLOTS, kinds.CELL, kinds.GLOBALS)
 """Kinds of places where numbers may be kept."""
 NAMING = (*KEEPERS, kinds.MEMBERS, kinds.OF_TENSOR)
@@ -35,10 +39,10 @@ NAMING = (*KEEPERS, kinds.MEMBERS, kinds.OF_TENSOR)
 class KeptNumbers:
     """Numbers that a call finds, and may leave others in place of, for the next call.
 
-    These are the numbers in `graph` that its code stores anew, and does nothing unseen with; the
-    `tape` gets their names. Their `places` hold a `TracedNumber` while the call of `function` is
-    recorded. `texts` say what each place holds at the end, see `traced_number`: "" if that is no
-    number.
+    These are the numbers in `graph` that its code stores anew, rates in the groups of optimizers
+    among them, and does nothing unseen with; the `tape` gets their names. Their `places` hold a
+    `TracedNumber` while the call of `function` is recorded. `texts` say what each place holds at
+    the end, see `traced_number`: "" if that is no number.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class KeptNumbers:
     ) -> None:
         self.texts: dict[Place, str] = {}
         self._tape = tape
-        found = _stored(graph, moved)
+        found = [*_stored(graph, moved), *_rates_stored(graph)]
         tape.of_users = graph.names_of_users
         own = code_of(function) if found else None
         if own is not None and graph.may_call(own):
@@ -80,7 +84,10 @@ class KeptNumbers:
             yield
         finally:
             if self.places:
-                self._take_back([one for one in graph.holdings.items() if one[1].kind in KEEPERS])
+                own = {name for name, _ in self.places}
+                self._take_back([
+                    one for one in graph.holdings.items() if one[1].kind in KEEPERS or one[0] in own
+                ])  # fmt: skip
 
     def _take_back(self, holdings: list[tuple[str, WatchedObject]]) -> None:
         """Note what the places hold, and put plain numbers in place of traced ones everywhere."""
@@ -165,6 +172,24 @@ def _stored(graph: ObjectGraph, moved: frozenset[str]) -> list[tuple[str, Place]
             else:
                 others.add(its_name)
     return [(name, place) for name, place in found if name not in others]
+
+
+def _rates_stored(graph: ObjectGraph) -> list[tuple[str, Place]]:
+    """The same of the rates that the user's code sets in the groups of torch's own optimizers."""
+    stored = frozenset[str]().union(*[mentions_of(code).rates_stored for code in graph.codes])
+    if not stored or graph.may_mention() or any(map(graph.defines, OWN_ITEMS)):
+        return []
+    if any(isinstance(one, LRScheduler) for one in graph.instances) or graph.schedulers:
+        return []  # their code reads the rates, and isn't followed
+    optimizers = filter(torch_private.is_own_optimizer, graph.instances)
+    groups = {id(group) for one in optimizers for group in one.param_groups}
+    return [
+        (item_name(key), (name, i))
+        for name, holding in graph.holdings.items()
+        if id(holding.holder) in groups
+        for i, (key, value) in enumerate(zip(holding.keys, holding.values, strict=True))
+        if item_name(key) in stored and type(value) is float
+    ]
 
 
 def _followed(

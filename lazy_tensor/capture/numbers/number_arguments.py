@@ -13,6 +13,7 @@ from typing import Any
 
 from lazy_tensor.capture.object_graph import code_of
 from lazy_tensor.dispatch import value_flow
+from lazy_tensor.dispatch.mentions import mentions_of
 from lazy_tensor.dispatch.number_takers import known_in
 
 Followed = dict[int | str, bool]
@@ -32,7 +33,7 @@ def followed_arguments(
     code = code_of(function)
     if code is None or not isinstance(function, types.FunctionType):
         return {}
-    rules = known_in(code, function.__globals__), frozenset[str](), of_users
+    rules = known_in(code, function.__globals__), mentions_of(code).rates_stored, of_users
     followed: Followed = {}
     n_named = code.co_argcount + code.co_kwonlyargcount
     for i, name in enumerate(code.co_varnames[n_bound:n_named]):

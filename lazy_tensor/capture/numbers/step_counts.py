@@ -37,7 +37,8 @@ NUMBER = "a number"
 class Count:
     """A number, or a 0-dim CPU tensor, that optimizers read: equal if calls find it the same way.
 
-    "place": a number in an optimizer's group, `what` is its place. "leaves": leaves of the trace
+    "place": a number in an optimizer's group, `what` is its place. "set": one that the call itself
+    has put there, `what` is the text that tells how it was computed. "leaves": leaves of the trace
     that had one value, `what` are their numbers. "op": what the op gives for `operands`: other
     counts by their numbers, constants by type and text, or NUMBER; the last ones go by `names`.
     `value` is what the call found, `given` are the op's arguments: a `Ref` to another count, a
@@ -80,10 +81,11 @@ class StepCounts:
         """Put traced numbers in place of floats in the groups of torch's own optimizers while they
         step.
 
-        If the user's code may look into groups, none are put there: that code might use a rate in
-        C, for a tensor say, which no text follows.
+        If the user's code may look into groups, only those are put there that it has set: that code
+        might use a rate in C, for a tensor say, which no text follows.
         """
         groups = {id(h.holder): name for name, h in graph.holdings.items()}
+        is_seen = graph.may_mention("param_groups", "lr")
         lent: list[tuple[dict[str, Any], str, float, TracedNumber]] = []
 
         def lend(optimizer: Any, *_: Any) -> None:
@@ -91,10 +93,15 @@ class StepCounts:
                 name = groups.get(id(group))
                 for i, key in enumerate(() if name is None else graph.holdings[name].keys):
                     number = group.get(key)
-                    if type(number) is float:
-                        count = self._numbered(Count("place", (name, i), value=number))
-                        group[key] = traced = self._log.of_optimizer(f"c[{count}]", number)
-                        lent.append((group, key, number, traced))
+                    if type(number) is TracedNumber:
+                        count = Count("set", number.text, value=number.value)
+                    elif type(number) is float and not is_seen:
+                        count = Count("place", (name, i), value=number)
+                    else:
+                        continue
+                    text = f"c[{self._numbered(count)}]"
+                    group[key] = traced = self._log.of_optimizer(text, count.value)
+                    lent.append((group, key, number, traced))
 
         def take_back(*_: Any) -> None:
             for group, key, number, traced in lent:
@@ -105,10 +112,9 @@ class StepCounts:
             lent.clear()
 
         hooks: list[Any] = []
-        if not graph.may_mention("param_groups", "lr"):
-            for instance in filter(torch_private.is_own_optimizer, graph.instances):
-                hooks.append(instance.register_step_pre_hook(lend))
-                hooks.append(instance.register_step_post_hook(take_back))
+        for instance in filter(torch_private.is_own_optimizer, graph.instances):
+            hooks.append(instance.register_step_pre_hook(lend))
+            hooks.append(instance.register_step_post_hook(take_back))
         try:
             yield
         finally:
@@ -257,11 +263,19 @@ class CountValues:
         wanted = {i for text in texts for i in counts_in(text)}
         self._values = [one.value if i in unmoved else None for i, one in enumerate(now)]
         self._moving = [(i, now[i].what) for i in moving]
+        self._set: list[tuple[int, Callable[..., Any]]] = []
+        self.texts: list[str] = []
+        """How numbers are computed that the call puts into groups."""
         self._alike: list[tuple[int, list[int]]] = []
         self._ops: list[tuple[int, Count, list[Callable[..., Any]]]] = []
         for i, count in reversed([*enumerate(now)]):
             if i in wanted and count.kind == "leaves":
                 self._alike.append((i, list(count.what)))
+            elif i in wanted and count.kind == "set":
+                if any(k >= 0 for k in reads_in(count.what)) or counts_in(count.what):
+                    raise RuntimeError("a rate is computed from a number that the call reads")
+                self._set.append((i, computes(count.what)))
+                self.texts.append(count.what)
             elif i in wanted and count.kind == "op":
                 arguments = [_text_of(one, computed_by) for one in count.given]
                 for text in filter(None, arguments):
@@ -282,11 +296,16 @@ class CountValues:
         return [place for _, place in self._moving]
 
     def __call__(
-        self, leaves: list[torch.Tensor], look_up: Callable[[Place], float]
+        self,
+        leaves: list[torch.Tensor],
+        numbers: dict[int, float],
+        look_up: Callable[[Place], float],
     ) -> list[Any] | None:
-        """The counts for these leaves; `look_up` tells what a place holds. None if counts that were
-        equal are not."""
+        """The counts for these leaves, and for the `numbers` of texts; `look_up` tells what a place
+        holds. None if counts that were equal are not."""
         values = self._values.copy()
+        for i, compute in self._set:
+            values[i] = compute(numbers)
         for i, place in self._moving:
             values[i] = look_up(place)
         for i, members in self._alike:
