@@ -7,7 +7,7 @@ In: the globals that code sees, and names that it loads. Out: what these are. Ca
 from __future__ import annotations
 
 import math
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +15,20 @@ import torch.nn.functional
 
 Known = frozenset[tuple[str, str]]
 """Names that are known, each with its kind: for a function of `NOTED` its name, for a module that
-in `MODULES`, or "module"."""
+in `MODULES`, or "module", for a function in Python an `InPython`."""
+
+
+class InPython(str):
+    """The kind of a function in Python, which is followed itself: equal for the same function."""
+
+    function: Any
+
+    def __new__(cls, function: FunctionType) -> InPython:
+        made = super().__new__(cls, f"function {id(function)}")
+        made.function = function
+        return made
+
+
 NOTED = frozenset({"abs", "bool", "dict", "len", "max", "min", "round"})
 """Functions that a number may be given to: they call its methods, or keep it as `dict` does."""
 OP = "op"
@@ -51,6 +64,8 @@ def known_in(code: CodeType, seen: dict[str, Any]) -> Known:
             known.add((name, name))
         elif isinstance(value, ModuleType):
             known.add((name, MODULES.get(value, "module")))
+        elif isinstance(value, FunctionType):
+            known.add((name, InPython(value)))
     return frozenset(known)
 
 

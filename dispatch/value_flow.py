@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from types import CodeType, FrameType
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import CodeType, FrameType, FunctionType
 
 from lazy_tensor.dispatch.mentions import (
     GLOBAL_LOADS,
@@ -29,6 +30,7 @@ from lazy_tensor.dispatch.number_takers import (
     NOTED,
     OP,
     OPERATOR_METHODS,
+    InPython,
     Known,
     known_in,
     member_of,
@@ -55,6 +57,7 @@ Place = tuple[int, Stack, Names]
 """An instruction's number, and the stack and the local variables before it."""
 Exits = tuple[frozenset[str], bool]
 """What is returned that holds a number, and whether an op is called with the number."""
+NO_EXITS: Exits = frozenset(), False
 
 READS, CONVERTS = ("item", "tolist"), ("bool", "float", "int")
 """Methods of tensors, and types, that give the number itself. Other calls that read a tensor, such
@@ -168,22 +171,27 @@ def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> tuple[froz
     )
 
 
-@lru_cache(1024)
 def argument_calls_ops(code: CodeType, name: str, rules: Rules) -> bool | None:
     """As `calls_ops`, of a number that a function gets as the argument `name`, and may return."""
-    if looks_around(code):
-        return None
-    function = _Function(code, rules)
-    # a variable that nested functions see, too, is followed by name there
-    if name in (*code.co_cellvars, *code.co_freevars):
-        return None
-    exits = function.goes_to((0, (), frozenset({(name, NUMBER)})))
+    exits = _exits_of_argument(code, name, rules)
     return None if exits is None else exits[1]
 
 
+@lru_cache(1024)
+def _exits_of_argument(
+    code: CodeType, name: str, rules: Rules, callers: tuple[CodeType, ...] = ()
+) -> Exits | None:
+    """The exits of a number that a function gets as an argument. `callers` are the functions that
+    are being followed up to its call."""
+    # a variable that nested functions see, too, is followed by name there
+    if looks_around(code) or name in (*code.co_cellvars, *code.co_freevars):
+        return None
+    return _Function(code, rules, callers).goes_to((0, (), frozenset({(name, NUMBER)})))
+
+
 class _Function:
-    def __init__(self, code: CodeType, rules: Rules) -> None:
-        self._code = code
+    def __init__(self, code: CodeType, rules: Rules, callers: tuple[CodeType, ...] = ()) -> None:
+        self._code, self._callers = code, (*callers, code)
         self._known, self._kept, self._of_users = dict(rules[0]), *rules[1:]
         # an object of the user's on the left of an operator may do anything with the number
         self._may_ask_users = not OPERATOR_METHODS.isdisjoint(self._of_users)
@@ -400,11 +408,33 @@ class _Function:
             # an unknown value is as good as one of those below
             return stack, names
         stack = _padded(stack, step)
+        if name == "CALL":
+            function, given, rest = _call(step, stack)
+            if isinstance(function, InPython) and NUMBER in given:
+                return (*rest, self._given_to(function.function, step, given)), names
         self._calls_ops |= _is_given_to_op(step, stack)
         has_two = step.opname in ("BINARY_OP", "COMPARE_OP")
         if has_two and self._may_ask_users and stack[-1] == NUMBER != stack[-2]:
             raise _Used
         return _after_others(step, stack), names
+
+    def _given_to(self, function: FunctionType, call: dis.Instruction, given: Stack) -> str:
+        """What a call of a function in Python gives, whose arguments, `given`, hold the number."""
+        code, i = function.__code__, self._number_at[call.offset]
+        is_named = "KW_NAMES" in (self._steps[i - 1].opname, self._steps[i - 2].opname)
+        is_whole = not code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
+        is_known = is_whole and not is_named and len(given) <= code.co_argcount
+        if not is_known or code in self._callers or not HELD.intersection(given) <= {NUMBER}:
+            raise _Used
+        rules = known_in(code, function.__globals__), self._kept, self._of_users
+        returned: set[str] = set()
+        for name, kind in zip(code.co_varnames, given, strict=False):
+            exits = _exits_of_argument(code, name, rules, self._callers) if kind else NO_EXITS
+            if exits is None or not exits[0] <= {NUMBER}:
+                raise _Used
+            returned |= exits[0]
+            self._calls_ops |= exits[1]
+        return "".join(returned)
 
     def _after_fast(
         self, name: str, variables: str | tuple[str, ...], stack: Stack, names: Names
@@ -549,7 +579,7 @@ def _call(step: dis.Instruction, stack: Stack) -> tuple[str, Stack, Stack]:
     rest = stack[: len(stack) - n - is_named - 2]
     # the function stands before an object or NULL, or behind it
     known = [one for one in stack[len(rest) : len(rest) + 2] if one and one not in HELD]
-    return "".join(known), given, rest
+    return known[0] if len(known) == 1 else "".join(known), given, rest
 
 
 def _is_given_to_op(step: dis.Instruction, stack: Stack) -> bool:

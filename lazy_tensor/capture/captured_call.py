@@ -187,7 +187,8 @@ class CapturedCall:
         numbers = take.numbers
         same = [i for i in numbers.returned if values[i] == before.numbers_returned[i]]
         deciding = [*numbers.deciding, *(numbers.returned[i] for i in same)]
-        self._checks = [(check, computes(check.text)) for check in numbers.checks]
+        checks = [check for check in numbers.checks if not self._op_numbers.covers(check)]
+        self._checks = [(check, computes(check.text)) for check in checks]
         self._kept, self._arguments = numbers.kept, numbers.arguments
         texts = [*self._op_numbers.texts, *(check.text for check in numbers.checks)]
         texts += self._counts.texts

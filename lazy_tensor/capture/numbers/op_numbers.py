@@ -18,7 +18,7 @@ import torch
 
 from lazy_tensor.capture.watched_object import is_same
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.traced_number import computes, counts_in, reads_in
+from lazy_tensor.dispatch.traced_number import Check, computes, counts_in, is_plain, reads_in
 
 FORMS = ("%s", "(-%s)", "(1 - %s)", "(%s - 1)", "(1 / %s)")
 """What ops, and their gradients, compute from a number before other ops get it."""
@@ -92,6 +92,12 @@ class OpNumbers:
         self._steps[last].append(Step(places, was, [computes(text) for text in texts]))
         self.texts += texts
 
+    def covers(self, check: Check) -> bool:
+        """Whether what a check may raise is raised, too, where the numbers are computed."""
+        # that a number isn't 0 is checked by the text (1 / number)
+        part = check.text.removeprefix("(1")
+        return check.outcome is None and any(part in text for text in self.texts)
+
     def computed_by(self, place: int) -> list[str]:
         """The texts that compute the number of the trace at a place; none if it never changes."""
         return self._computed_by.get(place, [])
@@ -115,7 +121,7 @@ class OpNumbers:
                 first, *others = [one(numbers, counts) for one in compute]
             except ArithmeticError:
                 return False  # the call is recorded, and raises where eager does
-            if not all(is_same(first, one) for one in others):
+            if not (is_plain(first) and all(is_same(first, one) for one in others)):
                 return False
             if not places and not is_same(first, was):
                 return False
