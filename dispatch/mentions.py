@@ -54,8 +54,9 @@ def mentions_of(code: types.CodeType) -> Mentions:
         names |= names_in_texts(part)
         if looks_around(part) or _computes_names(part):
             names.add(ANY_NAME)
-        if any(one.opname == "STORE_SUBSCR" for one in dis.get_instructions(part)):
-            rates.update(item_name(key) for key in _RATES if key in texts)
+        found = [item_name(key) for key in _RATES if key in texts]
+        if found and any(one.opname == "STORE_SUBSCR" for one in dis.get_instructions(part)):
+            rates.update(found)
         before: Any = None  # the variable that the last instruction loads
         loaded: list[Any] = []  # constants; before an import its level and the names taken from it
         for instruction in dis.get_instructions(part):
