@@ -248,6 +248,8 @@ def test_a_round_counts_the_reads_that_python_asks_for(
         if way == "asleep":
             hits.native.passed_reads()
         read(total)
-        counted = hits.native.passed_reads() if way == "asleep" else it._n_reads - before
+        counted = it._n_reads - before
+        # of a block that is asleep C++ counts reads, all but the last one of a round
+        counted += hits.native.passed_reads() if way == "asleep" else 0
     it.reset()
     assert counted == n_reads
