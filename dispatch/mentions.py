@@ -54,7 +54,7 @@ def mentions_of(code: types.CodeType) -> Mentions:
         names |= names_in_texts(part)
         if looks_around(part) or _computes_names(part):
             names.add(ANY_NAME)
-        found = [item_name(key) for key in _RATES if key in texts]
+        found = [item_name(key) for key in _RATES if key in texts and "param_groups" in names]
         if found and any(one.opname == "STORE_SUBSCR" for one in dis.get_instructions(part)):
             rates.update(found)
         before: Any = None  # the variable that the last instruction loads

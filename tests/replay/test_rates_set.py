@@ -235,3 +235,17 @@ def test_rates_are_numbers_when_the_step_raises():
         with pytest.raises(KeyError):
             replayed(torch.randn(3, 4))
         assert repr(trainer.rates[0]) == repr(0.01 * 0.5 ** (i + 1))
+
+
+def test_a_dict_of_the_program_is_no_group():
+    logs = {"lr": 0.0}
+
+    def step(x, rate):
+        logs["lr"] = rate
+        return x * 2
+
+    replayed = replay(step, check_every=0)
+    for i in range(N):
+        replayed(torch.ones(2), 0.1 * (i // 8))
+        assert logs == {"lr": 0.1 * (i // 8)}
+    assert replayed.n_replayed > 0, replayed.obstacle
