@@ -34,11 +34,7 @@ N_CALLS, CHANGED_AT = 8, 6
 CASES: list[Any] = []
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="replay.* goes on recording")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def case(make):

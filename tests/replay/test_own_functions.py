@@ -4,7 +4,6 @@ import functools
 import math
 import struct
 import types
-import warnings
 
 import numpy as np
 import pytest
@@ -18,11 +17,7 @@ N = 40
 WARM_UP = 10
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="replay.* goes on recording")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def rate_at(i):

@@ -2,7 +2,6 @@
 
 import math
 import types
-import warnings
 
 import numpy as np
 import pytest
@@ -21,11 +20,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="replay.* goes on recording")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Trainer:

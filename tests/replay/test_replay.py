@@ -30,11 +30,7 @@ from tests.processes import run_python
 N = 8
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="replay.* goes on recording")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def batches(n=N, seed=1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +13,7 @@ import torch
 
 from lazy_tensor import replay
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="replay.* goes on recording")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def calls(step: Any, n: int, *args: Any) -> list[torch.Tensor]:

@@ -245,9 +245,9 @@ def _result_of(count: Count, given: list[Any]) -> Any:
 class CountValues:
     """The values of counts in later calls that do as two calls did.
 
-    `counts` are those of the two calls, the later one first; `texts` are what is computed from
-    them. `computed_by` gives the texts that compute a number of the trace: none if it never
-    changes. RuntimeError if an op gets a number that is computed from what comes later.
+    `counts` has the later call's counts, then the earlier call's. A replay evaluates `texts` for
+    the values. `computed_by` gives the texts that compute a number of the trace: none if it never
+    changes. RuntimeError if a count needs a number that isn't known yet when it is computed.
     """
 
     def __init__(
