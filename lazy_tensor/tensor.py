@@ -447,8 +447,10 @@ def _before_environment_changes() -> None:
 
 def _before_inference_changes() -> None:
     tape = local.trace.tape
-    if tape is None or not tape.goes_on_behind_inference():
+    if tape is None:
         _before_environment_changes()
+    else:
+        tape.inference_mode_changes()
 
 
 def _after_environment_changes() -> None:

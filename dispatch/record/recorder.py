@@ -34,7 +34,6 @@ from lazy_tensor.dispatch.record import (
     sync_points,
 )
 from lazy_tensor.dispatch.run import hits
-from lazy_tensor.dispatch.run.flush import flush
 from lazy_tensor.dispatch.torch_private import count_writes, mark
 from lazy_tensor.dispatch.trie import tensor_types, trace as traces
 from lazy_tensor.dispatch.trie.keys import (
@@ -177,9 +176,6 @@ def _missed(
     """
     if is_metadata_query(func):
         return func(*args, **kwargs)
-    if trace.tape is not None and not (trace.tape.may_record or _adds_nothing(func)):
-        flush(trace, "inference mode changes", quiet=True)
-        key = None  # its slots are gone
     is_cold = trace.policy.cold
     # Optimizers read `step.item()` for every parameter: a step count that was lazy would be flushed
     # each time. So ops on step counts run at once.
@@ -220,11 +216,6 @@ def _missed(
             return result
     # `cut_if_full` or a handler may have moved the trace: the key would name slots that are gone
     return _recorded(trace, request, key if trace.state is place else None)
-
-
-def _adds_nothing(func: Any) -> bool:
-    """Whether a call is no step itself: it reads a value, or its parts are recorded."""
-    return isinstance(func, OpOverload) and (reads_values(func) or rule_of(func) is Rule.DECOMPOSE)
 
 
 def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> Any:

@@ -195,9 +195,6 @@ class Tape:
         """Names under which numbers are kept for the next call."""
         self.of_users: frozenset[str] = frozenset()
         """Names of the user's functions and attributes, which are no ops of torch's."""
-        self.may_record = True
-        """Whether more may be recorded: not behind the end of inference mode, whose ops the trace
-        holds."""
         self._trace = trace
         self._caller = caller
         known = (*_default_generators(), *generators)
@@ -230,16 +227,12 @@ class Tape:
         if self.obstacle is None and not all(map(self._is_untouched, generators)):
             self.obstacle = "the state of a random generator is set inside"
 
-    def goes_on_behind_inference(self) -> bool:
-        """Whether the tape can stay on while inference mode begins or ends. It can if it holds the
-        ops on one side alone: a plan runs without the mode."""
+    def inference_mode_changes(self) -> None:
+        """Note it in the trace, whose states stand for calls in one mode alone. Whether a result is
+        an inference tensor is told by its wrapper, so a plan may run without the mode."""
         trace = self._trace
-        if trace.busy or not self.may_record:
-            return False
-        if trace.state is not trace.root:
-            self.may_record = False
-            trace.mark(("inference mode changes",))  # calls that follow are no hits
-        return True
+        if not trace.busy and trace.state is not trace.root:
+            trace.mark(("inference mode changes",))
 
     def drawn(self, draw: Draw) -> torch.Tensor:
         """Draw and note it, unless the generator can't be followed: that is an obstacle."""

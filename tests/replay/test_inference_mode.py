@@ -61,13 +61,70 @@ def twice(x):
         return y + 1
 
 
-@pytest.mark.parametrize("program", [before, behind, twice])
-def test_parts_of_a_call_may_not(program):
-    step = replay(program)
+def nested(x):
+    with torch.inference_mode():
+        y = MODEL(x)
+        with torch.inference_mode(False):
+            z = x * 2
+        y = y + z.mean()
+    return y * z.mean()
+
+
+def loop(x):
     for _ in range(3):
-        x = torch.randn(5, 4)
+        with torch.inference_mode():
+            y = MODEL(x)
+        x = x + y.mean()
+    return x
+
+
+def read_between(x):
+    with torch.inference_mode():
+        best = MODEL(x).argmax(-1)
+        n = int(best.max())
+    return x[:, 0] + n, best
+
+
+def learns_between(x):
+    with torch.inference_mode():
+        target = MODEL(x).softmax(-1)
+    weight = torch.ones(4, 3, requires_grad=True)
+    loss = (x @ weight - target.clone()).square().mean()
+    loss.backward()
+    return weight.grad
+
+
+@pytest.mark.parametrize(
+    "program", [before, behind, twice, nested, loop, read_between, learns_between]
+)
+@pytest.mark.parametrize("check_every", [0, 4])
+def test_parts_of_a_call_may_run_in_it(program, check_every):
+    step, x = replay(program, check_every=check_every), torch.randn(5, 4)
+    for _ in range(12):
         torch.testing.assert_close(step(x), program(x), rtol=0, atol=0)
-    assert "what was recorded is run" in step.obstacle
+    assert step.n_replayed > 3, step.obstacle
+
+
+def writes_behind(x):
+    with torch.inference_mode():
+        y = MODEL(x)
+    return y.add_(1)
+
+
+def saves_behind(x):
+    with torch.inference_mode():
+        y = MODEL(x)
+    weight = torch.ones(3, requires_grad=True)
+    (y * weight).sum().backward()
+    return weight.grad
+
+
+@pytest.mark.parametrize("program", [writes_behind, saves_behind])
+def test_what_eager_refuses_outside_of_it_is_refused(program):
+    step, x = replay(program), torch.randn(5, 4)
+    for call in (program, step, step, step, step):
+        with pytest.raises(RuntimeError, match="Inplace update|Inference tensors cannot"):
+            call(x)
 
 
 def test_gradients_that_are_made_outside_of_it_can_be_written():
