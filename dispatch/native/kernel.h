@@ -7,6 +7,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/PythonFallbackKernel.h>
 
+#include "at_once.h"
 #include "below.h"
 #include "routes.h"
 
@@ -227,7 +228,22 @@ class Kernel : public c10::OperatorKernel {
     const IValue* arguments = arguments_on(*stack);
     if (info_.is_alias) return alias(stack, arguments);
     if (info_.is_composite && decompose(op, stack, arguments, in_mode)) return true;
-    return is_alone() && run_computed(op, keys, stack, trace, in_mode, gil);
+    return is_alone() && (run_computed(op, keys, stack, trace, in_mode, gil) ||
+                          run_at_once(op, stack, trace, gil));
+  }
+
+  // The same of a known call on sharded tensors, where nothing is pending that goes first.
+  bool run_at_once(const c10::OperatorHandle& op, Stack* stack, PyObject* trace, WithGil& gil) {
+    if (local_calls.empty() || of_trace.state.in(trace) != of_trace.root.in(trace)) return false;
+    const IValue* arguments = arguments_on(*stack);
+    const LocalKey key(info_, arguments);
+    const auto known = key.may_be_known() ? local_calls.find(key) : nullptr;
+    if (known == nullptr) return false;
+    auto local = local_arguments(*known, arguments, info_.schema.arguments().size());
+    if (!local.has_value() || !count_cold(*stack)) return false;
+    ran_cold = &info_;
+    run_local(op, info_, *known, std::move(*local), stack, gil);
+    return true;
   }
 
   // Do the call here while the trace records; false leaves it to Python, the stack as it was.

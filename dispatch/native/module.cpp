@@ -7,16 +7,17 @@
 // tensors in, `trie.h` has the step that follows, `results.h` takes it and makes tensors
 // (`tensors.h`). After a call that Python handled comes `learning.h`.
 //
-// - While nothing is recorded: `below.h` runs calls, `past.h` knows which sequences of them repeat,
-//   `rests.h` counts blocks that are bypassed.
+// - While nothing is recorded: `below.h` runs calls, `at_once.h` those on sharded tensors, `past.h`
+//   knows which sequences of them repeat, `rests.h` counts blocks that are bypassed.
 // - `flush.h` runs what was recorded. `accounts.h` adds up how often, and how long it took.
 // - `routes.h` has composite ops that torch would take apart otherwise than in eager.
 // - `sharded.h` makes sharded tensors of local ones, and the reverse.
 // - For `replay`, which records nothing: `arguments.h` reads arguments, `watch.h` checks what else
 //   a call sees, `captured.h` runs it, and `joined.h` joins a module's results to autograd.
 //
-// All of this runs with the GIL held, but for three: `Kernel::run_cold` runs calls on plain tensors
-// without it, and `Computed::run` and `Kernel::decompose` release it while torch's code runs.
+// All of this runs with the GIL held, but for four: `Kernel::run_cold` runs calls on plain tensors
+// without it, and `Computed::run`, `run_local` and `Kernel::decompose` release it while torch's code
+// runs.
 
 #include "arguments.h"
 #include "captured.h"
@@ -128,23 +129,24 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
 }
 
 // install(classes, externally_writable, shared, lazy_users, share, is_shared, may_pass_by, describe,
-// close_segment, at_turn, to_read, current, share_with_parts, snapshot, keys): set the globals of
-// objects.h, and find the offsets of slots. The arguments are those of `hits._known`; `keys` are the
-// dispatch keys included and excluded while a plan runs.
+// close_segment, at_turn, to_read, current, share_with_parts, snapshot, note_writes, keys): set the
+// globals of objects.h, and find the offsets of slots. The arguments are those of `hits._known`;
+// `keys` are the dispatch keys included and excluded while a plan runs.
 PyObject* py_install(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
   unsigned long long included, excluded;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
+  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
                         &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users,
                         &share, &is_shared, &may_pass_by, &describe, &close_segment, &at_turn,
-                        &to_read, &current, &share_with_parts, &snapshot, &included, &excluded)) {
+                        &to_read, &current, &share_with_parts, &snapshot, &note_writes, &included,
+                        &excluded)) {
     return nullptr;
   }
   // the other classes are asked for the offsets of their slots only
   for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
                          share, is_shared, may_pass_by, describe, close_segment, at_turn, to_read,
-                         current, share_with_parts, snapshot})
+                         current, share_with_parts, snapshot, note_writes})
     Py_INCREF(kept);
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);
@@ -251,6 +253,8 @@ PyMethodDef methods[] = {
     {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
     {"sharded", py_sharded, METH_VARARGS, nullptr},
+    {"learn_at_once", py_learn_at_once, METH_VARARGS, nullptr},
+    {"forget_at_once", py_forget_at_once, METH_NOARGS, nullptr},
     {"joined", py_joined, METH_VARARGS, nullptr},
     {"local", py_local, METH_O, nullptr},
     {"linked", py_linked, METH_VARARGS, nullptr},

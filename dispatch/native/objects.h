@@ -144,7 +144,8 @@ PyTypeObject* sharded_class = nullptr;  // the lazy DTensor, once `sharding` is 
 // ids of storages that others may write, and of storages that a plain tensor may have too. Its dict
 // `lazy_users` is changed here alone. The rest are functions.
 PyObject *externally_writable, *shared, *lazy_users, *share, *is_shared, *may_pass_by,
-    *describe, *close_segment, *at_turn, *to_read, *current, *share_with_parts, *snapshot;
+    *describe, *close_segment, *at_turn, *to_read, *current, *share_with_parts, *snapshot,
+    *note_writes;
 
 // Values of `*cold_here` besides 0 (the trace records) and 1 (it does not): see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;

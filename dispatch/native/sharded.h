@@ -1,5 +1,6 @@
 // From a local tensor to a sharded one and back. Both have the same value, so nothing is recorded;
-// the nodes here tell autograd that one was made of the other. Called by `sharding/tensor.py`.
+// the nodes here tell autograd that one was made of the other. Called by `sharding/tensor.py`. Also
+// what `sharding/ops/at_once.py` calls, for at_once.h.
 
 #pragma once
 
@@ -182,6 +183,47 @@ PyObject* py_local(PyObject*, PyObject* tensor) {
   Output like = output_of(of_layout.local.in(layout.get()), Py_None, nullptr);
   return object_of(lazy(like, like.offset, value.get())).release();
   END_HANDLE_TH_ERRORS
+}
+
+// learn_at_once(function, sizes, layouts, returned): note that the innermost call that is in Python, if
+// it is one of `function`, is the op on this rank's memory. `sizes` are pairs of an argument's place
+// and what it is there. `layouts` are the result's, a list for several results, None for no new
+// tensor. `returned` is the place of the argument that the call gives back, or None.
+PyObject* py_learn_at_once(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *function, *sizes, *layouts, *returned;
+  if (!PyArg_ParseTuple(args, "OO!OO", &function, &PyList_Type, &sizes, &layouts, &returned)) {
+    return nullptr;
+  }
+  if (frames.empty() || frames.back().info == nullptr) Py_RETURN_NONE;
+  const Frame& frame = frames.back();
+  const LocalKey key(*frame.info, frame.arguments.data());
+  if (frame.info->function.get() != function || !key.may_be_known()) Py_RETURN_NONE;
+  LocalCall call;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sizes); ++i) {
+    PyObject* pair = PyList_GET_ITEM(sizes, i);
+    call.sizes.emplace_back(PyLong_AsSize_t(PyTuple_GET_ITEM(pair, 0)),
+                            integers(PyTuple_GET_ITEM(pair, 1)));
+  }
+  const auto add = [&call](PyObject* layout) {
+    call.outputs.push_back(output_of(of_layout.meta.in(layout), Py_None, layout));
+  };
+  call.gives_list = PyList_Check(layouts) && frame.info->schema.returns().size() == 1;
+  if (PyList_Check(layouts)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(layouts); ++i) add(PyList_GET_ITEM(layouts, i));
+  } else if (layouts != Py_None) {
+    add(layouts);
+  }
+  if (returned != Py_None) call.returned = PyLong_AsSize_t(returned);
+  local_calls.add(key, std::move(call));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// forget_at_once(): forget all such calls.
+PyObject* py_forget_at_once(PyObject*, PyObject*) {
+  local_calls.forget();
+  Py_RETURN_NONE;
 }
 
 }  // namespace hits

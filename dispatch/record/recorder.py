@@ -100,10 +100,6 @@ def _cold(owner: Any, trace: Trace, func: Any, types: Any, args: Args, kwargs: K
         # Nothing is pending and no argument is lazy: the mode's dispatch is the only extra cost.
         sync_points.run_at_once(trace, func, args, kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)
-    if tensor_types.call_at_once is not None and tensor_types.sharded_class in types:
-        known = tensor_types.call_at_once(trace, owner, func, args, kwargs)
-        if known is not NotImplemented:
-            return known
     return _miss(owner, trace, func, args, kwargs, None)
 
 

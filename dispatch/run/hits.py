@@ -89,7 +89,7 @@ def use(
         classes, memory_sharing._externally_writable, memory_sharing._shared,
         memory_sharing._lazy_users, memory_sharing.share, memory_sharing.is_shared, _may_pass_by,
         _described, close_segment, at_turn, to_read, _current, share_with_parts,
-        snapshot, KERNEL_KEYS,
+        snapshot, watch.note_writes, KERNEL_KEYS,
     )  # fmt: skip
 
 

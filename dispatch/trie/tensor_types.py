@@ -61,8 +61,6 @@ sharded_class: type[ShardedTensor] = ShardedTensor
 """The class that `sharding` has installed: its `DTensor`."""
 call_sharded: Callable[..., Any] | None = None
 """Runs a call with sharded tensors that no state knows: records the local ops and collectives."""
-call_at_once: Callable[..., Any] | None = None
-"""Runs such a call while nothing is recorded, if it did so before; else gives NotImplemented."""
 who_is_missing: Callable[[], str] | None = None
 """Says which ranks did not fail with this one, for the error of a collective that failed."""
 
@@ -92,12 +90,11 @@ def install(cls: type[ValueTensor]) -> None:
 def install_sharded(
     cls: type[ShardedTensor],
     call: Callable[..., Any],
-    at_once: Callable[..., Any],
     missing: Callable[[], str],
 ) -> None:
     """Make sharded tensors of this class from now on, and hand their calls to these functions."""
-    global sharded_class, call_sharded, call_at_once, who_is_missing
-    sharded_class, call_sharded, call_at_once, who_is_missing = cls, call, at_once, missing
+    global sharded_class, call_sharded, who_is_missing
+    sharded_class, call_sharded, who_is_missing = cls, call, missing
 
 
 def new_tensor(

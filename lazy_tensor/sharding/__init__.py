@@ -44,7 +44,7 @@ from lazy_tensor.sharding.fsdp.torch_private import (  # with a clear error wher
     UnshardHandle,
     register_fsdp_forward_method,
 )
-from lazy_tensor.sharding.ops import at_once as _at_once, calls as _calls, order as _order
+from lazy_tensor.sharding.ops import calls as _calls, order as _order
 from lazy_tensor.sharding.ops.decisions import get_sharding_prop_cache_info
 from lazy_tensor.sharding.parallel import (
     ColwiseParallel,
@@ -74,7 +74,7 @@ __all__ = [
 ]  # fmt: skip
 
 rules.RULES[_REDISTRIBUTE] = rules.Rule.RECORD
-tensor_types.install_sharded(DTensor, _calls.call, _at_once.run, _ranks.who_is_missing)
+tensor_types.install_sharded(DTensor, _calls.call, _ranks.who_is_missing)
 hits.use_sharded(DTensor)
 _dispatch_private.allow_foreach(DTensor)
 _order.keep()

@@ -2,5 +2,6 @@
 
 Read `calls` first: it records a call. `compute` executes the call by the answer of torch's sharding
 rules, which `decisions` keeps. `buckets` joins small collectives, `order` keeps them in the
-program's order. `at_once` executes calls while nothing is recorded, `errors` words the errors.
+program's order. While nothing is recorded, C++ runs the calls that `at_once` has told it. `errors`
+words the errors.
 """
