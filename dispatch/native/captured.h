@@ -13,10 +13,10 @@
 
 namespace hits {
 
-PyObject* changed_class;  // `captured_call.Changed`
+PyObject* obstacle_class;  // `watched_object.Obstacle`
 
 [[noreturn]] void throw_changed(const char* what) {
-  PyErr_SetString(changed_class, what);
+  PyErr_SetString(obstacle_class, what);
   throw python_error();
 }
 
@@ -193,7 +193,7 @@ class CapturedCall {
 
   PyObject* fields() const { return fields_.get(); }
 
-  // What the plan is to run on: (leaves, numbers, the tensors at open places). Raises `Changed` if
+  // What the plan is to run on: (leaves, numbers, the tensors at open places). Raises `Obstacle` if
   // the call might do something else than it did when it was captured.
   Ref find(PyObject* tensors) const {
     check_objects(tensors);
@@ -310,7 +310,7 @@ class CapturedCall {
            std::memcmp(PyBytes_AS_STRING(bytes), words.data(), n) == 0;
   }
 
-  // Raise `Changed` unless all is as it was that the call sees besides tensors' metadata.
+  // Raise `Obstacle` unless all is as it was that the call sees besides tensors' metadata.
   void check_objects(PyObject* tensors) const {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pinned_); ++i) {
       PyObject* pair = PyList_GET_ITEM(pinned_, i);

@@ -200,12 +200,12 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// use_replay(changed, missing, open, atoms, own): name `captured_call.Changed`, `MISSING`, `OPEN` and
-// `ATOMS` of watched_object.py, and `tensor_types.OWN_ATTRIBUTES`.
+// use_replay(obstacle, missing, open, atoms, own): name `Obstacle`, `MISSING`, `OPEN` and `ATOMS` of
+// watched_object.py, and `tensor_types.OWN_ATTRIBUTES`.
 PyObject* py_use_replay(PyObject*, PyObject* args) {
-  PyObject *changed, *missing, *open, *types, *own;
-  if (!PyArg_ParseTuple(args, "OOOOO", &changed, &missing, &open, &types, &own)) return nullptr;
-  changed_class = Py_NewRef(changed);
+  PyObject *obstacle, *missing, *open, *types, *own;
+  if (!PyArg_ParseTuple(args, "OOOOO", &obstacle, &missing, &open, &types, &own)) return nullptr;
+  obstacle_class = Py_NewRef(obstacle);
   nothing = Py_NewRef(missing);
   any_tensor = Py_NewRef(open);
   atoms = Py_NewRef(types);

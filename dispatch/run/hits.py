@@ -105,16 +105,16 @@ def use_flush(
 
 
 def use_replay(
-    changed: type[Exception], missing: Any, any_tensor: Any, atoms: frozenset[type]
+    obstacle: type[Exception], missing: Any, any_tensor: Any, atoms: frozenset[type]
 ) -> None:
     """Tell the C++ what captured calls need.
 
-    `changed` is raised if something isn't as it was when the call was captured. In what is expected
-    at a place, `missing` stands for nothing and `any_tensor` for any tensor. Objects of the types
-    `atoms` are compared by value, all others by identity.
+    `obstacle` is raised if something isn't as it was when the call was captured. In what is
+    expected at a place, `missing` stands for nothing and `any_tensor` for any tensor. Objects of
+    the types `atoms` are compared by value, all others by identity.
     """
     global _of_replay
-    _of_replay = (changed, missing, any_tensor, atoms, OWN_ATTRIBUTES)
+    _of_replay = (obstacle, missing, any_tensor, atoms, OWN_ATTRIBUTES)
 
 
 def use_sharded(sharded_class: type[Any]) -> None:

@@ -9,7 +9,6 @@ called by `replay`. This file decides once what each replay has to do, and handl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,12 +70,8 @@ TIER_AFTER_S = 2.0
 captured call spends most of its time in its plan, and so gains more."""
 
 
-class Changed(Exception):
-    """Says what has changed since the call was captured, so that it has to be recorded."""
-
-
 # what C++ raises, and the markers and types that it compares with
-hits.use_replay(Changed, MISSING, OPEN, frozenset(ATOMS))
+hits.use_replay(Obstacle, MISSING, OPEN, frozenset(ATOMS))
 
 
 class Way(NamedTuple):
@@ -220,13 +215,16 @@ class CapturedCall:
         """What to run the plan on, for a call with these tensors, and numbers that are followed,
         among its arguments.
 
-        Raises Changed if the call might do something else than the captured one.
+        Raises Obstacle if the call might do something else than the captured one. What raises here
+        does too: the call is recorded then, and raises where eager does.
         """
         self._given_numbers = numbers
         try:
             found: Found = self._native.find(tensors)
-        except (RuntimeError, Obstacle) as error:
-            raise Changed(f"a tensor can't be looked at any more: {error}") from None
+        except Obstacle:
+            raise
+        except Exception as error:
+            raise Obstacle(f"what a replay looks at, or computes, raises {error!r}") from None
         return found
 
     def drop(self, found: Found) -> None:
@@ -381,55 +379,37 @@ class CapturedCall:
                 holding.expect(0, OPEN)
 
     def _check_fixed(self) -> None:
-        """Changed if a holding has changed: C++ asks where it found a difference or can't read."""
+        """Obstacle if a holding has changed: C++ asks where it found a difference or can't read."""
         change = self._fixed.change()
         if change is not None:
-            raise Changed(f"{change} changed")
+            raise Obstacle(f"{change} changed")
 
     def _check_reads(self, leaves: Tensors, scalars: list[complex]) -> Drawn | None:
-        """Compute the values that the call would read; Changed if one differs, or decides another
+        """Compute the values that the call would read; Obstacle if one differs, or decides another
         way. Puts the numbers among the `scalars` that depend on them. Returns what had to be drawn
         for that."""
         numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
         numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
         numbers |= self._constants
-        try:
-            counts = self._counts(leaves, numbers, lambda place: self._look_up(place, []))
-        except ArithmeticError:  # the call is recorded, and raises where eager does
-            counts = None
-        if counts is None:
-            raise Changed("step counts that were equal are not")
-        self._put_op_numbers(scalars, numbers, counts, -1)
+        counts = self._counts(leaves, numbers, lambda place: self._look_up(place, []))
+        self._op_numbers.put(scalars, numbers, counts, -1)
         drawn = self._drawn(leaves) if self._draws_first else None
         try:
             for some, aside in self._asides:
-                try:
-                    found = dict(zip(aside.slots, aside(leaves, scalars), strict=True))
-                except Exception as error:  # the call is recorded, and raises where eager does
-                    raise Changed(f"what it reads raises {error!r}") from None
+                found = dict(zip(aside.slots, aside(leaves, scalars), strict=True))
                 for i, read, is_deciding in some:
                     numbers[i] = number = number_in(found[read.slot], is_list=read.is_list)
                     if is_deciding and repr(number) != read.text:
-                        raise Changed(f"it reads {number!r} at {read.where}, it was {read.text}")
-                    self._put_op_numbers(scalars, numbers, counts, i)
+                        raise Obstacle(f"it reads {number!r} at {read.where}, it was {read.text}")
+                    self._op_numbers.put(scalars, numbers, counts, i)
             for check, evaluate in self._checks:
-                # what raises is recorded, and raises where eager does
-                with suppress(Exception):
-                    found = evaluate(numbers, counts)
-                    if check.outcome is found or (check.outcome is None and is_plain(found)):
-                        continue
-                raise Changed(f"a comparison at {check.where} goes another way, or raises")
+                found = evaluate(numbers, counts)
+                if check.outcome is not found and not (check.outcome is None and is_plain(found)):
+                    raise Obstacle(f"a comparison at {check.where} goes another way")
         except BaseException:
             _put_back(drawn)
             raise
         return drawn
-
-    def _put_op_numbers(
-        self, scalars: list[complex], numbers: dict[int, float], counts: list[Any], last: int
-    ) -> None:
-        """Put the numbers of the plan that need reads up to the `last` one."""
-        if not self._op_numbers.put(scalars, numbers, counts, last):
-            raise Changed("a number that ops get is another one, or is computed another way")
 
     def _drawn(self, leaves: Tensors) -> Drawn:
         """Draw all that the call draws, and put it among the leaves."""

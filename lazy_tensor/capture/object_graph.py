@@ -46,6 +46,7 @@ from lazy_tensor.capture.watched_object import (
     slots_of,
 )
 from lazy_tensor.dispatch.mentions import ANY_NAME, codes_in, mentions_of
+from lazy_tensor.dispatch.number_takers import OPERATOR_METHODS
 
 MOST_HELD = 200_000
 """Values that a picture may hold: each call looks at them all, which takes a few milliseconds."""
@@ -123,6 +124,7 @@ class ObjectGraph:
         self.names_in_objects: set[str] = set()  # by which objects such as `attrgetter` look up
         self.codes: dict[types.CodeType, dict[str, Any]] = {}
         self.arguments: dict[int, str] = {}
+        self.is_given_complex = False  # a complex number is among the arguments
         self.instances: list[Any] = []
         self._n_alike: collections.Counter[str] = collections.Counter()  # holdings by label
         self._seen: dict[int, Any] = {}  # visited objects by `id`, kept alive for their ids
@@ -187,9 +189,22 @@ class ObjectGraph:
 
     @functools.cached_property
     def names_of_users(self) -> frozenset[str]:
-        """The names of the user's functions, and of all attributes and items found."""
+        """The names of the user's functions, and of all attributes and items found.
+
+        Those of operators are among them if the program has complex numbers: such a number computes
+        with one on its right without asking it.
+        """
         keys = [key for one in self.holdings.values() for key in one.keys if isinstance(key, str)]
-        return frozenset([*keys, *(code.co_name for code in self.codes)])
+        codes = (code.co_name for code in self.codes)
+        return frozenset([*keys, *codes, *(OPERATOR_METHODS if self._has_complex() else ())])
+
+    def _has_complex(self) -> bool:
+        return (
+            self.is_given_complex
+            or any(isinstance(value, complex) for _, value in self._values())
+            or any(isinstance(one, complex) for code in self.codes for one in code.co_consts)
+            or not self._of_users.isdisjoint(("complex", "cmath"))
+        )
 
     def is_read_by_libraries(self, holding: WatchedObject, name: str) -> bool:
         """Whether the code of a library's class may read an attribute that an object holds."""
@@ -355,7 +370,7 @@ class ObjectGraph:
             paths = [path.split(".") for path in value.__reduce__()[1]]
             self.names.update(itertools.chain(*paths))
             self.names_in_objects.update(itertools.chain(*paths))
-        elif hasattr(kind, "__length_hint__") or kind is itertools.count:
+        elif kind is itertools.count or (hasattr(kind, "__length_hint__") and _is_of_library(kind)):
             self._hold(label, value, kinds.ITERATOR)
         elif hasattr(kind, "__next__") and _is_of_library(kind):
             raise Obstacle(f"{label} is an iterator; pass what it gives as an argument")

@@ -25,13 +25,13 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 import torch
 
 from lazy_tensor.capture.arguments import Arguments
-from lazy_tensor.capture.captured_call import CapturedCall, Changed
+from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
 from lazy_tensor.capture.numbers.number_arguments import followed_arguments
 from lazy_tensor.capture.outline import Outline
 from lazy_tensor.capture.take import Take, take
-from lazy_tensor.capture.watched_object import is_atom
+from lazy_tensor.capture.watched_object import Obstacle, is_atom
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import Options, check_names
 from lazy_tensor.dispatch.run import hits
@@ -175,8 +175,6 @@ class Replay(Generic[P, R]):
         self._lock = threading.RLock()
         self._here = threading.local()  # `is_inside`
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
-        # key and signature of the last replayed call: a steady loop needs no look in the cache
-        self._latest: tuple[Any, _Signature | None] = (None, None)
         self._followed = {} if is_part else followed_arguments(function)
         self._names: set[str] = set()  # that the function's code mentions, as far as is known
         self._moved = MovedNumbers()
@@ -252,7 +250,6 @@ class Replay(Generic[P, R]):
         """Drop all signatures, with the calls captured for them."""
         with self._lock:
             self._signatures.clear()
-            self._latest = (None, None)
 
     def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call and learn nothing from it."""
@@ -281,7 +278,7 @@ class Replay(Generic[P, R]):
         if not self.may_plan():
             return self.recorded(args, kwargs), None, None, False
         arguments = Arguments(args, kwargs, self._followed)
-        key, known = self._signature_of(arguments)
+        known = self._signature_of(arguments)
         taught = verified = None
         changed = ""
         # held until the plan has run: another thread's replay could change what `find` has checked.
@@ -290,7 +287,7 @@ class Replay(Generic[P, R]):
             for captured in known.captured:
                 try:
                     found = captured.find(arguments.tensors, arguments.numbers)
-                except Changed as reason:
+                except Obstacle as reason:
                     self.obstacle = changed = str(reason)
                     continue  # another captured call of this signature may fit
                 if must_record(captured):
@@ -306,7 +303,6 @@ class Replay(Generic[P, R]):
                     captured.drop(found)
                     break
                 self.obstacle = ""
-                self._latest = key, known
                 # of calls that differ in what they decide, the latest is most likely to come again
                 if captured is not known.captured[0]:
                     known.captured.remove(captured)
@@ -327,15 +323,15 @@ class Replay(Generic[P, R]):
             self._learn(known, taken, arguments, changed)
         return result, None, known, False
 
-    def _signature_of(self, arguments: Arguments) -> tuple[Any, _Signature]:
-        """The key of a call with these arguments, and its signature; a new one if it has none."""
+    def _signature_of(self, arguments: Arguments) -> _Signature:
+        """The signature of a call with these arguments; a new one if none is known."""
         # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
         environment = (
             hits.loaded.call_environment(), torch_private.is_parametrization_cached(),
             names_in_force(),
         )  # fmt: skip
         key = (arguments.key, environment, settings.current())
-        known = self._latest[1] if self._latest[0] == key else self._signatures.get(key)
+        known = self._signatures.get(key)
         if known is None:
             known = _Signature(arguments.objects)
             self._signatures.put(key, known)
@@ -343,7 +339,7 @@ class Replay(Generic[P, R]):
             # one call earlier than the warning, which compares two calls
             if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
                 self._compare_arguments(arguments.args, arguments.kwargs)
-        return key, known
+        return known
 
     def _compare_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Warn which arguments differ from the last call's, where no signature repeats."""
@@ -357,7 +353,8 @@ class Replay(Generic[P, R]):
         for name, (values, tensors) in keys.items():
             if hasattr(named[name], "__array_interface__"):
                 told.append(f"{name} is an array; pass what torch.from_numpy makes of it")
-            elif name not in before or before[name][0] != values:
+            # by hash: `==` of tensors that are keys would be a tensor
+            elif name not in before or values not in {before[name][0]}:
                 told.append(f"{name} has another value at each call")
             elif before[name][1] != tensors:
                 told.append(f"{name} has another size, dtype or layout at each call")

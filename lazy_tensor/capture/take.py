@@ -76,6 +76,7 @@ def take(
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
         before = explore(roots, tensors, names, follows_code=follows_code)
+        before.is_given_complex = any(part is complex for part in arguments.key[0])
         if arguments.numbers and arguments.note_unfollowed(function, before.names_of_users):
             raise Obstacle(NUMBER_USED)
     except Obstacle as reason:

@@ -755,6 +755,31 @@ def test_an_argument_that_is_a_key_or_in_a_set(kind):
     both(run)
 
 
+def test_another_tensor_is_a_key_of_an_argument():
+    step = replay(lambda given: torch.stack([*given.values()]).sum(0))
+    a, b = torch.ones(2), torch.zeros(2)
+    for key in (a, a, a, a, a, b, a):
+        assert step({key: torch.ones(3)}).tolist() == [1.0, 1.0, 1.0]
+    assert step.n_replayed > 0, step.obstacle
+    for _ in range(40):  # until `replay` says which argument differs
+        step({torch.ones(2): torch.ones(3)})
+
+
+def test_an_object_that_knows_about_how_long_it_is():
+    class Scaled:
+        scale = 1.0
+
+        def __length_hint__(self):
+            return 1
+
+    given = Scaled()
+    step = replay(lambda x: x * given.scale)
+    for i in range(12):
+        given.scale = 1.0 if i < 6 else float(i)
+        assert step(torch.ones(2)).tolist() == [given.scale] * 2
+    assert step.n_replayed > 0, step.obstacle
+
+
 def test_what_is_returned_keeps_its_identity():
     state = {"h": torch.zeros(3)}
     c = Space(h=torch.zeros(3))

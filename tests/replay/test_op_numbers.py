@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fractions
+import functools
 import math
 import random
 from typing import Any
@@ -346,7 +347,61 @@ def random_program(seed: int) -> tuple[str, Any]:
     return text, found["Drawn"]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_programs_that_give_numbers_to_ops(seed):
     text, make = random_program(seed)
     compared(make, text)
+
+
+class Turned:
+    turn = 1 / (1 + 1j)
+
+    def of_a_constant(self, x, k):
+        return x * (1j * k)
+
+    def of_an_attribute(self, x, k):
+        return x * (self.turn * k)
+
+    def of_an_argument(self, x, k, turn):
+        return x * (turn * k)
+
+    def made_inside(self, x, k):
+        return x * (complex(2.0) + k)
+
+
+@pytest.mark.parametrize(
+    "name", ["of_a_constant", "of_an_attribute", "of_an_argument", "made_inside"]
+)
+def test_a_number_on_the_right_of_a_complex_one(name: str) -> None:
+    """`complex` reads what stands on its right, and doesn't ask it."""
+    program, x = getattr(Turned(), name), torch.arange(4.0)
+    step = replay(program, check_every=0)
+    more = (complex(0, 1),) if name == "of_an_argument" else ()
+    for i in range(12):
+        k = 1.0 if i < 8 else float(i)
+        assert torch.equal(step(x, k, *more), program(x, k, *more))
+
+
+def test_a_function_of_math_that_raises_is_left_to_the_function() -> None:
+    def step(x, k):
+        try:
+            root = math.sqrt(k)
+        except ValueError:
+            root = 0.0
+        return x * root
+
+    replayed, x = replay(step), torch.ones(2)
+    for k in (*map(float, range(1, 12)), -1.0, 12.0):
+        assert torch.equal(replayed(x, k), step(x, k))
+    assert replayed.n_replayed > 0
+
+
+def test_a_partial_of_a_decorated_function() -> None:
+    @torch.no_grad()
+    def step(x, k):
+        return x * k
+
+    replayed = replay(functools.partial(step, k=2.0))
+    for i in range(6):
+        assert torch.equal(replayed(torch.full((2,), float(i))), torch.full((2,), 2.0 * i))
+    assert replayed.n_replayed > 0, replayed.obstacle

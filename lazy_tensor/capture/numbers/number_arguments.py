@@ -27,7 +27,7 @@ def followed_arguments(
     """The arguments of a function whose numbers are followed. `of_users` are names of the user's
     functions and attributes."""
     n_bound = 0
-    while isinstance(function, types.MethodType) or value_flow.is_decorator(code_of(function)):
+    while isinstance(function, types.MethodType) or _is_decorated(function):
         n_bound += isinstance(function, types.MethodType)
         function = getattr(function, "__func__", None) or function.__wrapped__  # type: ignore[attr-defined]
     code = code_of(function)
@@ -45,3 +45,8 @@ def followed_arguments(
         if i + n_bound >= code.co_posonlyargcount:
             followed[name] = calls_ops
     return followed
+
+
+def _is_decorated(function: Callable[..., Any]) -> bool:
+    is_function = isinstance(function, types.FunctionType)
+    return is_function and value_flow.is_decorator(function.__code__)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lazy_tensor.capture.watched_object import is_same
+from lazy_tensor.capture.watched_object import Obstacle, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.traced_number import Check, computes, counts_in, is_plain, reads_in
 
@@ -112,22 +112,18 @@ class OpNumbers:
 
     def put(
         self, scalars: list[complex], numbers: dict[int, float], counts: list[Any], last: int
-    ) -> bool:
-        """Put the numbers that need reads up to the one numbered `last` among the trace's; False if
-        the call might do something else. `numbers` and `counts` are those of the texts."""
+    ) -> None:
+        """Put the numbers that need reads up to the one numbered `last` among the trace's; Obstacle
+        if the call might do something else. `numbers` and `counts` are those of the texts."""
         for places, was, compute in self._steps.get(last, ()):
-            try:
-                # which text computes it is unknown as long as they agree, so they have to
-                first, *others = [one(numbers, counts) for one in compute]
-            except ArithmeticError:
-                return False  # the call is recorded, and raises where eager does
+            # which text computes it is unknown as long as they agree, so they have to
+            first, *others = [one(numbers, counts) for one in compute]
             if not (is_plain(first) and all(is_same(first, one) for one in others)):
-                return False
+                raise Obstacle("a number that ops get is computed another way")
             if not places and not is_same(first, was):
-                return False
+                raise Obstacle("a number that ops get is another one")
             for place in places:
                 scalars[place] = first
-        return True
 
 
 def may_be_made_from(numbers: list[float], constant: torch.Tensor) -> bool:

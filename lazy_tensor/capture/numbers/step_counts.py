@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.capture.object_graph import ObjectGraph
-from lazy_tensor.capture.watched_object import Place, is_atom, is_same
+from lazy_tensor.capture.watched_object import Obstacle, Place, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan import foreach
 from lazy_tensor.dispatch.record.inputs import slot_of
@@ -300,9 +300,9 @@ class CountValues:
         leaves: list[torch.Tensor],
         numbers: dict[int, float],
         look_up: Callable[[Place], float],
-    ) -> list[Any] | None:
+    ) -> list[Any]:
         """The counts for these leaves, and for the `numbers` of texts; `look_up` tells what a place
-        holds. None if counts that were equal are not."""
+        holds. Obstacle if counts that were equal are not."""
         values = self._values.copy()
         for i, compute in self._set:
             values[i] = compute(numbers)
@@ -311,7 +311,7 @@ class CountValues:
         for i, members in self._alike:
             # 0-dim tensors of one dtype on the CPU
             if not hits.loaded.are_equal(leaves, members):
-                return None
+                raise Obstacle("step counts that were equal are not")
             values[i] = leaves[members[0]]
         for i, count, arguments in self._ops:
             values[i] = _result_of(count, [compute({}, values) for compute in arguments])
