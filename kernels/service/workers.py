@@ -126,6 +126,10 @@ def _has_ranks() -> bool:
     )
 
 
+ENDS_WITHIN_S = 5.0
+"""Seconds in which a process ends whose end of the pipe is closed."""
+
+
 class _Worker:
     """One child process, which answers one request at a time."""
 
@@ -150,24 +154,33 @@ class _Worker:
         """
         kind = type(backend)
         n_threads = torch.get_num_threads()
-        request = (kind.__module__, kind.__qualname__, segment, n_threads)
+        request = pickled((kind.__module__, kind.__qualname__, segment, n_threads))
         began_s = time.monotonic()
         # the end of the process closes its end of the pipe, so that `recv_bytes` below raises
         limit = threading.Timer(BUILD_LIMIT_S, self._process.kill)
         limit.daemon = True
         limit.start()
+        is_answered = False
         try:
-            self._pipe.send_bytes(pickled(request))
+            self._pipe.send_bytes(request)
             ending, answer = pickle.loads(self._pipe.recv_bytes())
-        except (OSError, EOFError):
-            # a negative code is the number of the signal that ended the process
-            code = self._process.wait()
+            is_answered = True
+        except (OSError, EOFError) as error:
+            try:
+                # a negative code is the number of the signal that ended the process
+                code = self._process.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                raise error from None  # of a signal's handler, such as TimeoutError
             if time.monotonic() - began_s >= BUILD_LIMIT_S:
                 raise WorkerDied(f"it took the compile worker over {BUILD_LIMIT_S:.0f} s") from None
             failure = WorkerDied if -code in CRASHES else BuildError
             raise failure(f"the compile worker ended with exit code {code}") from None
         finally:
             limit.cancel()
+            # the next request would read the answer to this one
+            if not is_answered:
+                self._process.kill()
+                self._process.wait()
         if ending != "built":
             raise Declined(answer) if ending == "declined" else BuildError(answer)
         artifact: bytes = answer

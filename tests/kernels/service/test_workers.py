@@ -67,6 +67,27 @@ def test_worker_that_dies_fails_one_segment_and_is_replaced(workers):
         workers.build(InductorBackend(), BAD)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, ValueError])
+def test_the_answer_to_an_interrupted_request_is_not_that_to_the_next(workers, error, monkeypatch):
+    monkeypatch.setattr("lazy_tensor.kernels.service.workers.ENDS_WITHIN_S", 0.1)
+    with pytest.raises(BuildError):
+        workers.build(InductorBackend(), BAD)
+    process_of(workers).send_signal(signal.SIGSTOP)  # it answers too late
+
+    def interrupt(*_):
+        raise error
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(error):
+            workers.build(InductorBackend(), GOOD)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(BuildError, match="list index"):
+        workers.build(InductorBackend(), BAD)
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_child_forked_in_the_middle_of_a_build_is_not_stuck(workers):
     with pytest.raises(BuildError):
