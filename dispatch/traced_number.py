@@ -69,16 +69,9 @@ class NumberLog:
         self._checked: set[str] = set()  # texts of checks: the same one has the same outcome
         self.fixed: set[int] = set()
 
-    def number(self, i: int, value: float, *, calls_ops: bool) -> TracedNumber:
-        """The number `i` in texts, to be handed out. `calls_ops` says whether it is given to an op
-        by a call."""
-        return self._traced(value, f"r[{i}]", calls_ops=calls_ops)
-
-    def of_optimizer(self, text: str, value: float) -> TracedNumber:
-        """A number that an optimizer reads, and may give to ops in any way."""
-        return self._traced(value, text, calls_ops=True)
-
-    def _traced(self, value: float, text: str, *, calls_ops: bool) -> TracedNumber:
+    def traced(self, text: str, value: float, *, calls_ops: bool = True) -> TracedNumber:
+        """A number to be handed out, which is `text` in texts. `calls_ops` says whether it may be
+        given to an op by a call."""
         made = TracedNumber(value, text, self)
         self._made.append(weakref.ref(made))
         if calls_ops:
@@ -125,7 +118,7 @@ class NumberLog:
             return result
         with suppress(OverflowError):  # an int beyond all floats
             if is_followed and type(result) in PLAIN_TYPES and len(text) <= MOST_CHARACTERS:
-                return self._traced(result, text, calls_ops=bool(calls_ops))
+                return self.traced(text, result, calls_ops=bool(calls_ops))
         self._fix(text, result)
         return result
 

@@ -171,18 +171,12 @@ def may_be_kept(code: CodeType, rules: Rules, *, may_return: bool) -> tuple[froz
     )
 
 
-def argument_calls_ops(code: CodeType, name: str, rules: Rules) -> bool | None:
-    """As `calls_ops`, of a number that a function gets as the argument `name`, and may return."""
-    exits = _exits_of_argument(code, name, rules)
-    return None if exits is None else exits[1]
-
-
 @lru_cache(1024)
-def _exits_of_argument(
+def exits_of_argument(
     code: CodeType, name: str, rules: Rules, callers: tuple[CodeType, ...] = ()
 ) -> Exits | None:
-    """The exits of a number that a function gets as an argument. `callers` are the functions that
-    are being followed up to its call."""
+    """The exits of a number that a function gets as an argument, and may return; None if it does
+    something else with it. `callers` are the functions that are being followed up to its call."""
     # a variable that nested functions see, too, is followed by name there
     if looks_around(code) or name in (*code.co_cellvars, *code.co_freevars):
         return None
@@ -408,11 +402,11 @@ class _Function:
             # an unknown value is as good as one of those below
             return stack, names
         stack = _padded(stack, step)
-        if name == "CALL":
+        if name in ("CALL", "CALL_KW"):
             function, given, rest = _call(step, stack)
-            if isinstance(function, InPython) and NUMBER in given:
+            if name == "CALL" and isinstance(function, InPython) and NUMBER in given:
                 return (*rest, self._given_to(function.function, step, given)), names
-        self._calls_ops |= _is_given_to_op(step, stack)
+            self._calls_ops |= function == OP and NUMBER in given
         has_two = step.opname in ("BINARY_OP", "COMPARE_OP")
         if has_two and self._may_ask_users and stack[-1] == NUMBER != stack[-2]:
             raise _Used
@@ -429,7 +423,7 @@ class _Function:
         rules = known_in(code, function.__globals__), self._kept, self._of_users
         returned: set[str] = set()
         for name, kind in zip(code.co_varnames, given, strict=False):
-            exits = _exits_of_argument(code, name, rules, self._callers) if kind else NO_EXITS
+            exits = exits_of_argument(code, name, rules, self._callers) if kind else NO_EXITS
             if exits is None or not exits[0] <= {NUMBER}:
                 raise _Used
             returned |= exits[0]
@@ -580,11 +574,3 @@ def _call(step: dis.Instruction, stack: Stack) -> tuple[str, Stack, Stack]:
     # the function stands before an object or NULL, or behind it
     known = [one for one in stack[len(rest) : len(rest) + 2] if one and one not in HELD]
     return known[0] if len(known) == 1 else "".join(known), given, rest
-
-
-def _is_given_to_op(step: dis.Instruction, stack: Stack) -> bool:
-    """Whether an instruction calls an op with the number."""
-    if step.opname not in ("CALL", "CALL_KW"):
-        return False
-    function, given, _ = _call(step, stack)
-    return function == OP and NUMBER in given

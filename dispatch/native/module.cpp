@@ -275,7 +275,6 @@ PyMethodDef methods[] = {
     {"leaf_words", py_leaf_words, METH_O, nullptr},
     {"argument_words", py_argument_words, METH_VARARGS, nullptr},
     {"are_equal", py_are_equal, METH_VARARGS, nullptr},
-    {"is_unwatched", py_is_unwatched, METH_O, nullptr},
     {"call_environment", py_call_environment, METH_NOARGS, nullptr},
     {"call_under_way", py_call_under_way, METH_NOARGS, nullptr},
     {"wake_up", py_wake_up, METH_NOARGS, nullptr},

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -158,18 +157,6 @@ bool have_autograd_fields(PyObject* tensors, PyObject* autograd_fields) {
     if (!has_autograd_fields(tensor, {PyTuple_GET_ITEM(one, 1)})) return false;
   }
   return true;
-}
-
-// is_unwatched(saves): whether nothing but our mode sees ops and functions, nor, with `saves`, what
-// autograd saves. As `torch_private.is_watched`, which asks for forward-mode differentiation, too.
-PyObject* py_is_unwatched(PyObject*, PyObject* saves) {
-  HANDLE_TH_ERRORS
-  const bool is_seen =
-      !sees_all() ||
-      c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-      (saves == Py_True && at::SavedTensorDefaultHooks::get_hooks(true).has_value());
-  return PyBool_FromLong(!is_seen);
-  END_HANDLE_TH_ERRORS
 }
 
 // call_environment(): the settings that a call's ops depend on besides its arguments, as the bits

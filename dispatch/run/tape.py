@@ -254,7 +254,8 @@ class Tape:
         read = self.read(slot, may_be_noted=True)
         if read is None or not read.is_noted:
             return None if read is None else read.number
-        return self.numbers.number(len(self.reads) - 1, read.number, calls_ops=read.calls_ops)
+        text = f"r[{len(self.reads) - 1}]"
+        return self.numbers.traced(text, read.number, calls_ops=read.calls_ops)
 
     def read(self, slot: int, *, is_list: bool = False, may_be_noted: bool = False) -> Read | None:
         """Compute a slot's value aside, and note the read. None if that isn't possible."""

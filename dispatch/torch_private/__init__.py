@@ -76,7 +76,6 @@ from lazy_tensor.dispatch.torch_private.modes import (
     TorchDispatchMode as TorchDispatchMode,
     are_modes_put_aside as are_modes_put_aside,
     below_autograd as below_autograd,
-    is_forward_differentiated as is_forward_differentiated,
     is_innermost_mode as is_innermost_mode,
     is_mode_entered as is_mode_entered,
     is_own_mode_entered as is_own_mode_entered,

@@ -113,11 +113,6 @@ def only_mode_is(own: type[Any]) -> bool:
     )
 
 
-def is_forward_differentiated() -> bool:
-    """Whether forward-mode differentiation is active."""
-    return forward_ad._current_level >= 0
-
-
 def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
     """What, besides a mode of class `own`, sees calls of ops or functions; None if nothing does.
     With `saves` hooks for the tensors that autograd saves count too."""
@@ -131,7 +126,7 @@ def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
         return "a transform of torch.func is active"
     if saves and saves_by_hooks():
         return "hooks for saved tensors are active"
-    if is_forward_differentiated():
+    if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     return None
 

@@ -97,7 +97,7 @@ class Arguments:
         """Call a function. It gets traced numbers in place of those that are followed; `n_found`
         others are numbered before them in `log`."""
         args, kwargs = self._with({
-            place: log.number(-1 - n_found - k, number, calls_ops=self._followed[place])
+            place: log.traced(f"r[{-1 - n_found - k}]", number, calls_ops=self._followed[place])
             for k, (place, number) in enumerate(zip(self._places, self.numbers, strict=True))
         })  # fmt: skip
         return function(*args, **kwargs)

@@ -460,7 +460,7 @@ class CapturedCall:
         if source.kind == "draw":
             return Way("object")  # None, until C++ has drawn
         if source.kind == "object":
-            return Way("object", source.name.tensor)
+            return Way("object", source.tensor)
         if source.kind == "constant":
             constant = take.constants[i]
             if i in self._copied:

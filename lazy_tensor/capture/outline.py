@@ -26,16 +26,17 @@ class Source:
     """Where a leaf of the trace came from: `kind` says what `name` is.
 
     "argument" and "draw": its number. "place": its holding and the number of the key there.
-    "constant": the contents of a small tensor that the call made. "object": `Same` as a tensor that
-    `state` doesn't lead to. `view` is set if the leaf is another tensor on the memory of that one,
-    as `Tensor.data` gives: size, stride, and offset from that tensor's. `is_copy`: others, such as
-    an array, may write that memory, so the trace copied what lay there.
+    "constant": the contents of a small tensor that the call made. "object": the id of a `tensor`
+    that `state` doesn't lead to. `view` is set if the leaf is another tensor on the memory of that
+    one, as `Tensor.data` gives: size, stride, and offset from that tensor's. `is_copy`: others,
+    such as an array, may write that memory, so the trace copied what lay there.
     """
 
     kind: str
     name: Any
     view: tuple[Any, ...] | None = None
     is_copy: bool = False
+    tensor: torch.Tensor | None = field(default=None, compare=False)
 
 
 MOST_SHOWN = 100
@@ -46,19 +47,6 @@ class Constant:
     """What a replay returns as it is. An instance never changes, and equal ones are the same."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Same:
-    """A tensor compared by identity, where `==` of tensors compares elements."""
-
-    tensor: torch.Tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.tensor is other.tensor
-
-    def __hash__(self) -> int:
-        return id(self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +80,6 @@ class Flag:
             and is_same(self.old, other.old)
             and is_same(self.new, other.new)
         )
-
-    def __hash__(self) -> int:
-        return hash(self.place)
 
     def __str__(self) -> str:
         text = f"{self.spoken} from {self.old!r} to {self.new!r}"

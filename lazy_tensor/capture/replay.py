@@ -227,12 +227,7 @@ class Replay(Generic[P, R]):
         mode sees its ops."""
         if _here.is_recording or torch_private.is_traced():
             return True
-        saves = not self._is_part
-        # a quick answer from C++, which doesn't look for forward-mode differentiation
-        is_unwatched = hits.loaded is not None and hits.loaded.is_unwatched(saves)
-        if is_unwatched and not torch_private.is_forward_differentiated():
-            return False
-        watched = torch_private.is_watched(RecordingMode, saves=saves)
+        watched = torch_private.is_watched(RecordingMode, saves=not self._is_part)
         if watched is not None:
             self._note_obstacle(watched)
         return watched is not None

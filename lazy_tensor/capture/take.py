@@ -26,7 +26,7 @@ from lazy_tensor.capture.numbers.followed_numbers import FollowedNumbers
 from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
 from lazy_tensor.capture.numbers.step_counts import Count
 from lazy_tensor.capture.object_graph import ObjectGraph, explore
-from lazy_tensor.capture.outline import Constant, Flag, Left, Outline, Returned, Same, Source, named
+from lazy_tensor.capture.outline import Constant, Flag, Left, Outline, Returned, Source, named
 from lazy_tensor.capture.watched_object import Obstacle, Place, WatchedObject, is_atom, is_same
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
@@ -432,7 +432,7 @@ class Take:
             if torch_private.n_users(leaf) <= 1 + len(given):
                 return Source("constant", _contents(leaf))
         if not self.after.follows_code:
-            return Source("object", Same(leaf))
+            return Source("object", id(leaf), tensor=leaf)
         slot = next(s for s, i in self.leaf_at.items() if self._trace.leaves[i] is leaf)
         users = [node for node in self._nodes if slot in node.reads]
         used = f", first used by {named(users[0])}" if users else ""

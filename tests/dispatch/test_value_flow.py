@@ -28,7 +28,7 @@ class Number:
         frame = sys._getframe(1)
         self.is_only_returned = is_only_returned(frame, told.__code__)
         self.may_be_followed = calls_ops(frame, told.__code__, is_read=True) is not None
-        return self.log.number(0, 1.0, calls_ops=False) if self.may_be_followed else 1
+        return self.log.traced("r[0]", 1.0, calls_ops=False) if self.may_be_followed else 1
 
     @property
     def is_followed(self):

@@ -79,7 +79,7 @@ class KeptNumbers:
                 put(
                     holding,
                     holding.keys[i],
-                    log.number(-1 - k, holding.values[i], calls_ops=calls_ops),
+                    log.traced(f"r[{-1 - k}]", holding.values[i], calls_ops=calls_ops),
                 )
             yield
         finally:

@@ -37,13 +37,13 @@ def followed_arguments(
     followed: Followed = {}
     n_named = code.co_argcount + code.co_kwonlyargcount
     for i, name in enumerate(code.co_varnames[n_bound:n_named]):
-        calls_ops = value_flow.argument_calls_ops(code, name, rules)
-        if calls_ops is None:
+        exits = value_flow.exits_of_argument(code, name, rules)
+        if exits is None:
             continue
         if i + n_bound < code.co_argcount:
-            followed[i] = calls_ops
+            followed[i] = exits[1]
         if i + n_bound >= code.co_posonlyargcount:
-            followed[name] = calls_ops
+            followed[name] = exits[1]
     return followed
 
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lazy_tensor.capture.watched_object import MISSING, is_same
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.trie.trace import Trace, local
+from lazy_tensor.dispatch.trie.trace import Trace
 from lazy_tensor.dispatch.user_frame import user_line
 
 
@@ -65,19 +65,14 @@ class SchedulerSteps:
             for hook in hooks:
                 hook.remove()
 
-    @property
-    def _is_going_on(self) -> bool:
-        """Whether this thread still records the call."""
-        return self._trace.tape is self._tape and local.trace is self._trace
-
     def _before_optimizer(self, *_: Any) -> None:
-        if self.stepped and self._is_going_on:
+        if self.stepped and self._tape.numbers.is_noting:
             self._tape.stop(f"an optimizer steps at {user_line()}, behind its scheduler")
 
     def _noting(self, scheduler: LRScheduler, step: Callable[..., None]) -> Callable[..., None]:
         def noting(*args: Any, **kwargs: Any) -> None:
             # a scheduler may step others
-            is_noted = self._is_going_on and not self._is_inside
+            is_noted = self._tape.numbers.is_noting and not self._is_inside
             if is_noted and (args or kwargs):
                 self._tape.stop(f"it gives a scheduler's step an argument at {user_line()}")
             if not is_noted or args or kwargs:

@@ -100,7 +100,7 @@ class StepCounts:
                     else:
                         continue
                     text = f"c[{self._numbered(count)}]"
-                    group[key] = traced = self._log.of_optimizer(text, count.value)
+                    group[key] = traced = self._log.traced(text, count.value)
                     lent.append((group, key, number, traced))
 
         def take_back(*_: Any) -> None:
@@ -134,7 +134,7 @@ class StepCounts:
         value = torch_private.values_of(self._counts[count].value)
         if type(value) is not float:
             return None
-        return self._log.of_optimizer(f"item(c[{count}])", value)
+        return self._log.traced(f"item(c[{count}])", value)
 
     def _numbered(self, count: Count, key: Any = None) -> int:
         """The number of a count, which is added if none has the `key`, or is equal."""
