@@ -147,12 +147,11 @@ class Segment:
     """Calls that run as one kernel. Equal segments share their kernel, wherever they were recorded.
 
     `scalars` are the Python types of the run-time scalars. `outputs` are the numbers of the values
-    returned: each is created by a call, and none is a view of an input. `default_dtype` is torch's
-    default dtype when the calls were recorded.
+    returned: each is created by a call, no output is a view, and no two share memory.
+    `default_dtype` is torch's default dtype when the calls were recorded.
 
     A kernel writes the inputs that a call writes, in place. The caller guarantees that no two
-    inputs share memory if either is written. Two outputs of a kernel share memory if and only if
-    they do when the calls run one by one.
+    inputs share memory if either is written.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -1,8 +1,8 @@
 """A compiled segment as bytes, and back: a JSON header, then a shared library.
 
-`packed` takes what Inductor compiled, and how the results make up the segment's outputs (from
-`lower`). `unpacked` makes a kernel of the bytes: a `Program`, which C++ runs. Loading takes about a
-millisecond and imports nothing of Inductor. Called by the backends `inductor` and `whole`.
+`packed` takes what Inductor or `loops.write` compiled. `unpacked` makes a kernel of the bytes: a
+`Program`, which C++ runs. Loading takes about a millisecond and imports nothing of Inductor. Called
+by the backends `inductor` and `whole`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
@@ -28,43 +28,16 @@ SCALAR_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.int64}
 """The dtype of the 0-dim tensor that passes a run-time scalar of a Python type to a kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """An output that shares the memory of result number `result`."""
+def packed(compiled: Compiled, library: bytes, *, has_check: bool) -> bytes:
+    """The artifact: the length of the header, the header as JSON, and the library.
 
-    result: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    storage_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """How the results of the compiled function make up the segment's outputs.
-
-    Each output is the number of a result, or a `View` of one. If `has_check`, the last result is no
-    output: it says whether an index was out of range.
+    The results are the segment's outputs. If `has_check`, one more says whether an index was out of
+    range.
     """
-
-    outputs: tuple[int | View, ...]
-    has_check: bool
-
-    def return_line(self, *, has_more: bool = False) -> str:
-        """The `return` line of a generated kernel, in terms of its variable `results`. With
-        `has_more` the results hold others too."""
-        is_plain = not self.has_check and self.outputs == tuple(range(len(self.outputs)))
-        if is_plain and not has_more:
-            return " return results"
-        return f" return ({''.join(f'{_expression(output)}, ' for output in self.outputs)})"
-
-
-def packed(compiled: Compiled, outputs: Outputs, library: bytes) -> bytes:
-    """The artifact: the length of the header, the header as JSON, and the library."""
     header = {
         "kernels": compiled.kernels,
         "steps": compiled.steps,
-        "outputs": [astuple(o) if isinstance(o, View) else o for o in outputs.outputs],
-        "has_check": outputs.has_check,
+        "has_check": has_check,
         "symbols": compiled.symbols,
         "conditions": compiled.conditions,
     }
@@ -105,12 +78,11 @@ def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False)
     interpreter while its kernels run.
     """
     header, start = _header(artifact)
-    outputs = [o if isinstance(o, int) else View(*o) for o in header["outputs"]]
-    told = Outputs(tuple(outputs), header["has_check"])
     kernels = header["kernels"]
     # `packed` is given no library if there is no kernel in it
     addresses = loaded(artifact[start:], partial(addresses_of, kernels)) if kernels else []
-    steps = Steps(header["steps"], addresses, told, len(scalars), header["symbols"])
+    has_check, symbols = header["has_check"], header["symbols"]
+    steps = Steps(header["steps"], addresses, has_check, len(scalars), symbols)
     return steps if steps.symbols else steps.for_sizes((), is_long=is_long)
 
 
@@ -119,12 +91,13 @@ class Steps:
     """The steps of Inductor's wrapper with the kernels' addresses: a program but for its sizes.
 
     A generic kernel is kept in this form, and `for_sizes` makes a program for each segment's sizes.
-    `told` is the result of `torch_inductor.steps_of`. The last `n_scalars` arguments are numbers.
+    `told` is the result of `torch_inductor.steps_of`; `has_check` as for `packed`. The last
+    `n_scalars` arguments are numbers.
     """
 
     told: dict[str, Any]
     addresses: Sequence[int]
-    outputs: Outputs
+    has_check: bool
     n_scalars: int
     symbols: Sequence[str]
 
@@ -157,24 +130,13 @@ class _Numbered:
         self._is_long = is_long
 
     def build(self) -> program.Program:
-        told, outputs = self._steps.told, self._steps.outputs
+        told = self._steps.told
         made = [getattr(self, f"_{kind}")(*rest) for kind, *rest in told["steps"]]
         results = [self._slots[name] for name in told["results"]]
-        # before the outputs are made: an index out of range raises and returns nothing
-        if outputs.has_check:
-            made.append(program.check(results[-1]))
-        live: list[int] = []
-        for i, output in enumerate(outputs.outputs):
-            if isinstance(output, int):
-                live.append(results[output])
-                continue
-            live.append(self._slot(f"output {i}"))
-            base, place = results[output.result], (output.size, output.stride)
-            # `View` counts from the start of the storage, Inductor's views count from their base
-            view = program.view(live[-1], base, *place, output.storage_offset, is_absolute=True)
-            made.append(view)
+        if self._steps.has_check:
+            made.append(program.check(results.pop()))
         leaves = range(self._n_tensors)
-        return program.program_of(len(self._slots), leaves, live, made, is_inner=True)
+        return program.program_of(len(self._slots), leaves, results, made, is_inner=True)
 
     def _allocate(self, name: str, size: Any, stride: Any, dtype: str) -> program.Instruction:
         place = self._sizes(size), self._sizes(stride)
@@ -238,29 +200,18 @@ class _Numbered:
 
 
 def kernel_of(
-    call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
-    outputs: Outputs,
-    scalars: Sequence[type],
+    call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], scalars: Sequence[type]
 ) -> Kernel:
-    """A kernel in Python around `call`, which takes one list of tensors and returns results.
+    """A kernel in Python around `call`, which takes one list of tensors and returns the outputs.
 
-    It passes scalars as 0-dim tensors, and makes views of the results. The source is generated, so
-    that each call costs only what this segment needs.
+    It passes scalars as 0-dim tensors. The source is generated, so that each call costs only what
+    this segment needs.
     """
     names: dict[str, Any] = {"call": call, "new_slots": lambda: _new_slots(scalars), "free": []}
-    lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars), outputs.return_line()]
+    lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars), " return results"]
     exec(compile("\n".join(lines), "<kernel>", "exec"), names)
     kernel: Kernel = names["kernel"]
     return kernel
-
-
-def _expression(output: int | View) -> str:
-    if isinstance(output, int):
-        return f"results[{output}]"
-    return (
-        f"results[{output.result}]"
-        f".as_strided({tuple(output.size)}, {tuple(output.stride)}, {output.storage_offset})"
-    )
 
 
 def _scalar_lines(scalars: Sequence[type]) -> list[str]:

@@ -20,7 +20,6 @@ import torch
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.backend import Declined, Kernel
 from lazy_tensor.kernels.backends.artifact import (
-    Outputs,
     Steps,
     holds_for,
     kernel_of,
@@ -72,7 +71,7 @@ class PortableInductor:
         with unit:
             made = compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
         lowered.check_strides(made.strides)
-        return packed(made, lowered.outputs, unit.compile())
+        return packed(made, unit.compile(), has_check=lowered.has_check)
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
         return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
@@ -100,7 +99,7 @@ class InductorBackend(PortableInductor):
             return super().compile(segment)
         lowered = _lowered(segment)
         call = compile_in_process(lowered.graph, lowered.inputs)
-        return kernel_of(call, lowered.outputs, segment.scalars)
+        return kernel_of(call, segment.scalars)
 
     def build_soon(self, segment: Segment) -> bytes | None:
         try:
@@ -109,8 +108,7 @@ class InductorBackend(PortableInductor):
         except Declined:
             return None
         compiled = Compiled(made.steps, (NAME,), (), made.symbols, made.conditions)
-        outputs = Outputs(tuple(range(len(segment.outputs))), made.has_checks)
-        return packed(compiled, outputs, library)
+        return packed(compiled, library, has_check=made.has_check)
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)

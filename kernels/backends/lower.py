@@ -2,8 +2,8 @@
 
 The graph is functional but for writes to inputs, and its ops are those that a table of
 decompositions leaves. In: a segment. Out: a `Lowered`: an `fx.GraphModule` traced on fake tensors,
-and how its results make up the segment's outputs. Called by the backends' `build`, most often in a
-worker. Nothing here touches real memory.
+whose results are the segment's outputs. Called by the backends' `build`, most often in a worker.
+Nothing here touches real memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lazy_tensor.kernels import scalar_rules
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends import index_checks
-from lazy_tensor.kernels.backends.artifact import SCALAR_DTYPES, Outputs, View
+from lazy_tensor.kernels.backends.artifact import SCALAR_DTYPES
 from lazy_tensor.kernels.backends.torch_inductor import SymbolicSizes
 from lazy_tensor.kernels.fusible import NORMS, base_name
 from lazy_tensor.kernels.generic import Generic, strides_like
@@ -33,18 +33,18 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A graph to compile, and how its results make up the segment's outputs.
+    """A graph to compile, whose results are the segment's outputs.
 
     The graph takes `inputs`: the segment's inputs as fake tensors, then its scalars as 0-dim
-    tensors. `strides` and `sizes` are those that eager execution gives each result. `symbols` is
-    set for a generic segment.
+    tensors. `strides` and `sizes` are those that eager execution gives each result. If `has_check`,
+    one more result says whether an index was out of range. `symbols` is set for a generic segment.
     """
 
     graph: fx.GraphModule
     inputs: list[torch.Tensor]
     strides: tuple[tuple[int, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
-    outputs: Outputs
+    has_check: bool
     symbols: SymbolicSizes | None
 
     def check_strides(self, compiled: Sequence[tuple[int, ...] | None]) -> None:
@@ -68,20 +68,10 @@ def lower(
     Raises RuntimeError if the segment can't be lowered, and Declined if Inductor would compile it
     to a wrong kernel.
     """
-    # First without tracing: which outputs share memory, and what each result must look like.
-    with FakeTensorMode():
-        values, roots = _shadow(segment)
-        kept, outputs = _kept(segment, values, roots)
-        promised = {n: spec for n in kept if (spec := segment.specs[n]) is not None}
-        # the specs were recorded under the program's modes; here they must come out the same
-        if any(values[n].dtype is not spec.dtype for n, spec in promised.items()):
-            raise RuntimeError("a result has another dtype than was promised")
+    promised = {n: spec for n in segment.outputs if (spec := segment.specs[n]) is not None}
     symbols: SymbolicSizes | None = None
     taken, calls = segment.inputs, segment.calls
     if isinstance(segment, Generic):
-        # a View holds sizes, strides and an offset as numbers
-        if any(isinstance(output, View) for output in outputs):
-            raise RuntimeError("outputs share memory, at places that depend on sizes")
         of_inputs = {size.symbols for size in segment.of_inputs if size.is_symbol}
         if len(of_inputs) < len(segment.own_values):
             raise RuntimeError("torch's symbols are sizes of inputs")
@@ -90,7 +80,7 @@ def lower(
     if checks_index is None:
         checks_index = segment.device.type == "cpu"
     checks_index = checks_index and index_checks.has_any(segment)
-    # Then the trace: writes are functionalized, and composite ops decomposed.
+    # Writes are functionalized, and composite ops decomposed.
     with symbols.fake_mode if symbols is not None else FakeTensorMode():
         # scalars on the CPU wherever the segment runs: Inductor passes 0-dim CPU tensors by value
         inputs = [_empty(spec) for spec in taken]
@@ -114,8 +104,7 @@ def lower(
         sizes.append(())
     # Inductor keeps the strides of results with this mark, and may choose those of any other
     graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(strides)))
-    told = Outputs(outputs, checks_index)
-    return Lowered(graph, inputs, tuple(strides), tuple(sizes), told, symbols)
+    return Lowered(graph, inputs, tuple(strides), tuple(sizes), checks_index, symbols)
 
 
 PARTS = frozenset({
@@ -226,60 +215,12 @@ def _new_among(call: Call, returned: Any) -> list[torch.Tensor | None]:
     return [value if isinstance(value, torch.Tensor) else None for value in returned]
 
 
-def _shadow(segment: Segment) -> tuple[list[Any], dict[int, int]]:
-    """Run the segment on fake tensors: all its values, and the owner of each output's memory.
-
-    The second maps an output's number to the number of the first value with the same storage.
-    """
-    values: list[Any] = [_empty(spec) for spec in segment.inputs]
-    # any number does: only dtypes and strides are wanted
-    samples = [kind(1) for kind in segment.scalars]
-    for call in segment.calls:
-        args = substituted(call.args, values, samples)
-        kwargs = {name: substituted(value, values, samples) for name, value in call.kwargs}
-        values += _created(call, call.op(*args, **kwargs))
-    first: dict[int, int] = {}
-    for number, value in enumerate(values):
-        if value is not None:
-            first.setdefault(value.untyped_storage()._cdata, number)
-    return values, {o: first[values[o].untyped_storage()._cdata] for o in segment.outputs}
-
-
-def _kept(
-    segment: Segment, values: Sequence[Any], roots: dict[int, int]
-) -> tuple[list[int], tuple[int | View, ...]]:
-    """The numbers of the values that the graph returns, and the segment's outputs in terms of them.
-
-    If several outputs share memory, the graph returns the value that owns it, once, and the outputs
-    are views of that. So two outputs of a kernel share memory if and only if they do in eager
-    execution. An output that shares with no other is returned itself, even if it is a view.
-    """
-    sharing = list(roots.values())
-    kept: list[int] = []
-    outputs: list[int | View] = []
-    for number in segment.outputs:
-        root = roots[number]
-        assert root >= len(segment.inputs), f"output %{number} is a view of an input"
-        source = root if sharing.count(root) > 1 else number
-        if source not in kept:
-            kept.append(source)
-        result = kept.index(source)
-        value = values[number]
-        shares = source != number
-        outputs.append(
-            View(result, tuple(value.size()), tuple(value.stride()), value.storage_offset())
-            if shares
-            else result
-        )
-    return kept, tuple(outputs)
-
-
 def _program(
-    segment: Segment, calls: Sequence[Call], kept: dict[int, TensorSpec], checks_index: bool
+    segment: Segment, calls: Sequence[Call], promised: dict[int, TensorSpec], checks_index: bool
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """`calls`, those of the segment, as a function that `make_fx` can trace.
 
-    It takes the inputs and then the scalars, all as tensors. It returns the `kept` values, and
+    It takes the inputs and then the scalars, all as tensors. It returns the `promised` values, and
     whether an index was out of range if `checks_index`.
     """
 
@@ -296,7 +237,12 @@ def _program(
             else:
                 returned = _called(call, values, bad if checks_index else None)
             values += _created(call, returned)
-        results = [_laid_out(values[n], _stride(segment, s, values[n])) for n, s in kept.items()]
+        # the specs were recorded under the program's modes; here they must come out the same
+        if any(values[n].dtype is not spec.dtype for n, spec in promised.items()):
+            raise RuntimeError("a result has another dtype than was promised")
+        results = [
+            _laid_out(values[n], _stride(segment, spec, values[n])) for n, spec in promised.items()
+        ]
         if checks_index:
             results.append(torch.stack(bad).any())
         return tuple(results)

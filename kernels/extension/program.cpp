@@ -118,7 +118,6 @@ struct Instruction {
   // ALLOCATE and VIEW
   Slots size, stride;
   int64_t offset = 0;
-  bool is_absolute = false;  // the offset counts from the start of the storage, not of the base
   at::ScalarType dtype = at::kFloat;
   // KERNEL
   void* kernel = nullptr;
@@ -196,8 +195,8 @@ struct Run {
     // without an op: to dispatch one takes longer than all of this
     at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
         c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
-    made.unsafeGetTensorImpl()->set_sizes_and_strides(
-        at.size, at.stride, (at.is_absolute ? 0 : base.storage_offset()) + at.offset);
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(at.size, at.stride,
+                                                      base.storage_offset() + at.offset);
     values[at.made[0]] = std::move(made);
   }
 
@@ -651,7 +650,6 @@ Instruction instruction_of(const py::tuple& given) {
     made.stride = slots_of(given[4]);
     made.offset = given[5].cast<int64_t>();
     made.dead = slots_of(given[6]);
-    made.is_absolute = given[7].cast<bool>();
   } else if (name == "kernel") {
     made.kind = Kind::KERNEL;
     made.kernel = reinterpret_cast<void*>(given[1].cast<uintptr_t>());

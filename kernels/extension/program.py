@@ -133,12 +133,9 @@ def view(
     stride: Sequence[int],
     offset: int,
     dead: Sequence[int] = (),
-    *,
-    is_absolute: bool = False,
 ) -> Instruction:
-    """Another tensor on the memory of `base`. It begins `offset` elements behind the start of
-    `base`, or of the storage if the offset `is_absolute`."""
-    return "view", made, base, size, stride, offset, dead, is_absolute
+    """Another tensor on the memory of `base`, that begins `offset` elements behind its start."""
+    return "view", made, base, size, stride, offset, dead
 
 
 def kernel(

@@ -89,9 +89,6 @@ class _Reader:
     def values(self) -> Values:
         for call in self._segment.calls:
             self._read(call)
-        roots = {self._root(i) for i in self._segment.outputs}
-        if len(roots) < len(self._segment.outputs):
-            raise Declined("outputs share memory")
         bad = self._builder.bad
         text = " || ".join(f"{{{i}}}" for i in range(len(bad)))
         return Values(
@@ -154,12 +151,6 @@ class _Reader:
         value = expanded(value, size)
         _check_not_empty(value)
         return value
-
-    def _root(self, number: int) -> int:
-        """The number of the value whose memory this one shows."""
-        while number in self._views:
-            number, _ = self._views[number]
-        return number
 
     def _value(self, number: int) -> Value:
         """What the value of this number holds now."""

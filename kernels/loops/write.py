@@ -73,7 +73,7 @@ class Written:
     text: str
     steps: dict[str, Any]
     # the last result says whether an index from data was out of range
-    has_checks: bool
+    has_check: bool
     symbols: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
 
@@ -185,7 +185,7 @@ class _Writer:
             bodies = self._bodies()
             if bodies is not None:
                 text = self._text(bodies)
-                return Written(text, self._steps(), has_checks=self._values.bad is not None)
+                return Written(text, self._steps(), has_check=self._values.bad is not None)
         raise Declined("many joined or written tensors")
 
     def _all_sinks(self) -> Iterator[Sink]:

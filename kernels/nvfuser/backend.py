@@ -11,7 +11,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ import torch
 
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.backend import Busy, Kernel
-from lazy_tensor.kernels.backends.artifact import Outputs, View, hold
+from lazy_tensor.kernels.backends.artifact import hold
 from lazy_tensor.kernels.backends.inductor import default_dtype
 from lazy_tensor.kernels.backends.torch_inductor import SymbolicSizes
 from lazy_tensor.kernels.extension.cpp import built_for
@@ -224,7 +223,7 @@ def _argument(call: Call, wanted: str, default: Any = None) -> Any:
 
 
 def definition_of(segment: Segment) -> bytes:
-    """The artifact: JSON of the definition's lines, and how results make up the outputs.
+    """The artifact: JSON of the definition's lines, and what is to be done with its results.
 
     Raises Unsupported if nvFuser can't compute the segment, and TooManyPaths if it might not finish
     compiling.
@@ -243,9 +242,9 @@ def definition_of(segment: Segment) -> bytes:
     symbols: SymbolicSizes | None = lowered.symbols
     header = {
         "lines": definition.dumped(),
-        "outputs": [astuple(o) if isinstance(o, View) else o for o in lowered.outputs.outputs],
-        "has_check": lowered.outputs.has_check,
-        "n_results": len(lowered.sizes),
+        # results are the outputs, then the check, then what is copied to inputs
+        "n_outputs": len(segment.outputs),
+        "has_check": lowered.has_check,
         "copies": definition.copies,
         "symbols": [] if symbols is None else list(symbols.own),
         "conditions": [] if symbols is None else symbols.conditions(),
@@ -256,16 +255,12 @@ def definition_of(segment: Segment) -> bytes:
 def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
     """A kernel around `run`, which executes the artifact's definition.
 
-    It passes scalars as numbers, copies results to written inputs where the fusion can't write
-    them, and makes views of results. An index out of range is reported by an assertion on the
-    device, as in eager execution on CUDA. The kernel itself has clamped it, so it reads no foreign
-    memory.
+    It passes scalars as numbers, and copies results to written inputs where the fusion can't write
+    them. An index out of range is reported by an assertion on the device, as in eager execution on
+    CUDA. The kernel itself has clamped it, so it reads no foreign memory.
     """
     header = json.loads(artifact)
-    outputs = Outputs(
-        tuple(o if isinstance(o, int) else View(*o) for o in header["outputs"]),
-        header["has_check"],
-    )
+    n_outputs = header["n_outputs"]
     # imported late: it imports torch's decompositions
     from lazy_tensor.kernels.nvfuser.torch_private import assert_in_range
 
@@ -277,9 +272,9 @@ def kernel_of(artifact: bytes, scalars: Sequence[type], run: Run) -> Kernel:
     )
     lines = ["def kernel(tensors, scalars):", f" results = run([*tensors, {numbers}])"]
     lines += [f" tensors[{i}].copy_(results[{j}])" for i, j in header["copies"]]
-    if outputs.has_check:
-        lines.append(f" assert_in_range(results[{header['n_results'] - 1}])")
-    lines.append(outputs.return_line(has_more=bool(header["copies"])))
+    if header["has_check"]:
+        lines.append(f" assert_in_range(results[{n_outputs}])")
+    lines.append(f" return results[:{n_outputs}]")
     exec(compile("\n".join(lines), "<nvfuser kernel>", "exec"), names)
     kernel: Kernel = names["kernel"]
     return kernel

@@ -80,7 +80,7 @@ def translated(lowered: Lowered, segment: Segment) -> Definition:
     Raises Unsupported or TooManyPaths if nvFuser can't compute it.
     """
     promised = [*zip(lowered.sizes, lowered.strides, strict=True)]
-    translator = Translator(segment, promised, has_check=lowered.outputs.has_check)
+    translator = Translator(segment, promised, has_check=lowered.has_check)
     translator.run(lowered.graph)
     return translator.definition
 

@@ -16,6 +16,7 @@ from lazy_tensor import (
     lazy_mode,
     materialize,
     stats,
+    unwrap,
     wrap,
 )
 from lazy_tensor.dispatch import settings
@@ -29,6 +30,7 @@ from lazy_tensor.dispatch.run import compile_service, flush as run_flush, plan_c
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.tensor_types import value_in
 from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.kernels.service.compile import Compiler
 
 
 def test_causes_are_counted():
@@ -459,6 +461,30 @@ def test_kernels_of_a_known_program_are_verified_once_that_is_asked_for():
     assert verified() == 0
     configure(verify_every=2)
     assert verified() == 2
+
+
+def test_views_of_a_kernels_result_are_made_outside_of_it(monkeypatch):
+    """`Segment` promises that no output is a view and that no two share memory."""
+    configure(backend="inductor", compile="blocking", compile_threshold=1)
+    segments = []
+    fusion_of = Compiler.fusion_of
+
+    def noted(self, segment, *args, **options):
+        segments.append(segment)
+        return fusion_of(self, segment, *args, **options)
+
+    monkeypatch.setattr(Compiler, "fusion_of", noted)
+    x = torch.rand(4, 6)
+    with lazy_mode(record="always"):
+        y = x * 2 + 1
+        views = [y.t(), y[1:], y.view(-1), *y.split(3, 1)]
+        z = views[0] * 2 - y.t().exp()
+    assert [len(segment.outputs) for segment in segments] == [2]
+    plain = unwrap(y)
+    assert torch.equal(unwrap(views[-1]), plain[:, 3:])
+    torch.testing.assert_close(unwrap(z), plain.t() * 2 - plain.t().exp())
+    memories = {unwrap(one).untyped_storage().data_ptr() for one in (y, *views)}
+    assert len(memories) == 1
 
 
 def test_a_block_with_its_own_cache_dir_leaves_other_threads_compile_service_alone(tmp_path):

@@ -5,7 +5,7 @@ import os
 import torch
 
 from lazy_tensor.kernels import library
-from lazy_tensor.kernels.backends.artifact import Outputs, View, kernel_of, packed, unpacked
+from lazy_tensor.kernels.backends.artifact import kernel_of, packed, unpacked
 from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.backends.torch_inductor import Compiled
 
@@ -13,22 +13,12 @@ from lazy_tensor.kernels.backends.torch_inductor import Compiled
 def test_artifact_without_kernels_round_trips():
     view = ["view", "result 0", "x", [2], [2], 1]
     steps = {"arguments": ["x"], "steps": [view], "results": ["result 0"]}
-    content = packed(Compiled(steps, (), ((2,),), (), ()), Outputs((0,), False), b"")
+    content = packed(Compiled(steps, (), ((2,),), (), ()), b"", has_check=False)
     assert unpacked(content, ())([torch.arange(4)], [])[0].tolist() == [1, 3]
 
 
-def test_outputs_are_results_and_views_of_them():
-    outputs = Outputs((View(0, (3, 2), (1, 3), 0), 0), False)
-    kernel = kernel_of(lambda args: (torch.arange(6).view(2, 3),), outputs, ())
-    transposed, whole = kernel([], [])
-    assert torch.equal(transposed, whole.t())
-    assert transposed.data_ptr() == whole.data_ptr()
-
-
 def test_scalars_arrive_exactly_as_0_dim_tensors():
-    kernel = kernel_of(
-        lambda args: tuple(t.clone() for t in args), Outputs((0, 1), False), (float, int)
-    )
+    kernel = kernel_of(lambda args: tuple(t.clone() for t in args), (float, int))
     for values in ([0.1, 2**62], [-1e300, -1]):
         outputs = kernel([], values)
         assert [t.item() for t in outputs] == values

@@ -1,11 +1,10 @@
-"""Segments as graphs: no writes but to inputs, and who owns the memory of what comes out."""
+"""Segments as graphs: no writes but to inputs, and what results look like."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from lazy_tensor.kernels.backends.artifact import View
 from lazy_tensor.kernels.backends.lower import lower
 
 aten = torch.ops.aten
@@ -29,21 +28,6 @@ def test_write_to_an_inner_value_is_no_copy_at_all(record):
     ]  # fmt: skip
 
 
-def test_outputs_that_share_memory_are_views_of_one_result(record):
-    recorded = record(lambda a: (lambda b: (b, b.t(), b[1:]))(a * 2), [torch.ones(3, 4)])
-    lowered = lower(recorded.segment, {})
-    assert lowered.outputs.outputs == (
-        0, View(0, (4, 3), (1, 4), 0), View(0, (2, 4), (4, 1), 4),
-    )  # fmt: skip
-    assert lowered.strides == ((4, 1),)
-
-
-def test_lone_view_is_a_result_with_its_own_strides(record):
-    lowered = lower(record(lambda a: (a * 2).t(), [torch.ones(3, 4)]).segment, {})
-    assert lowered.outputs.outputs == (0,)
-    assert lowered.strides == ((1, 4),)
-
-
 def test_results_have_the_strides_that_calls_promise(record):
     recorded = record(lambda a: a * 2, [torch.ones(3, 4)])
     (call,) = recorded.segment.calls
@@ -55,6 +39,15 @@ def test_results_have_the_strides_that_calls_promise(record):
     assert [r.stride() for r in lowered.graph(torch.ones(3, 4))] == [(1, 3)]
 
 
+def test_a_result_of_another_dtype_than_was_promised_is_an_error(record):
+    recorded = record(lambda a: a * 2, [torch.ones(3)])
+    (call,) = recorded.segment.calls
+    promised = replace(call.outputs[0], dtype=torch.float64)
+    segment = replace(recorded.segment, calls=(replace(call, outputs=(promised,)),))
+    with pytest.raises(RuntimeError, match="another dtype than was promised"):
+        lower(segment, {})
+
+
 def test_scalars_are_inputs_of_full_precision(record):
     recorded = record(lambda a, s, n: a * s + n, [torch.ones(3)], [0.5, 3])
     lowered = lower(recorded.segment, {})
@@ -63,7 +56,7 @@ def test_scalars_are_inputs_of_full_precision(record):
 
 def test_index_from_data_adds_a_check(record):
     recorded = record(lambda a, i: a.index_select(0, i), [torch.ones(3), torch.tensor([1])])
-    assert lower(recorded.segment, {}).outputs.has_check
+    assert lower(recorded.segment, {}).has_check
 
 
 def test_wrong_strides_are_noticed_where_they_matter(record):
