@@ -7,7 +7,6 @@ by the backends `inductor` and `whole`.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -204,39 +203,17 @@ def kernel_of(
 ) -> Kernel:
     """A kernel in Python around `call`, which takes one list of tensors and returns the outputs.
 
-    It passes scalars as 0-dim tensors. The source is generated, so that each call costs only what
-    this segment needs.
+    It passes scalars as 0-dim tensors.
     """
-    names: dict[str, Any] = {"call": call, "new_slots": lambda: _new_slots(scalars), "free": []}
-    lines = ["def kernel(tensors, scalars):", *_scalar_lines(scalars), " return results"]
-    exec(compile("\n".join(lines), "<kernel>", "exec"), names)
-    kernel: Kernel = names["kernel"]
+    dtypes = [SCALAR_DTYPES[kind] for kind in scalars]
+
+    def kernel(tensors: Sequence[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        # on the CPU whatever torch's default device is: Inductor reads their values there
+        given = [
+            torch.tensor(number, dtype=dtype, device="cpu")
+            for number, dtype in zip(numbers, dtypes, strict=True)
+        ]
+        results = call([*tensors, *given])  # `results` as `Fusion` requires
+        return results  # noqa: RET504
+
     return kernel
-
-
-def _scalar_lines(scalars: Sequence[type]) -> list[str]:
-    """Source lines that set `results`.
-
-    Scalars are written to C numbers whose memory 0-dim tensors share: 20 ns for each, where a new
-    tensor takes 800. Each call takes its set of numbers off the list `free` and puts it back
-    afterwards, so that no two threads use the same set.
-    """
-    if not scalars:
-        return [" results = call([*tensors])"]
-    return [
-        " try: slots = free.pop()",
-        " except IndexError: slots = new_slots()",
-        *(f" slots[{i}].value = scalars[{i}]" for i in range(len(scalars))),
-        " results = call([*tensors, *slots[-1]])",
-        " free.append(slots)",
-    ]
-
-
-def _new_slots(scalars: Sequence[type]) -> tuple[Any, ...]:
-    """One C number for each scalar, and then a list of 0-dim tensors on their memory."""
-    numbers = [ctypes.c_double(0) if kind is float else ctypes.c_int64(0) for kind in scalars]
-    tensors = [
-        torch.frombuffer(number, dtype=SCALAR_DTYPES[kind])[0]
-        for number, kind in zip(numbers, scalars, strict=True)
-    ]
-    return (*numbers, tensors)
