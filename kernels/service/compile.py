@@ -276,15 +276,12 @@ class Compiler:
         key = self._artifact_key(fusion, number=0)
         if key is not None:
             self.disk.put(key, DROPPED + reason.encode(), _about(fusion))
-        examples: list[Segment] = []
         if fusion.member is not None:
             # other sizes must not use the generic kernel either: each gets a kernel of its own
-            family = fusion.member.family
-            examples = [one for one, _ in family.examples]
-            family.is_apart = True
+            fusion.member.family.is_apart = True
             fusion.member.kernels.clear()
         folder, backend = self.disk.directory / "disagreements", fusion.backend.name
-        path = write_script(folder, backend, fusion.segment, examples, inputs, reason)
+        path = write_script(folder, backend, fusion.segment, fusion.source, inputs, reason)
         return "" if path is None else f"; run {path} to see it"
 
     def _evicted(self, key: _Key, fusion: Fusion) -> None:

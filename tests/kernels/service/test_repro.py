@@ -10,6 +10,7 @@ import torch
 from lazy_tensor.kernels import backend
 from lazy_tensor.kernels.backends.aten import compile_aten
 from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.generic import generic_of, structure_of
 from lazy_tensor.kernels.service.repro import kernel_of, write_script
 from tests.kernels.conftest import PortableToy
 
@@ -74,9 +75,9 @@ def test_script_of_a_kernel_for_all_sizes_builds_that_kernel(record, tmp_path):
         record(lambda a, b: (a + b).relu().sum(-1), [torch.rand(n, 8), torch.rand(n, 8)])
         for n in (5, 9)
     )
-    path = write_script(
-        tmp_path, "inductor", second.segment, [first.segment], (second.inputs, []), "why"
-    )
+    structures = [s for one in (first, second) if (s := structure_of(one.segment)) is not None]
+    source = generic_of(structures, second.segment)
+    path = write_script(tmp_path, "inductor", second.segment, source, (second.inputs, []), "why")
     assert path is not None
     child = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stdout) == (0, "they agree\n"), child.stderr
@@ -96,4 +97,5 @@ def test_no_script_where_none_can_be_written(record, tmp_path):
     recorded = record(lambda a: a * 2, [torch.rand(3)])
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "below"
-    assert write_script(folder, "toy", recorded.segment, [], (recorded.inputs, []), "") is None
+    segment = recorded.segment
+    assert write_script(folder, "toy", segment, segment, (recorded.inputs, []), "") is None
