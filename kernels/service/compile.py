@@ -50,7 +50,6 @@ from lazy_tensor.kernels.segment import Segment, counted
 from lazy_tensor.kernels.service.families import Families
 from lazy_tensor.kernels.service.fusion import Fusion
 from lazy_tensor.kernels.service.jobs import Jobs
-from lazy_tensor.kernels.service.progress import shown
 from lazy_tensor.kernels.service.repro import write_script
 from lazy_tensor.kernels.service.workers import (
     BUILD_LIMIT_S,
@@ -190,12 +189,9 @@ class Compiler:
         return fusion
 
     def finish(self, fusions: Sequence[Fusion]) -> None:
-        """Wait until the kernels of these fusions are there, or have failed, and show a bar."""
-        waiting = [one for one in dict.fromkeys(fusions) if one.status in ("queued", "compiling")]
-        with shown(len(waiting)) as advance:
-            for fusion in waiting:
-                self._finish(fusion)
-                advance()
+        """Wait until the kernels of these fusions are there, or have failed."""
+        for fusion in fusions:
+            self._finish(fusion)
 
     def _finish(self, fusion: Fusion) -> None:
         self._to_build_soon.finish(fusion)
