@@ -95,13 +95,11 @@ _WHY_NOT = {
 }
 _REASONS = {name: reason for reason, names in _WHY_NOT.items() for name in names.split()}
 
-# the dtypes for which Inductor has vector code on the CPU
-_DTYPES = frozenset(
-    (
-        torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-    )
-)  # fmt: skip
+DTYPES = frozenset({
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+})  # fmt: skip
+"""The dtypes of tensors in kernels: those for which Inductor has vector code on the CPU."""
 
 # An op with one of these tags can't be in a kernel, whatever its name.
 _TAGS = {
@@ -121,7 +119,7 @@ def refuses(call: Call, taken: frozenset[str] = FUSIBLE) -> str | None:
     if reason is not None:
         return reason
     for spec in call.outputs:
-        if spec is not None and spec.dtype not in _DTYPES:
+        if spec is not None and spec.dtype not in DTYPES:
             return f"{call.op}: dtype {spec.dtype} can't be fused"
     return scalars_refused(call)
 

@@ -21,6 +21,7 @@ from lazy_tensor.dispatch.plan.dependencies import Marks, dependencies, in_order
 from lazy_tensor.dispatch.plan.graph import MARKS, Graph, may_fail
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.backend import Backend, CountsPaths
+from lazy_tensor.kernels.fusible import DTYPES
 from lazy_tensor.kernels.segment import Call, ScalarRef
 
 MAX_GAP = 160
@@ -28,11 +29,6 @@ MAX_GAP = 160
 part makes would have to live until the second has its inputs."""
 MAX_MEMBERS = 128
 """Calls of a segment, views left out."""
-
-FUSIBLE_DTYPES = frozenset({
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
-})  # fmt: skip
 
 # Its offset counts from the begin of the storage, but a kernel's inputs begin at 0.
 NEVER_INSIDE = frozenset({torch.ops.aten.as_strided.default})
@@ -109,7 +105,7 @@ class Fusibility:
         specs = [spec[slot] for slot in node.reads]
         if divides_integers(facts.op, [s.dtype for s in specs]):
             return "it checks its divisor"
-        if any(s.dtype not in FUSIBLE_DTYPES for s in specs):
+        if any(s.dtype not in DTYPES for s in specs):
             return "a dtype that kernels don't take"
         device = device_of(self._graph, node)
         # as in eager, a 0-dim CPU tensor may be an operand of a tensor on another device

@@ -1,7 +1,8 @@
 """Reads a segment as values: what its outputs and written inputs hold in the end.
 
-In: a segment. Out: `Values`; Declined for ops, dtypes and arguments without a rule. Called by
-`write`.
+In: a segment. Out: `Values`; Declined for ops and arguments without a rule. Called by `write`. That
+no tensor is empty and each has a dtype of `fusible.DTYPES` is certain: `dispatch.plan.partition`
+puts no other calls into segments.
 """
 
 from __future__ import annotations
@@ -76,8 +77,6 @@ class _Reader:
         self._values: list[Value | None] = [
             Input(one.size, one.dtype, i, one.stride, 0) for i, one in enumerate(segment.inputs)
         ]
-        for one in segment.inputs:
-            self._known(one.dtype)
         # of each view the number of its base, and how it shows that
         self._views: dict[int, tuple[int, Shown]] = {}
         # of each view its value, and that of its base which it shows
@@ -97,15 +96,8 @@ class _Reader:
             self._builder.test(text, *bad) if bad else None,
         )
 
-    def _known(self, dtype: torch.dtype) -> None:
-        if dtype not in C_TYPES:
-            raise Declined(f"dtype {dtype}")
-
     def _read(self, call: Call) -> None:
         name, given = base_name(call.op), dict(call.arguments())
-        for one in call.outputs:
-            if one is not None:
-                self._known(one.dtype)
         if name in VIEWS:
             base = given["self"].index
             specs = [one for one in call.outputs if one is not None]
@@ -139,7 +131,6 @@ class _Reader:
         if spec.dtype in HALVES:
             value = self._builder.cast(value, spec.dtype)
         if example_of(value.size) == spec.size:
-            _check_not_empty(value)
             return value
         size = given.get("size")
         if size is not None:
@@ -148,9 +139,7 @@ class _Reader:
             size = self._value(given["self"].index).size
         if size is None or example_of(size) != spec.size:
             raise Declined(f"{call.op}: sizes of its result")
-        value = expanded(value, size)
-        _check_not_empty(value)
-        return value
+        return expanded(value, size)
 
     def _value(self, number: int) -> Value:
         """What the value of this number holds now."""
@@ -159,7 +148,6 @@ class _Reader:
             base = self._value(base_number)
             if number not in self._shown or self._shown[number][1] is not base:
                 self._shown[number] = view.of(base), base
-                _check_not_empty(self._shown[number][0])
             return self._shown[number][0]
         value = self._values[number]
         if value is None:
@@ -184,7 +172,8 @@ class _Reader:
         values += [self._value(one.index) for one in given.get("tensors", ())]
         if name in TESTS or name in ("all", "any"):
             dtype = self._compared_in(values, given.get("other"))
-            self._known(dtype)
+            if dtype not in C_TYPES:
+                raise Declined(f"{call.op}: compared as {dtype}")
             if any(v.dtype.is_floating_point for v in values) != dtype.is_floating_point:
                 raise Declined(f"{call.op}: a float beside integers")
         elif name in GIVES_PLACES:
@@ -266,11 +255,6 @@ C_TYPES_OF_NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, to
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which eager computes results of a dtype."""
     return torch.float32 if dtype in HALVES else dtype
-
-
-def _check_not_empty(value: Value) -> None:
-    if 0 in value.size:
-        raise Declined("an empty tensor")
 
 
 MASKS = frozenset(("condition", "mask"))

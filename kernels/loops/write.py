@@ -261,11 +261,6 @@ class _Writer:
         self._sinks = [piece for sink in self._sinks for piece in pieces.get(sink, (sink,))]
 
     def _check_inputs(self) -> None:
-        for spec in self._segment.specs:
-            if spec is not None and spec.device.type != "cpu":
-                raise Declined("a tensor that is not on the CPU")
-            if spec is not None and 0 in spec.size:
-                raise Declined("an empty tensor")
         # those of a generic segment have no gaps
         for i in () if self._symbols else self._segment.written:
             if order_of(self._segment.inputs[i]) is None:
