@@ -98,7 +98,7 @@ def begin_hits() -> None:
     blocks begin, at `wrap`, and while many ops run unrecorded.
     """
     if not (hits.EXTENSION.is_asked_for or settings.records_in_python()):
-        hits.EXTENSION.ask_disk(compiler().disk)
+        hits.EXTENSION.ask(compiler().disk, may_compile=False, wait=False)
         if STATS.has_worked_long():
             ask_for_hits()
     hits.start_if_compiled()
@@ -109,13 +109,13 @@ def obtain_extensions() -> None:
     disk = compiler().disk
     hits.start(disk)
     program.ask_for(disk, may_compile=True, wait=True)
-    POOL.ask_for(disk, wait=True)
+    POOL.ask(disk, may_compile=True, wait=True)
 
 
 def ask_for_hits() -> None:
     """Compile the C++ that records hits in the background, unless `compile` is "off"."""
     if settings.current().compile != "off":
-        hits.EXTENSION.ask_for(compiler().disk, wait=False)
+        hits.EXTENSION.ask(compiler().disk, may_compile=True, wait=False)
 
 
 def chosen_backend(device_type: str) -> backends.Backend:

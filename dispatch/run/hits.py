@@ -174,7 +174,7 @@ def _listen() -> None:
     settings.on_change(lambda _: end_rests())
 
 
-EXTENSION = Extension(cpp.HITS.path, cpp.HITS.libraries, _load, waits=True)
+EXTENSION = Extension(cpp.HITS, _load, waits=True)
 
 
 def status() -> str:
@@ -211,7 +211,7 @@ def start(disk: Disk | None) -> None:
     The caller makes sure that no other thread records.
     """
     if not settings.records_in_python():
-        EXTENSION.ask_for(disk, wait=True)
+        EXTENSION.ask(disk, may_compile=True, wait=True)
         _start()
 
 

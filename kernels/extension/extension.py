@@ -28,7 +28,7 @@ processes, does 0.4 to 0.5 of its steps if their niceness is 3, 0.85 if it is 10
 
 
 class Extension:
-    """A C++ file with the headers in its folder, and the library that it is compiled to.
+    """A `Source`, and the library that it is compiled to.
 
     `use(library)` is called once, with the bytes of the library, in the thread that has obtained
     them. If the extension `waits`, `start_if_compiled` calls it instead, when that suits the
@@ -38,14 +38,13 @@ class Extension:
 
     def __init__(
         self,
-        source: Path,
-        libraries: Sequence[str],
+        source: Source,
         use: Callable[[bytes], None],
         *,
         waits: bool = False,
     ) -> None:
         self.status = "not asked for"
-        self.source = Source(source, libraries)
+        self.source = source
         self._use = use
         self._waits = waits
         self._waiting: bytes | None = None
@@ -61,10 +60,20 @@ class Extension:
         """Whether the library is there, and waits for `start_if_compiled`."""
         return self._waiting is not None
 
-    def ask_for(self, disk: Disk | None, *, wait: bool) -> None:
-        """Load or compile it: in a thread, or at once if `wait`. Only the first call does anything;
-        a later one with `wait` waits for a thread that compiles."""
-        if self.is_asked_for and not (wait and self.status == "compiling"):
+    def ask(self, disk: Disk | None, *, may_compile: bool, wait: bool) -> None:
+        """Load it if it was compiled before, with the package or by a program; if it wasn't and
+        `may_compile`, compile it: in a thread, or at once if `wait`.
+
+        Only the first call looks whether it was compiled before, and only the first one that
+        `may_compile` compiles. A later one with `wait` waits for a thread that compiles.
+        """
+        if not (self.is_asked_for or self._disk_was_asked):
+            self._disk_was_asked = True
+            with self._lock:
+                library = self._compiled_before(disk)
+                if library is not None:
+                    self._have(library)
+        if not may_compile or (self.is_asked_for and not (wait and self.status == "compiling")):
             return
         if wait:
             self._obtain(disk, is_waited_for=True)
@@ -73,29 +82,11 @@ class Extension:
             name = f"lazy_tensor-{self.source.path.stem}"
             threading.Thread(target=self._obtain, args=(disk,), daemon=True, name=name).start()
 
-    def ask_disk(self, disk: Disk | None) -> None:
-        """Load it if it was compiled before, with the package or by a program. Only the first call
-        looks."""
-        if self.is_asked_for or self._disk_was_asked:
-            return
-        self._disk_was_asked = True
-        with self._lock:
-            library = self._compiled_before(disk)
-            if library is not None:
-                self._have(library)
-
     def _compiled_before(self, disk: Disk | None) -> bytes | None:
         library = self.source.built()
         if library is None and disk is not None:
             library = disk.get(self.source.key())
         return library
-
-    def ask(self, disk: Disk | None, *, may_compile: bool, wait: bool) -> None:
-        """Load it from disk; if it isn't there and `may_compile`, compile it: in a thread, or at
-        once if `wait`."""
-        self.ask_disk(disk)
-        if may_compile:
-            self.ask_for(disk, wait=wait)
 
     def start_if_compiled(self) -> None:
         """Use the library if it waits for that."""

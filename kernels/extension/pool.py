@@ -45,7 +45,7 @@ class Pool(Extension):
     """The process's pool. Nothing is pooled before the C++ is loaded."""
 
     def __init__(self) -> None:
-        super().__init__(cpp.POOL.path, cpp.POOL.libraries, self._install)
+        super().__init__(cpp.POOL, self._install)
         self._library: Any = None
         self._using: AbstractContextManager[None] = nullcontext()
 

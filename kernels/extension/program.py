@@ -181,7 +181,7 @@ def _use(library: bytes) -> None:
     _class = module.Program
 
 
-EXTENSION = Extension(cpp.PROGRAM.path, cpp.PROGRAM.libraries, _use)
+EXTENSION = Extension(cpp.PROGRAM, _use)
 
 
 def is_program(kernel: Any) -> TypeGuard[Program]:

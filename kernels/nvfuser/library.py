@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from lazy_tensor.kernels.backend import Declined
+from lazy_tensor.kernels.extension.cpp import Source
 from lazy_tensor.kernels.extension.extension import Extension
 from lazy_tensor.kernels.library import loaded
 from lazy_tensor.kernels.nvfuser.definition import Line, V
@@ -134,9 +135,6 @@ class Fused:
             self.run(inputs)
 
 
-GIL_SOURCE = Path(__file__).with_name("gil.cpp")
-
-
 @contextmanager
 def compiling() -> Iterator[None]:
     """A context in which nvFuser releases the interpreter's lock while it runs in this thread.
@@ -144,7 +142,7 @@ def compiling() -> Iterator[None]:
     nvFuser's bindings hold the lock while they compile, which takes seconds; `gil.cpp` changes
     that. If it can't be compiled, or doesn't fit this nvFuser, other threads wait.
     """
-    GIL.ask_for(None, wait=True)
+    GIL.ask(None, may_compile=True, wait=True)
     if _gil is None:
         yield
         return
@@ -170,7 +168,7 @@ def _use_gil(compiled: bytes) -> None:
     _gil = library
 
 
-GIL = Extension(GIL_SOURCE, (), _use_gil)
+GIL = Extension(Source(Path(__file__).with_name("gil.cpp"), ()), _use_gil)
 
 
 def n_released() -> int:

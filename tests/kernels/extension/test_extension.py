@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no
 def source(tmp_path):
     path = tmp_path / "answer.cpp"
     path.write_text('extern "C" int answer() { return 42; }')
-    return path
+    return cpp.Source(path, ())
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def package(tmp_path, source, monkeypatch):
     """The package, with sources that compile quickly."""
     question = tmp_path / "question.cpp"
     question.write_text('extern "C" int question() { return 6 * 9; }')
-    monkeypatch.setattr(cpp, "HITS", cpp.Source(source, ()))
+    monkeypatch.setattr(cpp, "HITS", source)
     monkeypatch.setattr(cpp, "PROGRAM", cpp.Source(question, ()))
 
 
@@ -47,10 +47,10 @@ def answer_of(library):
 def test_it_is_compiled_once_and_then_taken_from_disk(tmp_path, source, request):
     disk = Disk(tmp_path / "disk")
     found: list[bytes] = []
-    Extension(source, (), found.append).ask_for(disk, wait=True)
+    Extension(source, found.append).ask(disk, may_compile=True, wait=True)
     request.getfixturevalue("never_compiled")
-    second = Extension(source, (), found.append)
-    second.ask_for(disk, wait=True)
+    second = Extension(source, found.append)
+    second.ask(disk, may_compile=True, wait=True)
     assert [answer_of(library) for library in found] == [42, 42]
     assert second.status == "in use"
 
@@ -69,20 +69,20 @@ def test_the_compiler_runs_in_the_session_of_the_program_but_not_its_process_gro
 def test_disk_alone_is_asked_first(tmp_path, source, request):
     disk = Disk(tmp_path / "disk")
     found: list[bytes] = []
-    unknown = Extension(source, (), found.append)
-    unknown.ask_disk(disk)
+    unknown = Extension(source, found.append)
+    unknown.ask(disk, may_compile=False, wait=False)
     assert not found
     assert not unknown.is_asked_for
-    unknown.ask_for(disk, wait=True)
+    unknown.ask(disk, may_compile=True, wait=True)
     request.getfixturevalue("never_compiled")
-    Extension(source, (), found.append).ask_disk(disk)
+    Extension(source, found.append).ask(disk, may_compile=False, wait=False)
     assert len(found) == 2
 
 
 def test_the_disk_is_asked_once(tmp_path, source, monkeypatch):
-    unknown = Extension(source, (), lambda library: None)
+    unknown = Extension(source, lambda library: None)
     for _ in range(2):
-        unknown.ask_disk(Disk(tmp_path / "disk"))
+        unknown.ask(Disk(tmp_path / "disk"), may_compile=False, wait=False)
         monkeypatch.setattr(Disk, "get", lambda *_: pytest.fail("asked again"))
 
 
@@ -91,10 +91,11 @@ import sys
 import time
 from pathlib import Path
 from lazy_tensor.kernels.disk import Disk
+from lazy_tensor.kernels.extension.cpp import Source
 from lazy_tensor.kernels.extension.extension import Extension
 
 directory, source = map(Path, sys.argv[1:])
-Extension(source, (), print).ask_for(Disk(directory), wait=False)
+Extension(Source(source, ()), print).ask(Disk(directory), may_compile=True, wait=False)
 while not list(directory.glob("*/")):
     time.sleep(0.01)
 """
@@ -108,19 +109,19 @@ def environment(held_compiler):
 def test_it_is_there_for_the_next_process_when_this_one_ended_before(
     tmp_path, source, environment, held_compiler
 ):
-    command = [sys.executable, "-c", A_SHORT_PROGRAM, str(tmp_path / "disk"), str(source)]
+    command = [sys.executable, "-c", A_SHORT_PROGRAM, str(tmp_path / "disk"), str(source.path)]
     subprocess.run(command, env=environment, check=True)
     assert not list((tmp_path / "disk").glob("*/*.ltk"))
     held_compiler.go.touch()
     found: list[bytes] = []
-    Extension(source, (), found.append).ask_for(Disk(tmp_path / "disk"), wait=True)
+    Extension(source, found.append).ask(Disk(tmp_path / "disk"), may_compile=True, wait=True)
     assert answer_of(found[0]) == 42
     assert held_compiler.log.read_text().split() == ["started"]
 
 
 def test_of_several_processes_one_compiles_it(tmp_path, source, environment, held_compiler):
     program = A_SHORT_PROGRAM.replace("wait=False", "wait=True").replace("print", "lambda _: None")
-    command = [sys.executable, "-c", program, str(tmp_path / "disk"), str(source)]
+    command = [sys.executable, "-c", program, str(tmp_path / "disk"), str(source.path)]
     children = [subprocess.Popen(command, env=environment) for _ in range(3)]
     held_compiler.go.touch()
     assert [child.wait() for child in children] == [0, 0, 0]
@@ -130,14 +131,14 @@ def test_of_several_processes_one_compiles_it(tmp_path, source, environment, hel
 def test_what_can_not_be_kept_is_compiled_for_this_process(tmp_path, source, monkeypatch):
     monkeypatch.setattr(Disk, "get", lambda *_: None)
     found: list[bytes] = []
-    Extension(source, (), found.append).ask_for(Disk(tmp_path / "disk"), wait=True)
+    Extension(source, found.append).ask(Disk(tmp_path / "disk"), may_compile=True, wait=True)
     assert answer_of(found[0]) == 42
 
 
 def test_it_may_wait_until_it_is_started(source):
     found: list[bytes] = []
-    waiting = Extension(source, (), found.append, waits=True)
-    waiting.ask_for(None, wait=True)
+    waiting = Extension(source, found.append, waits=True)
+    waiting.ask(None, may_compile=True, wait=True)
     assert not found
     assert waiting.status == "compiled"
     for _ in range(2):
@@ -149,26 +150,26 @@ def test_it_may_wait_until_it_is_started(source):
 def test_another_source_is_compiled_anew(tmp_path, source):
     disk = Disk(tmp_path / "disk")
     found: list[bytes] = []
-    Extension(source, (), found.append).ask_for(disk, wait=True)
-    source.write_text('extern "C" int answer() { return 43; }')
-    Extension(source, (), found.append).ask_for(disk, wait=True)
+    Extension(source, found.append).ask(disk, may_compile=True, wait=True)
+    source.path.write_text('extern "C" int answer() { return 43; }')
+    Extension(source, found.append).ask(disk, may_compile=True, wait=True)
     assert [answer_of(library) for library in found] == [42, 43]
 
 
 def test_another_header_counts_too(tmp_path, source):
     disk = Disk(tmp_path / "disk")
     found: list[bytes] = []
-    source.write_text('#include "number.h"\nextern "C" int answer() { return NUMBER; }')
+    source.path.write_text('#include "number.h"\nextern "C" int answer() { return NUMBER; }')
     for number in (1, 2):
-        source.with_name("number.h").write_text(f"#define NUMBER {number}")
-        Extension(source, (), found.append).ask_for(disk, wait=True)
+        source.path.with_name("number.h").write_text(f"#define NUMBER {number}")
+        Extension(source, found.append).ask(disk, may_compile=True, wait=True)
     assert [answer_of(library) for library in found] == [1, 2]
 
 
 def test_what_does_not_compile_says_so(source):
-    source.write_text("int answer( {")
-    broken = Extension(source, (), lambda library: None)
-    broken.ask_for(None, wait=True)
+    source.path.write_text("int answer( {")
+    broken = Extension(source, lambda library: None)
+    broken.ask(None, may_compile=True, wait=True)
     assert "it can't be compiled" in broken.status
     assert "answer.cpp:1" in broken.status
 
@@ -178,8 +179,8 @@ def test_what_does_not_load_says_so(source):
         raise OSError("no room")
 
     for waits in (False, True):
-        refused = Extension(source, (), refuse, waits=waits)
-        refused.ask_for(None, wait=True)
+        refused = Extension(source, refuse, waits=waits)
+        refused.ask(None, may_compile=True, wait=True)
         refused.start_if_compiled()
         assert refused.status == "it can't be loaded: no room"
 
@@ -191,8 +192,8 @@ def test_what_was_compiled_with_the_package_is_used_by_all(
     cpp.build(cpp.BUILT)
     for disk in (None, Disk(tmp_path / "disk")):
         found: list[bytes] = []
-        Extension(source, (), found.append).ask_disk(disk)
-        Extension(source, (), found.append).ask_for(disk, wait=True)
+        Extension(source, found.append).ask(disk, may_compile=False, wait=False)
+        Extension(source, found.append).ask(disk, may_compile=True, wait=True)
         assert [answer_of(library) for library in found] == [42, 42]
 
 
@@ -225,7 +226,7 @@ def test_another_torch_python_or_compiler_changes_the_keys(
 ):
     def keys():
         _fingerprint.cache_clear()
-        return cpp.Source(source, ()).key(), InductorBackend().fingerprint()
+        return source.key(), InductorBackend().fingerprint()
 
     before = keys()
     assert keys() == before
@@ -253,7 +254,7 @@ def test_what_another_compiler_made_is_not_used_but_where_there_is_none(
 
 def test_of_another_source_nothing_is_left_where_the_package_is_compiled(tmp_path, source, package):
     cpp.build(tmp_path / "built")
-    source.write_text('extern "C" int answer() { return 43; }')
+    source.path.write_text('extern "C" int answer() { return 43; }')
     cpp.build(tmp_path / "built")
     assert len(list((tmp_path / "built").iterdir())) == 3
     assert cpp.HITS.built() is None  # that is where the package is, not here

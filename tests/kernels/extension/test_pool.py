@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pool is for
 
 @pytest.fixture(autouse=True)
 def pool(tmp_path_factory):
-    POOL.ask_for(Disk(tmp_path_factory.getbasetemp() / "pool"), wait=True)
+    POOL.ask(Disk(tmp_path_factory.getbasetemp() / "pool"), may_compile=True, wait=True)
     assert POOL.status == "in use"
     gc.collect()
     POOL.clear()
@@ -72,7 +72,7 @@ from lazy_tensor.kernels.extension.pool import POOL
 from pathlib import Path
 
 torch.set_num_threads(1)
-POOL.ask_for(Disk(Path(sys.argv[1])), wait=True)
+POOL.ask(Disk(Path(sys.argv[1])), may_compile=True, wait=True)
 x = torch.ones(512, 512)
 
 def step():
@@ -208,7 +208,7 @@ def test_without_a_compiler_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(cpp, "BUILT", tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: None)
     without = Pool()
-    without.ask_for(None, wait=True)
+    without.ask(None, may_compile=True, wait=True)
     assert "there is no C++ compiler" in without.status
     with without.using():
         torch.ones(SIDE, SIDE)
