@@ -162,7 +162,8 @@ class Fusion:
     def pass_on(self, backend: Backend, reason: str) -> None:
         """Let another backend make the kernel, because the present one can't."""
         self._passed += f"{self.backend.name}: {reason}; {backend.name}: "
-        self.backend, self.member = backend, None
+        # what is ahead was built by the present backend, for the same segment
+        self.backend, self.member, self.ahead = backend, None, None
 
     def give_up(self, reason: str) -> None:
         """Run op by op from now on, because no backend has a kernel: no failure, no warning."""

@@ -10,6 +10,8 @@ import torch
 
 from lazy_tensor.kernels.backends.aten import AtenBackend
 from lazy_tensor.kernels.backends.inductor import InductorBackend
+from lazy_tensor.kernels.service import compile as service
+from tests.kernels.conftest import PortableToy
 
 INPUTS = [torch.rand(3)]
 
@@ -319,3 +321,29 @@ def test_several_that_wait_are_built_one_after_another(new_compiler, record, tmp
     again = new_compiler(cache_dir=tmp_path)
     finished(again, segments)
     assert again.counters.compiled == 0
+
+
+class Unprepared(PortableToy):
+    """Builds at once, in an artifact of its own, kernels that can't compile for their sizes."""
+
+    def build_soon(self, segment):
+        return b"of the first backend"
+
+    def load(self, segment, artifact):
+        return self
+
+    def prepare(self, segment):
+        raise RuntimeError("no memory")
+
+
+def test_the_next_backend_is_not_given_what_the_first_has_built(
+    new_compiler, portable_toy, segment, monkeypatch
+):
+    first = Unprepared()
+    monkeypatch.setattr(
+        service, "after", lambda backend, _: [portable_toy] if backend is first else []
+    )
+    fusion = new_compiler().fusion_of(segment, first, mode="blocking")
+    assert fusion.status == "ready", fusion.reason
+    run(fusion)
+    assert portable_toy.n_runs == 1
