@@ -42,7 +42,6 @@ from lazy_tensor.kernels.loops.values import (
     View,
     parts_of,
 )
-from lazy_tensor.kernels.segment import Segment
 
 MOST_ADDED = 64
 """The most float32 numbers that are added one to another in float32."""
@@ -128,7 +127,6 @@ class Kernel:
     `functions` are those of `cpp.FUNCTIONS` that the text calls.
     """
 
-    segment: Segment
     n_threads: int
     in_memory: dict[Value, Memory] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)

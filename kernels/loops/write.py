@@ -172,7 +172,7 @@ class _Writer:
 
     def _begin(self) -> None:
         """Begin with the results alone, and without any nest."""
-        self._kernel = Kernel(self._segment, self._n_threads)
+        self._kernel = Kernel(self._n_threads)
         # name -> its specification; results and reductions that another nest reads
         self._made = {**self._made_first}
         self._nests: list[Nest] = []

@@ -1,7 +1,8 @@
 """A queue of fusions for daemon threads to work on, those first on which most time is spent.
 
-`service.compile` has two: one that loads kernels from disk, and one that has them built. A thread
-of the program may also do a waiting fusion's work itself, in "blocking" mode.
+`service.compile` has three: one loads kernels from disk, one builds those of simple segments, and
+one has workers build all others. A thread of the program may also do a waiting fusion's work
+itself, in "blocking" mode.
 """
 
 from __future__ import annotations
