@@ -36,12 +36,15 @@ OP = "op"
 matched with the op's later: see `op_numbers`."""
 MODULES = {math: "math", torch: "torch", torch.nn: "torch", torch.nn.functional: "functional"}
 """Modules whose functions may get numbers. Those of `math` ask them: see `math_of_numbers`."""
-_OPS = frozenset(dir(torch.Tensor)) - {"apply_", "backward", "map_", "map2_", "register_hook"}
+_CHECKING = {"alpha_dropout", "cosine_similarity", "dropout", "nanquantile", "quantile"}
+"""Composite ops that check a number themselves: the ops that they are recorded as don't."""
+_NO_OPS = {"apply_", "backward", "map_", "map2_", "register_hook"}
+_OPS = frozenset(dir(torch.Tensor)) - _NO_OPS - _CHECKING
 METHODS = _OPS.difference(*map(dir, (bytes, dict, list, set, str)))
 """Methods that are ops: no container has one of that name."""
 FUNCTIONS = {
     "torch": _OPS.intersection(dir(torch)) | {"full", "full_like", "tensor", "where"},
-    "functional": frozenset(dir(torch.nn.functional)) - {"math", "torch"},
+    "functional": frozenset(dir(torch.nn.functional)) - {"math", "torch", "cosine_similarity"},
     "math": frozenset(name for name, one in vars(math).items() if callable(one) and name[0] != "_"),
 }
 ASKING = frozenset({OP, "abs", "bool", "round"}) | FUNCTIONS["math"]
@@ -59,12 +62,12 @@ def known_in(code: CodeType, seen: dict[str, Any]) -> Known:
     `seen`."""
     known = set()
     for name in code.co_names:
-        value = seen.get(name)
+        value: Any = seen.get(name)
         if name in NOTED and name not in seen:
             known.add((name, name))
-        elif isinstance(value, ModuleType):
+        elif issubclass(type(value), ModuleType):  # `isinstance` would ask a proxy for its object
             known.add((name, MODULES.get(value, "module")))
-        elif isinstance(value, FunctionType):
+        elif type(value) is FunctionType:
             known.add((name, InPython(value)))
     return frozenset(known)
 

@@ -95,7 +95,8 @@ class LocalCalls {
   };
   std::unordered_map<Words, std::shared_ptr<const LocalCall>, Hash> calls_;
 };
-LocalCalls local_calls;
+// Never destroyed: that would be when Python, whose objects it holds, is gone.
+LocalCalls& local_calls = *new LocalCalls;
 
 // This rank's memory of a sharded tensor, whose value is computed and of a kind that kernels take.
 std::optional<at::Tensor> memory_of(const at::Tensor& tensor) {

@@ -9,6 +9,7 @@ called by `replay`. This file decides once what each replay has to do, and handl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -235,15 +236,37 @@ class CapturedCall:
         """Run the plan and its effects; return what the call would have returned.
 
         An exception says, in a note, which recorded line it came from. Effects that don't depend on
-        it are done all the same.
+        it are done all the same, as those of Python in a block: its ops raise at the block's end.
         """
         self.n_runs += 1
-        result = self._native.run(found, tensors, profiling.is_looked_at())
-        for name, key, value in self._flags:
-            put(self._holdings[name], self._holdings[name].keys[key], value)
-        for scheduler in self._stepped:
-            scheduler.step()
-        return result
+        try:
+            return self._native.run(found, tensors, profiling.is_looked_at())
+        except BaseException:
+            self._put_known_numbers()
+            raise
+        finally:
+            for name, key, value in self._flags:
+                put(self._holdings[name], self._holdings[name].keys[key], value)
+            for scheduler in self._stepped:
+                scheduler.step()
+
+    def _put_known_numbers(self) -> None:
+        """Put those numbers for the next call that can be told without the plan's results."""
+        numbers, left = self._numbers_before(), {}
+        for place, compute in self._left_numbers.items():
+            with suppress(KeyError, ArithmeticError, ValueError):
+                left[place] = compute(numbers)
+        self._put_numbers(left)
+
+    def _numbers_before(self) -> dict[int, float]:
+        """The numbers known before the plan runs: those that were kept, arguments and constants."""
+        numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
+        numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
+        return numbers | self._constants
+
+    def _put_numbers(self, left: dict[Place, Any]) -> None:
+        for (name, key), number in left.items():
+            put(self._holdings[name], self._holdings[name].keys[key], number)
 
     # Places
 
@@ -388,9 +411,7 @@ class CapturedCall:
         """Compute the values that the call would read; Obstacle if one differs, or decides another
         way. Puts the numbers among the `scalars` that depend on them. Returns what had to be drawn
         for that."""
-        numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
-        numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
-        numbers |= self._constants
+        numbers = self._numbers_before()
         counts = self._counts(leaves, numbers, lambda place: self._look_up(place, []))
         self._op_numbers.put(scalars, numbers, counts, -1)
         drawn = self._drawn(leaves) if self._draws_first else None
@@ -567,9 +588,9 @@ class CapturedCall:
         del found[n:]
         for i, compute in self._computed.items():
             found[i] = compute(numbers)
-        left = {place: compute(numbers) for place, compute in self._left_numbers.items()}
-        for (name, key), number in left.items():
-            put(self._holdings[name], self._holdings[name].keys[key], number)
+        self._put_numbers(
+            {place: compute(numbers) for place, compute in self._left_numbers.items()}
+        )
         return put_together(found)
 
     # What is rare

@@ -228,8 +228,12 @@ class ObjectGraph:
         return self.holdings[name].values[i]
 
     def tensors(self) -> dict[Place, torch.Tensor]:
-        """The tensors found, by their places."""
-        return {place: one for place, one in self._values() if isinstance(one, torch.Tensor)}
+        """The tensors found, by their places; without parameters that have no size yet."""
+        return {
+            place: one
+            for place, one in self._values()
+            if isinstance(one, torch.Tensor) and not torch.nn.parameter.is_lazy(one)
+        }
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         for name, holding in self.holdings.items():
@@ -351,12 +355,16 @@ class ObjectGraph:
         kind = type(value)
         if kind in _OF_BUILTINS and value in _LOOKING_UP:
             self._of_users.add(ANY_NAME)  # code may call it under another name than its own
+        elif kind in _BOUND and not isinstance(value.__self__, (type, types.ModuleType)):
+            self._queue.append((label, value.__self__))  # the list of `log = history.append`
         elif isinstance(value, torch.Generator):
             self.generators.append(value)
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes > MOST_ARRAY_BYTES or value.dtype == object:
                 raise Obstacle(f"{label} is an array that may change; pass a tensor")
             self._hold(label, value, kinds.ARRAY)
+        elif isinstance(value, random.SystemRandom):
+            raise Obstacle(f"{label} draws random numbers that can't be drawn again")
         elif isinstance(value, random.Random) or _is_random_of_numpy(kind):
             self._hold(label, value, kinds.RANDOM)
         elif isinstance(value, _OPAQUE) or _package(kind) in _OF_CODE:
@@ -364,8 +372,10 @@ class ObjectGraph:
         elif isinstance(value, LRScheduler) and self.follows_code:
             self._queue.append((f"{label}.optimizer", value.optimizer))
             self._unvisited.append((label, value))
-        elif isinstance(value, types.MappingProxyType):
+        elif isinstance(value, (types.MappingProxyType, *_VIEWS_OF_DICTS)):
             self._queue.extend((label, one) for one in gc.get_referents(value))
+        elif isinstance(value, memoryview):
+            self._queue.append((label, value.obj))
         elif isinstance(value, operator.attrgetter):
             paths = [path.split(".") for path in value.__reduce__()[1]]
             self.names.update(itertools.chain(*paths))
@@ -451,6 +461,9 @@ class ObjectGraph:
 
 
 _OF_BUILTINS = (types.BuiltinFunctionType, types.WrapperDescriptorType)
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+"""Classes of methods in C that are bound to an object. Functions in C are bound to a module."""
+_VIEWS_OF_DICTS = (*map(type, (vars(torch).keys(), vars(torch).values(), vars(torch).items())),)
 _LOOKING_UP = frozenset({getattr, setattr, vars, eval, exec, object.__getattribute__})
 """Functions by which code may get at any attribute."""
 

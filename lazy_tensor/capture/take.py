@@ -46,6 +46,9 @@ MOST_CONSTANTS = 16
 """Elements of a tensor made inside, such as `torch.tensor(0.5)`, that is treated as a number: calls
 do the same only if its values are equal."""
 
+UNHELD = 5
+"""References to a leaf that nobody but the trace holds, as `_made_inside` counts them: the trace's,
+two of its caller, its own, and that of `sys.getrefcount`."""
 NUMBER_USED = "it uses a number among its arguments otherwise than to compute with it"
 
 
@@ -79,9 +82,10 @@ def take(
         before.is_given_complex = any(part is complex for part in arguments.key[0])
         if arguments.numbers and arguments.note_unfollowed(function, before.names_of_users):
             raise Obstacle(NUMBER_USED)
-    except Obstacle as reason:
-        return function(*arguments.args, **arguments.kwargs), str(reason)
-    versions = _versions_of([*before.tensors().values(), *tensors])
+        versions = _versions_of([*before.tensors().values(), *tensors])
+    except Exception as error:  # an object that can't be looked at, such as a dead weakref.proxy
+        raised = "" if isinstance(error, Obstacle) else "to look at what it can see raises "
+        return function(*arguments.args, **arguments.kwargs), f"{raised}{error}"
     trace, state = local.trace, _GlobalState()
     # a cast of a weight that autocast kept from an earlier call would be a leaf from nowhere: each
     # call casts anew
@@ -428,8 +432,11 @@ class Take:
         if _is_small(leaf):
             # a constant if only the trace and the returned tensors have its memory: else somebody
             # keeps it, and may give it other values before the next call
-            given = [one for one in pytree.tree_leaves(self._result) if _is_on(leaf, one)]
-            if torch_private.n_users(leaf) <= 1 + len(given):
+            leaves = pytree.tree_leaves(self._result)
+            given = [one for one in leaves if _is_on(leaf, one)]
+            is_returned = bool(given) or any(getattr(one, "_base", None) is leaf for one in leaves)
+            is_held = not is_returned and sys.getrefcount(leaf) > UNHELD
+            if torch_private.n_users(leaf) <= 1 + len(given) and not is_held:
                 return Source("constant", _contents(leaf))
         if not self.after.follows_code:
             return Source("object", id(leaf), tensor=leaf)

@@ -3,6 +3,7 @@
 import array
 import collections
 import configparser
+import contextlib
 import contextvars
 import copy
 import ctypes
@@ -12,6 +13,7 @@ import importlib
 import multiprocessing
 import operator
 import queue
+import random
 import sys
 import threading
 import types
@@ -778,6 +780,133 @@ def test_an_object_that_knows_about_how_long_it_is():
         given.scale = 1.0 if i < 6 else float(i)
         assert step(torch.ones(2)).tolist() == [given.scale] * 2
     assert step.n_replayed > 0, step.obstacle
+
+
+class Bound:
+    """Methods in C that are bound to what the program changes."""
+
+    def __init__(self):
+        self.seen: list[int] = []
+        self.settings = {"scale": 2.0}
+        self.log, self.get = self.seen.append, self.settings.get
+        self.item, self.values = self.settings.__getitem__, self.settings.values()
+        self.bytes = memoryview(bytearray([1]))
+
+    def logs(self, x):
+        self.log(1)
+        return x * len(self.seen)
+
+    def gets(self, x):
+        return x * self.get("scale")
+
+    def looks_up(self, x):
+        return x * self.item("scale")
+
+    def sums(self, x):
+        return x * sum(self.values)
+
+    def reads_bytes(self, x):
+        return x * self.bytes[0]
+
+
+@pytest.mark.parametrize("name", ["logs", "gets", "looks_up", "sums", "reads_bytes"])
+def test_methods_in_c_and_views_of_dicts_lead_to_what_they_are_of(name):
+    def run(wrap):
+        program = Bound()
+        step = wrap(getattr(program, name))
+        results = []
+        for i in range(N_CALLS):
+            if i == CHANGED_AT:
+                program.settings["scale"] = 5.0
+                program.bytes[0] = 7
+            results.append(step(torch.ones(3)).tolist())
+        return results, program.seen
+
+    both(run)
+
+
+def test_a_small_tensor_that_a_cache_keeps_is_no_constant():
+    @functools.cache
+    def mask(n):
+        return torch.ones(n, n).tril()
+
+    def run(wrap):
+        mask.cache_clear()
+        mask(4)
+        step = wrap(lambda x: mask(4) @ x)
+        results = []
+        for i in range(N_CALLS):
+            if i == CHANGED_AT:
+                mask(4).zero_()
+            results.append(step(torch.ones(4)).tolist())
+        return results
+
+    both(run)
+
+
+def test_numbers_and_schedulers_after_an_error():
+    def run(wrap):
+        torch.manual_seed(0)
+        embedding, table = torch.nn.Embedding(5, 3), torch.arange(4.0)
+        optimizer = torch.optim.SGD(embedding.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        state = Space(n=0)
+
+        def step(i):
+            state.n += 1
+            loss = embedding(i).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            return loss.detach() + table[i].sum()
+
+        step = wrap(step)
+        for k in range(30):
+            with contextlib.suppress(IndexError):  # a bad batch
+                step(torch.tensor([k % 3, 4 if k % 5 == 4 else 1]))
+        return state.n, scheduler.last_epoch, optimizer.param_groups[0]["lr"]
+
+    both(run)
+
+
+class HasLazyLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.extra = torch.nn.Linear(6, 3), torch.nn.LazyLinear(2)
+
+    def forward(self, x):
+        return self.body(x).detach() if len(x) else self.extra(x)
+
+
+def test_parameters_without_a_size():
+    model = HasLazyLayers()
+    step = replay(lambda x: model(x))
+    for _ in range(6):
+        assert torch.equal(step(torch.ones(4, 6)), model(torch.ones(4, 6)))
+    assert step.n_replayed > 0, step.obstacle
+
+
+class Thing:
+    size = 2.0
+
+
+def test_objects_that_can_not_be_looked_at():
+    system, thing = random.SystemRandom(), Thing()
+    proxy = weakref.proxy(thing)
+
+    def step(x):
+        try:
+            return x * proxy.size
+        except ReferenceError:
+            return x * (system.random() >= 0)
+
+    replayed = replay(step)
+    assert replayed(torch.ones(2)).tolist() == [2.0, 2.0]
+    del thing
+    for _ in range(4):
+        assert replayed(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert "looks" in replayed.obstacle or "raises" in replayed.obstacle
 
 
 def test_what_is_returned_keeps_its_identity():

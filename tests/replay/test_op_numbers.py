@@ -405,3 +405,11 @@ def test_a_partial_of_a_decorated_function() -> None:
     for i in range(6):
         assert torch.equal(replayed(torch.full((2,), float(i))), torch.full((2,), 2.0 * i))
     assert replayed.n_replayed > 0, replayed.obstacle
+
+
+def test_a_number_that_a_composite_op_checks_is_checked() -> None:
+    replayed, x = replay(lambda x, q: x.quantile(q)), torch.arange(3.0)
+    for q in (0.5, 0.25, 0.75, 0.1, 0.2, 0.6, 0.7):
+        assert torch.equal(replayed(x, q), x.quantile(q))
+    with pytest.raises(RuntimeError, match="range"):
+        replayed(x, -0.25)
