@@ -1,13 +1,12 @@
-"""Takes foreach ops apart, so that several ops on one tensor can be fused; joins step counts.
+"""Takes foreach ops apart, so that several ops on one tensor can be fused.
 
 In: a graph. Out: the graph with one call for each tensor in place of each foreach call that the
-tables know. On the CPU torch computes foreach ops by these very calls. The other way round, many
-calls that each add 1 to a step count become one foreach call. Called for plans with kernels.
+tables know. On the CPU torch computes foreach ops by these very calls. Called for plans with
+kernels.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from functools import cache
 from typing import Any
 
@@ -39,22 +38,19 @@ BINARY = {
     "pow_": ("Scalar", "Tensor"), "lerp": ("Scalar", "Tensor"),
 }  # fmt: skip
 """The overloads of an op for a number and for a tensor as the second operand."""
-COUNT = aten.add_.Tensor
-"""How torch's optimizers count a step: `count.add_(1)`."""
 SAME_AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 """Foreach ops that torch computes by an op of another name."""
 NORM = aten.linalg_vector_norm.default
 
 
 def expand_foreach(graph: Graph) -> Graph:
-    """The graph with foreach calls on CPU tensors replaced by calls on each tensor, and calls that
-    count by foreach calls; `graph` itself if nothing changes."""
+    """The graph with foreach calls on CPU tensors replaced by calls on each tensor; `graph`
+    itself if nothing changes."""
     nodes = [
         part
         for node in graph.nodes
         for part in (parts_of(node) if _is_worth_taking_apart(graph, node) else [node])
     ]
-    nodes = _with_counts_together(graph, nodes)
     return graph if nodes == graph.nodes else with_nodes(graph, nodes)
 
 
@@ -91,54 +87,6 @@ def _is_worth_taking_apart(graph: Graph, node: Node) -> bool:
         return False
     specs = [graph.spec[slot] for slot in node.reads]
     return all(spec.device.type == "cpu" for spec in specs) and any(spec.size for spec in specs)
-
-
-def _with_counts_together(graph: Graph, nodes: list[Node]) -> list[Node]:
-    """The nodes with many calls like `count.add_(1)` replaced by one foreach call.
-
-    It stands at the place of the first. So it takes only counts that no other node makes or uses:
-    nobody can see when these are written.
-    """
-    alike: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
-    for node in nodes:
-        if node.facts.op is COUNT and not node.kwargs and type(node.args[1]) in (int, float):
-            spec = graph.spec[node.args[0].index]
-            if not spec.size and spec.device.type == "cpu":
-                alike[type(node.args[1]), node.args[1], spec.dtype].append(node)
-    if not alike:
-        return nodes
-    n_uses = Counter(
-        graph.root[slot]
-        for node in nodes
-        for slot in {*node.reads, *node.writes, *node.outs}
-        if slot is not None
-    )
-    instead: dict[int, Node | None] = {}  # by the node's `id`; None: it is left out
-    for counts in alike.values():
-        alone = [node for node in counts if n_uses[graph.root[node.args[0].index]] == 1]
-        if len(alone) > 1:
-            instead.update((id(node), None) for node in alone)
-            instead[id(alone[0])] = _together(alone)
-    found = [instead.get(id(node), node) for node in nodes]
-    return [node for node in found if node is not None]
-
-
-def _together(counts: list[Node]) -> Node:
-    """One call that counts them all."""
-    first = counts[0]
-    slots = tuple([node.args[0].index for node in counts])
-    return Node(
-        facts=facts_of(aten._foreach_add_.Scalar),
-        args=(tuple([node.args[0] for node in counts]), first.args[1]),
-        kwargs=(),
-        outs=(),
-        specs=(),
-        is_single=True,
-        writes=slots,
-        view_of=None,
-        where=first.where,
-        in_backward=first.in_backward,
-    )
 
 
 def parts_of(node: Node) -> list[Node]:

@@ -1,6 +1,5 @@
 """Foreach ops taken apart give what torch gives, and one kernel serves equal tensors."""
 
-from collections import Counter
 from itertools import islice
 
 import pytest
@@ -13,7 +12,7 @@ from torch.testing._internal.common_methods_invocations import (
     foreach_unary_op_db,
 )
 
-from lazy_tensor import is_pending, lazy_mode, materialize, stats
+from lazy_tensor import is_pending, lazy_mode, materialize
 from lazy_tensor.dispatch.plan.foreach import expand_foreach, op_of_each
 from lazy_tensor.dispatch.plan.graph import graph_of
 from lazy_tensor.dispatch.plan.interpret import interpret
@@ -134,44 +133,6 @@ def test_equal_parameters_share_one_kernel_whatever_the_learning_rate(foreach, c
     assert n_compiled[2:] == [n_compiled[1] + 2] * 6
     assert all(len(segment.calls) == 7 for segment in counting.segments[-2:])
     assert [p.data_ptr() for p in params] == memory
-
-
-def test_counts_that_nothing_else_uses_are_counted_together():
-    counts = [torch.zeros(()) for _ in range(5)]
-    shared, others = torch.zeros(2), [torch.zeros(3), torch.zeros((), dtype=torch.int64)]
-
-    def call():
-        for count in (*counts, *others):
-            count += 1
-        counts[0] *= 2
-        shared[0] += 1
-        shared[1] += 1
-
-    ops = Counter(taken_apart_and_run_on_tape(call))
-    assert counts == [2, 1, 1, 1, 1]
-    assert shared.tolist() == [1, 1]
-    assert [other.tolist() for other in others] == [[1, 1, 1], 1]
-    aten = torch.ops.aten
-    assert ops[aten._foreach_add_.Scalar] == 1
-    # the one that is multiplied, the two that share memory, those of another size and dtype
-    assert ops[aten.add_.Tensor] == 5
-
-
-def test_counts_that_are_made_before_stay_where_they_are(counting):
-    x = torch.arange(4.0)
-    made: list[torch.Tensor] = []
-
-    def call():
-        made.extend(x[i:].sum() for i in range(2))
-        for count in made:
-            count += 1
-
-    with lazy_mode():
-        for _ in range(3):
-            made.clear()
-            call()
-            assert [count.item() for count in made] == [7, 7]
-    assert stats().get("plans_failed", 0) == 0
 
 
 def test_foreach_calls_on_counts_stay_whole():
