@@ -115,18 +115,8 @@ ITEM = sync_points.ITEM
 _ITEM_NAME = call_name(ITEM)
 
 
-def item(trace: Trace, tensor: torch.Tensor) -> Any:
-    """The value of a lazy tensor of one element, while the trace records and no tape is on.
-
-    A short way to what `run` gives: many programs call `.item()` many times a step.
-    """
-    data = to_read(trace, tensor)
-    with torch_private.kernels_only(dispatches=True):
-        return ITEM(data)
-
-
 def to_read(trace: Trace, tensor: torch.Tensor) -> torch.Tensor:
-    """The computed tensor in which `item` reads."""
+    """The computed tensor in which C++ reads the number that `.item()` gives."""
     STATS.fallbacks[ITEM, READS_VALUES] += 1
     if sees_pending(trace, [tensor]):
         flush(trace, _ITEM_NAME)

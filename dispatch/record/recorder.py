@@ -132,14 +132,6 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
     # A call within another one (a decomposed op, say) is no call of the program: the history counts
     # only the outer one. Nor does it count a question.
     is_part = trace.call is not None or is_metadata_query(call[0])
-    # `.item()` is the most frequent read: it needs no `Request`. On a tape it may be read aside,
-    # and while the trace is cold `run_cold` counts it.
-    if (
-        call[0] is eager_fallback.ITEM
-        and type(call[1][0]) is tensor_types.tensor_class
-        and not (is_part or trace.policy.cold or trace.tape)
-    ):
-        return eager_fallback.item(trace, call[1][0])
     if not is_part:
         sync_points.begin(trace, *call[:3])
     try:
