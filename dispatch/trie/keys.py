@@ -9,7 +9,6 @@ its own (`native/keys.h`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -85,11 +84,6 @@ def lacks_slots(trace: Trace, key: tuple[Any, ...]) -> bool:
     return False
 
 
-@cache
-def _number_args(op: OpOverload) -> frozenset[int | str]:
-    return facts_of(op).number_args
-
-
 def generic_key(
     plain_slots: PlainSlots,
     op: OpOverload,
@@ -104,35 +98,19 @@ def generic_key(
     """
     if exact is not None and not kwargs and MAY_VARY.isdisjoint(map(type, args)):
         return exact, []
-    numeric = _number_args(op)
+    numeric = facts_of(op).number_args
     numbers: list[complex] = []
-    key: list[Any] = [op._op]
-    for position, argument in enumerate(args):
-        if type(argument) is tensor_types.tensor_class:
-            key.append(argument._value.slot)
-        elif position in numeric and type(argument) in NUMBERS:
-            numbers.append(argument)
-            key.append(type(argument))
-        elif position in numeric and type(argument) in (list, tuple):
-            key.append(_generic_list(plain_slots, argument, numbers))
-        else:
-            key.append(key_part(plain_slots, argument))
+
+    def part(label: int | str, argument: Any) -> Any:
+        kind = type(argument)
+        if label in numeric and kind in MAY_VARY:
+            if kind in NUMBERS:
+                numbers.append(argument)
+                return kind
+            return tuple([part(label, item) for item in argument])
+        return key_part(plain_slots, argument)
+
+    key = [op._op, *(part(position, argument) for position, argument in enumerate(args))]
     for name, argument in kwargs.items():
-        key.append(name)
-        if name in numeric and type(argument) in NUMBERS:
-            numbers.append(argument)
-            key.append(type(argument))
-        else:
-            key.append(key_part(plain_slots, argument))
+        key += (name, part(name, argument))
     return tuple(key), numbers
-
-
-def _generic_list(plain_slots: PlainSlots, items: Any, numbers: list[complex]) -> tuple[Any, ...]:
-    parts: list[Any] = []
-    for item in items:
-        if type(item) in NUMBERS:
-            numbers.append(item)
-            parts.append(type(item))
-        else:
-            parts.append(key_part(plain_slots, item))
-    return tuple(parts)
