@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from lazy_tensor.kernels.segment import (
     n_bytes,
 )
 from lazy_tensor.kernels.service.fusion import Fusion
+
+if TYPE_CHECKING:
+    from lazy_tensor.dispatch.plan.second_tier import SecondTier
 
 FusionOf = Callable[[Segment], Fusion]
 Given = list[Sequence[torch.Tensor]]
@@ -86,16 +89,6 @@ class Step:
         return program.call(op, node.args, dict(node.kwargs), node.outs, dead, touched, strides)
 
 
-class Tier(Protocol):
-    """Runs a plan while it finds out whether another program is faster (`second_tier`)."""
-
-    def run(self, leaves: list[torch.Tensor], scalars: list[complex], given: Given) -> None:
-        """As `Plan.run`."""
-
-    def is_ready(self) -> bool:
-        """Whether the other program is there, and runs of the plan will compare the two."""
-
-
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
     """`run(leaves, scalars, given)` computes the live values.
@@ -127,7 +120,7 @@ class Plan:
     n_under_way: int = 0
     is_checked: bool = True
     is_pooled: bool = field(init=False)
-    tier: Tier | None = None
+    tier: SecondTier | None = None
     tier_from_s: float = field(default_factory=lambda: TIER_FROM_S)
     spent_s: float = 0.0
     tier_says: str = ""  # what came of compiling it whole, and the times of both, for `explain()`
