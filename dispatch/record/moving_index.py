@@ -16,7 +16,7 @@ from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.record.inputs import admit, is_plain, slot_of
 from lazy_tensor.dispatch.torch_private import kernels_only
 from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.dispatch.trie.trace import Node, State, Trace
+from lazy_tensor.dispatch.trie.trace import State, Trace
 
 SELECT, SLICE = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor
 _MOVES = State(None, (), None)
@@ -51,7 +51,7 @@ def view(trace: Trace, request: Request) -> torch.Tensor | None:
     base, *others = request.args
     data = base if is_plain(base) else tensor_types.value_in(base).data
     # a view that is made now must not miss what is pending
-    if data is None or is_marked(data) or _is_written(trace, call[0].index):
+    if data is None or is_marked(data) or trace.is_written(call[0].index):
         return None
     if found is not _MOVES:
         # The state with the first index leaves the trie, else that index would still be recorded.
@@ -82,16 +82,3 @@ def _without_index(trace: Trace, request: Request) -> tuple[Any, ...] | None:
         dim, begin, end, *step = others
         return (slot, SLICE, dim, end - begin, *step)
     return None
-
-
-def _is_written(trace: Trace, slot: int) -> bool:
-    """Whether a pending call writes the memory of `slot`."""
-    root = trace.root_of(slot)
-    state: State | None = trace.state
-    while state is not None:
-        if isinstance(state.step, Node) and any(
-            trace.root_of(w) == root for w in state.step.writes
-        ):
-            return True
-        state = state.parent
-    return False

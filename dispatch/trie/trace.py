@@ -359,14 +359,16 @@ class Trace:
         if value.data is None or not self.storages:
             return False
         first = self.storages.get(torch_private.storage_id(value.data))
-        if first is None:
-            return False
-        root = self.root_of(first)
+        return first is not None and self.is_written(first)
+
+    def is_written(self, index: int) -> bool:
+        """Whether a pending call writes the memory of slot `index`."""
+        root = self.root_of(index)
         return any(
-            self.root_of(index) == root
+            self.root_of(written) == root
             for step in self.state.steps()
             if isinstance(step, Node)
-            for index in step.writes
+            for written in step.writes
         )
 
     def note_new(self, state: State) -> None:
