@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 
 from lazy_tensor.dispatch.plan.comm_schedule import with_overlap
 from lazy_tensor.dispatch.plan.graph import Graph, may_fail
@@ -110,24 +111,20 @@ def in_order(
     unit_of = {index[id(node)]: u for u, unit in enumerate(units) for node in unit}
     place = [float(max(index[id(node)] for node in unit)) for unit in units]
     place = with_overlap(graph, nodes, depends, unit_of, place)
-    followers: list[set[int]] = [set() for _ in units]
-    n_before = [0] * len(units)
-    for i, before in enumerate(depends):
-        for j in before:
-            first, second = unit_of[j], unit_of[i]
-            if first != second and second not in followers[first]:
-                followers[first].add(second)
-                n_before[second] += 1
-    # a topological sort that always takes the first unit, by place, of those that are ready
-    ready = [(place[u], u) for u in range(len(units)) if n_before[u] == 0]
-    heapq.heapify(ready)
+    before: dict[int, set[int]] = {u: set() for u in range(len(units))}
+    for i, earlier in enumerate(depends):
+        before[unit_of[i]].update(unit_of[j] for j in earlier)
+    for u, others in before.items():
+        others.discard(u)
+    sorter = TopologicalSorter(before)
+    sorter.prepare()  # raises for units that depend on each other in a circle
+    # of the units that are ready, the first one by place comes next
+    ready: list[tuple[float, int]] = []
     ordered: list[int] = []
-    while ready:
+    while sorter.is_active():
+        for u in sorter.get_ready():
+            heapq.heappush(ready, (place[u], u))
         _, u = heapq.heappop(ready)
         ordered.append(u)
-        for follower in followers[u]:
-            n_before[follower] -= 1
-            if n_before[follower] == 0:
-                heapq.heappush(ready, (place[follower], follower))
-    assert len(ordered) == len(units), "units depend on each other in a circle"
+        sorter.done(u)
     return ordered
