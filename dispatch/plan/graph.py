@@ -70,13 +70,17 @@ def may_fail(graph: Graph, node: Node) -> bool:
     return may_raise(node.facts.op, [graph.spec[slot].dtype for slot in node.reads])
 
 
-def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...]) -> Graph:
-    """The graph of a trace's steps, without dead code."""
+def graph_of(steps: Sequence[Node | Leaf], live: tuple[int, ...], *, effects: bool = True) -> Graph:
+    """The graph of a trace's steps, without dead code.
+
+    Without `effects` only what reaches the memory of `live` is kept: no other writes to leaves,
+    collectives, or calls that may raise.
+    """
     leaves = tuple(step for step in steps if isinstance(step, Leaf))
     nodes = [step for step in steps if isinstance(step, Node)]
     graph = Graph(leaves, nodes, live, {}, {}, {})
     _find_owners(graph)
-    graph.nodes = _needed(graph)
+    graph.nodes = _needed(graph, effects)
     return graph
 
 
@@ -100,8 +104,8 @@ def _find_owners(graph: Graph) -> None:
                 graph.producer[slot] = node
 
 
-def _needed(graph: Graph) -> list[Node]:
-    """The nodes whose values or effects somebody sees, found by one walk from the end.
+def _needed(graph: Graph, effects: bool) -> list[Node]:
+    """The nodes whose values, or `effects`, somebody sees, found by one walk from the end.
 
     A storage counts as a whole: once something reads it, all earlier writes to it are needed. Calls
     that may raise are needed, because eager would have raised. So are collectives, because other
@@ -109,13 +113,14 @@ def _needed(graph: Graph) -> list[Node]:
     """
     # `wanted` has owners of memory, leaves among them: writes to leaves are seen outside
     wanted = {graph.root[slot] for slot in graph.live}
-    wanted.update(graph.root[leaf.slot] for leaf in graph.leaves)
+    if effects:
+        wanted.update(graph.root[leaf.slot] for leaf in graph.leaves)
     kept: list[Node] = []
     # A view does nothing to memory. It is needed only if somebody names the view itself, not
     # whenever its base is read.
     wanted_views = set(graph.live)
     for node in reversed(graph.nodes):
-        if node.facts.communicates:
+        if effects and node.facts.communicates:
             is_needed = True
         elif node.view_of is not None:
             is_needed = any(slot in wanted_views for slot in node.outs)
@@ -123,7 +128,7 @@ def _needed(graph: Graph) -> list[Node]:
             is_needed = (
                 any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
                 or any(graph.root[slot] in wanted for slot in node.writes)
-                or may_fail(graph, node)
+                or (effects and may_fail(graph, node))
             )
         if is_needed:
             kept.append(node)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from lazy_tensor.dispatch import torch_private
-from lazy_tensor.dispatch.plan.graph import Graph, graph_of, with_nodes
+from lazy_tensor.dispatch.plan.graph import Graph, graph_of
 from lazy_tensor.dispatch.plan.interpret import interpret
 from lazy_tensor.dispatch.plan.partition import units_of
 from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner
-from lazy_tensor.dispatch.trie.trace import Node, State
+from lazy_tensor.dispatch.trie.trace import State
 
 
 class Aside:
@@ -30,10 +30,7 @@ class Aside:
 
     def __init__(self, state: State, *slots: int) -> None:
         self.state, self.slots = state, slots
-        # `graph_of` keeps every effect of the trace: writes to leaves, collectives, calls that may
-        # raise. Here only those that reach the slots' memory may run.
-        whole = graph_of(state.steps(), slots)
-        graph = with_nodes(whole, _needed_for(whole, slots))
+        graph = graph_of(state.steps(), slots, effects=False)
         wanted = {graph.root[slot] for slot in slots}
         wanted.update(graph.root[one] for node in graph.nodes for one in node.reads)
         numbered = enumerate(graph.leaves)
@@ -64,19 +61,6 @@ class Aside:
 
 def _fuse_nothing(segment: Any) -> Any:
     raise AssertionError("nothing is fused without a backend")
-
-
-def _needed_for(graph: Graph, slots: tuple[int, ...]) -> list[Node]:
-    """The calls that make or write the slots' memory, and those that they depend on, in order."""
-    wanted = {graph.root[slot] for slot in slots}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        touched = (*(out for out in node.outs if out is not None), *node.writes)
-        if any(graph.root[one] in wanted for one in touched):
-            kept.append(node)
-            wanted.update(graph.root[one] for one in node.reads)
-    kept.reverse()
-    return kept
 
 
 def _with_copies(graph: Graph, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
