@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Placement, Replicate
 
-from lazy_tensor.dispatch.metadata.infer import Meta, dense_stride, meta_of
+from lazy_tensor.dispatch.metadata.infer import Meta, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.sharding.torch_private import (
     DeviceMesh,
     DTensorSpec,
     TensorMeta,
-    is_strided_shard,
     parts_of,
     redistribute_local_tensor,
     spec_of,
@@ -50,12 +49,10 @@ class ShardLayout(tensor_types.Layout):
     """A layout with torch's `spec`: mesh, placements, and the global size, strides and dtype.
 
     `parts` says how the ranks' parts compare. `moves` holds the checked calls of `redistribute` on
-    tensors of this layout; `tensor` fills it. `is_regular`: the global metadata of an op's result
-    follow from its result on the local part. That is so if global and local tensor are dense, and
-    the ranks have equal parts of more than one row.
+    tensors of this layout; `tensor` fills it.
     """
 
-    __slots__ = ("family", "is_regular", "moves", "parts", "spec")
+    __slots__ = ("family", "moves", "parts", "spec")
 
     def __init__(self, spec: DTensorSpec, local: Meta) -> None:
         meta = spec.tensor_meta
@@ -68,10 +65,6 @@ class ShardLayout(tensor_types.Layout):
         described = (meta.shape, meta.stride, 0, meta.dtype, device)
         super().__init__(next(_numbers), wrapper_arguments(described), wrapper_arguments(local))
         self.family = _families.setdefault(self._divided(), Family())
-        dense = self.meta[1] is None and self.local[1] is None
-        # a part of one row has size 1, which broadcasts and squeezes where the whole doesn't
-        alike = not (self.parts.uneven or self.parts.single)
-        self.is_regular = dense and alike and not any(map(is_strided_shard, spec.placements))
 
     def _divided(self) -> tuple[Any, ...]:
         """What layouts of a family have in common."""
@@ -145,28 +138,6 @@ _NEUTRAL: dict[str | None, Callable[..., torch.Tensor]] = {
     "sum": torch.zeros_like,
     "product": torch.ones_like,
 }
-
-
-def spec_of_regular(
-    mesh: DeviceMesh, placements: tuple[Placement, ...], part: torch.Tensor
-) -> DTensorSpec | None:
-    """The spec of an op's result on regular tensors, from this rank's `part` of it.
-
-    None if the part doesn't tell: it is not dense, has a single row, or a strided shard.
-    """
-    size = list(part.shape)
-    if part.storage_offset() or part.stride() != dense_stride(part.shape):
-        return None
-    for dim, placement in enumerate(placements):
-        if is_strided_shard(placement):
-            return None
-        if placement.is_shard():
-            sharded = placement.dim  # type: ignore[attr-defined]
-            if part.shape[sharded] < 2:
-                return None
-            size[sharded] *= mesh.size(dim)
-    whole = torch.Size(size)
-    return spec_of(mesh, placements, TensorMeta(whole, dense_stride(whole), part.dtype))
 
 
 def spec_with(

@@ -17,23 +17,19 @@ import torch
 from torch.distributed.tensor import Shard
 
 from lazy_tensor.dispatch import settings, torch_private as dispatch_private
-from lazy_tensor.dispatch.metadata.infer import meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.ops.schema import facts_of
-from lazy_tensor.dispatch.record.extend_trie import numbered, outcome_of_call, wrapper_arguments
+from lazy_tensor.dispatch.record.extend_trie import numbered, outcome_of_call
 from lazy_tensor.dispatch.run.tape import Draw, drawn
 from lazy_tensor.dispatch.stats import STATS
-from lazy_tensor.dispatch.trie import tensor_types
-from lazy_tensor.dispatch.trie.trace import ONE, Node, local as here
+from lazy_tensor.dispatch.trie.trace import local as here
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.segment import substituted
 from lazy_tensor.sharding import torch_private
 from lazy_tensor.sharding.layout import (
-    ShardLayout,
     count_once_,
     everywhere,
     part_of,
-    spec_of_regular,
     spec_with,
 )
 from lazy_tensor.sharding.ops import at_once, corrections, errors
@@ -45,7 +41,6 @@ from lazy_tensor.sharding.tensor import (
     DTensor,
     adopted,
     become,
-    laid_out,
     local_of,
     sharded,
 )
@@ -182,29 +177,12 @@ def _at_this_size(request: Request, placements: Any) -> Any:
     if not torch_private.is_member(_mesh_of(request)):
         return NotImplemented
     op, args, kwargs = request.op, request.args, request.kwargs
-    # Of regular tensors the local result tells the global metadata. Of others the metadata are
-    # asked for before the op runs: it may write, so that the rules can't be asked afterwards.
-    specs = None
-    is_regular = all(tensor._layout.is_regular for tensor in request.tensors)  # type: ignore[attr-defined]
-    if not is_regular:
-        specs = _specs_at_this_size(request, placements)
-        if specs is None:
-            return NotImplemented
-    local = [_local(argument) for argument in args]
-    try:
-        result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
-    except RuntimeError:
-        if is_regular:
-            # sizes that don't fit: the rules raise the error with global sizes, as in eager
-            return NotImplemented
-        raise
+    # asked for before the op runs: it may write, so that the rules can't be asked afterwards
+    specs = _specs_at_this_size(request, placements)
     if specs is None:
-        layout = _layout_like(request, placements, result)
-        if layout is not None:
-            return _learnt(request, op, local, kwargs, laid_out(result, layout))
-        specs = _specs_of_regular(request, placements, result)
-        if specs is None:
-            specs = _specs_at_this_size(request, placements)
+        return NotImplemented
+    local = [_local(argument) for argument in args]
+    result = op(*local, **{name: _local(a) for name, a in kwargs.items()})
     return _learnt(request, op, local, kwargs, _wrapped(op, args, kwargs, result, specs))
 
 
@@ -216,47 +194,6 @@ def _learnt(request: Request, op: Any, args: Any, kwargs: dict[str, Any], result
     if here.trace.policy.cold:
         at_once.learn(request, op, args, kwargs, result)
     return result
-
-
-def _layout_like(request: Request, placements: Any, result: Any) -> ShardLayout | None:
-    """The layout of the argument that is placed and sized as the result, which may share it.
-
-    All arguments are regular, so equal parts and equal placements mean equal global tensors. None
-    if there is no such argument. It saves making a spec.
-    """
-    facts = request.facts
-    if not isinstance(result, torch.Tensor) or facts.returns_arg is not None or facts.is_out:
-        return None
-    described = _described(result)
-    for tensor in request.tensors:
-        layout: ShardLayout = tensor._layout  # type: ignore[attr-defined]
-        if layout.local == described and layout.spec.placements == placements:
-            return layout
-    return None
-
-
-def _described(result: torch.Tensor) -> tuple[Any, ...]:
-    """`make_wrapper`'s arguments for a local result.
-
-    They are read from the trace's state if the local op has just led to it: that is cheaper than to
-    ask the tensor for its metadata.
-    """
-    state = here.trace.state
-    is_made = type(result) is tensor_types.tensor_class and type(state.step) is Node
-    if is_made and state.kind == ONE and state.slot is tensor_types.value_in(result).slot:
-        return state.meta  # type: ignore[no-any-return]
-    return wrapper_arguments(meta_of(result))
-
-
-def _specs_of_regular(request: Request, placements: Any, result: Any) -> Any:
-    """The output specs that follow from the local result on regular parts; None if they don't."""
-    mesh = _mesh_of(request)
-    if request.facts.returns_arg is not None:
-        return request.args[request.facts.returns_arg]._spec
-    if isinstance(result, torch.Tensor):
-        return spec_of_regular(mesh, placements, result)
-    specs = [spec_of_regular(mesh, *its) for its in zip(placements, result, strict=True)]
-    return None if None in specs else specs
 
 
 def _specs_at_this_size(request: Request, placements: Any) -> Any:
