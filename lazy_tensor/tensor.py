@@ -91,19 +91,26 @@ class LazyTensor(tensor_types.ValueTensor):
     # `torch.tensor([loss, ...])`. They call `TensorBase`'s methods: `Tensor`'s may be patched (see
     # `interop.wrappers.converting`), and would count the same read twice.
     def __float__(self) -> float:
-        return _plain.__float__(_to_convert(self, "float()"))
+        return _plain.__float__(self._to_convert("float()"))
 
     def __int__(self) -> int:
-        return _plain.__int__(_to_convert(self, "int()"))
+        return _plain.__int__(self._to_convert("int()"))
 
     def __bool__(self) -> bool:
-        return _plain.__bool__(_to_convert(self, "bool()"))
+        return _plain.__bool__(self._to_convert("bool()"))
 
     def __complex__(self) -> complex:
-        return _plain.__complex__(_to_convert(self, "complex()"))
+        return _plain.__complex__(self._to_convert("complex()"))
 
     def __index__(self) -> int:
-        return _plain.__index__(_to_convert(self, "a tensor as an index"))
+        return _plain.__index__(self._to_convert("a tensor as an index"))
+
+    def _to_convert(self, cause: str) -> torch.Tensor:
+        """What the conversions read: the plain tensor, or the lazy one if a tape is on, which must
+        see the read as an op. `torch.tensor([loss, ...])` puts modes aside, so that no op is seen.
+        """
+        is_seen = local.trace.tape is not None and not torch_private.are_modes_put_aside()
+        return self if is_seen else read(self, cause)
 
     def item(self) -> torch.types.Number:
         """The value as a Python number.
@@ -347,13 +354,6 @@ def read(tensor: LazyTensor, cause: str) -> torch.Tensor:
     if sync_points.ends_region(tensor):
         sync_points.at_read(local.trace)
     return computed(tensor, cause)
-
-
-def _to_convert(tensor: LazyTensor, cause: str) -> torch.Tensor:
-    """What Python's conversions read: the plain tensor, or the lazy one if a tape is on, which must
-    see the read as an op. `torch.tensor([loss, ...])` puts modes aside, so that no op is seen."""
-    is_seen = local.trace.tape is not None and not torch_private.are_modes_put_aside()
-    return tensor if is_seen else read(tensor, cause)
 
 
 def plain_alias(tensor: LazyTensor) -> torch.Tensor:

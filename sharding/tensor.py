@@ -202,20 +202,8 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         # `ops.compute`, which gathers what is split
         return torch.Tensor.item(self)
 
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __index__(self) -> int:
-        return int(self.item())
+    def _to_convert(self, cause: str) -> torch.Tensor:
+        return self  # as for `item`, the op gathers what is split
 
     def _copied(self, memo: dict[int, Any]) -> LazyTensor:
         new = self.detach().clone(memory_format=torch.preserve_format)

@@ -538,3 +538,20 @@ def test_reduced_dimensions_are_kept():
             torch.testing.assert_close(lazy_tensor.materialize(found.full_tensor()), expected)
             places = torch.argmax(sharded, dim - 2, True)
             assert lazy_tensor.materialize(places.full_tensor()).equal(plain.argmax(dim, True))
+
+
+@on_ranks(2)
+def test_only_an_integer_of_one_element_is_an_index():
+    mesh = a_mesh()
+    assert [10, 20][distribute_tensor(torch.tensor([1]), mesh, [Shard(0)]).sum()] == 20
+    with pytest.raises(TypeError, match="only integer tensors of a single element"):
+        [10, 20][distribute_tensor(torch.tensor(1.0), mesh, [Replicate()])]
+
+
+@on_ranks(2)
+def test_conversions_gather_parts():
+    split = distribute_tensor(torch.tensor([1.0, 2.0]), a_mesh(), [Shard(0)])
+    total = split.sum()
+    assert (float(total), int(total), bool(total), complex(total)) == (3.0, 3, True, 3 + 0j)
+    with pytest.raises(RuntimeError, match="Boolean value of Tensor"):
+        bool(split)
