@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import _CacheInfo as CacheInfo, cached_property
 from pathlib import Path
 from time import perf_counter
@@ -117,6 +118,7 @@ def reset_stats() -> None:
     compile_service.compiler().counters.reset()
 
 
+@dataclass(repr=False, eq=False)
 class Report:
     """The last flushes, the calls of `replay`, and what would help most.
 
@@ -134,28 +136,16 @@ class Report:
     of this thread that were timed both recorded and as in eager.
     """
 
-    def __init__(
-        self,
-        records: list[FlushRecord],
-        replays: Sequence[str] = (),
-        redistributions: Sequence[str] = (),
-        ran_at_once: dict[str, float] | None = None,
-        builds: Sequence[Build] = (),
-        result: Any = None,
-        *,
-        regions: Mapping[str, tuple[int, float]] | None = None,
-        kernels: Mapping[str, int] | None = None,
-        blocks: Sequence[Compared] = (),
-    ) -> None:
-        self.records = records
-        self.replays = list(replays)
-        self.redistributions = list(redistributions)
-        self.ran_at_once = ran_at_once or {}
-        self.builds = list(builds)
-        self.result = result
-        self.regions = dict(regions or {})
-        self.kernels = dict(kernels or {})
-        self.blocks = list(blocks)
+    records: list[FlushRecord]
+    replays: Sequence[str] = ()
+    redistributions: Sequence[str] = ()
+    ran_at_once: Mapping[str, float] = field(default_factory=dict)
+    builds: Sequence[Build] = ()
+    result: Any = None
+    _: KW_ONLY
+    regions: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    blocks: Sequence[Compared] = ()
 
     @cached_property
     def flushes(self) -> list[Flush]:
@@ -255,5 +245,5 @@ def _report(
     builds = [one for one in service.builds if one.began_s + one.seconds >= since_s]
     return Report(
         records, replays, redistributions, ran_at_once, builds, result,
-        regions=regions, kernels=service.statuses(), blocks=blocks,
+        regions=regions or {}, kernels=service.statuses(), blocks=blocks,
     )  # fmt: skip

@@ -117,6 +117,13 @@ class Flush:
         return (self.thread, self.cause, self.where, self.raised, titles)
 
 
+COPIED = (
+    "thread", "cause", "where", "n_ops", "began_s", "seconds", "plan_s", "gap_s", "grown_s",
+    "raised", "peak_bytes",
+)  # fmt: skip
+"""What a flush has from its record as it is, and shows on the page."""
+
+
 def looked_at(records: Iterable[FlushRecord]) -> list[Flush]:
     """The flushes of the log, in its order: the oldest first."""
     return list(map(_flush, records))
@@ -137,19 +144,9 @@ def _flush(record: FlushRecord) -> Flush:
         how = "by a new plan" if record.was_built else "by a known plan"
         how += f" ({record.tier})" if record.tier else ""
     return Flush(
-        thread=record.thread,
-        cause=record.cause,
-        where=record.where,
-        n_ops=record.n_ops,
-        began_s=record.began_s,
-        seconds=record.seconds,
-        plan_s=record.plan_s,
-        gap_s=record.gap_s,
-        grown_s=record.grown_s,
-        raised=record.raised,
+        **{name: getattr(record, name) for name in COPIED},
         miss="" if record.first_new is None else reason_of_miss(record.first_new, record.state),
         how=how,
-        peak_bytes=record.peak_bytes,
         steps=tuple(_steps(record)),
     )
 

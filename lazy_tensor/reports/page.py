@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazy_tensor.reports.bandwidth import share_of_bandwidth
-from lazy_tensor.reports.flushes import Flush, Step, alike, amount
+from lazy_tensor.reports.flushes import COPIED, Flush, Step, alike, amount
 from lazy_tensor.reports.places import with_cells
 from lazy_tensor.reports.text import headline
 
@@ -61,16 +61,8 @@ def _flush(flush: Flush) -> dict[str, Any]:
     kept = [i for i, step in enumerate(flush.steps) if step.reason != "a view"]
     number = {i: n for n, i in enumerate(kept)}
     return {
-        "thread": flush.thread,
-        "cause": flush.cause,
+        **{name: getattr(flush, name) for name in COPIED},
         "where": with_cells(flush.where),
-        "n_ops": flush.n_ops,
-        "began_s": flush.began_s,
-        "seconds": flush.seconds,
-        "plan_s": flush.plan_s,
-        "gap_s": flush.gap_s,
-        "grown_s": flush.grown_s,
-        "raised": flush.raised,
         "miss": with_cells(flush.miss),
         "how": flush.how,
         "peak": amount(flush.peak_bytes) if flush.peak_bytes else "",
