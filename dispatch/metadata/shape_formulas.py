@@ -96,13 +96,10 @@ def _elementwise(
     """The outcome of an op in `KEEP_DTYPE`: the broadcast shape, laid out as by TensorIterator."""
     if len(args) == 1 and facts.op.overloadpacket in (aten.clamp, aten.clamp_):
         return None  # clamp without a bound raises
-    for i, argument in enumerate(args):
+    for label, argument in (*enumerate(args), *kwargs):
         kind = type(argument)
-        if kind in _CHANGES_RESULT or (kind is bool and i in facts.number_args):
+        if kind in _CHANGES_RESULT or (kind is bool and label in facts.number_args):
             return None  # some of these ops raise for a bool, such as `sub`
-    for _, argument in kwargs:
-        if type(argument) in _CHANGES_RESULT:
-            return None
     # mostly all operands are alike; else their sizes broadcast, but dtype and device must agree
     first, *others = metas
     if all(meta[:2] == first[:2] and meta[3:] == first[3:] for meta in others):

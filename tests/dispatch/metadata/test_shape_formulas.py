@@ -234,3 +234,9 @@ def test_views_that_eager_refuses_are_left_to_it():
 )
 def test_leaves_to_others_what_it_does_not_know(op, args):
     assert not check(op, list(args))
+
+
+def test_a_boolean_alpha_raises_at_its_line():
+    x = torch.rand(3)
+    with lazy_mode(record="always"), pytest.raises(RuntimeError, match="Boolean alpha"):
+        x.add(x, alpha=True)
