@@ -181,13 +181,15 @@ def _words(value: Any, label: str) -> frozenset[str]:
     """The events of `forbid`, given as a collection, or as text with commas."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, Iterable):
-        known = ", ".join(map(repr, get_args(Forbidden)))
-        raise TypeError(f"{label}={value!r} is not a set of any of {known}; () forbids nothing")
-    for word in (words := frozenset(value)):
-        if word not in get_args(Forbidden):
-            raise one_of("forbid", word, get_args(Forbidden), label)
-    return words
+    known = get_args(Forbidden)
+    words: list[Any] = list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(word, str) for word in words):
+        listed = ", ".join(map(repr, known))
+        raise TypeError(f"{label}={value!r} is not a set of any of {listed}; () forbids nothing")
+    for word in words:
+        if word not in known:
+            raise one_of("forbid", word, known, label)
+    return frozenset(words)
 
 
 def _truth(value: Any, label: str) -> bool:

@@ -80,14 +80,14 @@ def updated(settings: Settings, options: Mapping[str, Any], caller: str) -> Sett
     if not options:
         return settings
     # for the cache of `_updated`; what can't be hashed is a bad value, which is then told so
-    given = tuple(
-        (k, frozenset(v) if isinstance(v, (set, list)) else v) for k, v in options.items()
-    )
+    check: Callable[..., Settings] = _updated
+    given = tuple(options.items())
     try:
+        given = tuple((k, frozenset(v) if isinstance(v, (set, list)) else v) for k, v in given)
         hash(given)
     except TypeError:
-        return _updated.__wrapped__(settings, given, caller)
-    return _updated(settings, given, caller)
+        check = _updated.__wrapped__
+    return check(settings, given, caller)
 
 
 @functools.lru_cache(64, typed=True)  # a block in a loop asks each time

@@ -247,6 +247,7 @@ def test_bad_values_name_the_option_and_what_it_takes(options, message):
         ({"record": False}, "to record nothing, don't enter lazy_mode"),
         ({"forbid": "flushes"}, "did you mean 'flush'"),
         ({"forbid": True}, "not a set of any of 'flush', 'compile'"),
+        ({"forbid": [["flush"]]}, r"forbid=\[\['flush'\]\] is not a set of any of 'flush'"),
         ({"cache_dir": None}, "cache_dir=None is not a folder's path"),
         ({"cache_dir": ""}, "cache_dir='' is not a folder's path"),
         ({"verify_every": False}, r"verify_every=False is not a whole number \(0 is off\)"),
@@ -262,6 +263,7 @@ def test_bad_values_get_the_word_that_was_meant(function, options, hint):
     with pytest.raises((TypeError, ValueError), match=hint) as raised:
         function(*arguments, **options)
     assert str(raised.value).startswith(f"{function.__name__}(): ")
+    assert raised.value.__context__ is None or raised.value.__suppress_context__
     assert settings.current() == before
 
 
