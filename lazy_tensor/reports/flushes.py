@@ -6,7 +6,6 @@ In: a `FlushRecord` of the flush log. Out: a `Flush`, plain data of which `text`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -264,9 +263,12 @@ def shown(spec: TensorSpec) -> str:
 
 def amount(n: float) -> str:
     """A number of bytes with its unit: `1.5 MiB`."""
-    if n < KIB:
+    if round(n) < KIB:
         return f"{n:.0f} B"
-    power = min(int(math.log(n, KIB)), len(UNITS))
+    # by the rounded number: 1048575 bytes are 1.0 MiB, not 1024.0 KiB
+    power = 1
+    while power < len(UNITS) and round(n / KIB**power, 1) >= KIB:
+        power += 1
     return f"{n / KIB**power:.1f} {UNITS[power - 1]}"
 
 

@@ -23,6 +23,7 @@ from lazy_tensor.dispatch.run import input_snapshots
 from lazy_tensor.dispatch.stats import COUNTED
 from lazy_tensor.report import Report
 from lazy_tensor.reports import advice, text
+from lazy_tensor.reports.flushes import amount
 from tests.processes import run_python
 
 A, B, C = torch.ones(4, 64), torch.ones(4, 65), torch.ones(4, 64, dtype=torch.int64)
@@ -454,3 +455,8 @@ def test_of_many_segments_the_largest_are_told():
                 for _ in range(n):
                     y = y.sin()
     assert "and 6 segments that move less: 99 ops; " in str(explain())
+
+
+def test_amounts_are_shown_in_the_unit_that_they_round_to():
+    shown = [amount(n) for n in (1023, 1024, 1_048_524, 1_048_575, 2**30 - 1, 2**50)]
+    assert shown == ["1023 B", "1.0 KiB", "1023.9 KiB", "1.0 MiB", "1.0 GiB", "1024.0 TiB"]
