@@ -39,6 +39,7 @@ from lazy_tensor.dispatch.record.memory_overlap import overlaps
 from lazy_tensor.dispatch.record.segment_end import closes_segment
 from lazy_tensor.dispatch.run.flush import flush, must_record
 from lazy_tensor.dispatch.stats import STATS
+from lazy_tensor.dispatch.trie.keys import fit_kernels
 from lazy_tensor.dispatch.trie.trace import (
     MANY,
     MARKED,
@@ -107,7 +108,7 @@ def grow(
         return reason
     parent = trace.state
     # Numbers that the op checks stay in the key: so each new one is checked here, at its line.
-    may_vary = bool(numbers) and not _checks_numbers(request)
+    may_vary = bool(numbers) and fit_kernels(numbers) and not _checks_numbers(request)
     is_generic = may_vary and _varies(trace, parent, request, key, generic_key)
     if is_generic:
         refs = scalar_refs(parent.n_scalars)

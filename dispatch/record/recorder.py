@@ -39,6 +39,7 @@ from lazy_tensor.dispatch.trie import tensor_types, trace as traces
 from lazy_tensor.dispatch.trie.keys import (
     PlainSlots,
     exact_key,
+    fit_kernels,
     generic_key,
     lacks_slots,
 )
@@ -121,7 +122,7 @@ def _child(
     if state is not None or not place.generic:
         return state, []
     generic, numbers = generic_key(slots, func, args, kwargs)
-    return place.generic.get(generic), numbers
+    return place.generic.get(generic) if fit_kernels(numbers) else None, numbers
 
 
 def _miss(owner: Any, trace: Trace, *call: Any) -> Any:

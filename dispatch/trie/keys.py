@@ -31,6 +31,8 @@ ABSENT = _Absent()
 TRUE, FALSE = object(), object()
 NONE = object()  # an argument None: a None in a key counts as a tensor without a slot
 NUMBERS = frozenset({float, int, complex})
+MOST = 2**63
+"""Whole numbers from -MOST up to MOST may be inputs of kernels, which have 64 bits for each."""
 MAY_VARY = NUMBERS | {list, tuple}
 """Types of arguments in which the generic key may replace numbers."""
 
@@ -114,3 +116,8 @@ def generic_key(
     for name, argument in kwargs.items():
         key += (name, part(name, argument))
     return tuple(key), numbers
+
+
+def fit_kernels(numbers: list[complex]) -> bool:
+    """Whether all whole numbers among these fit into 64 bits."""
+    return all(type(n) is not int or -MOST <= n < MOST for n in numbers)

@@ -341,3 +341,15 @@ def test_powers_of_floats_share_a_state_though_numbers_vary():
     before = n_states()
     assert step(4.5).tolist() == pytest.approx([2**4.5] * 3)
     assert n_states() == before
+
+
+def test_whole_numbers_that_need_more_than_64_bits():
+    def step(y, n):
+        y.mul_(0.5).masked_fill_(y > 2, n)
+
+    for n in (2, 3, 4, 5, 6, 2**63, -(2**63), 7):
+        expected, y = torch.tensor([1.0, 2.0, 35.0]), torch.tensor([1.0, 2.0, 35.0])
+        step(expected, n)
+        with lazy_mode(compile="blocking", record="always"):
+            step(y, n)
+        assert torch.equal(y, expected)
