@@ -355,8 +355,8 @@ class ObjectGraph:
         kind = type(value)
         if kind in _OF_BUILTINS and value in _LOOKING_UP:
             self._of_users.add(ANY_NAME)  # code may call it under another name than its own
-        elif kind in _BOUND and not isinstance(value.__self__, (type, types.ModuleType)):
-            self._queue.append((label, value.__self__))  # the list of `log = history.append`
+        elif (behind := _behind(value)) is not None:
+            self._queue.extend((label, one) for one in behind)
         elif isinstance(value, torch.Generator):
             self.generators.append(value)
         elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
@@ -372,10 +372,6 @@ class ObjectGraph:
         elif isinstance(value, LRScheduler) and self.follows_code:
             self._queue.append((f"{label}.optimizer", value.optimizer))
             self._unvisited.append((label, value))
-        elif isinstance(value, (types.MappingProxyType, *_VIEWS_OF_DICTS)):
-            self._queue.extend((label, one) for one in gc.get_referents(value))
-        elif isinstance(value, memoryview):
-            self._queue.append((label, value.obj))
         elif isinstance(value, operator.attrgetter):
             paths = [path.split(".") for path in value.__reduce__()[1]]
             self.names.update(itertools.chain(*paths))
@@ -384,8 +380,6 @@ class ObjectGraph:
             self._hold(label, value, kinds.ITERATOR)
         elif hasattr(kind, "__next__") and _is_of_library(kind):
             raise Obstacle(f"{label} is an iterator; pass what it gives as an argument")
-        elif hasattr(kind, "__replayed__"):
-            self._queue.append((label, value.__replayed__))
         elif (
             _package(kind) not in _NOT_ENTERED
             or _package(kind) in sys.stdlib_module_names
@@ -466,6 +460,18 @@ _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 _VIEWS_OF_DICTS = (*map(type, (vars(torch).keys(), vars(torch).values(), vars(torch).items())),)
 _LOOKING_UP = frozenset({getattr, setattr, vars, eval, exec, object.__getattribute__})
 """Functions by which code may get at any attribute."""
+
+
+def _behind(value: Any) -> list[Any] | None:
+    """What a value leads to that holds nothing itself; None for any other value."""
+    kind = type(value)
+    if kind in _BOUND and not isinstance(value.__self__, (type, types.ModuleType)):
+        return [value.__self__]  # the list of `log = history.append`
+    if kind is types.MappingProxyType or kind in _VIEWS_OF_DICTS:
+        return gc.get_referents(value)
+    if kind is memoryview:
+        return [value.obj]
+    return [value.__replayed__] if hasattr(kind, "__replayed__") else None
 
 
 def code_of(function: Any) -> types.CodeType | None:

@@ -79,9 +79,7 @@ def take(
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
         before = explore(roots, tensors, names, follows_code=follows_code)
-        before.is_given_complex = any(part is complex for part in arguments.key[0])
-        if arguments.numbers and arguments.note_unfollowed(function, before.names_of_users):
-            raise Obstacle(NUMBER_USED)
+        _check_numbers(function, arguments, before)
         versions = _versions_of([*before.tensors().values(), *tensors])
     except Exception as error:  # an object that can't be looked at, such as a dead weakref.proxy
         raised = "" if isinstance(error, Obstacle) else "to look at what it can see raises "
@@ -91,9 +89,9 @@ def take(
     # call casts anew
     torch.clear_autocast_cache()
     tape = Tape(trace, before.generators, Arguments.call.__code__)
-    followed = FollowedNumbers(trace, tape, function, before, moved.found_by(before))
-    n_kept = len(followed.kept.places)
     try:
+        followed = FollowedNumbers(trace, tape, function, before, moved.found_by(before))
+        n_kept = len(followed.kept.places)
         with followed.lent():
             result = arguments.call(function, tape.numbers, n_kept)
     except BaseException:
@@ -125,6 +123,13 @@ def take(
     if tape.numbers.repair() and isinstance(taken, Take):
         taken = "it keeps a number where replay can't see it"
     return result, taken
+
+
+def _check_numbers(function: Callable[..., Any], arguments: Arguments, seen: ObjectGraph) -> None:
+    """Obstacle if one of the numbers that are followed is used in another way by what is `seen`."""
+    seen.is_given_complex = any(part is complex for part in arguments.key[0])
+    if arguments.numbers and arguments.note_unfollowed(function, seen.names_of_users):
+        raise Obstacle(NUMBER_USED)
 
 
 def _versions_of(tensors: list[torch.Tensor]) -> dict[int, int]:
