@@ -167,7 +167,9 @@ def _counted(
     if name == "eq":
         truth = t.op("logical_not", truth, kind="Bool")
     ones = t.op("cast", truth, kind="Int", dtype="Int")
-    n = _reduced(t, "sum", ones, _dims(x, dim), keepdim, "Int")
+    # unlike other reductions these reduce nothing by an empty list
+    is_empty = isinstance(dim, (list, tuple)) and not dim
+    n = _reduced(t, "sum", ones, [] if is_empty else _dims(x, dim), keepdim, "Int")
     return Value(Emitter(t, "Int")(name, n, 0, kind="Bool"), "Bool", meta)
 
 

@@ -102,3 +102,15 @@ def test_inputs_are_written_by_the_kernel_where_no_other_thread_reads_them(progr
     header = json.loads(definition_of(record(recorded, inputs_of(program)).segment))
     aliases = [line.args[1] for line in loaded(header["lines"]) if line.op == "output"]
     assert sum(alias is not None for alias in aliases) == n_within
+
+
+@pytest.mark.parametrize("reduce", [torch.any, torch.all])
+def test_an_empty_list_of_dims_reduces_nothing(reduce, interpreted):
+    def program(x):
+        return (reduce(x.logical_not(), dim=[]).float() + 1) * 2
+
+    x = torch.tensor([True, False, True])
+    with lazy_mode():
+        result = materialize(program(x))
+    assert interpreted.declined == []
+    assert torch.equal(result, program(x))
