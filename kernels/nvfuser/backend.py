@@ -31,10 +31,9 @@ Run = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
 """Runs a definition: takes tensors, then numbers; returns all outputs but those written in place
 to inputs."""
 
-SCANS = frozenset(("cumsum", "cumprod"))
 WITHOUT = frozenset(["diagonal", "unfold"])
 """Ops that Inductor fuses, but that nvFuser has no op for."""
-TAKEN = (fusible.FUSIBLE | SCANS) - WITHOUT
+TAKEN = fusible.FUSIBLE - WITHOUT
 
 COMPOSED = frozenset(
     name
@@ -46,7 +45,7 @@ SLICES = frozenset(("slice", "slice_backward", "slice_scatter"))
 
 
 class NvfuserBackend:
-    """Fuses pointwise ops, reductions, norms, scans and moves of data on CUDA."""
+    """Fuses pointwise ops, reductions, norms and moves of data on CUDA."""
 
     name = "nvfuser"
     # a tenth of the limit, as `paths` is a rough count
@@ -61,8 +60,6 @@ class NvfuserBackend:
         reason = fusible.refuses(call, TAKEN)
         if reason is not None:
             return reason
-        if fusible.base_name(call.op) in SCANS and (reason := library.scan_problem()) is not None:
-            return f"{call.op}: nvFuser can't compile a scan here ({reason})"
         for spec in (*inputs, *call.outputs):
             if spec is not None and spec.dtype not in KINDS:
                 return f"{call.op}: nvFuser has no {spec.dtype}"

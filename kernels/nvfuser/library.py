@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,26 +81,6 @@ def _wheel() -> str:
     """The name of nvFuser's wheel for the CUDA version of the installed torch."""
     cuda = (torch.version.cuda or "12.8").split(".")[0]
     return "nvfuser-cu130-torch210" if cuda == "13" else "nvfuser-cu128-torch210"
-
-
-TOOLKIT = Path("/usr/local/cuda/include")
-"""The folder in which nvFuser's compiler looks for CUDA's headers. It ignores `CUDA_HOME`."""
-
-
-@functools.cache
-def scan_problem() -> str | None:
-    """Why nvFuser can't compile a scan here; None if it can.
-
-    Scans are the only ops that need CUDA's headers, and the headers must be of the same version.
-    """
-    needed = torch.version.cuda or ""
-    if not any((TOOLKIT / at / "cub/block/block_scan.cuh").exists() for at in ("cccl", ".")):
-        return f"no CUB in {TOOLKIT}: install the toolkit of CUDA {needed}"
-    found = re.search(r"define CUDA_VERSION (\d+)(\d\d)\d", (TOOLKIT / "cuda.h").read_text())
-    version = f"{int(found[1])}.{int(found[2])}" if found else "unknown"
-    if version != needed:
-        return f"{TOOLKIT} is of CUDA {version}, not {needed}"
-    return None
 
 
 class Fused:

@@ -1,4 +1,4 @@
-"""Rules of ops that reduce dimensions, of scans, and of norms.
+"""Rules of ops that reduce dimensions, and of norms.
 
 Reductions compute in the wide kind of their dtype (see `translate.wide_kind`). Norms are written
 out as a variance, a mean and pointwise ops.
@@ -18,7 +18,6 @@ from lazy_tensor.kernels.nvfuser.translate import (
     Translator,
     Unsupported,
     Value,
-    is_one,
     rule,
     wide_kind,
 )
@@ -175,19 +174,6 @@ def _counted(
 
 rule("any")(partial(_counted, "ne"))
 rule("all")(partial(_counted, "eq"))
-
-
-def _scanned(name: str, t: Translator, meta: torch.Tensor, x: Value, dim: int, **_: Any) -> Value:
-    kind = wide_kind(meta.dtype)
-    at = t.held_as(x, kind)
-    # nvFuser raises for a scan of a dimension of one element, which changes nothing
-    if x.meta.ndim and not is_one(x.meta.shape[dim]):
-        at = t.op(name, at, dim % x.meta.ndim, kind=kind)
-    return Value(at, kind, meta)
-
-
-rule("cumsum")(partial(_scanned, "cumsum"))
-rule("cumprod")(partial(_scanned, "cumprod"))
 
 
 def _spread(

@@ -360,7 +360,7 @@ MOVES = frozenset({
 })  # fmt: skip
 """nvFuser's ops that only move elements: their result may be a view of the operand."""
 NOT_ELEMENTWISE = frozenset({
-    "cat", "cumprod", "cumsum", "full", "gather", "index_select", "iota", "max", "min", "pad",
+    "cat", "full", "gather", "index_select", "iota", "max", "min", "pad",
     "prod", "sum", "var", "var_mean",
 })  # fmt: skip
 """nvFuser's ops in which an element of the result depends on other elements of an operand."""

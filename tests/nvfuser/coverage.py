@@ -24,7 +24,6 @@ import torch  # noqa: E402
 import lazy_tensor  # noqa: E402
 from lazy_tensor.dispatch.tiering.policy import Policy  # noqa: E402
 from lazy_tensor.kernels import Call, fusible, register_backend  # noqa: E402
-from lazy_tensor.kernels.nvfuser import library  # noqa: E402
 from lazy_tensor.kernels.nvfuser.backend import TAKEN  # noqa: E402
 from tests.models.run import outcome_of, training  # noqa: E402
 from tests.models.test_with_kernels import MODELS  # noqa: E402
@@ -78,7 +77,6 @@ def row(name: str, taken: Counts, left: dict[str, Counts]) -> str:
 
 def main() -> None:
     Policy.may_grow = lambda self: True  # type: ignore[method-assign]
-    library.scan_problem = lambda: None  # type: ignore[assignment]  # as where CUDA's toolkit is
     torch.set_num_threads(1)
     path = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "benches" / "results" / "nvfuser.md")
     taken: Counts = collections.Counter()

@@ -309,7 +309,7 @@ for _name, _function in {
     OPS[_name] = _on_sizes
 
 
-# Reductions and scans
+# Reductions
 
 
 def _reduced(data: torch.Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
@@ -366,16 +366,6 @@ def _check_var(x: Tensor, correction: int) -> None:
         raise AssertionError("the variance of integers")
     if type(correction) is not int:
         raise Refused("a correction that is no integer")
-
-
-@op("cumsum")
-def _cumsum(x: Tensor, dim: int) -> Tensor:
-    return Tensor(x.data.cumsum(dim, dtype=x.data.dtype), x.ones)
-
-
-@op("cumprod")
-def _cumprod(x: Tensor, dim: int) -> Tensor:
-    return Tensor(x.data.cumprod(dim, dtype=x.data.dtype), x.ones)
 
 
 # Shapes

@@ -13,7 +13,6 @@ from lazy_tensor import lazy_mode, materialize, stats
 from lazy_tensor.kernels import Call, Ref, Segment, TensorSpec, available_backends, backend
 from lazy_tensor.kernels.backend import Busy, Declined
 from lazy_tensor.kernels.backends.aten import AtenBackend
-from lazy_tensor.kernels.nvfuser import library
 from lazy_tensor.kernels.nvfuser.backend import FusedKernel, NvfuserBackend, definition_of
 from lazy_tensor.kernels.nvfuser.definition import loaded
 from lazy_tensor.kernels.service.compile import Compiler
@@ -68,22 +67,6 @@ def test_what_is_refused_and_why(op, args, inputs, reason):
 )  # fmt: skip
 def test_what_is_taken(op, args):
     assert NvfuserBackend().refuses(Call(op, args, (), (spec(4),)), [spec(4)]) is None
-
-
-@pytest.mark.parametrize(
-    ("version", "reason"), [(None, "no CUB in"), ("9020", "is of CUDA 9.2, not"), ("12080", None)]
-)
-def test_scans_are_taken_where_their_headers_are(tmp_path, monkeypatch, version, reason):
-    monkeypatch.setattr(library, "TOOLKIT", tmp_path)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    library.scan_problem.cache_clear()
-    if version is not None:
-        (tmp_path / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
-        (tmp_path / "cccl/cub/block").mkdir(parents=True)
-        (tmp_path / "cccl/cub/block/block_scan.cuh").touch()
-    said = NvfuserBackend().refuses(Call(aten.cumsum.default, (Ref(0), 0), (), (spec(4),)))
-    library.scan_problem.cache_clear()
-    assert said is None if reason is None else reason in str(said)
 
 
 def test_it_is_the_first_that_auto_tries_and_runs_on_cuda_only():
