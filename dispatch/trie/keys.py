@@ -103,19 +103,23 @@ def generic_key(
     numeric = facts_of(op).number_args
     numbers: list[complex] = []
 
-    def part(label: int | str, argument: Any) -> Any:
-        kind = type(argument)
-        if label in numeric and kind in MAY_VARY:
-            if kind in NUMBERS:
-                numbers.append(argument)
-                return kind
-            return tuple([part(label, item) for item in argument])
-        return key_part(plain_slots, argument)
-
-    key = [op._op, *(part(position, argument) for position, argument in enumerate(args))]
+    key: list[Any] = [op._op]
+    for position, argument in enumerate(args):
+        key.append(_part(plain_slots, argument, numbers if position in numeric else None))
     for name, argument in kwargs.items():
-        key += (name, part(name, argument))
+        key += (name, _part(plain_slots, argument, numbers if name in numeric else None))
     return tuple(key), numbers
+
+
+def _part(plain_slots: PlainSlots, argument: Any, numbers: list[complex] | None) -> Any:
+    """An argument's part of a generic key; `numbers` gets the numbers in it that may vary."""
+    kind = type(argument)
+    if numbers is None or kind not in MAY_VARY:
+        return key_part(plain_slots, argument)
+    if kind in NUMBERS:
+        numbers.append(argument)
+        return kind
+    return tuple([_part(plain_slots, item, numbers) for item in argument])
 
 
 def fit_kernels(numbers: list[complex]) -> bool:
