@@ -25,7 +25,7 @@ class LocalKey {
  private:
   bool put(const IValue& value, bool is_operand) {
     if (value.isTensor()) return put_tensor(value.toTensor(), is_operand);
-    if (value.isOptionalTensorList()) return false;  // indices, of some of which are left out
+    if (value.isOptionalTensorList()) return false;  // indices, some of which may be left out
     if (value.isList()) {
       const auto items = value.toListRef();
       hits::put(words_, Tag::LIST, items.size());
