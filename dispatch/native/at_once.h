@@ -7,12 +7,14 @@
 
 namespace hits {
 
-// What tells known calls apart: the op, the layouts of its tensors, and its other arguments. Numbers
-// that are operands count by their type. The sizes of results follow from these, too.
+// What tells known calls apart: the op, the layouts of its tensors, its other arguments, and the
+// default dtype. Numbers that are operands count by their type. The sizes of results follow from
+// these, too.
 class LocalKey {
  public:
   LocalKey(const OpInfo& info, const IValue* arguments) {
     words_.push_back(reinterpret_cast<uint64_t>(&info));
+    words_.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
     for (size_t i = 0; i < info.schema.arguments().size() && is_whole_; ++i) {
       is_whole_ = put(arguments[i], info.is_number[i]);
     }

@@ -33,13 +33,15 @@ class Request:
     `owner` is the class or the mode whose `__torch_dispatch__` was given the call. `in_mode`: the
     owner is a mode, not the class of lazy tensors. `facts` are the op's, but a higher-order op has
     none. `tensors` are all among the arguments, in order, repeats included. `key` is the exact key,
-    if `recorder` has made it. `learns` is the key for the schema cache, if the call runs once
-    to tell its outputs' metadata. `began_s` is when recording began, by `perf_counter`. (The
-    thread's own time takes a system call, 10 us beside busy threads.)
+    if `recorder` has made it. `is_called`: it is a call of the program's on sharded tensors, and
+    not one with other arguments by which a part of it is computed. `learns` is the key for the
+    schema cache, if the call runs once to tell its outputs' metadata. `began_s` is when recording
+    began, by `perf_counter`. (The thread's own time takes a system call: 10 us beside busy ones.)
     """
 
     __slots__ = (
-        "args", "began_s", "facts", "in_mode", "key", "kwargs", "learns", "op", "owner", "tensors",
+        "args", "began_s", "facts", "in_mode", "is_called", "key", "kwargs", "learns", "op",
+        "owner", "tensors",
     )  # fmt: skip
 
     facts: OpFacts
@@ -53,6 +55,7 @@ class Request:
         self.args = args
         self.kwargs = kwargs
         self.in_mode = not isinstance(owner, type)
+        self.is_called = False
         self.key: tuple[Any, ...] | None = None
         self.learns: tuple[Any, ...] | None = None
         if isinstance(op, OpOverload):

@@ -42,7 +42,10 @@ def learn(
     Only calls that C++ can repeat from the key are noted; others are ignored.
     """
     facts = request.facts
-    if hits.native is None or op is not request.op or rule_of(op) is not Rule.RECORD:
+    # C++ knows a call by the program's arguments: it must not take a part of it for all of it
+    if hits.native is None or not request.is_called:
+        return
+    if op is not request.op or rule_of(op) is not Rule.RECORD:
         return
     if facts.is_out or facts.changes_metadata:
         return

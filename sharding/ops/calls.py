@@ -44,6 +44,7 @@ def call(trace: Trace, request: Request) -> Any:
         # another tensor on the same value, which is no step of the trace
         tensor = request.args[0]
         return tensor_types.new_sharded(tensor._value, tensor._layout, tensor)
+    request.is_called = True
     # from here on no measured time decides in this thread: ranks must decide alike
     trace.policy.span_ranks()
     # numbers that no step has taken are dropped: later steps would take them for theirs

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.tensor as theirs
+import torch.nn.functional as F
 from torch import nn, optim
 from torch.distributed.tensor import parallel
 
 import lazy_tensor
 from lazy_tensor import sharding
+from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.trace import local
-from lazy_tensor.sharding import Shard
+from lazy_tensor.sharding import Replicate, Shard
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam": {"amsgrad": True}, "AdamW": {"fused": True}, "Adadelta": {}, "NAdam": {},
@@ -107,3 +109,58 @@ def test_training_unrecorded_is_torchs(name: str, mesh: Any) -> None:
 
     ours, expected = trained(sharding), trained(parallel)
     assert all(map(torch.equal, ours, expected))
+
+
+LOSSES: dict[str, Any] = {
+    "mse": F.mse_loss, "smooth l1": F.smooth_l1_loss, "huber": F.huber_loss,
+    "soft margin": F.soft_margin_loss,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_mean_losses(name: str, mesh: Any) -> None:
+    """Such a gradient is computed by that of the sum, which is another call of the same op."""
+    x = torch.arange(8.0).view(4, 2)
+    plain = x.clone().requires_grad_()
+    LOSSES[name](plain, x + 1).backward()
+    for _ in range(4):
+        unrecorded()
+        w = sharding.distribute_tensor(x.clone(), mesh, [Shard(0)]).requires_grad_()
+        LOSSES[name](w, sharding.distribute_tensor(x + 1, mesh, [Shard(0)])).backward()
+        assert plain.grad is not None
+        assert w.grad is not None
+        assert torch.equal(w.grad.to_local(), plain.grad[:2])
+
+
+def test_a_mean_of_losses_is_reduced_each_time(mesh: Any) -> None:
+    x, t = torch.arange(8.0).view(4, 2), torch.tensor([0, 1, 1, 0])
+    for _ in range(4):
+        unrecorded()
+        given = [sharding.distribute_tensor(one, mesh, [Shard(0)]) for one in (x, t)]
+        assert F.cross_entropy(*given).placements == (Replicate(),)
+
+
+def test_lists_of_partial_tensors_are_reduced_each_time(mesh: Any) -> None:
+    moved = []
+    for _ in range(4):
+        unrecorded()
+        before = sum(STATS.redistributions.values())
+        parts = [
+            sharding.DTensor.from_local(torch.ones(3), mesh, [sharding.Partial()]) for _ in "ab"
+        ]
+        assert torch._foreach_abs(parts)[0].placements == (Replicate(),)
+        moved.append(sum(STATS.redistributions.values()) - before)
+    assert moved[0] > 0
+    assert len({*moved}) == 1
+
+
+def test_the_default_dtype_is_part_of_a_known_call(mesh: Any) -> None:
+    x = sharding.distribute_tensor(torch.arange(8), mesh, [Shard(0)])
+    try:
+        for dtype in (torch.float32, torch.float64) * 2:
+            torch.set_default_dtype(dtype)
+            unrecorded()
+            y = x / 2
+            assert (y.dtype, y.to_local().dtype) == (dtype, dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
