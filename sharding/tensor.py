@@ -203,7 +203,7 @@ class DTensor(LazyTensor, tensor_types.ShardedTensor, torch_private.TorchDTensor
         return torch.Tensor.item(self)
 
     def _to_convert(self, cause: str) -> torch.Tensor:
-        return self  # as for `item`, the op gathers what is split
+        return self  # the op itself gathers the parts, as for `item`
 
     def _copied(self, memo: dict[int, Any]) -> LazyTensor:
         new = self.detach().clone(memory_format=torch.preserve_format)

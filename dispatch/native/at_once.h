@@ -108,10 +108,7 @@ std::optional<at::Tensor> memory_of(const at::Tensor& tensor) {
   const Ref data = data_in(value.get());
   if (data.get() == Py_None) return std::nullopt;  // its computation failed
   const at::Tensor& memory = THPVariable_Unpack(data.get());
-  if (has_python(memory) || !is_dense(memory) || memory.is_conj() || memory.is_neg()) {
-    return std::nullopt;
-  }
-  return memory;
+  return is_for_kernels(memory) ? std::optional<at::Tensor>(memory) : std::nullopt;
 }
 
 // An argument with this rank's memory in place of sharded tensors; nothing if one isn't computed.
@@ -142,7 +139,7 @@ std::optional<Stack> local_arguments(const LocalCall& call, const IValue* argume
   return local;
 }
 
-// Have Python drop what was derived from the arguments that the op has written.
+// Tell Python which arguments the op has written: it drops what was derived from them.
 void note_writes_to(const OpInfo& info, const IValue* arguments) {
   const Ref written(sure(PyList_New(0)));
   const auto add = [&written](const at::Tensor& tensor) {

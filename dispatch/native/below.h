@@ -223,7 +223,7 @@ class Computed {
     } else {
       any_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     }
-    if (has_python(data) || !is_dense(data) || data.is_conj() || data.is_neg()) return false;
+    if (!is_for_kernels(data)) return false;
     stands_for_.emplace_back(data, tensor);
     return true;
   }

@@ -276,6 +276,12 @@ bool has_python(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
 }
 
+// Whether kernels take the tensor as it is: it is dense, of no class in Python, and its memory holds
+// its values.
+bool is_for_kernels(const at::Tensor& tensor) {
+  return !has_python(tensor) && is_dense(tensor) && !tensor.is_conj() && !tensor.is_neg();
+}
+
 // Whether torch has made the tensor of a Python number. Forward-mode differentiation marks the zeros
 // that are a number's tangent like a number, and they are lazy.
 bool is_number(const at::Tensor& tensor) {

@@ -228,8 +228,8 @@ class Tape:
             self.obstacle = "the state of a random generator is set inside"
 
     def inference_mode_changes(self) -> None:
-        """Note it in the trace, whose states stand for calls in one mode alone. Whether a result is
-        an inference tensor is told by its wrapper, so a plan may run without the mode."""
+        """Note it in the trace: a state stands for calls in one mode alone. A result's wrapper says
+        whether it is an inference tensor, so the plan may run without the mode."""
         trace = self._trace
         if not trace.busy and trace.state is not trace.root:
             trace.mark(("inference mode changes",))

@@ -220,7 +220,7 @@ def _argument(call: Call, wanted: str, default: Any = None) -> Any:
 
 
 def definition_of(segment: Segment) -> bytes:
-    """The artifact: JSON of the definition's lines, and what is to be done with its results.
+    """The artifact: JSON of the definition's lines, and of what the kernel does with results.
 
     Raises Unsupported if nvFuser can't compute the segment, and TooManyPaths if it might not finish
     compiling.

@@ -162,7 +162,7 @@ class Fusion:
     def pass_on(self, backend: Backend, reason: str) -> None:
         """Let another backend make the kernel, because the present one can't."""
         self._passed += f"{self.backend.name}: {reason}; {backend.name}: "
-        # what is ahead was built by the present backend, for the same segment
+        # `ahead` holds an artifact of the backend that is left, for the same segment
         self.backend, self.member, self.ahead = backend, None, None
 
     def give_up(self, reason: str) -> None:

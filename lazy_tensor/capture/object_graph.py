@@ -457,7 +457,8 @@ class ObjectGraph:
 _OF_BUILTINS = (types.BuiltinFunctionType, types.WrapperDescriptorType)
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 """Classes of methods in C that are bound to an object. Functions in C are bound to a module."""
-_VIEWS_OF_DICTS = (*map(type, (vars(torch).keys(), vars(torch).values(), vars(torch).items())),)
+_EMPTY: dict[str, Any] = {}
+_VIEWS_OF_DICTS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 _LOOKING_UP = frozenset({getattr, setattr, vars, eval, exec, object.__getattribute__})
 """Functions by which code may get at any attribute."""
 

@@ -126,7 +126,7 @@ def take(
 
 
 def _check_numbers(function: Callable[..., Any], arguments: Arguments, seen: ObjectGraph) -> None:
-    """Obstacle if one of the numbers that are followed is used in another way by what is `seen`."""
+    """Obstacle if code that the call can see does more with a followed number than compute."""
     seen.is_given_complex = any(part is complex for part in arguments.key[0])
     if arguments.numbers and arguments.note_unfollowed(function, seen.names_of_users):
         raise Obstacle(NUMBER_USED)
