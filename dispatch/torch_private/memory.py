@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 lazy_clone: Callable[[torch.Tensor], torch.Tensor] = torch._lazy_clone
 """A copy that shares memory until either side is written (copy-on-write, 0.4 us)."""
@@ -78,9 +79,10 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
         return (copy.pin_memory() if is_pinned else copy).expand(tensor.shape)
 
 
-_in_flight: dict[int, tuple[frozenset[int], Callable[[], Any]]] = {}
+_in_flight: dict[int, tuple[tuple[StorageWeakRef, ...], Callable[[], Any]]] = {}
 """Collectives that may not have ended: by a number, the storages and what gives the `Work`, or None
-if nobody has it. Threads change the dict without a lock, by methods that are atomic."""
+if nobody has it. The storages' numbers aren't used again while these references are kept. Threads
+change the dict without a lock, by methods that are atomic."""
 _numbers = itertools.count()
 
 
@@ -101,7 +103,7 @@ def note_in_flight(tensors: Iterable[torch.Tensor], work: Any, *, is_held: bool)
     `is_held`: the backend goes on with a `Work` that the program drops. A message to one rank, or
     from one, ends when its `Work` is dropped.
     """
-    storages = frozenset(storage_id(tensor) for tensor in tensors)
+    storages = tuple(StorageWeakRef(storage_of(tensor)) for tensor in tensors)
     forget_ended()
     _in_flight[next(_numbers)] = storages, (lambda: work) if is_held else weakref.ref(work)
 
@@ -112,14 +114,21 @@ def is_in_flight(tensor: torch.Tensor) -> bool:
         return False
     forget_ended()
     number = storage_id(tensor)
-    return any(number in storages for storages, _ in list(_in_flight.values()))
+    return any(
+        storage.cdata == number for storages, _ in list(_in_flight.values()) for storage in storages
+    )
 
 
 def forget_ended(waited_for: Any = None) -> None:
-    """Drop the notes of collectives that have ended, and that of the `Work` `waited_for`."""
-    for number, (_, get_work) in list(_in_flight.items()):
+    """Drop the notes of collectives that have ended, and that of the `Work` `waited_for`.
+
+    Some backends, torch's fake one among them, never call a `Work` completed. No backend uses
+    memory that is freed.
+    """
+    for number, (storages, get_work) in list(_in_flight.items()):
         work = get_work()
-        if work is None or work is waited_for or work.is_completed():
+        is_completed = work is None or work is waited_for or work.is_completed()
+        if is_completed or all(storage.expired() for storage in storages):
             _in_flight.pop(number, None)
 
 
