@@ -135,6 +135,7 @@ class Computed {
  public:
   bool any_lazy() const { return any_lazy_; }
   bool any_plain() const { return any_plain_; }
+  bool any_sparse() const { return any_sparse_; }
 
   // Add an argument; false if Python has to handle the call.
   bool put(const IValue& value, bool is_written) {
@@ -208,7 +209,8 @@ class Computed {
   }
 
   // What stands for a tensor in the call: a lazy one's data, else itself. False for a sharded
-  // tensor, for one that is pending or failed, and for what is not dense.
+  // tensor, for one that is pending or failed, and for what kernels don't take as it is, but for a
+  // sparse one.
   bool find(const at::Tensor& tensor, at::Tensor& data) {
     data = tensor;
     if (!tensor.defined()) return true;
@@ -222,8 +224,9 @@ class Computed {
       any_lazy_ = true;
     } else {
       any_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      any_sparse_ |= tensor.is_sparse();
     }
-    if (!is_for_kernels(data)) return false;
+    if (!is_for_kernels(data) && !data.is_sparse()) return false;
     stands_for_.emplace_back(data, tensor);
     return true;
   }
@@ -251,7 +254,8 @@ class Computed {
   c10::SmallVector<IValue, 8> arguments_;
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 4> stands_for_;  // data, and the argument
   c10::SmallVector<at::Tensor, 1> written_;  // the data of lazy tensors that the call writes
-  bool any_lazy_ = false, any_plain_ = false;  // an argument is; numbers don't count
+  // an argument is; numbers don't count
+  bool any_lazy_ = false, any_plain_ = false, any_sparse_ = false;
 };
 
 }  // namespace hits

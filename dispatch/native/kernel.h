@@ -414,6 +414,8 @@ class Kernel : public c10::OperatorKernel {
       if (!call.put(torch::jit::peek(*stack, i, n), info_.writes[i])) return false;
     }
     if (!call.any_lazy() || (info_.is_view && call.any_plain())) return false;
+    // the parts of a sparse tensor may be pending
+    if (call.any_sparse() && of_trace.state.in(trace) != of_trace.root.in(trace)) return false;
     if (info_.is_copy && !torch::jit::peek(*stack, 0, n).toTensor().sizes().equals(
                              torch::jit::peek(*stack, 1, n).toTensor().sizes())) {
       return false;  // its source may be there already: `memory_overlap.is_there_already` looks

@@ -96,6 +96,20 @@ def test_ops_that_need_no_care_stay_below_python(in_python: list[str]) -> None:
     assert type(y) is LazyTensor
 
 
+def test_ops_on_sparse_and_lazy_tensors_stay_below_python(in_python: list[str]) -> None:
+    rows = torch.diag(torch.ones(4))[:3].to_sparse()
+    a, b = A.clone(), wrap(A.clone())
+    b.add_(0)
+    in_python.clear()
+    for tensor in (a, b):
+        tensor.add_(rows, alpha=2)
+        tensor.mul_(tensor.sparse_mask(rows).to_dense())
+        tensor += torch.sparse.mm(rows, tensor.t().exp())[:, :1]
+    assert in_python == []
+    assert_same(b, a)
+    assert b._version == a._version + 1
+
+
 def test_training_is_eagers(in_python: list[str]) -> None:
     def train(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, foreach=True)
