@@ -129,6 +129,7 @@ def converting(name: str, own: Any) -> Any:
             _pass_read(self)
         elif here.blocks and not isinstance(self, LazyTensor) and not local.trace.busy:
             if torch_private.are_modes_put_aside():
+                stop_tape(f"{method_name(name)} reads a tensor's values")
                 _flush_if_pending([self], method_name(name))
             elif sync_points.ends_region(self):
                 sync_points.at_read(local.trace)
@@ -222,10 +223,10 @@ def with_plain_integers(name: str, own: Any) -> Any:
 
     def plain(argument: Any) -> Any:
         # the second argument of an RNN may also be its initial state, whose gradient must flow
-        if not isinstance(argument, LazyTensor) or argument.is_floating_point():
+        if not isinstance(argument, torch.Tensor) or argument.is_floating_point():
             return argument
         stop_tape(f"torch.{name} reads a tensor's values")
-        return computed(argument)
+        return computed(argument) if isinstance(argument, LazyTensor) else argument
 
     @functools.wraps(own)
     def with_plain(*args: Any, **kwargs: Any) -> Any:

@@ -1370,3 +1370,31 @@ def test_what_changes_at_each_call_is_told():
         train()
     assert [one.filename for one in told] == [__file__]
     assert "epoch" in replayed.obstacle
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda k: torch.tensor([k, 1.0]),
+        lambda k: torch.as_tensor([[1.0], [k]]),
+        lambda k: torch.ones(1).new_tensor([k]),
+        lambda k: torch.FloatTensor([k]),
+    ],
+)
+def test_tensors_made_of_lists_of_tensors_follow_them(make):
+    step = replay(lambda x, k: x * make(k).sum(), warn=False)
+    for i in range(12):
+        k = torch.tensor(float(i // 3))
+        assert torch.equal(step(torch.ones(2), k), torch.ones(2) * make(k).sum())
+
+
+@pytest.mark.parametrize("kind", [torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU])
+def test_lengths_of_packed_sequences_may_change(kind):
+    model, x = kind(3, 4), torch.randn(5, 3, 3)
+    lazy = replay(copy.deepcopy(model), warn=False)
+    for i in range(20):  # as many elements, steps and sequences
+        lengths = torch.tensor([[5, 3, 2], [5, 4, 1]][i // 8 % 2])
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
+        found, expected = lazy(packed)[0].data, model(packed)[0].data
+        found.sum().backward()
+        torch.testing.assert_close(found, expected)
