@@ -18,9 +18,12 @@ from typing import Any
 
 import torch
 
+from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.torch_checks import names
 from lazy_tensor.dispatch.trie.liveness import live_values
+from lazy_tensor.kernels.extension import cpp
 
+IN_PYTHON = "LAZY_TENSOR_HITS=python records without it, at several times the cost"
 VERSIONS = "torch 2.10 to 2.13 on Python 3.11 to 3.13"
 
 
@@ -36,10 +39,11 @@ class Check:
 @functools.cache
 def checks() -> tuple[Check, ...]:
     """Every check, each after those that it relies on. Those that rely on torch's private names are
-    left out if one of the first three fails."""
+    left out if one of the first four fails."""
     first = (
         Check("the system is not Windows", _problem(_has_system), "use WSL, which is Linux"),
         Check("one thread runs Python at a time", _problem(_has_gil), "use a Python with the GIL"),
+        Check("the recorder's C++ is compiled, or can be", _problem(_has_cpp), IN_PYTHON),
         Check("torch's private names exist", _problem(_has_names)),
     )
     if any(check.problem for check in first):
@@ -103,6 +107,12 @@ def _has_system() -> str:
 
 def _has_gil() -> str:
     return "this Python is a free-threaded build" if "t" in sys.abiflags else ""
+
+
+def _has_cpp() -> str:
+    # Python alone takes three to eight times as long as eager for small ops
+    problem = "" if settings.records_in_python() else cpp.HITS.problem()
+    return problem if problem and cpp.HITS.built() is None else ""
 
 
 def _has_names() -> str:

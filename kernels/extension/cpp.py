@@ -69,6 +69,17 @@ class Source:
         path = next(iter(sorted(BUILT.glob(name))), None)
         return None if path is None else path.read_bytes()
 
+    def problem(self) -> str:
+        """Why it can't be compiled on this machine, and what to do; "" if it can."""
+        try:
+            _compiler()
+        except RuntimeError as error:
+            return str(error)
+        header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+        if not header.exists():
+            return f"there is no {header} (install Python's headers: python3-dev, python3-devel)"
+        return ""
+
 
 HITS = Source(
     Path(__file__).parents[2] / "dispatch" / "native" / "module.cpp",
@@ -122,7 +133,7 @@ def _compiler() -> str:
         raise RuntimeError("it is for Linux only")
     path = found_compiler()
     if path is None:
-        raise RuntimeError("there is no C++ compiler")
+        raise RuntimeError("there is no C++ compiler (install g++, or name one in CXX)")
     return path
 
 

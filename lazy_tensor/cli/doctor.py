@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -113,8 +112,7 @@ def built(source: cpp.Source, without: str) -> str:
     disk = compiler().disk
     if disk is not None and disk.get(source.key()) is not None:
         return f"built, in {disk.directory}"
-    problem = problem_of_building(source)
-    if problem is not None:
+    if problem := source.problem():
         return f"not built: {problem}; {without}"
     if settings.current().compile == "off":
         return f'not built, and compile="off" builds none; {without}'
@@ -122,18 +120,6 @@ def built(source: cpp.Source, without: str) -> str:
         "not built yet: a program that works for a second builds it in the background, "
         f"`python -m lazy_tensor cache warm SCRIPT` at once; {without}"
     )
-
-
-def problem_of_building(source: cpp.Source) -> str | None:
-    """Why the package's C++ can't be compiled on this machine, and what to do; None if it can."""
-    try:
-        source.command()
-    except RuntimeError as error:
-        return f"{error} (install g++, or name one in the variable CXX)"
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.exists():
-        return f"there is no {header} (install Python's headers: python3-dev, python3-devel)"
-    return None
 
 
 def settings_in_force() -> Iterator[Line]:

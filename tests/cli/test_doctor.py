@@ -58,7 +58,7 @@ def test_doctor_says_whether_the_recorder_is_built_and_what_to_do(monkeypatch):
     assert "not built" in told
     assert "cache warm" in told or 'compile="off"' in told
     told = built_state(monkeypatch, problem="there is no C++ compiler")
-    assert told.startswith("not built: there is no C++ compiler (install g++, or name one")
+    assert told.startswith("not built: there is no C++ compiler")
     assert "ops are recorded in Python" in told
     monkeypatch.setattr(settings, "records_in_python", lambda: True)
     assert built_state(monkeypatch).startswith("off, as LAZY_TENSOR_HITS=python says")
@@ -67,9 +67,7 @@ def test_doctor_says_whether_the_recorder_is_built_and_what_to_do(monkeypatch):
 def test_doctor_says_that_headers_are_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(cpp, "_compiler", lambda: "g++")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
-    told = doctor.problem_of_building(cpp.HITS)
-    assert told is not None
-    assert "install Python's headers" in told
+    assert "install Python's headers" in cpp.HITS.problem()
 
 
 def test_reason_of_an_unavailable_backend_is_shown(monkeypatch):

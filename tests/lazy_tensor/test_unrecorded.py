@@ -46,7 +46,7 @@ def check_outcome(outcome):
 
 def test_a_step_is_eagers_with_one_warning_whatever_works_differently():
     found = outcomes("changes")
-    assert len(found) == 13
+    assert len(found) == 14
     for outcome in found:
         check_outcome(outcome)
 
@@ -104,7 +104,7 @@ def test_names_that_objects_are_asked_for_are_used(name):
 
 def test_all_checks_hold_here():
     assert assumptions.failed() == ()
-    assert len(assumptions.checks()) == 12
+    assert len(assumptions.checks()) == 13
     assert assumptions.why_off() == ""
 
 

@@ -19,21 +19,24 @@ from typing import Any
 
 torch: Any = importlib.import_module("torch")  # whose names are replaced
 importlib.import_module("torch._subclasses.fake_tensor")  # once, not in each process
-NAMES = Path(__file__).resolve().parents[2] / "dispatch" / "torch_checks" / "names.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def torch_names():
-    spec = importlib.util.spec_from_file_location("lazy_tensor.dispatch.torch_checks.names", NAMES)
+def module_of(name):
+    """A module of ours, as it is without the package around it."""
+    path = ROOT / name.removeprefix("lazy_tensor.").replace(".", "/")
+    spec = importlib.util.spec_from_file_location(name, path.with_suffix(".py"))
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def taken_away(name):
     """Delete a name of torch; of types that can't be changed let it seem to be absent."""
-    names = torch_names()
+    names = module_of("lazy_tensor.dispatch.torch_checks.names")
     owner, _, last = name.rpartition(".")
     found = torch
     for i, part in enumerate(owner.split(".")[1:], 2):
@@ -50,7 +53,12 @@ def taken_away(name):
         pass
     exists = names._exists
     names._exists = lambda asked: asked != name and exists(asked)
-    sys.modules["lazy_tensor.dispatch.torch_checks.names"] = names
+
+
+def no_compiler():
+    os.environ.update(PATH="", CXX="", LAZY_TENSOR_HITS="")
+    name = "lazy_tensor.kernels.extension.cpp"
+    module_of(name).BUILT = Path("/nowhere")
 
 
 def free_threaded():
@@ -118,6 +126,7 @@ def bits_that_are_not_set():
 
 CHANGES = {
     free_threaded: "one thread runs Python at a time",
+    no_compiler: "there is no C++ compiler (install g++",
     counts_that_are_one: "reference counts tell",
     slots_elsewhere: "C++ finds attributes in slots",
     modes_that_are_not_pushed: "dispatch modes see ops",
@@ -221,7 +230,7 @@ def in_a_process(label, change, *args):
 
 if __name__ == "__main__":
     if sys.argv[1] == "names":
-        names = torch_names()
+        names = module_of("lazy_tensor.dispatch.torch_checks.names")
         for name in (*names.NEEDED, *names.OF_OBJECTS):
             in_a_process(name, taken_away, name)
     else:
