@@ -149,7 +149,7 @@ class Builder:
     def check(self, index: Value, n: int, counts: Value | None = None) -> None:
         """Have an index checked, where `counts` is true: it must be one of `n` elements."""
         b = Builder(torch.int64)
-        text = "({0} < 0 || {0} >= {1})" + ("" if counts is None else " && {2}")
+        text = "(({0} < 0) | ({0} >= {1}))" + ("" if counts is None else " & {2}")
         given = [index, n] if counts is None else [index, n, counts]
         found = b.reduced("max", b.cast(b.test(text, *given), torch.int32), None, keepdim=False)
         self.bad.append(b.test("{0} != 0", found))

@@ -85,11 +85,12 @@ def _end_running() -> None:
 
 # GCC's rules for floats as in eager's kernels: each op is rounded, and NaNs are kept. Traps and
 # `errno` aside, which nobody reads, so that loops with `sqrt` and conditions have vectors. Jumps
-# stay as they are: from those that GCC 12 threads it makes vectors that are wrong.
+# stay as they are: from those that GCC 12 threads it makes vectors that are wrong. Calls stay out
+# of branches, which have no vectors: so the rules' texts call nothing in a branch, nor use `&&`.
 _FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-trapping-math", "-fno-thread-jumps", "-fwrapv", "-fvisibility=hidden", "-fopenmp", "-w",
-    "-shared", "-fPIC",
+    "-fno-trapping-math", "-fno-thread-jumps", "-fno-tree-sink", "-fwrapv", "-fvisibility=hidden",
+    "-fopenmp", "-w", "-shared", "-fPIC",
 )  # fmt: skip
 
 

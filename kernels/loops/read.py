@@ -89,7 +89,7 @@ class _Reader:
         for call in self._segment.calls:
             self._read(call)
         bad = self._builder.bad
-        text = " || ".join(f"{{{i}}}" for i in range(len(bad)))
+        text = " | ".join(f"{{{i}}}" for i in range(len(bad)))
         return Values(
             tuple(map(self._value, self._segment.outputs)),
             {i: self._value(i) for i in sorted(self._written)},

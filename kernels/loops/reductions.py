@@ -52,7 +52,7 @@ def _reduce(kind: str) -> Callable[[Builder, Arguments], Value]:
 def _place(b: Builder, kind: str, x: Value, dim: int, *, keepdim: bool) -> Value:
     """The first place, along a dimension, of the greatest or least number, or of a NaN."""
     dim %= len(x.size)
-    is_most = b.test("{0} == {1} || {0} != {0}", x, b.reduced(kind, x, dim))
+    is_most = b.test("({0} == {1}) | ({0} != {0})", x, b.reduced(kind, x, dim))
     places = Builder(torch.int32)
     here = Place(x.size, torch.int32, dim)
     place = places.of("{0} ? {1} : {2}", is_most, here, x.size[dim])
@@ -411,7 +411,7 @@ def _nll_backward(b: Builder, a: Arguments) -> Value:
     scores, target, weight = a["self"], a["target"], a.get("weight")
     counts = _counts(b, a)
     column, counted = (Reshaped((target.size[0], 1), one.dtype, one) for one in (target, counts))
-    here = _INTEGERS.test("{0} == {1} && {2}", column, Place(scores.size, torch.int64, 1), counted)
+    here = _INTEGERS.test("({0} == {1}) & {2}", column, Place(scores.size, torch.int64, 1), counted)
     grad = a["grad_output"]
     if a["reduction"] == 1:
         grad = b.of("{0} / {1}", grad, a["total_weight"])

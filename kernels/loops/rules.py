@@ -47,8 +47,8 @@ TEXTS = {
 UNARY_FUNCTIONS = frozenset(FUNCTIONS) - {*BINARY_FUNCTIONS, "quick_erf"}
 TESTS = {
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}",
-    "gt": "{0} > {1}", "ge": "{0} >= {1}", "logical_and": "{0} && {1}",
-    "logical_or": "{0} || {1}", "logical_xor": "!{0} != !{1}", "logical_not": "!{0}",
+    "gt": "{0} > {1}", "ge": "{0} >= {1}", "logical_and": "!!{0} & !!{1}",
+    "logical_or": "!!{0} | !!{1}", "logical_xor": "!{0} != !{1}", "logical_not": "!{0}",
     "isnan": "{0} != {0}", "signbit": "with_sign(1, {0}) < 0",
     "isinf": "absolute({0}) == __builtin_inf()", "isfinite": "absolute({0}) < __builtin_inf()",
 }  # fmt: skip
@@ -87,7 +87,7 @@ def _div(b: Builder, a: Arguments) -> Value:
 def _remainders(b: Builder, a: Arguments) -> tuple[Value, Value]:
     """What a division leaves, with the sign of `self`, and whether `other` has another sign."""
     left = b.of("fmod({0}, {1})", a["self"], a["other"])
-    return left, b.test("{0} != 0 && ({0} < 0) != ({1} < 0)", left, a["other"])
+    return left, b.test("({0} != 0) & (({0} < 0) != ({1} < 0))", left, a["other"])
 
 
 def _remainder(b: Builder, a: Arguments) -> Value:
@@ -114,11 +114,13 @@ def _inverse_hyperbolic(name: str) -> Rule:
 
     def rule(b: Builder, a: Arguments) -> Value:
         x = a["self"]
+        near = b.of(name + "({0})", x)
         if name == "acosh":  # of numbers below 1 it is NaN
+            near = b.of("{0} < 1 ? {1} : {2}", x, math.nan, near)
             far = b.of("log({0}) + {1}", x, math.log(2))
-            return b.of("{0} > {2} ? {1} : {0} < 1 ? {3} : acosh({0})", x, far, 1e9, math.nan)
+            return b.of("{0} > {2} ? {1} : {3}", x, far, 1e9, near)
         far = b.of("with_sign(log(absolute({0})) + {1}, {0})", x, math.log(2))
-        return b.of("absolute({0}) > {2} ? {1} : " + name + "({0})", x, far, 1e9)
+        return b.of("absolute({0}) > {2} ? {1} : {3}", x, far, 1e9, near)
 
     return rule
 
@@ -134,7 +136,7 @@ def _log_add_exp(b: Builder, a: Arguments) -> Value:
     one, other = a["self"], a["other"]
     most = b.of("maximum({0}, {1})", one, other)
     found = b.of("{2} + log1p(exp(-absolute({0} - {1})))", one, other, most)
-    same = b.test("{0} == {1} && absolute({0}) == __builtin_inf()", one, other)
+    same = b.test("({0} == {1}) & (absolute({0}) == __builtin_inf())", one, other)
     return b.of("{0} ? {1} : {2}", same, one, found)
 
 
@@ -376,18 +378,30 @@ def _sign(b: Builder, a: Arguments) -> Value:
 
 
 def _elu(b: Builder, a: Arguments) -> Value:
-    scale = a.get("scale", 1)
-    return b.of(
-        "{0} <= 0 ? expm1({0} * {1}) * {2} : {0} * {3}",
-        a["self"], a.get("input_scale", 1), a.get("alpha", 1) * scale, scale,
-    )  # fmt: skip
+    x, scale = a["self"], a.get("scale", 1)
+    factor = a.get("alpha", 1) * scale
+    below = b.of("expm1({0} * {1}) * {2}", x, a.get("input_scale", 1), factor)
+    return b.of("{0} <= 0 ? {1} : {0} * {2}", x, below, scale)
 
 
 def _elu_backward(b: Builder, a: Arguments) -> Value:
     grad, x, scale, before = a["grad_output"], a["self_or_result"], a["scale"], a["input_scale"]
     factor = a["alpha"] * scale
     text = "{0} * {2} * ({1} + {3})" if a["is_result"] else "{0} * {2} * {3} * exp({1} * {2})"
-    return b.of(f"{{1}} > 0 ? {{0}} * {{4}} : {text}", grad, x, before, factor, scale)
+    below = b.of(text, grad, x, before, factor)
+    return b.of("{1} > 0 ? {0} * {2} : {3}", grad, x, scale, below)
+
+
+def _softplus(b: Builder, a: Arguments) -> Value:
+    x, beta = a["self"], a.get("beta", 1)
+    curve = b.of("log1p(exp({0} * {1})) / {1}", x, beta)
+    return b.of("{0} * {1} > {2} ? {0} : {3}", x, beta, a.get("threshold", 20), curve)
+
+
+def _softplus_backward(b: Builder, a: Arguments) -> Value:
+    grad, x, beta = a["grad_output"], a["self"], a["beta"]
+    curve = b.of("{0} * {1} / ({1} + 1)", grad, b.of("exp({0} * {1})", x, beta))
+    return b.of("{1} * {2} > {3} ? {0} : {4}", grad, x, beta, a["threshold"], curve)
 
 
 def _glu(b: Builder, a: Arguments) -> Value:
@@ -430,10 +444,7 @@ RULES: dict[str, Rule] = {
         "{1} < 0 ? {0} * (1 - {2} / (1 + {2})) : {0} * ({2} / (1 + {2}))",
         a["grad_output"], a["self"], a["buffer"],
     ),
-    "softplus_backward": lambda b, a: b.of(
-        "{1} * {2} > {3} ? {0} : {0} * exp({1} * {2}) / (exp({1} * {2}) + 1)",
-        a["grad_output"], a["self"], a["beta"], a["threshold"],
-    ),
+    "softplus_backward": _softplus_backward,
     "asinh": _inverse_hyperbolic("asinh"),
     "acosh": _inverse_hyperbolic("acosh"),
     "remainder": _remainder,
@@ -457,7 +468,7 @@ RULES: dict[str, Rule] = {
     "mish_backward": _mish_backward,
     "hardtanh_backward": lambda b, a: b.of(
         "{1} ? {0} : 0", a["grad_output"],
-        b.test("{0} > {1} && {0} < {2}", a["self"], a["min_val"], a["max_val"]),
+        b.test("({0} > {1}) & ({0} < {2})", a["self"], a["min_val"], a["max_val"]),
     ),
     "slice_scatter": _scattered("slice"),
     "select_scatter": _scattered("select"),
@@ -503,10 +514,7 @@ RULES: dict[str, Rule] = {
     "leaky_relu_backward": lambda b, a: b.of(
         "{1} > 0 ? {0} : {0} * {2}", a["grad_output"], a["self"], a["negative_slope"]
     ),
-    "softplus": lambda b, a: b.of(
-        "{0} * {1} > {2} ? {0} : log1p(exp({0} * {1})) / {1}",
-        a["self"], a.get("beta", 1), a.get("threshold", 20),
-    ),
+    "softplus": _softplus,
     "lerp": _lerp,
     "addcmul": lambda b, a: b.of(
         "{0} + {3} * {1} * {2}", a["self"], a["tensor1"], a["tensor2"], a.get("value", 1)

@@ -1,6 +1,7 @@
 """Kernels of simple segments, written without Inductor, against eager execution."""
 
 import math
+import os
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -460,6 +461,27 @@ def test_vector_functions_are_there_for_each_kind_of_cpu(
     path.unlink()
     assert "Sleef_" in shown.stdout
     assert "lazy_" not in shown.stdout
+
+
+CHOICES = (
+    lambda x, g: F.softplus(x), lambda x, g: F.elu(x), lambda x, g: F.selu(x),
+    lambda x, g: aten.softplus_backward(g, x, 1.3, 20), lambda x, g: torch.logaddexp(x, g),
+    lambda x, g: aten.elu_backward(g, 0.7, 1.1, 0.9, False, x), lambda x, g: torch.xlogy(x, g),
+    lambda x, g: torch.remainder(x, g), lambda x, g: torch.floor_divide(x, g),
+    lambda x, g: torch.acosh(x), lambda x, g: torch.asinh(x), lambda x, g: torch.sinc(x),
+    lambda x, g: torch.where(x > g, x, g.log()), lambda x, g: aten.hardtanh_backward(g, x, -1, 1),
+    lambda x, g: torch.logical_and(x, g) | torch.logical_or(x, g), lambda x, g: F.mish(x),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loops_that_choose_between_functions_have_vectors(record, dtype, tmp_path):
+    source = tmp_path / "loops.cpp"
+    for choice in CHOICES:
+        source.write_text(written(record(choice, (X.to(dtype), Y.to(dtype))).segment, 1).text)
+        command = ["g++", *cpp._FLAGS, "-fopt-info-vec-optimized", str(source), "-o", os.devnull]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        assert "loop vectorized" in told, source.read_text()
 
 
 def test_sums_are_as_accurate_as_eagers(record):
