@@ -24,7 +24,7 @@ from lazy_tensor.dispatch.tiering.sites import Compared
 from lazy_tensor.dispatch.trie.trace import all_traces, claimed, local, restart_empty_traces
 from lazy_tensor.dispatch.wording import op_name
 from lazy_tensor.kernels import cache
-from lazy_tensor.kernels.extension.pool import POOL
+from lazy_tensor.kernels.extension import pool
 from lazy_tensor.kernels.service.compile import Build
 from lazy_tensor.mode import listening_mode
 from lazy_tensor.reports.advice import Advice, advice_on
@@ -56,7 +56,7 @@ def cache_info() -> dict[str, CacheInfo]:
     Sizes are numbers of entries. Those of "memory", which plans reuse on the CPU, are bytes.
     """
     kernels = compile_service.compiler().cache.info()
-    return {**cache.cache_info(), "kernel": kernels, "memory": POOL.info()}
+    return {**cache.cache_info(), "kernel": kernels, "memory": pool.info()}
 
 
 def cache_clear() -> None:
@@ -72,7 +72,7 @@ def cache_clear() -> None:
             if trace.state is trace.root:
                 trace.forget()
     cache.clear_all()
-    POOL.clear()
+    pool.clear()
 
 
 def stats() -> dict[str, Any]:

@@ -104,7 +104,7 @@ def _copy_checkout(to: Path) -> None:
     disk = compiler().disk
     for built in (to / "kernels/built", to / "build/lib/lazy_tensor/kernels/built"):
         built.mkdir(parents=True, exist_ok=True)
-        for source in (cpp.HITS, cpp.POOL):
+        for source in (cpp.HITS, cpp.PROGRAM):
             library = source.built() or (disk and disk.get(source.key()))
             if library:
                 (built / f"{source.key()}.so").write_bytes(library)

@@ -352,8 +352,7 @@ class CapturedCall {
                                 : Ref(sure(PyList_New(0)));
     const double start = seconds_now();
     const bool is_simple = !is_looked_at && !runs_otherwise_ &&
-                           of_plan.is_checked.in(plan_) == Py_True &&
-                           of_plan.is_pooled.in(plan_) == Py_False;
+                           of_plan.is_checked.in(plan_) == Py_True;
     Ref kept;
     bool has_run = false;
     {

@@ -99,8 +99,8 @@ void settle(const Live& live, PyObject* results) {
 bool is_empty(PyObject* sized) { return PyObject_Size(sized) == 0; }
 
 // The plan of the trace's state for these live values. Null leaves the flush to Python: if the plan
-// is unknown or unchecked, its memory is pooled, its kernels count writes for autograd, or results
-// may share a plain tensor's memory, which Python has to note.
+// is unknown or unchecked, its kernels count writes for autograd, or results may share a plain
+// tensor's memory, which Python has to note.
 Ref plan_of(PyObject* trace, PyObject* plans_by, const Live& live) {
   PyObject* state = of_trace.state.in(trace);
   PyObject* plans = of_state.plans.in(state);
@@ -112,7 +112,6 @@ Ref plan_of(PyObject* trace, PyObject* plans_by, const Live& live) {
   if (plan.get() == nullptr && PyErr_Occurred()) throw python_error();
   if (plan.get() == nullptr || Py_TYPE(plan.get()) != plan_class) return Ref();
   const bool is_simple = of_plan.is_checked.in(plan.get()) == Py_True &&
-                         of_plan.is_pooled.in(plan.get()) == Py_False &&
                          (is_empty(of_plan.parts_of_leaves.in(plan.get())) ||
                           is_empty(of_trace.leaf_slots.in(trace)));
   return is_simple ? std::move(plan) : Ref();

@@ -126,8 +126,7 @@ SLOTS(of_trace, state, values, leaves, leaf_values, leaf_slots, leaf_offsets, sn
       root, noted, begun, unnoted_hits, similar_path, first_new, _rooted, _roots, _n_finals);
 SLOTS(of_state, call, call_start, edges, generic, key, kind, layout, meta, slot, parent, step,
       offset_fixup, closes, n_ops, n_slots, n_scalars, plans, counts_writes, remembered);
-SLOTS(of_plan, is_checked, is_pooled, parts_of_leaves, spent_s, tier_from_s, steps, peak_bytes,
-      tier_says);
+SLOTS(of_plan, is_checked, parts_of_leaves, spent_s, tier_from_s, steps, peak_bytes, tier_says);
 SLOTS(of_slot, index, trace);
 SLOTS(of_policy, address, past, _began_s, _flushed_s, _gap_s, _ran_s, _round_began_s, grown_s,
       _n_flushes, _n_flushed, _n_reads, _n_recorded, _n_known, n_turns, n_turns_noted, _is_bypassed,

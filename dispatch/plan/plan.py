@@ -43,11 +43,6 @@ Given = list[Sequence[torch.Tensor]]
 """Where a run puts its results, as one sequence: what it returned could be lost by an interrupt."""
 
 
-POOLED_FROM_BYTES = 4 << 20
-"""Peak memory of a plan from which it uses the pool. Less than that the C library reuses by itself.
-"""
-
-
 NOTHING_FUSED = "nothing is fused with these settings"
 """The `reason` of all calls in a plan without segments."""
 
@@ -95,8 +90,7 @@ class Plan:
 
     `root`, `lasting` and `parts_of_leaves` are the graph's, for `failure` and `flush`. `peak_bytes`
     is the most memory that values made by the plan take at a time, those inside a kernel left out.
-    `is_pooled` says whether that is so much that runs use the memory pool. `communicates` says
-    whether it has collectives: other ranks wait for it.
+    `communicates` says whether it has collectives: other ranks wait for it.
 
     `n_there` counts its ops in kernels that are built, `n_under_way` those in kernels being built,
     as of the last `told()`; the policy compares the two. `is_checked` says whether its calls were
@@ -119,14 +113,12 @@ class Plan:
     n_there: int = 0
     n_under_way: int = 0
     is_checked: bool = True
-    is_pooled: bool = field(init=False)
     tier: SecondTier | None = None
     tier_from_s: float = field(default_factory=lambda: TIER_FROM_S)
     spent_s: float = 0.0
     tier_says: str = ""  # what came of compiling it whole, and the times of both, for `explain()`
 
     def __post_init__(self) -> None:
-        self.is_pooled = self.peak_bytes > POOLED_FROM_BYTES
         self._distinct = tuple(dict.fromkeys(self.fusions))
 
     def replace_by(self, other: Plan) -> None:
@@ -135,9 +127,7 @@ class Plan:
         This plan is looked up in states and held by captured calls, so it stays the same object.
         """
         self.steps, self.fusions, self._distinct = other.steps, other.fusions, other._distinct
-        self.peak_bytes, self.is_pooled = other.peak_bytes, other.is_pooled
-        self._told = ()
-        self.program = other.program
+        self.peak_bytes, self.program, self._told = other.peak_bytes, other.program, ()
 
     def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The status of each fusion, and the reason for it. Both, and the counts of ops, are made
@@ -309,14 +299,17 @@ class Planner:
             step.instruction(dead, graph.spec) for step, dead in zip(self.steps, dying, strict=True)
         ]
         n_slots = max((*leaves, *graph.spec), default=-1) + 1
+        peak_bytes = self._peak_bytes(dying)
         return Plan(
-            program=program.program_of(n_slots, leaves, graph.live, instructions),
+            program=program.program_of(
+                n_slots, leaves, graph.live, instructions, peak_bytes=peak_bytes
+            ),
             steps=self.steps,
             fusions=tuple(self.fusions),
             root=graph.root,
             lasting=graph.lasting,
             parts_of_leaves=graph.parts_of_leaves,
-            peak_bytes=self._peak_bytes(dying),
+            peak_bytes=peak_bytes,
             communicates=any(node.facts.communicates for node in graph.nodes),
             scalar_types=self.scalar_types,
         )

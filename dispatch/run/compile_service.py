@@ -1,8 +1,8 @@
 """The compile service of the process, and requests for the package's own C++.
 
 In: the settings in force. Out: the compile service for their `cache_dir`. The other functions ask
-for the C++ that records hits, runs programs or pools memory, at the time when it may pay. Called by
-`flush`, `plan_cache`, `sync_points` and the mode.
+for the C++ that records hits or runs programs, at the time when it may pay. Called by `flush`,
+`plan_cache`, `sync_points` and the mode.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import threading
 from pathlib import Path
 
 from lazy_tensor.dispatch import settings
-from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.kernels import backend as backends, cache as caches
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.extension import program
-from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.kernels.service.compile import Compiler
 
 MOST_COMPILERS = 4
@@ -81,15 +79,6 @@ caches.on_clear(_forget_kernels)
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def ask_for_pool(plan: Plan) -> None:
-    """Ask for the memory pool if the plan makes results large enough for it.
-
-    It is loaded now if it is on disk. It is compiled once the program has worked for long.
-    """
-    if plan.is_pooled and not POOL.is_asked_for:
-        compiler().keep_memory(settings.current().compile, may_compile=STATS.has_worked_long())
-
-
 def begin_hits() -> None:
     """Record hits in C++ from now on, if the C++ is on disk or compiled by now.
 
@@ -109,7 +98,6 @@ def obtain_extensions() -> None:
     disk = compiler().disk
     hits.start(disk)
     program.ask_for(disk, may_compile=True, wait=True)
-    POOL.ask(disk, may_compile=True, wait=True)
 
 
 def ask_for_hits() -> None:

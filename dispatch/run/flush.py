@@ -20,7 +20,6 @@ from lazy_tensor.dispatch.plan.graph import Graph, graph_of
 from lazy_tensor.dispatch.plan.interpret import MISJUDGED, OWN_STRIDES, interpret
 from lazy_tensor.dispatch.plan.plan import Plan
 from lazy_tensor.dispatch.run import hits, profiling, watch
-from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of, with_remat
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
@@ -35,7 +34,6 @@ from lazy_tensor.dispatch.trie.trace import (
 )
 from lazy_tensor.dispatch.user_frame import calling_module, user_line
 from lazy_tensor.dispatch.wording import DISTRIBUTION_CHECK
-from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.kernels.logs import FLUSHES, MISSES
 
 
@@ -222,8 +220,6 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
         at_once=lambda: profiling.is_timing() or trace.policy.may_plan(ends_region),
     ) or with_remat(graph_of(pending.state.steps(), live))
     work.planned_s = perf_counter()
-    if isinstance(work.ran, Plan):
-        ask_for_pool(work.ran)
     with profiling.flush_shown(cause):
         _run(pending, work, ranges)
 
@@ -304,7 +300,7 @@ def _run(pending: Pending, work: _Work, ranges: profiling.Noted) -> None:
     # inference mode, which must not change what the kernels do. Leaves whose writes autograd has
     # counted at recording keep that count.
     counted = pending.leaves if pending.state.counts_writes else ()
-    with torch_private.kernels_only(), POOL.using(), torch_private.versions_kept(counted):
+    with torch_private.kernels_only(), torch_private.versions_kept(counted):
         if isinstance(ran, Plan):
             is_new, n_own_strides = not ran.is_checked, len(OWN_STRIDES)
             run = profiling.run_of(ran, pending.state, ranges)

@@ -17,7 +17,7 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_dense, meta_of
 from lazy_tensor.dispatch.ops.schema import OpFacts
 from lazy_tensor.dispatch.trie.trace import Copy, Slot, Trace
-from lazy_tensor.kernels.extension.pool import POOL
+from lazy_tensor.kernels.extension.pool import empty_like
 
 MOST_BYTES = 256 << 20
 """Bytes that all copies of a trace may take. An op that would need more runs at once instead."""
@@ -90,9 +90,8 @@ def can_take(trace: Trace, tensor: torch.Tensor) -> bool:
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides, so that ops give results of the same layout. The caller adds it
     to the trace by `keep`."""
-    with torch_private.no_dispatch(), torch_private.below_autograd(), POOL.using():
-        data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        return data.copy_(tensor)
+    with torch_private.no_dispatch(), torch_private.below_autograd():
+        return empty_like(tensor).copy_(tensor)
 
 
 def keep(trace: Trace, tensor: torch.Tensor, data: torch.Tensor, slot: Slot) -> None:

@@ -86,7 +86,6 @@ HITS = Source(
     ("c10", "torch_cpu", "torch_python"),
 )
 PROGRAM = Source(Path(__file__).with_name("program.cpp"), HITS.libraries)
-POOL = Source(Path(__file__).with_name("pool.cpp"), ("c10",))
 
 
 def _digest(*parts: str) -> str:
@@ -144,7 +143,7 @@ def build(directory: Path) -> None:
     Raises CalledProcessError if a compiler fails, when all have ended.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = {directory / f"{source.key()}.so": source for source in (HITS, PROGRAM, POOL)}
+    wanted = {directory / f"{source.key()}.so": source for source in (HITS, PROGRAM)}
     for path in set(directory.glob("*.so")) - set(wanted):
         path.unlink()
     running = []

@@ -2,8 +2,8 @@
 
 In: a source file and a function that uses the compiled library. Out: a call of that function; or
 `status` says why there is no library. The program goes on without it meanwhile. The library is kept
-on disk as kernels are, also if the program ends first. `pool`, `program` and `dispatch.run.hits`
-have one `Extension` each.
+on disk as kernels are, also if the program ends first. `program` and `dispatch.run.hits` have one
+`Extension` each.
 """
 
 from __future__ import annotations

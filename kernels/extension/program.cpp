@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "pool.h"
+
 namespace program {
 namespace {
 
@@ -305,6 +307,7 @@ struct Program {
   Slots leaves, live;
   std::vector<Instruction> instructions;
   bool is_inner = false;  // it runs within an instruction of another, which no signal interrupts
+  bool is_large = false;  // what it makes takes more than MIN_BYTES at its peak
   mutable int64_t runs_left = 0;  // before Python measures its fusion again; 0: it never does
 
   // Whether it is a segment op by op, as `compile_aten` makes it, by its first instruction.
@@ -476,6 +479,7 @@ PyObject* results_of(const Program& program, PyObject* leaves, PyObject* numbers
     PyErr_SetString(PyExc_TypeError, "a program takes a list of its leaves and one of numbers");
     return nullptr;
   }
+  const PooledRun pooled{program.is_large};
   Run run;
   run.values.resize(program.n_slots);
   run.numbers = numbers;
@@ -671,19 +675,22 @@ Instruction instruction_of(const py::tuple& given) {
   return made;
 }
 
-// Program(n_slots, leaves, live, instructions, is_inner)
+// Program(n_slots, leaves, live, instructions, is_inner, peak_bytes)
 PyObject* new_program(PyTypeObject* type, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
-  Py_ssize_t n_slots;
+  Py_ssize_t n_slots, peak_bytes;
   PyObject *leaves, *live, *instructions;
   int is_inner;
-  if (!PyArg_ParseTuple(args, "nOOOp", &n_slots, &leaves, &live, &instructions, &is_inner))
+  if (!PyArg_ParseTuple(args, "nOOOpn", &n_slots, &leaves, &live, &instructions, &is_inner,
+                        &peak_bytes))
     return nullptr;
   auto made = std::make_unique<Program>();
   made->n_slots = static_cast<size_t>(n_slots);
   made->leaves = slots_of(leaves);
   made->live = slots_of(live);
   made->is_inner = is_inner != 0;
+  made->is_large = peak_bytes > static_cast<Py_ssize_t>(MIN_BYTES);
+  if (made->is_large) install_pool();
   for (py::handle item : py::reinterpret_borrow<py::list>(instructions)) {
     made->instructions.push_back(instruction_of(py::reinterpret_borrow<py::tuple>(item)));
   }
@@ -724,7 +731,29 @@ PyObject* py_install(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// empty_like(tensor): another tensor with the same strides, not initialized, from the pool.
+PyObject* py_empty_like(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  const at::Tensor& like = THPVariable_Unpack(tensor);
+  const Pooled pooled;
+  return THPVariable_Wrap(
+      at::detail::empty_strided_cpu(like.sizes(), like.strides(), like.scalar_type()));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* py_memory_counts(PyObject*, PyObject*) {
+  return py::cast(pool().counts()).release().ptr();
+}
+
+PyObject* py_clear_memory(PyObject*, PyObject*) {
+  pool().clear();
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {{"install", py_install, METH_VARARGS, nullptr},
+                         {"empty_like", py_empty_like, METH_O, nullptr},
+                         {"memory_counts", py_memory_counts, METH_NOARGS, nullptr},
+                         {"clear_memory", py_clear_memory, METH_NOARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "lazy_tensor_program", nullptr, -1, methods};
 

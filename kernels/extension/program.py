@@ -158,27 +158,28 @@ def program_of(
     instructions: list[Instruction],
     *,
     is_inner: bool = False,
+    peak_bytes: int = 0,
 ) -> Program:
     """A program that takes tensors for the slots `leaves` and gives those in `live`.
 
     One that `is_inner` runs within an instruction of another program, and so without a look for
-    signals.
+    signals. If what it makes takes many bytes at its peak, its memory is pooled (see `pool`).
     """
     # plans are made once it is there; others, such as a script that runs a kernel alone, may wait
     if not ask_for(None, may_compile=True, wait=True):
         raise RuntimeError(f"the C++ that runs programs is missing: {EXTENSION.status}")
-    made: Program = _class(n_slots, leaves, live, instructions, is_inner)
+    made: Program = native.Program(n_slots, leaves, live, instructions, is_inner, peak_bytes)
     return made
 
 
-_class: Any = None
+native: Any = None  # the module in C++, once it is loaded
 
 
 def _use(library: bytes) -> None:
-    global _class
+    global native
     module = loaded(library, partial(module_at, "lazy_tensor_program"))
     module.install(Ref, ScalarRef)
-    _class = module.Program
+    native = module
 
 
 EXTENSION = Extension(cpp.PROGRAM, _use)
@@ -186,17 +187,17 @@ EXTENSION = Extension(cpp.PROGRAM, _use)
 
 def is_program(kernel: Any) -> TypeGuard[Program]:
     """Whether a kernel is a program, which C++ can run within another."""
-    return type(kernel) is _class
+    return native is not None and type(kernel) is native.Program
 
 
 def are_there() -> bool:
     """Whether programs can be made: the C++ is loaded."""
-    return _class is not None
+    return native is not None
 
 
 def ask_for(disk: Disk | None, *, may_compile: bool, wait: bool) -> bool:
     """Load the C++ that runs programs from disk. If it isn't there and `may_compile`, compile it,
     in the background or, if `wait`, at once. Returns whether programs can be made now."""
-    if _class is None:
+    if native is None:
         EXTENSION.ask(disk, may_compile=may_compile, wait=wait)
-    return _class is not None
+    return native is not None

@@ -42,7 +42,7 @@ from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.counters import Counters
 from lazy_tensor.kernels.disk import Disk, key_of
 from lazy_tensor.kernels.extension.extension import BEHIND
-from lazy_tensor.kernels.extension.pool import POOL, keep_freed_heap
+from lazy_tensor.kernels.extension.pool import keep_freed_heap
 from lazy_tensor.kernels.extension.program import touches_much
 from lazy_tensor.kernels.library import own_folder
 from lazy_tensor.kernels.logs import COMPILES
@@ -196,17 +196,6 @@ class Compiler:
     def _finish(self, fusion: Fusion) -> None:
         self._to_build_soon.finish(fusion)
         self._to_build.finish(fusion)
-
-    def keep_memory(self, mode: Mode, *, may_compile: bool) -> None:
-        """Have plans reuse memory, once the C++ that does it is there.
-
-        It is loaded if it was compiled before. Else it is compiled, if `may_compile` or in
-        "blocking" mode, which waits for it.
-        """
-        if mode == "off" or self._is_forked:
-            return
-        is_blocking = mode == "blocking"
-        POOL.ask(self.disk, may_compile=is_blocking or may_compile, wait=is_blocking)
 
     def statuses(self) -> Counter[str]:
         """The number of fusions in each status, without those for which no kernel was asked."""

@@ -41,7 +41,6 @@ from lazy_tensor.dispatch.plan.plan import Given, Plan
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, input_snapshots, profiling, watch
 from lazy_tensor.dispatch.run.aside import Aside
-from lazy_tensor.dispatch.run.compile_service import ask_for_pool
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
 from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of
@@ -51,7 +50,6 @@ from lazy_tensor.dispatch.traced_number import computes, is_plain
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Pending, Value, local
 from lazy_tensor.dispatch.user_frame import user_line
-from lazy_tensor.kernels.extension.pool import POOL
 from lazy_tensor.tensor import LazyTensor
 
 Tensors = list[torch.Tensor]
@@ -598,15 +596,13 @@ class CapturedCall:
     def _run_otherwise(
         self, leaves: list[torch.Tensor], scalars: list[complex], given: Given
     ) -> None:
-        """Run the plan where C++ doesn't do so itself: if it is profiled or timed, needs the memory
-        pool, is unchecked (see `Plan`), or may be a CUDA graph."""
-        ask_for_pool(self.plan)
-        with POOL.using():
-            run = profiling.run_of(self.plan)
-            # a CUDA graph has no steps to observe
-            if self.cuda_graph is not None and run == self.plan.run:
-                run = self.cuda_graph
-            run(leaves, scalars, given)
+        """Run the plan where C++ doesn't do so itself: if it is profiled or timed, is unchecked
+        (see `Plan`), or may be a CUDA graph."""
+        run = profiling.run_of(self.plan)
+        # a CUDA graph has no steps to observe
+        if self.cuda_graph is not None and run == self.plan.run:
+            run = self.cuda_graph
+        run(leaves, scalars, given)
 
     def _fail(
         self,
@@ -619,7 +615,7 @@ class CapturedCall:
         """Put what was computed where it belongs, as after a flush. A lazy tensor whose value is
         lost keeps `error`, and raises it when it is read."""
         leaves, scalars, lasting, _ = found
-        with torch_private.kernels_only(), POOL.using():
+        with torch_private.kernels_only():
             computed = None if given else rescue(error, self.plan, scalars)
             if computed is None and leaves and not given and not profiling.is_looked_at():
                 # an interrupt came before the plan began: run it, as after a flush

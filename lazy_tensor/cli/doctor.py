@@ -93,14 +93,13 @@ def backends() -> Iterator[Line]:
 
 
 def parts_in_cpp() -> Iterator[Line]:
-    """Whether each C++ part is built (recorder, plans, memory pool); if not, why."""
+    """Whether each C++ part is built (recorder, plans); if not, why."""
     if settings.records_in_python():
         yield "recorder", "off, as LAZY_TENSOR_HITS=python says: ops are recorded in Python"
     else:
         missing = "until then ops are recorded in Python, at three times the cost"
         yield "recorder", built(cpp.HITS, missing)
     yield "plans", built(cpp.PROGRAM, "until then ops run one by one, without kernels")
-    yield "memory pool", built(cpp.POOL, "until then memory of plans is not kept for reuse")
 
 
 def built(source: cpp.Source, without: str) -> str:

@@ -256,7 +256,7 @@ def test_of_another_source_nothing_is_left_where_the_package_is_compiled(tmp_pat
     cpp.build(tmp_path / "built")
     source.path.write_text('extern "C" int answer() { return 43; }')
     cpp.build(tmp_path / "built")
-    assert len(list((tmp_path / "built").iterdir())) == 3
+    assert len(list((tmp_path / "built").iterdir())) == 2
     assert cpp.HITS.built() is None  # that is where the package is, not here
 
 

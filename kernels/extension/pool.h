@@ -1,13 +1,13 @@
 // Memory that plans use again: an allocator that takes the place of torch's for the CPU. What a
-// thread allocates between `enter` and `leave` is kept when it is freed, for the next allocation.
-// The C library would return large blocks to the system, and every step would pay for touching
-// fresh pages.
+// thread allocates in the scope of a `Pooled` is kept when it is freed, for the next allocation. The
+// C library would return large blocks to the system, and every step would pay for touching fresh
+// pages.
 //
 // Only blocks of MIN_BYTES or more are kept. Smaller ones the C library keeps itself (see
 // `keep_freed_heap` in pool.py), and with less waste. What is kept and what is in use together
 // never exceed the most that was in use lately.
-//
-// pool.py loads this as a plain library and calls the functions at the end, which are C.
+
+#pragma once
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -16,13 +16,18 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <list>
 #include <map>
 #include <mutex>
+#include <system_error>
+#include <thread>
 #include <unordered_map>
 
+namespace program {
 namespace {
 
 constexpr size_t MIN_BYTES = 4 << 20;
@@ -35,8 +40,10 @@ constexpr size_t HUGE_FROM_BYTES = 16 << 20;
 constexpr size_t SLACK = 8;
 // After each run the bound falls by this share, unless the run needed as much again.
 constexpr size_t DECAY = 64;
+// If nothing is taken for so long, the system may have the pages of kept blocks if it needs them.
+constexpr std::chrono::seconds QUIET{1};
 
-// How often this thread has entered, and not left.
+// How many `Pooled` this thread is in.
 thread_local int depth = 0;
 
 size_t rounded(size_t n) {
@@ -99,9 +106,8 @@ class Pool {
       }
       sizes_[block] = size;
       ++n_mapped_;
-    } else {
-      ++n_reused_;
     }
+    ++n_taken_;
     in_use_ += sizes_[block];
     most_now_ = std::max(most_now_, in_use_);
     return block;
@@ -114,6 +120,7 @@ class Pool {
     if (found == sizes_.end()) {
       return false;
     }
+    offered_ = false;
     in_use_ -= found->second;
     kept_bytes_ += found->second;
     order_.push_back(block);
@@ -122,13 +129,16 @@ class Pool {
     return true;
   }
 
-  // A plan has run: the bound becomes the most that it used, or falls by a little if that was less.
-  void end_run() {
+  // A program has run: the bound becomes the most that it used, or falls by a little if that was
+  // less. The run of a program that isn't large counts only if blocks were taken.
+  void end_run(bool is_large) {
     std::lock_guard<std::mutex> guard(mutex_);
+    if (!is_large && n_taken_ == n_taken_at_end_) {
+      return;
+    }
+    n_taken_at_end_ = n_taken_;
     most_lately_ = std::max(most_lately_ - most_lately_ / DECAY, most_now_);
     most_now_ = in_use_;
-    ++n_runs_;
-    offered_ = false;
     drop_until(bound());
   }
 
@@ -139,32 +149,24 @@ class Pool {
     most_lately_ = most_now_ = in_use_;
   }
 
-  // If no run has ended since the last call, let the system take the pages of kept blocks when it
+  // If no block was taken since the last call, let the system take the pages of kept blocks when it
   // runs short of memory. The blocks stay kept: one whose pages are gone gets new ones when it is
   // touched.
   void offer_if_quiet() {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (n_runs_ == n_runs_seen_ && !offered_) {
+    if (n_taken_ == n_taken_seen_ && !offered_) {
       for (void* block : order_) {
         madvise(pages_of(block), sizes_[block] + PAGE, MADV_FREE);
       }
       offered_ = true;
     }
-    n_runs_seen_ = n_runs_;
+    n_taken_seen_ = n_taken_;
   }
 
   // What `functools.CacheInfo` has: hits, misses, the largest size and the present one, in bytes.
-  void counts(uint64_t* out) {
+  std::array<uint64_t, 4> counts() {
     std::lock_guard<std::mutex> guard(mutex_);
-    out[0] = n_reused_;
-    out[1] = n_mapped_;
-    out[2] = bound();
-    out[3] = kept_bytes_;
-  }
-
-  bool has_run() {
-    std::lock_guard<std::mutex> guard(mutex_);
-    return n_runs_ > 0;
+    return {n_taken_ - n_mapped_, n_mapped_, bound(), kept_bytes_};
   }
 
   void lock() { mutex_.lock(); }
@@ -213,7 +215,8 @@ class Pool {
   std::multimap<size_t, Order::iterator> kept_;  // the same by size; equal ones as they were freed
   // Bytes in use and kept; the most in use in the run under way, and lately.
   size_t in_use_ = 0, kept_bytes_ = 0, most_now_ = 0, most_lately_ = 0;
-  uint64_t n_mapped_ = 0, n_reused_ = 0, n_runs_ = 0, n_runs_seen_ = 0;
+  // Blocks taken, and fresh ones among them; those taken when a run ended, and at the last look.
+  uint64_t n_taken_ = 0, n_mapped_ = 0, n_taken_at_end_ = 0, n_taken_seen_ = 0;
   bool offered_ = false;
 };
 
@@ -261,39 +264,41 @@ class Allocator final : public c10::Allocator {
   }
 };
 
-}  // namespace
-
-extern "C" {
-
-void lazy_tensor_pool_install() {
-  plain = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(new Allocator(), /*priority=*/1);
-  // a child must not find the mutex locked by a thread that it lacks
-  pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
-}
-
-void lazy_tensor_pool_enter() {
-  if (++depth == 1 && !pool().has_run()) {
+// Have the pool serve torch from now on.
+void install_pool() {
+  static const bool is_installed [[maybe_unused]] = [] {
+    plain = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(new Allocator(), /*priority=*/1);
+    // a child must not find the mutex locked by a thread that it lacks
+    pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
     // the C library may hold what earlier runs freed, which the pool is about to map again
     malloc_trim(0);
+    try {
+      std::thread([] {
+        for (;; pool().offer_if_quiet()) std::this_thread::sleep_for(QUIET);
+      }).detach();
+    } catch (const std::system_error&) {
+      // the process may have no more threads: then nothing is offered
+    }
+    return true;
+  }();
+}
+
+// In its scope this thread's large allocations come from the pool. May be nested.
+struct Pooled {
+  Pooled() { ++depth; }
+  Pooled(const Pooled&) = delete;
+  ~Pooled() { --depth; }
+};
+
+// A run of a program. One within another is a part of that.
+struct PooledRun {
+  const bool is_large;
+  const Pooled pooled{};
+  ~PooledRun() {
+    if (depth == 1) pool().end_run(is_large);
   }
-}
+};
 
-void lazy_tensor_pool_leave() {
-  if (--depth == 0) {
-    pool().end_run();
-  }
-}
-
-void lazy_tensor_pool_clear() {
-  pool().clear();
-}
-
-void lazy_tensor_pool_offer_if_quiet() {
-  pool().offer_if_quiet();
-}
-
-void lazy_tensor_pool_counts(uint64_t* out) {
-  pool().counts(out);
-}
-}
+}  // namespace
+}  // namespace program
