@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -41,6 +41,7 @@ from lazy_tensor.kernels.loops.values import (
     Value,
     View,
     parts_of,
+    without_ones,
 )
 
 MOST_ADDED = 64
@@ -99,11 +100,7 @@ class Nest:
     def is_row(self, value: Value) -> bool:
         """Whether the value has one element for each round of the outer loops."""
         row = self.size[: self.kept]
-        return self.kept is not None and _without_ones(value.size) == _without_ones(row)
-
-
-def _without_ones(size: Sequence[int]) -> list[int]:
-    return [n for n in size if n != 1]
+        return self.kept is not None and without_ones(value.size) == without_ones(row)
 
 
 def stored_type(dtype: torch.dtype) -> str:

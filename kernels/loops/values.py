@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -156,6 +156,23 @@ def parts_of(value: Value) -> tuple[Value, ...]:
         case View() | Permuted() | Reshaped() | Rolled() | Reduced():
             return (value.base,)
     return ()
+
+
+def has_reduction(value: Value) -> bool:
+    """Whether the value is computed from a reduction."""
+    left, seen = [value], set[Value]()
+    while left:
+        one = left.pop()
+        if isinstance(one, Reduced):
+            return True
+        if one not in seen:
+            seen.add(one)
+            left += parts_of(one)
+    return False
+
+
+def without_ones(size: Sequence[int]) -> list[int]:
+    return [n for n in size if n != 1]
 
 
 def is_cheap(value: Value) -> bool:

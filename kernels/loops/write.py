@@ -10,7 +10,7 @@ computed by a loop over its elements. Loops over the same sizes become one nest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -50,8 +50,10 @@ from lazy_tensor.kernels.loops.values import (
     Value,
     View,
     copied,
+    has_reduction,
     is_cheap,
     parts_of,
+    without_ones,
 )
 from lazy_tensor.kernels.segment import Segment, TensorSpec
 from lazy_tensor.kernels.symbolic import Symbols
@@ -137,6 +139,28 @@ def _seen_as(value: Reshaped, stride: tuple[int, ...]) -> tuple[int, ...] | None
     return stride_of_view(value.size, stride, value.base.size)
 
 
+def _repeated(results: Iterable[Value]) -> Iterator[Value]:
+    """Values of functions that broadcasting repeats, each of which is to be computed once.
+
+    What depends on a reduction is left out: it is computed in the loops of the reduction.
+    """
+    left, seen = [*results], set[Value]()
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        left += parts_of(value)
+        for part in parts_of(value) if isinstance(value, (Computed, View)) else ():
+            base = part
+            while isinstance(base, (Permuted, Reshaped)):
+                base = base.base
+            is_repeated = len(without_ones(part.size)) < len(without_ones(value.size))
+            is_costly = isinstance(base, Computed) and not is_cheap(base)
+            if is_repeated and is_costly and not has_reduction(base):
+                yield base
+
+
 def _cut(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
     """The sinks of the parts of a value."""
     memory, dim = sink.memory, parts.dim
@@ -162,7 +186,8 @@ class _Writer:
         # of results alone
         self._made_first = {**self._made}
         # values that are stored before others read them, by these sinks if they are results
-        self._stored: dict[Value, tuple[Sink, ...]] = {}
+        results = (*self._values.outputs, *self._values.written.values())
+        self._stored: dict[Value, tuple[Sink, ...]] = dict.fromkeys(_repeated(results), ())
         # inputs that are written at the end: they are read at other places, or an index may be bad
         written = self._values.written if self._values.bad is not None else {}
         self._late = {f"in{number}" for number in written}
@@ -284,7 +309,7 @@ class _Writer:
             if one in seen:
                 continue
             seen.add(one)
-            if isinstance(one, Reduced) or one in self._stored:
+            if isinstance(one, Reduced) or (one in self._stored and one is not value):
                 found[one] = None
             elif isinstance(one, (Rolled, Gathered)) and not is_cheap(base := _moved(one)):
                 found[base] = None
@@ -343,7 +368,9 @@ class _Writer:
         else:
             memory = self._kept(value)
             sinks = tuple(_sinks(value, memory))
-        self._kernel.in_memory[value] = memory
+        # what a sink stores itself is in memory once its nest is written
+        if all(sink.value is not value for sink in sinks):
+            self._kernel.in_memory[value] = memory
         return max(map(self._place, sinks))
 
     def _kept(self, value: Value) -> Memory:

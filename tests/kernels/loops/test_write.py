@@ -63,6 +63,14 @@ def activations(x: Tensor, g: Tensor, image: Tensor) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
+def repeated_functions(x: Tensor, row: Tensor, column: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+    scale = column.tanh() * s.exp()
+    return (
+        x * row.exp() + scale, (x - row.sigmoid()[None]).expand(2, 33, 65) * 2, x.sum(1) * s.log(),
+        F.softmax(x * scale, 1), scale.squeeze(1), x.t() + row.sin()[:, None], x.add_(row.cos()),
+    )  # fmt: skip
+
+
 def functions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (
         x.exp(), x.exp2(), x.expm1(), x.log(), x.log2(), x.log10(), x.log1p(), x.sin(), x.cos(),
@@ -403,6 +411,7 @@ CASES = {
         (SPECIAL, torch.tensor(0.5), torch.tensor(3.0)),
         (),
     ),
+    "repeated functions": (repeated_functions, (X, ROW, COLUMN, torch.tensor(0.7)), ()),
     "signs of zeros": (
         lambda x: (1 / x.relu(), 1 / x.clamp(min=0), 1 / x.clamp(max=0)),
         (SPECIAL,),
@@ -472,6 +481,17 @@ CHOICES = (
     lambda x, g: torch.where(x > g, x, g.log()), lambda x, g: aten.hardtanh_backward(g, x, -1, 1),
     lambda x, g: torch.logical_and(x, g) | torch.logical_or(x, g), lambda x, g: F.mish(x),
 )  # fmt: skip
+
+
+def test_functions_that_broadcasting_repeats_are_computed_once(record):
+    def program(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return x * row.exp() + (column.tanh() + 1)
+
+    text = written(record(program, (X, ROW, COLUMN)).segment, 1).text
+    *alone, last = text[text.index("void kernel_0") :].split("#pragma")
+    assert "exp(" in "".join(alone)
+    assert "tanh(" in "".join(alone)
+    assert "(v" not in last
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -627,7 +647,10 @@ def of_rows(x: Tensor) -> tuple[Tensor, ...]:
     return (x.view(4, n, 8).sum(0), heads.contiguous(), heads.reshape(4, 2, n * 4) * 2)
 
 
-@pytest.mark.parametrize("program", [lambda a: (a * 3 + 1,), of_rows])
+@pytest.mark.parametrize(
+    "program",
+    [lambda a: (a * 3 + 1,), of_rows, lambda a: (a * a[0].exp() + a[:, :1].tanh(),)],
+)
 def test_many_sizes_share_a_kernel(record, new_compiler, tmp_path, program):
     def ask():
         compiler = new_compiler(n_workers=1, cache_dir=tmp_path)
