@@ -32,7 +32,7 @@ from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.compile_service import begin_hits
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.tiering.policy import Policy
-from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_own_mode_entered
+from lazy_tensor.dispatch.torch_private import TorchDispatchMode, is_mode_entered
 from lazy_tensor.dispatch.trie.trace import local, restart_own_trace
 from lazy_tensor.interop import patch_table
 from lazy_tensor.interop.wrappers import here
@@ -240,8 +240,8 @@ class lazy_mode:
         if is_outermost:
             # wrapped tensors may have ops pending from before the block
             flush_here("enter", quiet=True)
-            # below torch's own modes (fake tensors, functionalization, proxies) nothing is recorded
-            if not is_own_mode_entered() and self._listens(caller, after):
+            # another mode (`FlopCounterMode`, fake tensors) is to see each op as it runs
+            if not is_mode_entered() and self._listens(caller, after):
                 _see_steps()
                 # C++ can take over only while one thread records: torch reads its tables of
                 # kernels without a lock. So a new thread tries before its first op.
@@ -257,7 +257,8 @@ class lazy_mode:
             if self._options:
                 settings.put_here(after)
                 # some options change what is recorded: those have a root of their own in the trie
-                restart_own_trace()
+                while not restart_own_trace():
+                    flush_here("options changed", quiet=True)
                 # for an outermost block `begin_block` does so
                 if not is_outermost and after.record == "always":
                     local.trace.policy.try_again_at_once()
