@@ -32,6 +32,7 @@ from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import stop_tape
+from lazy_tensor.interop.wrappers import here
 from lazy_tensor.kernels.service.verify import difference
 from lazy_tensor.tensor import LazyTensor, computed
 
@@ -115,7 +116,7 @@ class _Forward(_Named):
         versions = [one._version for one in inputs]
         # autograd keeps a view's op for lazy tensors, but for plain ones only if it is told to: the
         # graph must be the same, whether this call is recorded or bypassed
-        with _saving() as (saved, is_written), torch_private.views_by_their_ops():
+        with _saving() as (saved, is_written, put_aside), torch_private.views_by_their_ops():
             result = torch_private.call_module(module, args, kwargs)
         outputs, form = _taken_apart(result, module, args, kwargs)
         bits, with_graph = 0, []
@@ -135,6 +136,8 @@ class _Forward(_Named):
             flaw = "it gives a leaf that requires a gradient, which would be no leaf of a replay"
         if any(map(is_written, range(len(saved)))):
             flaw = "it writes what its backward needs"
+        if put_aside:
+            flaw = "it disables hooks for saved tensors, as torch.func.grad does"
         wanted = [one for i, one in enumerate(inputs) if reached >> i & 1] + parameters
         if any(one._backward_hooks or (one.retains_grad and not one.is_leaf) for one in wanted):
             flaw = "a parameter or an argument has a hook for its gradient, which would run twice"
@@ -218,9 +221,9 @@ def _lead_on(edges: list[Any]) -> bool:
 
 
 @contextmanager
-def _saving() -> Iterator[tuple[Tensors, Callable[[int], bool]]]:
-    """Have autograd save numbers instead of tensors; yields the list of these tensors, and whether
-    one of them has been written since.
+def _saving() -> Iterator[tuple[Tensors, Callable[[int], bool], list[bool]]]:
+    """Have autograd save numbers instead of tensors; yields the list of these tensors, whether one
+    of them has been written since, and a list that isn't empty if the hooks were put aside.
 
     Nodes of the graph look a number up in `_here.saved`, which `_Backward` sets. Without it, as
     when the outputs are returned with this graph, they look in the list. A tensor there must not
@@ -253,8 +256,25 @@ def _saving() -> Iterator[tuple[Tensors, Callable[[int], bool]]]:
             )
         return saved[i]
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield saved, is_written
+    hooks, put_aside = torch.autograd.graph.saved_tensors_hooks(pack, unpack), list[bool]()
+
+    @contextmanager
+    def aside() -> Iterator[None]:
+        put_aside.append(True)
+        hooks.__exit__()
+        here.saving, outer = None, here.saving
+        try:
+            yield
+        finally:
+            here.saving = outer
+            hooks.__enter__()
+
+    here.saving, outer = aside, here.saving
+    try:
+        with hooks:
+            yield saved, is_written, put_aside
+    finally:
+        here.saving = outer
 
 
 class _Backward(_Named):

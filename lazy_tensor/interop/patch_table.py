@@ -83,6 +83,8 @@ TABLE: tuple[Way, ...] = (
     Way(torch_ways.READS_INTEGERS,
         "C++ reads the sizes of batches before any mode is asked",
         wrappers.with_plain_integers),
+    Way(of(torch.autograd.graph, "disable_saved_tensors_hooks"), "fails where `replay` has hooks",
+        wrappers.disabling_hooks),
     Way(torch_ways.PAD_PACKED, "the same, and it writes the memory of what it makes",
         wrappers.with_plain_memory),
     Way(torch_ways.TAKES_PROGRAMS, TAKES_APART, wrappers.on_plain_program),

@@ -9,6 +9,7 @@ called outside of any block, and must ask first whether there is anything to do.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -44,6 +45,7 @@ class _Here(threading.local):
 
     mode: Any = None  # the `RecordingMode` of the outermost block; None outside, and if bypassed
     n_own = 0  # torch's own modes that are entered, one inside the other
+    saving: Any = None  # puts aside the hooks by which `replay` sees what a module saves
 
     def __init__(self) -> None:
         self.blocks: list[weakref.ref[Any]] = []
@@ -215,6 +217,19 @@ def to_dlpack(name: str, own: Any) -> Any:
         return tensor.__dlpack__()
 
     return by_method
+
+
+def disabling_hooks(name: str, own: Any) -> Any:
+    """`disable_saved_tensors_hooks`, as `torch.func.grad` calls it: it fails while there are hooks.
+    Those of a `replay` are put aside."""
+
+    @contextlib.contextmanager
+    def disable(*args: Any, **kwargs: Any) -> Iterator[None]:
+        aside = contextlib.nullcontext if here.saving is None else here.saving
+        with aside(), own(*args, **kwargs):
+            yield
+
+    return disable
 
 
 def with_plain_integers(name: str, own: Any) -> Any:

@@ -1049,3 +1049,27 @@ def test_a_module_that_writes_what_its_backward_needs_raises_as_in_eager():
         loss = model(torch.ones(1, 2)).sum()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+class Energy(nn.Module):
+    """Its result is a gradient, by `torch.func.grad`, which allows no hooks for saved tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return torch.func.grad(lambda y: (y * self.weight).sin().sum())(x) * self.weight.exp()
+
+
+@pytest.mark.filterwarnings("ignore:replay")
+def test_gradients_of_torch_func_inside():
+    model = Energy()
+    lazy = replay(copy.deepcopy(model))
+    for i in range(6):
+        x = torch.randn(2, 3) + i
+        found, expected = lazy(x), model(x)
+        found.sum().backward()
+        expected.sum().backward()
+        assert torch.allclose(found, expected)
+        assert torch.allclose(lazy.weight.grad, model.weight.grad)
