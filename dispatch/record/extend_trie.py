@@ -61,8 +61,8 @@ def cut_if_full(trace: Trace) -> None:
     """
     limits = settings.current()
     # Another thread has changed the environment. Only an empty trace can move to another root.
-    if trace.is_outdated and trace.state is trace.root:
-        trace.reset()
+    if trace.is_outdated:
+        trace.restart()
     state = trace.state
     # The call has not come in this order before, so recording it would hardly pay.
     if not (trace.policy.may_grow() or must_record(trace)):

@@ -19,6 +19,7 @@ from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.metadata.infer import Meta, meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.run.aside import Aside
+from lazy_tensor.dispatch.run.flush import flush
 from lazy_tensor.dispatch.torch_private import (
     below_autograd,
     generator_id,
@@ -203,10 +204,13 @@ class Tape:
         self._states = {generator_id(g): (g, g.get_state()) for g in known}
         self._calls_left = trace.policy.calls_left
         trace.policy.cold = 0
-        trace.tape = self
-        torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
         # Calls on a tape have a root of their own: there ops are recorded that else run at once.
-        trace.reset()
+        trace.tape = self
+        while not trace.restart():
+            trace.tape = None
+            flush(trace, "replay", quiet=True)
+            trace.tape = self
+        torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
 
     def stop(self, obstacle: str) -> None:
         """Take the tape off, for the first `obstacle`: the call needs more than its trace."""

@@ -289,11 +289,12 @@ class Trace:
         storages: dict[int, int] = {}
         scalars: list[complex] = []
         roots: dict[int, int] = {}
+        root_is_for = (*told_by, self._as_of)
         if pending is not None and (
             self.values is not pending.values or self.state is not pending.state
         ):
             return False
-        self._root_is_for = (*told_by, self._as_of)
+        self._root_is_for = root_is_for
         self.environment = environment
         self.root = self.state = root
         # Up to `noted` calls are in `Policy.past`; `begun` is where the last sync point was.
@@ -325,6 +326,12 @@ class Trace:
         if pending is not None and pending.noted is not pending.state:
             self.unnoted_hits.append((pending.noted, pending.state))
         return True
+
+    def restart(self) -> bool:
+        """Start at the root for the environment in force. False, with nothing changed, if the trace
+        isn't empty: finalizers and handlers of signals may call ops at any time."""
+        pending = self.pending()
+        return pending.state is self.root and self.reset(pending)
 
     def goes_on_at(self, now: settings.Settings) -> bool:
         """Whether `reset` would start at the same root again, with these settings in force. C++
@@ -573,9 +580,7 @@ def _count(names: Counter[str], name: str, change: int) -> None:
     """Change how many users a name has; this thread's trace goes on apart from now on."""
     _note_change(names, name, change)
     trace = local.trace
-    if trace.state is trace.root:
-        trace.reset()
-    else:
+    if not trace.restart():
         trace.mark(("apart", names_in_force()))
 
 
@@ -694,11 +699,10 @@ def restart_empty_traces() -> None:
             trace.is_outdated = True  # only its own thread may reset it, between two ops
 
 
-def restart_own_trace() -> None:
-    """The same for this thread's trace alone, for changes that concern no other."""
-    trace = local.trace
-    if trace.state is trace.root:
-        trace.reset()
+def restart_own_trace() -> bool:
+    """The same for this thread's trace alone, for changes that concern no other. False if it isn't
+    empty."""
+    return local.trace.restart()
 
 
 @contextmanager

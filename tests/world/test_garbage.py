@@ -105,3 +105,59 @@ def test_a_wrapped_model_is_unwrapped_after_steps_at_once():
     finally:
         gc.enable()
     assert type(model[0].weight) is torch.nn.Parameter
+
+
+class Freed:
+    """Freed by the garbage collector alone, wherever it runs. Its finalizer calls ops."""
+
+    total = torch.zeros(3)
+
+    def __init__(self):
+        self.itself, self.grad = self, torch.ones(3)
+
+    def __del__(self):
+        self.total.add_(self.grad)
+
+
+def freed_by(make, thresholds):
+    """How many objects were freed, and what their finalizers counted."""
+    gc.collect()
+    gc.freeze()
+    before, n = gc.get_threshold(), 0
+    Freed.total.zero_()
+    try:
+        for threshold in thresholds:  # the collector comes at another place each time
+            step = make()
+            for _ in range(4):
+                gc.disable()
+                gc.collect()
+                full = [[] for _ in range(100)]  # lists that are used again don't bring it
+                Freed()
+                n += 1
+                gc.set_threshold(threshold)
+                gc.enable()
+                step()
+                del full
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+    gc.collect()
+    return n, Freed.total[0].item()
+
+
+def test_what_finalizers_record_as_a_block_with_options_begins_is_not_lost():
+    def step():
+        with lazy_mode(record="always"):
+            return torch.ones(2) * 2
+
+    n, counted = freed_by(lambda: step, range(1, 130))
+    assert n == counted
+
+
+def test_what_finalizers_record_as_a_replay_records_is_not_lost():
+    def make():
+        f = replay(lambda x: x * 2 + 1)
+        return lambda: f(torch.ones(2))
+
+    n, counted = freed_by(make, range(100, 3000, 50))
+    assert n == counted
