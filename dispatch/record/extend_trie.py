@@ -107,8 +107,7 @@ def grow(
         trace.policy.add_growth(perf_counter() - request.began_s)
         return reason
     parent = trace.state
-    # Numbers that the op checks stay in the key: so each new one is checked here, at its line.
-    may_vary = bool(numbers) and fit_kernels(numbers) and not _checks_numbers(request)
+    may_vary = bool(numbers) and fit_kernels(numbers) and not _stay_in_key(request)
     is_generic = may_vary and _varies(trace, parent, request, key, generic_key)
     if is_generic:
         refs = scalar_refs(parent.n_scalars)
@@ -128,6 +127,8 @@ def grow(
     return state
 
 
+USUAL_POWERS = frozenset({-2, -1, -0.5, 0.5, 1, 2, 3})
+"""Exponents for which kernels have products and roots in place of `pow`."""
 MOST_VARYING = 10_000
 """Signatures in `Trace.varying`: one more, and the set begins anew."""
 
@@ -152,11 +153,17 @@ def _varies(
     return signature in trace.varying
 
 
-def _checks_numbers(request: Request) -> bool:
-    """Whether the call raises for some numbers."""
-    if request.op._schema.name in POWERS:
-        return not any(t.is_floating_point() or t.is_complex() for t in request.tensors)
-    return request.facts.checks_numbers
+def _stay_in_key(request: Request) -> bool:
+    """Whether the call's numbers stay in its key.
+
+    They do if it raises for some: so each new one is checked here, at its line. So do usual powers,
+    for which a kernel that knows the exponent is several times as fast.
+    """
+    if request.op._schema.name not in POWERS:
+        return request.facts.checks_numbers
+    is_of_integers = not any(t.is_floating_point() or t.is_complex() for t in request.tensors)
+    exponent = request.args[1]
+    return is_of_integers or (isinstance(exponent, (int, float)) and exponent in USUAL_POWERS)
 
 
 def link(

@@ -131,7 +131,8 @@ def freed_by(make, thresholds):
             for _ in range(4):
                 gc.disable()
                 gc.collect()
-                full = [[] for _ in range(100)]  # lists that are used again don't bring it
+                # lists that Python uses again don't bring the collector
+                full: list[list[int]] = [[] for _ in range(100)]
                 Freed()
                 n += 1
                 gc.set_threshold(threshold)

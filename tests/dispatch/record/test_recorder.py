@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lazy_tensor import cache_info, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor import cache_clear, cache_info, is_pending, lazy_mode, materialize, stats, wrap
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import local
@@ -15,12 +15,15 @@ def misses():
     return stats().get("schema_misses", 0)
 
 
-def n_states():
-    def count(state):
-        children = [*state.values(), *(state.generic or {}).values()]
-        return 1 + sum(count(child) for child in children)
+def states():
+    found = [*local.trace.roots.values()]
+    for state in found:
+        found += [*state.values(), *(state.generic or {}).values()]
+    return found
 
-    return sum(count(root) for root in local.trace.roots.values())
+
+def n_states():
+    return len(states())
 
 
 def test_second_pass_makes_no_state():
@@ -353,3 +356,18 @@ def test_whole_numbers_that_need_more_than_64_bits():
         with lazy_mode(compile="blocking", record="always"):
             step(y, n)
         assert torch.equal(y, expected)
+
+
+def test_a_usual_power_has_a_kernel_that_knows_it():
+    x = torch.rand(8) + 1
+    cache_clear()
+
+    def step(exponent):
+        with lazy_mode():
+            y = x**exponent
+        assert torch.equal(y, x**exponent)
+
+    for exponents, are_numbers in ((2, 3, 0.5, 2, -1), False), ((1.3, 1.7, 2), True):
+        for exponent in exponents:
+            step(exponent)
+        assert any(state.generic for state in states()) == are_numbers
