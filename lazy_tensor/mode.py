@@ -137,12 +137,12 @@ def _see_steps() -> None:
 
 # `dispatch` may not import this folder, so it is handed the classes and functions that it needs.
 hits.use(
-    LazyTensor,
-    RecordingMode,
-    sync_points.close_segment,
-    sync_points.at_turn,
-    eager_fallback.to_read,
-    eager_fallback.share_with_parts,
+    tensor_class=LazyTensor,
+    mode_class=RecordingMode,
+    close_segment=sync_points.close_segment,
+    at_turn=sync_points.at_turn,
+    to_read=eager_fallback.to_read,
+    share_with_parts=eager_fallback.share_with_parts,
 )
 convert.before_wrapping += begin_hits, _see_steps
 composite_overrides.install(LazyTensor, RecordingMode)

@@ -10,15 +10,13 @@
 
 namespace hits {
 
-// What `use_accounts` names: `STATS`, a `FlushRecord` that has nothing but defaults, `add_tier` of
-// plan_cache.py, and constants of `sites` and `stats`.
-struct {
-  PyObject *stats, *blank_record, *add_tier;
-  PyObject *recorded, *unknown;  // outcomes of regions
-  int64_t reads_in_round;
-  double round_s, says_so_after_s;
-  std::vector<Member> slots_of_record;
-} accounts;
+// `STATS`, a `FlushRecord` that has nothing but defaults, and `add_tier` of plan_cache.py.
+PyObject *stats, *blank_record, *add_tier;
+PyObject *recorded, *unknown;  // outcomes of regions
+// Constants of `sites` and `stats`.
+int64_t reads_in_round;
+double round_s, says_so_after_s;
+std::vector<Member> slots_of_record;
 
 double seconds_now() {  // as `time.perf_counter`
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -55,11 +53,9 @@ void add_to(PyObject* dict, PyObject* key, const Ref& number) {
 
 // A record that has nothing but defaults yet.
 Ref new_record() {
-  PyTypeObject* type = Py_TYPE(accounts.blank_record);
+  PyTypeObject* type = Py_TYPE(blank_record);
   Ref record(sure(type->tp_alloc(type, 0)));
-  for (const Member& slot : accounts.slots_of_record) {
-    slot.set(record.get(), slot.in(accounts.blank_record));
-  }
+  for (const Member& slot : slots_of_record) slot.set(record.get(), slot.in(blank_record));
   return record;
 }
 
@@ -74,7 +70,7 @@ struct Flush {
 // Account for it, as `flush._note_flush` does.
 void note_flush(const Flush& flush) {
   const auto& [trace, state, plan, thread, cause, where, began_s, ends_region, may_choose] = flush;
-  PyObject *policy = of_trace.policy.in(trace), *stats = accounts.stats;
+  PyObject* policy = of_trace.policy.in(trace);
   const double seconds = seconds_now() - began_s;
   const Ref took(sure(PyFloat_FromDouble(seconds))), n_ops = Ref::to(of_state.n_ops.in(state));
   if (of_state.remembered.in(state) != of_trace._n_finals.in(trace)) {
@@ -98,7 +94,7 @@ void note_flush(const Flush& flush) {
 
   add(of_plan.spent_s, plan, seconds);
   if (real(of_plan.spent_s, plan) >= real(of_plan.tier_from_s, plan)) {
-    Ref(sure(PyObject_CallFunctionObjArgs(accounts.add_tier, plan, state, nullptr)));
+    Ref(sure(PyObject_CallFunctionObjArgs(add_tier, plan, state, nullptr)));
   }
   const Ref told(sure(PyObject_CallMethodNoArgs(plan, name_told)));
   if (may_choose) Ref(sure(PyObject_CallMethodOneArg(policy, name_note_kernels, plan)));
@@ -142,7 +138,7 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* const* args, Py_ssize_t n_a
   TORCH_INTERNAL_ASSERT(n_args == 2);
   PyObject* trace = args[0];
   const bool is_read = args[1] == Py_True;
-  PyObject *policy = of_trace.policy.in(trace), *stats = accounts.stats;
+  PyObject* policy = of_trace.policy.in(trace);
   PyObject *state = of_trace.state.in(trace), *unnoted = of_trace.unnoted_hits.in(trace);
   PyObject* seconds_of = of_stats.regions_s.in(stats);
   const auto* cold = static_cast<int64_t*>(PyLong_AsVoidPtr(of_policy.address.in(policy)));
@@ -150,11 +146,11 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* const* args, Py_ssize_t n_a
   const double now_s = seconds_now(), began_s = real(of_policy._began_s, policy);
   const int64_t n_reads = whole(of_policy._n_reads, policy) + 1;
   const bool ends_round =
-      is_read && (n_reads >= accounts.reads_in_round ||
-                  now_s - real(of_policy._round_began_s, policy) >= accounts.round_s);
-  const double unknown_s = PyFloat_AsDouble(sure(PyDict_GetItem(seconds_of, accounts.unknown)));
+      is_read &&
+      (n_reads >= reads_in_round || now_s - real(of_policy._round_began_s, policy) >= round_s);
+  const double unknown_s = PyFloat_AsDouble(sure(PyDict_GetItem(seconds_of, unknown)));
   if (*cold != 0 || (past != nullptr && past->has_begun()) || ends_round ||
-      of_policy._is_bypassed.in(policy) == Py_True || unknown_s >= accounts.says_so_after_s) {
+      of_policy._is_bypassed.in(policy) == Py_True || unknown_s >= says_so_after_s) {
     Py_RETURN_FALSE;
   }
   const bool has_flushed = PyObject_Size(unnoted) > 0;
@@ -162,9 +158,9 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* const* args, Py_ssize_t n_a
   if (has_flushed) n_recorded += FLUSHED_BEFORE;
   if (n_recorded > 0) {
     const Ref one(sure(PyLong_FromLong(1))), seconds(sure(PyFloat_FromDouble(now_s - began_s)));
-    add_to(of_stats.regions.in(stats), accounts.recorded, one);
-    add_to(seconds_of, accounts.recorded, seconds);
-    of_policy._outcome.set(policy, accounts.recorded);
+    add_to(of_stats.regions.in(stats), recorded, one);
+    add_to(seconds_of, recorded, seconds);
+    of_policy._outcome.set(policy, recorded);
     add(of_policy._n_recorded, policy, n_recorded);
     add(of_policy._n_known, policy, int64_t{1});
   }
@@ -183,35 +179,6 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* const* args, Py_ssize_t n_a
   of_trace.begun.set(trace, state);
   if (has_flushed) Ref(sure(PyObject_CallMethodNoArgs(unnoted, name_clear)));
   Py_RETURN_TRUE;
-  END_HANDLE_TH_ERRORS
-}
-
-// use_accounts(stats, blank_record, add_tier, outcomes, round, says_so_after_s): name the things
-// above. `outcomes` are those of recorded regions and of unknown ones, `round` the reads in a round
-// and its longest time.
-PyObject* py_use_accounts(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  long long reads;
-  if (!PyArg_ParseTuple(args, "OOO(OO)(Ld)d", &accounts.stats, &accounts.blank_record,
-                        &accounts.add_tier, &accounts.recorded, &accounts.unknown, &reads,
-                        &accounts.round_s, &accounts.says_so_after_s)) {
-    return nullptr;
-  }
-  for (PyObject* kept : {accounts.stats, accounts.blank_record, accounts.add_tier,
-                         accounts.recorded, accounts.unknown}) {
-    Py_INCREF(kept);
-  }
-  accounts.reads_in_round = reads;
-  PyObject* record = reinterpret_cast<PyObject*>(Py_TYPE(accounts.blank_record));
-  PyObject* all_stats = reinterpret_cast<PyObject*>(Py_TYPE(accounts.stats));
-  const Ref slots(sure(PyObject_GetAttrString(record, "__slots__")));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(slots.get()); ++i) {
-    accounts.slots_of_record.emplace_back().find(
-        record, PyUnicode_AsUTF8(PyTuple_GET_ITEM(slots.get(), i)));
-  }
-  FIND_SLOTS(of_stats, all_stats);
-  FIND_SLOTS(of_record, record);
-  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 

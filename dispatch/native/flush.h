@@ -8,7 +8,7 @@
 
 namespace hits {
 
-// What `hits.use_flush` names.
+// Classes of flush.py and trace.py, and `user_frame.is_users`.
 PyObject *work_class, *pending_class, *is_users_module, *name_of_module;
 
 // What a trace holds between two flushes; at first that of an empty trace.
@@ -236,15 +236,6 @@ PyObject* py_flush_known(PyObject*, PyObject* args) {
               records_all == Py_False});
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
-}
-
-// use_flush(work_class, pending_class, is_users_module): name the things above.
-PyObject* py_use_flush(PyObject*, PyObject* args) {
-  if (!PyArg_ParseTuple(args, "OOO", &work_class, &pending_class, &is_users_module)) return nullptr;
-  for (PyObject* kept : {work_class, pending_class, is_users_module}) Py_INCREF(kept);
-  name_of_module = PyUnicode_InternFromString("__name__");
-  user_line = new UserLine;
-  Py_RETURN_NONE;
 }
 
 }  // namespace hits

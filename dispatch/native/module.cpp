@@ -128,37 +128,46 @@ PyObject* py_take_routes(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// install(classes, externally_writable, shared, lazy_users, share, is_shared, may_pass_by, describe,
-// close_segment, at_turn, to_read, current, share_with_parts, snapshot, note_writes, keys): set the
-// globals of objects.h, and find the offsets of slots. The arguments are those of `hits._known`;
-// `keys` are the dispatch keys included and excluded while a plan runs.
-PyObject* py_install(PyObject*, PyObject* args) {
+#define OBJECT(name) {&name, #name}
+#define CLASS(name) {reinterpret_cast<PyObject**>(&name), #name}
+
+// install(needed): set the globals of this library to the objects that the dict `needed` has under
+// their names, for as long as the process lives, and find the offsets of slots.
+PyObject* py_install(PyObject*, PyObject* needed) {
   HANDLE_TH_ERRORS
-  PyObject *tensor, *mode, *trace, *state, *slot, *policy, *leaf, *plan;
+  const auto get = [=](const char* name) { return sure(PyMapping_GetItemString(needed, name)); };
+  const std::pair<PyObject**, const char*> objects[] = {
+      CLASS(tensor_class), CLASS(mode_class), CLASS(leaf_class), CLASS(plan_class),
+      OBJECT(externally_writable), OBJECT(shared), OBJECT(lazy_users), OBJECT(share),
+      OBJECT(is_shared), OBJECT(may_pass_by), OBJECT(describe), OBJECT(close_segment),
+      OBJECT(at_turn), OBJECT(to_read), OBJECT(current), OBJECT(share_with_parts), OBJECT(snapshot),
+      OBJECT(note_writes), OBJECT(work_class), OBJECT(pending_class), OBJECT(is_users_module),
+      OBJECT(stats), OBJECT(blank_record), OBJECT(add_tier), OBJECT(recorded), OBJECT(unknown),
+      OBJECT(obstacle_class), OBJECT(nothing), OBJECT(any_tensor), OBJECT(atoms),
+      OBJECT(own_attributes),
+  };
+  for (const auto& [object, name] : objects) *object = get(name);
   unsigned long long included, excluded;
-  if (!PyArg_ParseTuple(args, "(OOOOOOOO)OOOOOOOOOOOOOO(KK)", &tensor, &mode, &trace, &state, &slot,
-                        &policy, &leaf, &plan, &externally_writable, &shared, &lazy_users,
-                        &share, &is_shared, &may_pass_by, &describe, &close_segment, &at_turn,
-                        &to_read, &current, &share_with_parts, &snapshot, &note_writes, &included,
-                        &excluded)) {
-    return nullptr;
-  }
-  // the other classes are asked for the offsets of their slots only
-  for (PyObject* kept : {tensor, mode, leaf, plan, externally_writable, shared, lazy_users,
-                         share, is_shared, may_pass_by, describe, close_segment, at_turn, to_read,
-                         current, share_with_parts, snapshot, note_writes})
-    Py_INCREF(kept);
+  const Ref keys(get("kernel_keys"));
+  if (!PyArg_ParseTuple(keys.get(), "KK", &included, &excluded)) return nullptr;
   keys_included = DispatchKeySet::from_raw_repr(included);
   keys_excluded = DispatchKeySet::from_raw_repr(excluded);
-  tensor_class = reinterpret_cast<PyTypeObject*>(tensor);
-  mode_class = reinterpret_cast<PyTypeObject*>(mode);
-  leaf_class = reinterpret_cast<PyTypeObject*>(leaf);
-  plan_class = reinterpret_cast<PyTypeObject*>(plan);
-  FIND_SLOTS(of_trace, trace);
-  FIND_SLOTS(of_state, state);
-  FIND_SLOTS(of_plan, plan);
-  FIND_SLOTS(of_slot, slot);
-  FIND_SLOTS(of_policy, policy);
+  reads_in_round = PyLong_AsLongLong(Ref(get("reads_in_round")).get());
+  round_s = PyFloat_AsDouble(Ref(get("round_s")).get());
+  says_so_after_s = PyFloat_AsDouble(Ref(get("says_so_after_s")).get());
+  PyObject* record = reinterpret_cast<PyObject*>(Py_TYPE(blank_record));
+  const Ref slots(sure(PyObject_GetAttrString(record, "__slots__")));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(slots.get()); ++i) {
+    slots_of_record.emplace_back().find(record, PyUnicode_AsUTF8(PyTuple_GET_ITEM(slots.get(), i)));
+  }
+  FIND_SLOTS(of_trace, Ref(get("trace_class")).get());
+  FIND_SLOTS(of_state, Ref(get("state_class")).get());
+  FIND_SLOTS(of_plan, reinterpret_cast<PyObject*>(plan_class));
+  FIND_SLOTS(of_slot, Ref(get("slot_class")).get());
+  FIND_SLOTS(of_policy, Ref(get("policy_class")).get());
+  FIND_SLOTS(of_stats, reinterpret_cast<PyObject*>(Py_TYPE(stats)));
+  FIND_SLOTS(of_record, record);
+  user_line = new UserLine;
   const std::pair<PyObject**, const char*> names[] = {
       {&name_value, "_value"},
       {&name_slot, "slot"},
@@ -176,11 +185,13 @@ PyObject* py_install(PyObject*, PyObject* args) {
       {&name_flushes, "flushes"},
       {&name_segments, "segments"},
       {&name_plans_reused, "plans_reused"},
+      {&name_of_module, "__name__"},
   };
   for (const auto& [name, text] : names) *name = sure(PyUnicode_InternFromString(text));
   visit_values_of<&of_lazy>(tensor_class);
+  PyObject* cls = reinterpret_cast<PyObject*>(tensor_class);
   const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));
-  sure(PyObject_SetAttrString(tensor, "_value", descriptor.get()));
+  sure(PyObject_SetAttrString(cls, "_value", descriptor.get()));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -198,19 +209,6 @@ PyObject* py_use_sharded(PyObject*, PyObject* args) {
   visit_values_of<&of_sharded>(sharded_class);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
-}
-
-// use_replay(obstacle, missing, open, atoms, own): name `Obstacle`, `MISSING`, `OPEN` and `ATOMS` of
-// watched_object.py, and `tensor_types.OWN_ATTRIBUTES`.
-PyObject* py_use_replay(PyObject*, PyObject* args) {
-  PyObject *obstacle, *missing, *open, *types, *own;
-  if (!PyArg_ParseTuple(args, "OOOOO", &obstacle, &missing, &open, &types, &own)) return nullptr;
-  obstacle_class = Py_NewRef(obstacle);
-  nothing = Py_NewRef(missing);
-  any_tensor = Py_NewRef(open);
-  atoms = Py_NewRef(types);
-  own_attributes = Py_NewRef(own);
-  Py_RETURN_NONE;
 }
 
 // concrete(data): a lazy tensor that has its value.
@@ -250,7 +248,6 @@ PyMethodDef methods[] = {
     {"lazy_on", py_lazy_on, METH_VARARGS, nullptr},
     {"concrete", py_concrete, METH_O, nullptr},
     {"detached", py_detached, METH_O, nullptr},
-    {"use_replay", py_use_replay, METH_VARARGS, nullptr},
     {"use_sharded", py_use_sharded, METH_VARARGS, nullptr},
     {"sharded", py_sharded, METH_VARARGS, nullptr},
     {"learn_at_once", py_learn_at_once, METH_VARARGS, nullptr},
@@ -259,13 +256,11 @@ PyMethodDef methods[] = {
     {"local", py_local, METH_O, nullptr},
     {"linked", py_linked, METH_VARARGS, nullptr},
     {"linked_all", py_linked_all, METH_VARARGS, nullptr},
-    {"install", py_install, METH_VARARGS, nullptr},
+    {"install", py_install, METH_O, nullptr},
     {"listen", py_listen, METH_O, nullptr},
     {"take_routes", py_take_routes, METH_NOARGS, nullptr},
     {"learn", py_learn, METH_VARARGS, nullptr},
     {"flush_known", py_flush_known, METH_VARARGS, nullptr},
-    {"use_flush", py_use_flush, METH_VARARGS, nullptr},
-    {"use_accounts", py_use_accounts, METH_VARARGS, nullptr},
     {"end_region_of_hits",
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(py_end_region_of_hits)),
      METH_FASTCALL, nullptr},

@@ -139,7 +139,7 @@ SLOTS(of_layout, number, meta, local);  // found by `use_sharded`
 // `LazyTensor`, `RecordingMode`, `trace.Leaf` and `Plan`.
 PyTypeObject *tensor_class, *mode_class, *leaf_class, *plan_class;
 PyTypeObject* sharded_class = nullptr;  // the lazy DTensor, once `sharding` is imported
-// What `hits.use` names. The first two are sets of `memory_sharing`, which Python goes on changing:
+// What `install` sets. The first two are sets of `memory_sharing`, which Python goes on changing:
 // ids of storages that others may write, and of storages that a plain tensor may have too. Its dict
 // `lazy_users` is changed here alone. The rest are functions.
 PyObject *externally_writable, *shared, *lazy_users, *share, *is_shared, *may_pass_by,

@@ -200,7 +200,7 @@ def _run_known(trace: Trace, cause: str) -> _Work | None:
     return left
 
 
-hits.use_flush(_Work, Pending, add_tier)
+hits.use(work_class=_Work, pending_class=Pending, add_tier=add_tier)
 
 
 def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:

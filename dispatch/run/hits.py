@@ -1,8 +1,8 @@
 """Loads the C++ in folder `native`, which records hits, and gives it what it needs from Python.
 
-In: classes and functions of this package, told once at import by `use` and its like. Out: calls
-that are hits don't come to `record`, and cost about as much as the op's dispatch in eager. One call
-runs a known plan. Without a C++ compiler, `record` does the same in Python.
+In: classes and functions of this package, named once at import by `use`. Out: calls that are hits
+don't come to `record`, and cost about as much as the op's dispatch in eager. One call runs a known
+plan. Without a C++ compiler, `record` does the same in Python.
 """
 
 from __future__ import annotations
@@ -60,61 +60,16 @@ loaded: Any = None
 """The same module from when it is loaded, for `replay`: calls may go on coming to Python, because
 other threads have recorded (see `start_if_compiled`)."""
 
-# What `_load` passes to the functions `install`, `use_flush`, `use_accounts`, `use_replay` and
-# `use_sharded`.
-_known: tuple[Any, ...] = ()
-_of_flush: tuple[Any, ...] = ()
-_of_accounts: tuple[Any, ...] = ()
-_of_replay: tuple[Any, ...] = ()
+_used: dict[str, Any] = {}  # see `use`
 _sharded: type[Any] | None = None
 
 
-def use(
-    tensor_class: type[Any],
-    mode_class: type[Any],
-    close_segment: Callable[[Trace], None],
-    at_turn: Callable[[Trace], None],
-    to_read: Callable[[Trace, torch.Tensor], torch.Tensor],
-    share_with_parts: Callable[[list[torch.Tensor]], None],
-) -> None:
-    """Tell the C++ the classes whose `__torch_dispatch__` is `record`, and its callbacks.
+def use(**needed: Any) -> None:
+    """Give the C++ what it needs from modules that this one may not import. Called at their import.
 
-    It calls `close_segment` where a segment is closed, `at_turn` at the end of a loop's turn that
-    ran unrecorded, and `to_read` before it reads a number. `share_with_parts` gets the arguments
-    that a sparse result may keep as its parts.
+    The names are those of the C++'s globals, whose comments say what each is for.
     """
-    global _known
-    classes = (tensor_class, mode_class, Trace, State, Slot, Policy, Leaf, Plan)
-    _known = (
-        classes, memory_sharing._externally_writable, memory_sharing._shared,
-        memory_sharing._lazy_users, memory_sharing.share, memory_sharing.is_shared, _may_pass_by,
-        _described, close_segment, at_turn, to_read, _current, share_with_parts,
-        snapshot, watch.note_writes, KERNEL_KEYS,
-    )  # fmt: skip
-
-
-def use_flush(
-    work_class: type[Any], pending_class: type[Any], add_tier: Callable[[Plan, State], None]
-) -> None:
-    """Tell the C++ what its flushes need: classes for what Python goes on with if a plan raises,
-    what they add to, and `plan_cache.add_tier`, called when a plan has run for long."""
-    global _of_flush, _of_accounts
-    _of_flush = (work_class, pending_class, is_users)
-    blank = FlushRecord(thread="", cause="", where="")
-    _of_accounts = (STATS, blank, add_tier, (RECORDED, NEW), (ROUND, ROUND_S), SAYS_SO_AFTER_S)
-
-
-def use_replay(
-    obstacle: type[Exception], missing: Any, any_tensor: Any, atoms: frozenset[type]
-) -> None:
-    """Tell the C++ what captured calls need.
-
-    `obstacle` is raised if something isn't as it was when the call was captured. In what is
-    expected at a place, `missing` stands for nothing and `any_tensor` for any tensor. Objects of
-    the types `atoms` are compared by value, all others by identity.
-    """
-    global _of_replay
-    _of_replay = (obstacle, missing, any_tensor, atoms, OWN_ATTRIBUTES)
+    _used.update(needed)
 
 
 def use_sharded(sharded_class: type[Any]) -> None:
@@ -141,10 +96,19 @@ def _load(library: bytes) -> None:
     """Load the module, which takes no calls yet: see `_listen`."""
     global loaded
     module = load_library(library, partial(module_at, "lazy_tensor_hits"))
-    module.install(*_known)
-    module.use_flush(*_of_flush)
-    module.use_accounts(*_of_accounts)
-    module.use_replay(*_of_replay)
+    module.install(_used | {
+        "trace_class": Trace, "state_class": State, "slot_class": Slot, "policy_class": Policy,
+        "leaf_class": Leaf, "plan_class": Plan,
+        "externally_writable": memory_sharing._externally_writable,
+        "shared": memory_sharing._shared, "lazy_users": memory_sharing._lazy_users,
+        "share": memory_sharing.share, "is_shared": memory_sharing.is_shared,
+        "may_pass_by": _may_pass_by, "describe": _described, "current": _current,
+        "snapshot": snapshot, "note_writes": watch.note_writes, "is_users_module": is_users,
+        "kernel_keys": KERNEL_KEYS, "own_attributes": OWN_ATTRIBUTES,
+        "stats": STATS, "blank_record": FlushRecord(thread="", cause="", where=""),
+        "recorded": RECORDED, "unknown": NEW, "reads_in_round": ROUND, "round_s": ROUND_S,
+        "says_so_after_s": SAYS_SO_AFTER_S,
+    })  # fmt: skip
     if _sharded is not None:
         module.use_sharded(_sharded, Layout)
     loaded = module

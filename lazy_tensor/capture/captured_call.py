@@ -69,8 +69,7 @@ TIER_AFTER_S = 2.0
 captured call spends most of its time in its plan, and so gains more."""
 
 
-# what C++ raises, and the markers and types that it compares with
-hits.use_replay(Obstacle, MISSING, OPEN, frozenset(ATOMS))
+hits.use(obstacle_class=Obstacle, nothing=MISSING, any_tensor=OPEN, atoms=frozenset(ATOMS))
 
 
 class Way(NamedTuple):
