@@ -131,16 +131,12 @@ _open = _Open()
 
 def _ranges(state: State | None, noted: Noted) -> dict[int, tuple[str, ...]]:
     """For each recorded call, by `id`, the names of the ranges around it, outermost first."""
-    path: list[State] = []
-    while state is not None:
-        path.append(state)
-        state = state.parent
     found: dict[int, tuple[str, ...]] = {}
     names: tuple[str, ...] = ()
     behind: dict[int, list[str | None]] = {}
     for where, name in noted:
         behind.setdefault(id(where), []).append(name)
-    for one in reversed(path):
+    for one in [] if state is None else state.path():
         if one.step is not None:
             found[id(one.step)] = names
         for name in behind.get(id(one), ()):

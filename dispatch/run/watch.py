@@ -142,13 +142,8 @@ def _writes(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
     known = _known.get(id(trace.state))
     if known is not None and known[0] is trace.state:
         return known[1:]
-    path: list[State] = []
-    state: State | None = trace.state
-    while state is not None:
-        path.append(state)
-        state = state.parent
     places, writes = {}, {}
-    for place, state in enumerate(reversed(path)):
+    for place, state in enumerate(trace.state.path()):
         places[id(state)] = place
         if isinstance(state.step, Node):
             writes.update(dict.fromkeys(map(trace.root_of, state.step.writes), place))

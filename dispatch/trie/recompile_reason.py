@@ -78,12 +78,7 @@ def _first_use(new: State, end: State | None) -> tuple[str, str]:
 
     A call has a line of its own. A leaf has none: the line is that of the first call that uses it.
     """
-    later: list[State] = []
-    state = end
-    while state is not None and state is not new:
-        later.append(state)
-        state = state.parent
-    for state in (new, *reversed(later)):
+    for state in (new, *([] if end is None else end.path(new))):
         node = state.step
         if not isinstance(node, Node):
             continue

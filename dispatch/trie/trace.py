@@ -172,16 +172,19 @@ class State(dict[tuple[Any, ...], "State"]):
         # recorded. So versions are put back after the run (see `versions_kept`).
         self.counts_writes: bool = parent is not None and parent.counts_writes
 
-    def steps(self) -> list[Node | Leaf]:
-        """What was recorded from the root to here, in program order."""
-        found: list[Node | Leaf] = []
+    def path(self, since: State | None = None) -> list[State]:
+        """The states from the root to here, or those behind `since`, in program order."""
+        found: list[State] = []
         state: State | None = self
-        while state is not None:
-            if state.step is not None:
-                found.append(state.step)
+        while state is not None and state is not since:
+            found.append(state)
             state = state.parent
         found.reverse()
         return found
+
+    def steps(self, since: State | None = None) -> list[Node | Leaf]:
+        """What was recorded from the root to here, or behind `since`, in program order."""
+        return [state.step for state in self.path(since) if state.step is not None]
 
 
 @dataclass(slots=True)
@@ -392,15 +395,10 @@ class Trace:
     def root_of(self, index: int) -> int:
         """The slot that owns the memory of slot `index`: a base, or the storage's first leaf."""
         # Only the steps since the last call of this method are walked: a trace only grows.
-        state: State | None = self.state
-        unknown: list[Node | Leaf] = []
-        while state is not None and state is not self._rooted:
-            if state.step is not None:
-                unknown.append(state.step)
-            state = state.parent
+        unknown = [] if self.state is self._rooted else self.state.steps(self._rooted)
         self._rooted = self.state
         roots = self._roots
-        for step in reversed(unknown):
+        for step in unknown:
             if isinstance(step, Leaf):
                 roots[step.slot] = step.slot if step.shares is None else roots[step.shares]
                 continue

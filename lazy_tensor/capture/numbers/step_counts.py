@@ -26,7 +26,7 @@ from lazy_tensor.dispatch.record.inputs import slot_of
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.tape import Tape
 from lazy_tensor.dispatch.traced_number import TracedNumber, computes, counts_in, plain, reads_in
-from lazy_tensor.dispatch.trie.trace import Leaf, Node, State, Trace
+from lazy_tensor.dispatch.trie.trace import Node, Trace
 from lazy_tensor.kernels.segment import Ref, ScalarRef, TensorSpec
 
 NUMBER = "a number"
@@ -62,7 +62,7 @@ class StepCounts:
 
     def __init__(self, trace: Trace, tape: Tape) -> None:
         self._trace, self._tape, self._log = trace, tape, tape.numbers
-        self._seen: State | None = trace.state  # up to here steps were followed
+        self._seen = trace.state  # up to here steps were followed
         self._n_leaves = 0  # of the steps followed
         self._count_at: dict[int, int] = {}  # by slot; slots that are not followed are missing
         self._counts: list[Count] = []
@@ -145,16 +145,10 @@ class StepCounts:
 
     def _catch_up(self) -> None:
         """Follow the steps that were recorded since the last time."""
-        steps: list[Leaf | Node] = []
-        state: State | None = self._trace.state
-        while state is not self._seen:
-            assert state is not None, "a trace only grows while its tape is on"
-            if state.step is not None:
-                steps.append(state.step)
-            state = state.parent
+        steps = self._trace.state.steps(self._seen)  # a trace only grows while its tape is on
         self._seen = self._trace.state
         drawn = {id(data) for _, data in self._tape.draws}
-        for step in reversed(steps):
+        for step in steps:
             if isinstance(step, Node):
                 self._follow(step)
                 continue
