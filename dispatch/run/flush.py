@@ -105,12 +105,19 @@ def _flush(trace: Trace, cause: str, quiet: bool, work: _Work) -> None:
 
 
 def _begun(trace: Trace, cause: str, *, quiet: bool) -> FlushRecord:
-    """The record of a flush that begins. Raises RuntimeError if an option forbids it."""
+    """The record of a flush that begins. It ends the capture that it interrupts, if any. Raises
+    RuntimeError if an option forbids it."""
     where, now = user_line(), settings.current()
     if _checks_distribution(cause):
         cause = DISTRIBUTION_CHECK
-    if trace.tape is not None or (not quiet and "flush" in now.forbid):
-        _refuse_or_stop(trace, cause, where, quiet=quiet, options=now)
+    if not quiet and "flush" in now.forbid:
+        raise RuntimeError(
+            f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
+            "move it out of the block, or call lazy_tensor.flush() first"
+        )
+    if trace.tape is not None:
+        why = f"what was recorded is run ({cause})" if quiet else f"{cause} needs values"
+        trace.tape.stop(f"{why} at {where}")
     record = FlushRecord(traces.local.thread.name, cause, where)
     record.first_new, record.grown_s = trace.first_new, trace.policy.grown_s
     return record
@@ -119,20 +126,6 @@ def _begun(trace: Trace, cause: str, *, quiet: bool) -> FlushRecord:
 def _checks_distribution(cause: str) -> bool:
     """Whether a value is needed for a check of arguments in `torch.distributions`."""
     return cause == "bool()" and calling_module().startswith("torch.distributions.")
-
-
-def _refuse_or_stop(
-    trace: Trace, cause: str, where: str, *, quiet: bool, options: settings.Settings
-) -> None:
-    """Raise if `options` forbid the flush; else end the capture that it interrupts, if any."""
-    if not quiet and "flush" in options.forbid:
-        raise RuntimeError(
-            f"{cause} at {where} needs values that are pending, and forbid has 'flush'; "
-            "move it out of the block, or call lazy_tensor.flush() first"
-        )
-    if trace.tape is not None:
-        why = f"what was recorded is run ({cause})" if quiet else f"{cause} needs values"
-        trace.tape.stop(f"{why} at {where}")
 
 
 class _Work:

@@ -11,10 +11,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from lazy_tensor.capture.object_graph import code_of
-from lazy_tensor.dispatch import value_flow
 from lazy_tensor.dispatch.mentions import mentions_of
 from lazy_tensor.dispatch.number_takers import known_in
+from lazy_tensor.dispatch.value_flow import exits_of_argument, is_decorator
 
 Followed = dict[int | str, bool]
 """Arguments, by place or by name, each with whether a call of an op gets its number: an op reads a
@@ -27,17 +26,19 @@ def followed_arguments(
     """The arguments of a function whose numbers are followed. `of_users` are names of the user's
     functions and attributes."""
     n_bound = 0
-    while isinstance(function, types.MethodType) or _is_decorated(function):
+    while isinstance(function, types.MethodType) or is_decorator(
+        getattr(function, "__code__", None)
+    ):
         n_bound += isinstance(function, types.MethodType)
         function = getattr(function, "__func__", None) or function.__wrapped__  # type: ignore[attr-defined]
-    code = code_of(function)
-    if code is None or not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType):
         return {}
+    code = function.__code__
     rules = known_in(code, function.__globals__), mentions_of(code).rates_stored, of_users
     followed: Followed = {}
     n_named = code.co_argcount + code.co_kwonlyargcount
     for i, name in enumerate(code.co_varnames[n_bound:n_named]):
-        exits = value_flow.exits_of_argument(code, name, rules)
+        exits = exits_of_argument(code, name, rules)
         if exits is None:
             continue
         if i + n_bound < code.co_argcount:
@@ -45,8 +46,3 @@ def followed_arguments(
         if i + n_bound >= code.co_posonlyargcount:
             followed[name] = exits[1]
     return followed
-
-
-def _is_decorated(function: Callable[..., Any]) -> bool:
-    is_function = isinstance(function, types.FunctionType)
-    return is_function and value_flow.is_decorator(function.__code__)
