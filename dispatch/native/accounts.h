@@ -150,7 +150,7 @@ PyObject* py_end_region_of_hits(PyObject*, PyObject* const* args, Py_ssize_t n_a
       (n_reads >= reads_in_round || now_s - real(of_policy._round_began_s, policy) >= round_s);
   const double unknown_s = PyFloat_AsDouble(sure(PyDict_GetItem(seconds_of, unknown)));
   if (*cold != 0 || (past != nullptr && past->has_begun()) || ends_round ||
-      of_policy._is_bypassed.in(policy) == Py_True || unknown_s >= says_so_after_s) {
+      of_policy.is_bypassed.in(policy) == Py_True || unknown_s >= says_so_after_s) {
     Py_RETURN_FALSE;
   }
   const bool has_flushed = PyObject_Size(unnoted) > 0;

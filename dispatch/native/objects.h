@@ -129,7 +129,7 @@ SLOTS(of_state, call, call_start, edges, generic, key, kind, layout, meta, slot,
 SLOTS(of_plan, is_checked, parts_of_leaves, spent_s, tier_from_s, steps, peak_bytes, tier_says);
 SLOTS(of_slot, index, trace);
 SLOTS(of_policy, address, past, _began_s, _flushed_s, _gap_s, _ran_s, _round_began_s, grown_s,
-      _n_flushes, _n_flushed, _n_reads, _n_recorded, _n_known, n_turns, n_turns_noted, _is_bypassed,
+      _n_flushes, _n_flushed, _n_reads, _n_recorded, _n_known, n_turns, n_turns_noted, is_bypassed,
       _is_parted, has_read, _outcome);
 SLOTS(of_stats, counts, causes, flush_s, regions, regions_s, log);
 SLOTS(of_record, thread, cause, where, n_ops, began_s, seconds, gap_s, state, steps, peak_bytes, tier,

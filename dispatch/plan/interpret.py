@@ -73,10 +73,11 @@ def laid_out(tensor: torch.Tensor, node: Node, spec: TensorSpec) -> torch.Tensor
     The program has seen the recorded strides already, on the lazy tensor. A view is left as it is:
     a copy would not share memory.
     """
-    if is_of(tensor, spec) and node.view_of is None and not _is_laid_out(tensor, spec.stride):
-        OWN_STRIDES.add(node.facts.op)
-        return restrided(tensor, spec.stride)
-    return tensor
+    if not is_of(tensor, spec) or node.view_of is not None or has_strides(tensor, spec.stride):
+        return tensor
+    OWN_STRIDES.add(node.facts.op)
+    copy = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=tensor.device)
+    return copy.copy_(tensor)
 
 
 MISJUDGED: set[OpOverload] = set()
@@ -86,18 +87,9 @@ OWN_STRIDES: set[OpOverload] = set()
 """Ops seen to choose other strides than were recorded. Plans have C++ copy their results."""
 
 
-def _is_laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
+def has_strides(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
     """Whether the tensor has these strides. Those of dims of one element don't count."""
     given = tensor.stride()
     return given == stride or all(
         n <= 1 or a == b for n, a, b in zip(tensor.shape, given, stride, strict=True)
     )
-
-
-def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` with these strides: itself, or a copy."""
-    if _is_laid_out(tensor, stride):
-        return tensor
-    return torch.empty_strided(
-        tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor)

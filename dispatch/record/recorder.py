@@ -99,7 +99,7 @@ def _cold(owner: Any, trace: Trace, func: Any, types: Any, args: Args, kwargs: K
     all_plain = in_mode and inputs.PLAIN.issuperset(types) and isinstance(func, OpOverload)
     if all_plain and not (needs_care(func) or reads_values(func)):
         # Nothing is pending and no argument is lazy: the mode's dispatch is the only extra cost.
-        sync_points.run_at_once(trace, func, args, kwargs)
+        sync_points.run_at_once(trace, func)
         return func(*args, **kwargs) if kwargs else func(*args)
     return _miss(owner, trace, func, args, kwargs, None)
 
@@ -134,7 +134,7 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
     # only the outer one. Nor does it count a question.
     is_part = trace.call is not None or is_metadata_query(call[0])
     if not is_part:
-        sync_points.begin(trace, *call[:3])
+        sync_points.begin(trace, call[0])
     try:
         func, args, kwargs, key = call
         while (result := _missed(owner, trace, func, args, kwargs, key)) is _MOVED:

@@ -7,7 +7,6 @@ should. A hit costs nothing: it is noted only if a call that is no hit follows i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -44,7 +43,7 @@ is bypassed as a whole never enters the mode: its thread isn't in this set.
 """
 
 
-def begin(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def begin(trace: Trace, op: Any) -> None:
     """Note a call that isn't a hit in the history, behind the hits that came before it."""
     trace.call = UNCOUNTED
     if not isinstance(op, OpOverload) or op.namespace in NOT_THE_PROGRAMS:
@@ -97,12 +96,12 @@ def count_cold() -> None:
         begin_hits()
 
 
-def run_at_once(trace: Trace, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def run_at_once(trace: Trace, op: Any) -> None:
     """Account for a call that runs at once while the trace is cold."""
     count_cold()
     # within another call it isn't counted
     if trace.call is None:
-        begin(trace, op, args, kwargs)
+        begin(trace, op)
         end(trace)
     trace.ran = op, trace.state
     trace.busy = False
@@ -206,14 +205,9 @@ def say_so() -> None:
 
 
 def may_choose(trace: Trace, options: settings.Settings) -> bool:
-    """Whether blocks with these options are recorded only where that pays."""
-    return not must_record(trace, options) and _may_choose(trace)
-
-
-def _may_choose(trace: Trace) -> bool:
-    """Whether times may decide: ranks of one program measure different times, but must all record
-    the same."""
-    return not trace.policy.spans_ranks
+    """Whether blocks with these options are recorded only where that pays. Ranks of one program
+    measure different times, but must all record the same."""
+    return not (must_record(trace, options) or trace.policy.spans_ranks)
 
 
 def at_sync_point(trace: Trace) -> None:
@@ -353,7 +347,8 @@ def at_step(trace: Trace) -> None:
 
 def _begin_round(trace: Trace) -> None:
     """Begin a round of a block; whether it is bypassed is decided here."""
-    if not (must_record(trace) or trace.policy.begin_round(may_choose=_may_choose(trace))):
+    policy = trace.policy
+    if not (must_record(trace) or policy.begin_round(may_choose=not policy.spans_ranks)):
         fall_asleep(trace)
 
 

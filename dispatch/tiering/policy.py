@@ -75,7 +75,7 @@ class Policy:
     """
 
     # `native` finds these by the offsets of their slots.
-    __slots__ = ("__dict__", "_began_s", "_flushed_s", "_gap_s", "_is_bypassed", "_is_parted",
+    __slots__ = ("__dict__", "_began_s", "_flushed_s", "_gap_s", "is_bypassed", "_is_parted",
                  "_n_flushed", "_n_flushes", "_n_known", "_n_reads", "_n_recorded", "_outcome",
                  "_ran_s", "_round_began_s", "address", "grown_s", "has_read", "n_turns",
                  "n_turns_noted", "past")  # fmt: skip
@@ -110,8 +110,9 @@ class Policy:
         # the same and their times are not, so no time may decide anything then.
         self.spans_ranks = False
 
-        # The block that runs is bypassed. Its regions say nothing then: few of its calls are seen.
-        self._is_bypassed = False
+        # The block or round that runs is bypassed. Its regions say nothing then, as few of its
+        # calls are seen.
+        self.is_bypassed = False
         # The key of its place. `lazy_mode` makes it of code object, instruction and options.
         self._place: Any = OUTSIDE
         # In the round that runs: reads, steps of an optimizer that end a region, turns of a loop;
@@ -194,11 +195,6 @@ class Policy:
         """See ops on all lazy tensors again: C++ lets them pass some while the trace is asleep."""
         if cls.native is not None:
             cls.native.end_passing()
-
-    @property
-    def is_bypassed(self) -> bool:
-        """Whether the block or round that runs is bypassed."""
-        return self._is_bypassed
 
     @property
     def is_asleep(self) -> bool:
@@ -311,7 +307,7 @@ class Policy:
         """Account for a region. `has_calls`: some were no hits. `known`: all of these are known."""
         is_recorded = n_recorded > 0 or (has_calls and not self.cold)
         self._end_region(is_recorded=is_recorded, is_empty=not (n_recorded or has_calls))
-        if self._is_bypassed:
+        if self.is_bypassed:
             return
         self._n_recorded += n_recorded
         self._n_known += is_recorded
@@ -327,9 +323,9 @@ class Policy:
         now_s = perf_counter()
         # The time of an empty region belongs to code that calls no ops. A bypassed region only
         # looks empty: its calls were not seen.
-        if self._is_bypassed or not is_empty:
+        if self.is_bypassed or not is_empty:
             bypassed = NEW if self._site is None else self._site.why_bypassed
-            unrecorded = bypassed if self._is_bypassed else NEW
+            unrecorded = bypassed if self.is_bypassed else NEW
             self._outcome = RECORDED if is_recorded else unrecorded
             STATS.add_region(self._outcome, now_s - self._began_s)
         self._gap_s = now_s - max(self._began_s, self._flushed_s)
@@ -490,7 +486,7 @@ class Policy:
 
     def _bypass(self) -> None:
         """Run the block that begins as in eager."""
-        self._is_bypassed = True
+        self.is_bypassed = True
         # `cold` stays as it is behind the end of the block. There ops on wrapped tensors still
         # come, and must be noted, as nothing else would have the trace record again.
         self.cold = 1 if self.has_wrapped else ASLEEP
@@ -517,7 +513,7 @@ class Policy:
             site.end(n_known=self._n_known, n_new=self._n_new, n_unknown=n_unknown,
                      n_parts=self._n_steps if site.unit == STEPS else n_reads,
                      is_parted=self._is_parted, is_short=is_short)  # fmt: skip
-        self._is_bypassed = False
+        self.is_bypassed = False
 
     def add_reads(self, n: int) -> None:
         """Count reads of values that C++ let pass while the block was asleep."""

@@ -176,7 +176,7 @@ class Compiler:
                 fusion.status = "queued"
                 self._to_build.add(fusion)
             if waits:
-                self._finish(fusion)
+                self.finish([fusion])
         elif fusion.status != "aten":
             pass  # its kernel is being made, or the fusion has its final state
         elif is_new and self._artifact_key(fusion) is not None:
@@ -191,11 +191,8 @@ class Compiler:
     def finish(self, fusions: Sequence[Fusion]) -> None:
         """Wait until the kernels of these fusions are there, or have failed."""
         for fusion in fusions:
-            self._finish(fusion)
-
-    def _finish(self, fusion: Fusion) -> None:
-        self._to_build_soon.finish(fusion)
-        self._to_build.finish(fusion)
+            self._to_build_soon.finish(fusion)
+            self._to_build.finish(fusion)
 
     def statuses(self) -> Counter[str]:
         """The number of fusions in each status, without those for which no kernel was asked."""

@@ -126,9 +126,6 @@ class Jobs:
                 fusion.run_op_by_op("its build was interrupted")
             raise
         finally:
-            self._release(fusion)
-
-    def _release(self, fusion: Fusion) -> None:
-        with self._changed:
-            self._active.remove(fusion)
-            self._changed.notify_all()
+            with self._changed:
+                self._active.remove(fusion)
+                self._changed.notify_all()
