@@ -35,16 +35,20 @@ def compile_aten(segment: Segment) -> Kernel:
     It takes tens of microseconds to make.
     """
     specs: list[TensorSpec | None] = list(segment.inputs)
-    instructions = []
-    for call, dead in zip(segment.calls, _last_uses(segment), strict=True):
-        made = _made(call, len(specs))
+    steps: list[tuple[list[int], range]] = []  # the values that each call reads, and those it makes
+    for call in segment.calls:
+        read = [ref.index for ref in refs(value for _, value in call.arguments())]
+        steps.append((read, range(len(specs), len(specs) + len(call.outputs))))
         specs += call.outputs
-        arguments = [value for _, value in call.arguments()]
-        touched = (*(specs[ref.index] for ref in refs(arguments)), *call.outputs)
-        instructions.append(
-            program.call(call.op, call.args, dict(call.kwargs), made, dead, touched)
-        )
     leaves = range(len(segment.inputs))
+    dying = last_uses([[*read, *made] for read, made in steps], (*leaves, *segment.outputs))
+    instructions = [
+        program.call(
+            call.op, call.args, dict(call.kwargs), _made(call, made.start), dead,
+            (specs[i] for i in (*read, *made)),
+        )
+        for call, (read, made), dead in zip(segment.calls, steps, dying, strict=True)
+    ]  # fmt: skip
     return program.program_of(len(specs), leaves, segment.outputs, instructions, is_inner=True)
 
 
@@ -58,14 +62,3 @@ def _made(call: Call, first: int) -> list[int | None]:
     if not call.outputs or len(call.op._schema.returns) == 1:
         return [*numbers]
     return [next(numbers) if new else None for new in creates(call)]
-
-
-def _last_uses(segment: Segment) -> list[list[int]]:
-    """For each call, the created values that no later call uses and that are no outputs."""
-    n_values = len(segment.inputs)
-    named: list[list[int]] = []
-    for call in segment.calls:
-        taken = [ref.index for ref in refs(value for _, value in call.arguments())]
-        named.append([*taken, *range(n_values, n_values + len(call.outputs))])
-        n_values += len(call.outputs)
-    return last_uses(named, (*range(len(segment.inputs)), *segment.outputs))
