@@ -9,7 +9,8 @@
 namespace hits {
 
 // Classes of flush.py and trace.py, and `user_frame.is_users`.
-PyObject *work_class, *pending_class, *is_users_module, *name_of_module;
+PyObject *work_class, *pending_class, *is_users_module;
+PyObject* name_of_module = interned("__name__");
 
 // What a trace holds between two flushes; at first that of an empty trace.
 struct Content {
@@ -164,7 +165,7 @@ class UserLine {
   Ref known_{sure(PyDict_New())};
 };
 
-UserLine* user_line;
+UserLine* const user_line = new UserLine;  // never deleted: Python may have ended by then
 
 // What Python needs to go on: a `flush._Work`.
 struct Work {

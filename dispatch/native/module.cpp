@@ -167,27 +167,6 @@ PyObject* py_install(PyObject*, PyObject* needed) {
   FIND_SLOTS(of_policy, Ref(get("policy_class")).get());
   FIND_SLOTS(of_stats, reinterpret_cast<PyObject*>(Py_TYPE(stats)));
   FIND_SLOTS(of_record, record);
-  user_line = new UserLine;
-  const std::pair<PyObject**, const char*> names[] = {
-      {&name_value, "_value"},
-      {&name_slot, "slot"},
-      {&name_layout, "_layout"},
-      {&name_data, "data"},
-      {&name_leaf, "leaf"},
-      {&name_run, "run"},
-      {&name_append, "append"},
-      {&name_clear, "clear"},
-      {&name_told, "told"},
-      {&name_remember, "remember"},
-      {&name_note_kernels, "note_kernels"},
-      {&name_add_work, "add_work"},
-      {&name_ops, "ops"},
-      {&name_flushes, "flushes"},
-      {&name_segments, "segments"},
-      {&name_plans_reused, "plans_reused"},
-      {&name_of_module, "__name__"},
-  };
-  for (const auto& [name, text] : names) *name = sure(PyUnicode_InternFromString(text));
   visit_values_of<&of_lazy>(tensor_class);
   PyObject* cls = reinterpret_cast<PyObject*>(tensor_class);
   const Ref descriptor(sure(PyDescr_NewGetSet(tensor_class, &value_of_tensor)));

@@ -148,10 +148,17 @@ PyObject *externally_writable, *shared, *lazy_users, *share, *is_shared, *may_pa
 
 // Values of `*cold_here` besides 0 (the trace records) and 1 (it does not): see `policy.py`.
 constexpr int64_t PAUSED = 2, ASLEEP = -1, BYPASSED_TURNS = 3;
-// Names of attributes and methods, interned: looking one up then compares pointers.
-PyObject *name_value, *name_slot, *name_leaf, *name_data, *name_layout, *name_run, *name_append,
-    *name_clear, *name_told, *name_remember, *name_note_kernels, *name_add_work, *name_ops,
-    *name_flushes, *name_segments, *name_plans_reused;
+// Names of attributes and methods, interned: looking one up then compares pointers. Made when
+// Python loads this library.
+PyObject* interned(const char* name) { return sure(PyUnicode_InternFromString(name)); }
+PyObject *name_value = interned("_value"), *name_slot = interned("slot"),
+    *name_leaf = interned("leaf"), *name_data = interned("data"),
+    *name_layout = interned("_layout"), *name_run = interned("run"),
+    *name_append = interned("append"), *name_clear = interned("clear"),
+    *name_told = interned("told"), *name_remember = interned("remember"),
+    *name_note_kernels = interned("note_kernels"), *name_add_work = interned("add_work"),
+    *name_ops = interned("ops"), *name_flushes = interned("flushes"),
+    *name_segments = interned("segments"), *name_plans_reused = interned("plans_reused");
 
 // Append to a list, or to a deque: `Trace.unnoted_hits` is one.
 void append(PyObject* items, PyObject* item) {
