@@ -186,8 +186,10 @@ class _Writer:
         # of results alone
         self._made_first = {**self._made}
         # values that are stored before others read them, by these sinks if they are results
+        self._stored: dict[Value, tuple[Sink, ...]] = {}
+        # values that are stored first of all
         results = (*self._values.outputs, *self._values.written.values())
-        self._stored: dict[Value, tuple[Sink, ...]] = dict.fromkeys(_repeated(results), ())
+        self._repeated = dict.fromkeys(_repeated(results))
         # inputs that are written at the end: they are read at other places, or an index may be bad
         written = self._values.written if self._values.bad is not None else {}
         self._late = {f"in{number}" for number in written}
@@ -236,6 +238,8 @@ class _Writer:
     def _bodies(self) -> list[str] | None:
         """The text of each nest; None if something must be stored or cut for it."""
         copies = []
+        for value in self._repeated:
+            self._home(value)
         for sink in self._sinks:
             if sink.memory is not None and sink.is_input and sink.memory.name in self._late:
                 self._place(Sink(sink.value, self._kept(sink.value)))
@@ -309,7 +313,8 @@ class _Writer:
             if one in seen:
                 continue
             seen.add(one)
-            if isinstance(one, Reduced) or (one in self._stored and one is not value):
+            is_repeated = one in self._repeated and one is not value
+            if isinstance(one, Reduced) or one in self._stored or is_repeated:
                 found[one] = None
             elif isinstance(one, (Rolled, Gathered)) and not is_cheap(base := _moved(one)):
                 found[base] = None
@@ -368,9 +373,7 @@ class _Writer:
         else:
             memory = self._kept(value)
             sinks = tuple(_sinks(value, memory))
-        # what a sink stores itself is in memory once its nest is written
-        if all(sink.value is not value for sink in sinks):
-            self._kernel.in_memory[value] = memory
+        self._kernel.in_memory[value] = memory
         return max(map(self._place, sinks))
 
     def _kept(self, value: Value) -> Memory:
@@ -405,7 +408,8 @@ class _Writer:
             seen: set[Value] = set()
             while left:
                 value = left.pop()
-                if value in seen or isinstance(value, Reduced) or value in self._stored:
+                is_kept = value in self._stored or value in self._repeated
+                if value in seen or isinstance(value, Reduced) or is_kept:
                     continue
                 seen.add(value)
                 home = first.setdefault(value, i)
