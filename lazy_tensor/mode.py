@@ -302,8 +302,12 @@ class lazy_mode:
         trace = local.trace
         sync_points.at_sync_point(trace)
         place, must_record = self._place(caller, options), options.record == "always"
-        may_choose = sync_points.may_choose(trace, options)
-        if trace.policy.begin_block(place, may_choose=may_choose, must_record=must_record):
+        may_choose, policy = sync_points.may_choose(trace, options), trace.policy
+        # while the C++ is compiled, or if it can't be, nobody knows what comes again
+        is_blind = hits.native is None and hits.EXTENSION.is_asked_for
+        if (must_record or not is_blind) and policy.begin_block(
+            place, may_choose=may_choose, must_record=must_record
+        ):
             return True
         STATS.counts["unrecorded_blocks"] += 1
         return False

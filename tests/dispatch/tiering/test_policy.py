@@ -337,6 +337,16 @@ def test_a_program_is_told_that_the_cpp_is_missing_once_that_is_certain(
     assert 'record="always"' in str(warned[0].message)
 
 
+def test_blocks_run_as_in_eager_while_the_cpp_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hits, "native", None)
+    monkeypatch.setattr(hits, "loaded", None)
+    monkeypatch.setattr(hits.EXTENSION, "status", "compiling")
+    with lazy_tensor.lazy_mode():
+        assert _get_current_dispatch_mode() is None
+    with lazy_tensor.lazy_mode(record="always"):
+        assert _get_current_dispatch_mode() is not None
+
+
 @pytest.mark.parametrize(
     ("before", "end"),
     [(FIRST_TIME, "s did not. "), ("size of dim 0 went 3 -> 4", "did not; what was new lately: s")],
