@@ -2,7 +2,7 @@
 
 In: classes and functions of this package, named once at import by `use`. Out: calls that are hits
 don't come to `record`, and cost about as much as the op's dispatch in eager. One call runs a known
-plan. Without a C++ compiler, `record` does the same in Python.
+plan. Until it is compiled, or with LAZY_TENSOR_HITS=python, `record` does the same in Python.
 """
 
 from __future__ import annotations

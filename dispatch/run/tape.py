@@ -205,11 +205,15 @@ class Tape:
         self._calls_left = trace.policy.calls_left
         trace.policy.cold = 0
         # Calls on a tape have a root of their own: there ops are recorded that else run at once.
-        trace.tape = self
-        while not trace.restart():
-            trace.tape = None
-            flush(trace, "replay", quiet=True)
+        try:
             trace.tape = self
+            while not trace.restart():
+                trace.tape = None
+                flush(trace, "replay", quiet=True)
+                trace.tape = self
+        except BaseException:  # an interrupt, or an error of what is flushed
+            trace.tape = None
+            raise
         torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]
 
     def stop(self, obstacle: str) -> None:

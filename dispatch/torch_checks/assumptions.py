@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ import torch
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.torch_checks import names
 from lazy_tensor.dispatch.trie.liveness import live_values
+from lazy_tensor.kernels.disk import Disk
 from lazy_tensor.kernels.extension import cpp
 
-IN_PYTHON = "LAZY_TENSOR_HITS=python records without it, at several times the cost"
+IN_PYTHON = "to record in Python, which is slow, set LAZY_TENSOR_HITS=python"
 VERSIONS = "torch 2.10 to 2.13 on Python 3.11 to 3.13"
 
 
@@ -112,7 +114,10 @@ def _has_gil() -> str:
 def _has_cpp() -> str:
     # Python alone takes three to eight times as long as eager for small ops
     problem = "" if settings.records_in_python() else cpp.HITS.problem()
-    return problem if problem and cpp.HITS.built() is None else ""
+    if not problem or cpp.HITS.built() is not None:
+        return ""
+    disk = Disk(Path(settings.current().cache_dir))
+    return problem if disk.is_off or disk.get(cpp.HITS.key()) is None else ""
 
 
 def _has_names() -> str:

@@ -122,8 +122,8 @@ def is_in_flight(tensor: torch.Tensor) -> bool:
 def forget_ended(waited_for: Any = None) -> None:
     """Drop the notes of collectives that have ended, and that of the `Work` `waited_for`.
 
-    Some backends, torch's fake one among them, never call a `Work` completed. No backend uses
-    memory that is freed.
+    Some backends, torch's fake one among them, never call a `Work` completed. But all keep the
+    tensors of a running collective alive, so freed memory means that it has ended.
     """
     for number, (storages, get_work) in list(_in_flight.items()):
         work = get_work()

@@ -129,7 +129,7 @@ def found_compiler() -> str | None:
 
 def _compiler() -> str:
     if sys.platform != "linux":
-        raise RuntimeError("it is for Linux only")
+        raise RuntimeError("the package's C++ is for Linux only")
     path = found_compiler()
     if path is None:
         raise RuntimeError("there is no C++ compiler (install g++, or name one in CXX)")

@@ -20,7 +20,7 @@ blocks. It is twice the least that the pool keeps, so that no size is left out."
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with the same strides on the CPU, not initialized, in memory of the pool."""
     if program.native is None:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     made: torch.Tensor = program.native.empty_like(tensor)
     return made
 

@@ -71,7 +71,7 @@ def compiler_version(compiler: str) -> str:
     """The first line of what the compiler says of itself, or what is missing without it."""
     path = shutil.which(compiler)
     if path is None:
-        return f"{compiler} not found: no kernels for the CPU, and hits are recorded in Python"
+        return f"{compiler} not found: no kernels for the CPU"
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return next(iter(answer.stdout.splitlines()), f"{path} doesn't say its version")
 
@@ -97,7 +97,7 @@ def parts_in_cpp() -> Iterator[Line]:
     if settings.records_in_python():
         yield "recorder", "off, as LAZY_TENSOR_HITS=python says: ops are recorded in Python"
     else:
-        missing = "until then ops are recorded in Python, at three times the cost"
+        missing = "until then ops on wrapped tensors go through Python, at three times the cost"
         yield "recorder", built(cpp.HITS, missing)
     yield "plans", built(cpp.PROGRAM, "until then ops run one by one, without kernels")
 

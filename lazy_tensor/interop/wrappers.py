@@ -220,8 +220,8 @@ def to_dlpack(name: str, own: Any) -> Any:
 
 
 def disabling_hooks(name: str, own: Any) -> Any:
-    """`disable_saved_tensors_hooks`, as `torch.func.grad` calls it: it fails while there are hooks.
-    Those of a `replay` are put aside."""
+    """`disable_saved_tensors_hooks`, which `torch.func.grad` calls: torch's raises while hooks are
+    entered, so those of a `replay` are taken off meanwhile."""
 
     @contextlib.contextmanager
     def disable(*args: Any, **kwargs: Any) -> Iterator[None]:

@@ -59,7 +59,7 @@ def test_doctor_says_whether_the_recorder_is_built_and_what_to_do(monkeypatch):
     assert "cache warm" in told or 'compile="off"' in told
     told = built_state(monkeypatch, problem="there is no C++ compiler")
     assert told.startswith("not built: there is no C++ compiler")
-    assert "ops are recorded in Python" in told
+    assert "go through Python" in told
     monkeypatch.setattr(settings, "records_in_python", lambda: True)
     assert built_state(monkeypatch).startswith("off, as LAZY_TENSOR_HITS=python says")
 
