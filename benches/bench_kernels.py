@@ -114,14 +114,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "layer norm and GELU": layer_norm_and_gelu,
 }
 SIZES = (4, 1024)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

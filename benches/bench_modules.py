@@ -8,7 +8,7 @@ thread. Replayed steps first run until their plans are final. Writes `results/mo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from settled import settle
 from timing import interleaved
 from torch import Tensor, nn
 
-import lazy_tensor
 from lazy_tensor import replay
 
 Step = Callable[[], object]
@@ -86,14 +85,7 @@ MODELS = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    lazy_tensor.configure(warn=False)
-    yield
-    lazy_tensor.configure(warn=True)
-    torch.set_num_threads(n_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def step_of(make: Callable[[], tuple[nn.Module, Any]], side: str) -> Step:

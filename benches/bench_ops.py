@@ -86,15 +86,8 @@ MOVES: dict[str, Program] = {
     "differences": lambda x, y: (x[1:, 1:] - x[:-1, :-1]) * y[1:, 1:],
     "tril": lambda x, y: (x * y).tril() + 1,
 }
+pytestmark = pytest.mark.usefixtures("one_thread")
 PROGRAMS = POINTWISE | BROADCAST | REDUCTIONS | MOVES
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")

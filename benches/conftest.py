@@ -50,6 +50,15 @@ def no_advice() -> None:
 
 
 @pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch's own threads are one, for the benchmarks of a module that asks for it."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
     """Four ranks of a fake process group, whose collectives do nothing, on one thread and without
     kernels. What is left is the host's work."""
