@@ -302,10 +302,11 @@ class lazy_mode:
         trace = local.trace
         sync_points.at_sync_point(trace)
         place, must_record = self._place(caller, options), options.record == "always"
-        may_choose, policy = sync_points.may_choose(trace, options), trace.policy
-        # while the C++ is compiled, or if it can't be, nobody knows what comes again
+        may_choose = sync_points.may_choose(trace, options)
+        # Only the C++ knows which calls came before. While it is compiled, or if it can't be,
+        # nothing is recorded, so the mode would only cost time.
         is_blind = hits.native is None and hits.EXTENSION.is_asked_for
-        if (must_record or not is_blind) and policy.begin_block(
+        if (must_record or not is_blind) and trace.policy.begin_block(
             place, may_choose=may_choose, must_record=must_record
         ):
             return True

@@ -128,7 +128,7 @@ def grow(
 
 
 USUAL_POWERS = frozenset({-2, -1, -0.5, 0.5, 1, 2, 3})
-"""Exponents for which kernels have products and roots in place of `pow`."""
+"""Exponents for which kernels have products and roots in place of `pow`: those of `loops.rules`."""
 MOST_VARYING = 10_000
 """Signatures in `Trace.varying`: one more, and the set begins anew."""
 

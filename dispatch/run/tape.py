@@ -211,7 +211,7 @@ class Tape:
                 trace.tape = None
                 flush(trace, "replay", quiet=True)
                 trace.tape = self
-        except BaseException:  # an interrupt, or an error of what is flushed
+        except BaseException:  # the flush failed, or was interrupted
             trace.tape = None
             raise
         torch.random.default_generator = _Watched(self)  # type: ignore[assignment, attr-defined]

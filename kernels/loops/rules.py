@@ -203,7 +203,7 @@ def _scattered(name: str) -> Rule:
     return rule
 
 
-_SPECIAL_POWERS = {
+SPECIAL_POWERS = {
     0.5: "square_root({0})", 2.0: "{1}", 3.0: "{1} * {0}", 1.0: "{0}",
     -0.5: "1 / square_root({0})", -1.0: "1 / {0}", -2.0: "1 / {1}",
 }  # fmt: skip
@@ -212,18 +212,18 @@ _SPECIAL_POWERS = {
 
 def _special_power(b: Builder, base: Value, exponent: float) -> Value:
     square = b.cast(b.of("{0} * {0}", base), b.holds)
-    return b.of(_SPECIAL_POWERS[exponent], base, square)
+    return b.of(SPECIAL_POWERS[exponent], base, square)
 
 
 def _pow(b: Builder, a: Arguments) -> Value:
     given, base, exponent = a["exponent"], b.held(a["self"]), b.held(a["exponent"])
     # float16 has no such cases in eager
     has_special = b.holds is not torch.float16 and isinstance(base, Value)
-    if has_special and not isinstance(given, Value) and given in _SPECIAL_POWERS:
+    if has_special and not isinstance(given, Value) and given in SPECIAL_POWERS:
         return _special_power(b, base, given)
     power = b.of("pow({0}, {1})", base, exponent)
     if has_special and isinstance(given, Number):
-        for special in _SPECIAL_POWERS:
+        for special in SPECIAL_POWERS:
             if special not in (2, -2):
                 found = _special_power(b, base, special)
                 power = b.of("{0} == {1} ? {2} : {3}", exponent, special, found, power)

@@ -172,6 +172,7 @@ def has_reduction(value: Value) -> bool:
 
 
 def without_ones(size: Sequence[int]) -> list[int]:
+    """The sizes of the dimensions that have more than one element."""
     return [n for n in size if n != 1]
 
 

@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from lazy_tensor import cache_clear, cache_info, is_pending, lazy_mode, materialize, stats, wrap
+from lazy_tensor.dispatch.record.extend_trie import USUAL_POWERS
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import local
+from lazy_tensor.kernels.loops.rules import SPECIAL_POWERS
 from tests.processes import run_python
 
 
@@ -359,6 +361,7 @@ def test_whole_numbers_that_need_more_than_64_bits():
 
 
 def test_a_usual_power_has_a_kernel_that_knows_it():
+    assert set(SPECIAL_POWERS) == USUAL_POWERS
     x = torch.rand(8) + 1
     cache_clear()
 

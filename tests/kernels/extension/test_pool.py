@@ -227,7 +227,7 @@ def offered_kib():
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("LazyFree:"))
     except (OSError, StopIteration):
-        pytest.skip("this system doesn't say what is offered to it")
+        pytest.skip("/proc doesn't count the pages that were offered")
 
 
 def test_what_was_offered_to_the_system_can_be_used():
