@@ -136,8 +136,9 @@ class NestText:
     `index` is the index of an element in the order of the loops, and `kept` the number of outer
     dimensions.
     `saved` and `stored` are the values that a pass computes and a later one needs, by the array
-    that keeps them; `results` are the names of reductions' results. `writes` are those of inputs:
-    the name, the place in memory and the number of the pass.
+    that keeps them; `results` are the names of reductions' results, and of functions of these that
+    have one element for each round of the outer loops. `writes` are those of inputs: the name, the
+    place in memory and the number of the pass.
     """
 
     def __init__(self, kernel: Kernel, nest: Nest) -> None:
@@ -147,7 +148,7 @@ class NestText:
         self.index = self._index()
         self.saved: dict[Value, str] = {}
         self.stored: dict[Value, Memory] = {}
-        self.results: dict[Reduced, str] = {}
+        self.results: dict[Value, str] = {}
         self.writes: list[tuple[str, Index, int]] = []
         # variables of loops that are one with the next loop
         self.joined: set[Variable] = set()
@@ -223,6 +224,10 @@ class Body:
         found = _as_stored(value.dtype, text)
         self.stores.append(f"{self._text.saved[value]}[{self._access(self._flat())}] = {found};")
 
+    def keep(self, value: Value, name: str) -> None:
+        """Keep a value that has one element for each round of the outer loops."""
+        self.lines.append(f"{name} = {self._computed(value, self._text.row(value))};")
+
     def store(self, sink: Sink, index: Indices) -> None:
         assert sink.memory is not None
         at = self._access(sink.memory.at(index))
@@ -242,10 +247,10 @@ class Body:
         memory = text.kernel.in_memory.get(value)
         if memory is not None:
             return self._load(value, memory.name, memory.at(index))
-        if isinstance(value, Reduced):
-            if value not in text.results or index != text.index[: text.kept]:
-                raise Declined("a reduction that is read at other places")
+        if value in text.results and index == text.row(value):
             return text.results[value]
+        if isinstance(value, Reduced):
+            raise Declined("a reduction that is read at other places")
         is_kept = value in text.saved or value in text.stored
         if is_kept and text.level_of(value) < self._number:
             if index != text.full:

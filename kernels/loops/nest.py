@@ -24,7 +24,14 @@ from lazy_tensor.kernels.loops.body import (
     stored_type,
 )
 from lazy_tensor.kernels.loops.index import Index, Indices, NeedsSplit, Variable, long_of
-from lazy_tensor.kernels.loops.values import Reduced, Value, is_cheap, parts_of
+from lazy_tensor.kernels.loops.values import (
+    C_TYPES,
+    Computed,
+    Reduced,
+    Value,
+    is_cheap,
+    parts_of,
+)
 
 MOST_LINES = 4000
 """The most lines of a loop's body in all its pieces; the compiler's time grows with them."""
@@ -206,20 +213,53 @@ class Loops(NestText):
         ends = [total.end() for total in totals.values()]
         self.results |= {reduction: total.result for reduction, total in totals.items()}
         body = Body(self, number, None)
+        n, at = self._cells
+        for value in self._functions_of_results(number):
+            name = self.name("once")
+            lines.append(f"{C_TYPES[value.dtype]} {name}{f'[{n}]' if at else ''};")
+            self.results[value] = name + at
+            body.keep(value, name + at)
         for sink in sinks:
             if self._is_row_sink(sink):
                 body.store(sink, self._index_of(sink))
         return lines + self._over_columns([*ends, *body.lines, *body.stores])
 
+    def _functions_of_results(self, number: int) -> list[Value]:
+        """Functions of a pass's reductions that have one element for each round of the outer loops,
+        and that later passes need: each is computed once, behind the pass."""
+        found: dict[Value, None] = {}
+        seen: set[Value] = set()
+        left = [
+            s.value.base if isinstance(s.value, Reduced) else s.value
+            for s in self.nest.sinks
+            if not self._is_row_sink(s) and self._pass_of(s) > number
+        ]
+        while left:
+            value = left.pop()
+            if value in seen or isinstance(value, Reduced) or value in self.kernel.in_memory:
+                continue
+            seen.add(value)
+            is_of_row = isinstance(value, Computed) and value.parts and self.nest.is_row(value)
+            if is_of_row and self.level_of(value) == number + 1:
+                found[value] = None
+            else:
+                left += parts_of(value)
+        return [*found]
+
     def _total(self, reduction: Reduced) -> Total:
-        name = self.name("total")
+        n, at = self._cells
+        return Total(reduction, self.name("total"), n, at)
+
+    @property
+    def _cells(self) -> tuple[int, str]:
+        """How many elements an array has for all columns, and the place of this one in it; 1 and ""
+        where an array isn't needed."""
         if not self._columns:
-            return Total(reduction, name)
+            return 1, ""
         at = Index()
         for variable in self._columns:
             at = at.times(variable.n) + Index(((variable, 1),))
-        n = math.prod(variable.n for variable in self._columns)
-        return Total(reduction, name, n, f"[{at.text()}]")
+        return math.prod(variable.n for variable in self._columns), f"[{at.text()}]"
 
     def _over_columns(self, lines: Sequence[str]) -> list[str]:
         return [self._looped(self._columns, lines)] if self._columns and lines else [*lines]
@@ -312,7 +352,11 @@ class Loops(NestText):
         # each pass computes anew what columns need
         self.saved.clear()
         totals = [s.value for s in self.nest.sinks if isinstance(s.value, Reduced)]
-        if sum(Total(one, "", n_columns, "[]").n_bytes for one in totals) > MOST_SCRATCH_BYTES:
+        n_bytes = sum(Total(one, "", n_columns, "[]").n_bytes for one in totals)
+        for number in range(self._n_passes):
+            kept = self._functions_of_results(number)
+            n_bytes += n_columns * sum(value.dtype.itemsize for value in kept)
+        if n_bytes > MOST_SCRATCH_BYTES:
             raise Declined("many columns")
 
     def _join(self) -> None:

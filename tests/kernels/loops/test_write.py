@@ -507,21 +507,39 @@ def test_functions_that_broadcasting_repeats_are_computed_once(record):
     assert "(v" not in last
 
 
+def test_functions_of_reductions_are_computed_once(record):
+    for program in (
+        lambda x: x * x.mean(0).tanh(),
+        lambda x: x * x.mean(1, keepdim=True).tanh(),
+        lambda x: x * x.mean().tanh(),
+    ):
+        text = written(record(program, (X,)).segment, 1).text
+        before, _, last = text[text.index("void kernel_0") :].rpartition("#pragma")
+        assert before.count("tanh(") == 1
+        assert "tanh(" not in last
+
+
+def vectors_in(text: str, folder: Path) -> str:
+    """What the compiler says of the loops of a kernel that have vectors."""
+    source = folder / "loops.cpp"
+    source.write_text(text)
+    command = [
+        cpp._compiler(),
+        *cpp._FLAGS,
+        f"-mprefer-vector-width={8 * cpp.vector_bytes()}",
+        "-fopt-info-vec-optimized",
+        str(source),
+        "-o",
+        os.devnull,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loops_that_choose_between_functions_have_vectors(record, dtype, tmp_path):
-    source = tmp_path / "loops.cpp"
     for choice in CHOICES:
-        source.write_text(written(record(choice, (X.to(dtype), Y.to(dtype))).segment, 1).text)
-        command = [
-            cpp._compiler(),
-            *cpp._FLAGS,
-            "-fopt-info-vec-optimized",
-            str(source),
-            "-o",
-            os.devnull,
-        ]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        assert "loop vectorized" in told, source.read_text()
+        text = written(record(choice, (X.to(dtype), Y.to(dtype))).segment, 1).text
+        assert "loop vectorized" in vectors_in(text, tmp_path), text
 
 
 def test_sums_are_as_accurate_as_eagers(record):
