@@ -216,6 +216,8 @@ class Body:
         self._text, self._number, self._piece = text, number, piece
         self._names: dict[tuple[Value, Indices], str] = {}
         self._name_of: dict[str, str] = {}
+        # loads that are the same in all rounds of the innermost loop: lines ahead of it
+        self.ahead: list[str] = []
         self.lines: list[str] = []
         self.stores: list[str] = []
 
@@ -324,11 +326,12 @@ class Body:
         self._text.kernel.functions |= used | ({"exp"} if "quick_erf" in used else set())
         return value.text.format(*names)
 
-    def _line(self, value: Value, expression: str) -> str:
+    def _line(self, value: Value, expression: str, *, is_ahead: bool = False) -> str:
         line = f"const {C_TYPES[value.dtype]} {{}} = {expression};"
         if line not in self._name_of:
             self._name_of[line] = self._text.name("v")
-            self.lines.append(line.format(self._name_of[line]))
+            lines = self.ahead if is_ahead else self.lines
+            lines.append(line.format(self._name_of[line]))
         return self._name_of[line]
 
     def _load(self, value: Value, array: str, at: Index) -> str:
@@ -338,7 +341,18 @@ class Body:
         elif value.dtype is torch.bool:
             # GCC has vectors for conditions that are comparisons, and not for bools from memory
             text += " != 0"
-        return self._line(value, text)
+        return self._line(value, text, is_ahead=self._is_same(at))
+
+    def _is_same(self, at: Index) -> bool:
+        """Whether a place is the same in all rounds of the innermost loop.
+
+        GCC can't tell that no store changes what lies there. It may move the load to the end of the
+        loop, which then has no vectors.
+        """
+        if self._piece is None or self._piece[0] is None:
+            return False
+        others = [loop for loop in self._text.loops if loop != self._piece[0]]
+        return all(variable in others or variable in self._text.joined for variable, _ in at.terms)
 
     def _access(self, at: Index) -> str:
         self._text.accesses.append(at)

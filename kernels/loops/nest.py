@@ -287,7 +287,8 @@ class Loops(NestText):
             if len(body.lines) * len(edges) > MOST_LINES:
                 raise Declined("too many lines")
             if innermost:
-                lines += [f"#pragma omp simd{clauses}", self._for(innermost, low, high)]
+                lines += [*body.ahead, f"#pragma omp simd{clauses}"]
+                lines.append(self._for(innermost, low, high))
             lines += ["{", *body.lines, *body.stores, "}"]
         loops = self._looped(inner[:-1], lines)
         if self._parted and not self._columns:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -540,6 +541,16 @@ def test_loops_that_choose_between_functions_have_vectors(record, dtype, tmp_pat
     for choice in CHOICES:
         text = written(record(choice, (X.to(dtype), Y.to(dtype))).segment, 1).text
         assert "loop vectorized" in vectors_in(text, tmp_path), text
+
+
+def test_loops_that_read_a_number_from_memory_have_vectors(record, tmp_path):
+    def program(grad, y, out):
+        return aten._log_softmax_backward_data(-grad.expand(33, 65) * out, y, 1, torch.float32)
+
+    text = written(record(program, (torch.tensor(0.1), X, Y)).segment, 1).text
+    last_loop = text[: text.rindex("#pragma omp simd")].count("\n")
+    told = re.findall(r"loops.cpp:(\d+):.*loop vectorized", vectors_in(text, tmp_path))
+    assert any(int(line) > last_loop for line in told), text
 
 
 def test_sums_are_as_accurate_as_eagers(record):
