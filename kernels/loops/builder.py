@@ -163,11 +163,12 @@ class Builder:
             # GCC has no vectors for the conversion
             kind = C_TYPES[dtype]
             return Computed(value.size, dtype, f"{{0}} ? ({kind})1 : ({kind})0", (value,))
-        if value.dtype.is_floating_point and not dtype.is_floating_point:
-            raise Declined(f"from {value.dtype} to {dtype}")
         if dtype in HALVES:
             return Computed(value.size, dtype, f"round_{HALVES[dtype]}((float){{0}})", (value,))
-        return Computed(value.size, dtype, f"({C_TYPES[dtype]}){{0}}", (value,))
+        kind = C_TYPES[dtype]
+        if value.dtype.is_floating_point and not dtype.is_floating_point:
+            return Computed(value.size, dtype, f"as_integer<{kind}>({{0}})", (value,))
+        return Computed(value.size, dtype, f"({kind}){{0}}", (value,))
 
     def held(self, given: Any) -> Any:
         """A number as the results' dtype holds it; others as they are."""

@@ -152,6 +152,12 @@ static inline float with_sign(float x, float y) { return __builtin_copysignf(x, 
 static inline double with_sign(double x, double y) { return __builtin_copysign(x, y); }
 static inline float trunc_of(float x) { return __builtin_truncf(x); }
 static inline double trunc_of(double x) { return __builtin_trunc(x); }
+// As eager converts on x86, also NaN and what is out of range. GCC must not know that `no_bits` is
+// 0: it would make `trunc` of a conversion and one back, which keeps NaN, -0.0 and large numbers.
+static long no_bits __attribute__((used));
+template <typename T, typename F> static inline T as_integer(F x) { return (T)x ^ (T)no_bits; }
+template <> inline unsigned char as_integer(float x) { return (long)x ^ no_bits; }
+template <> inline unsigned char as_integer(double x) { return (long)x ^ no_bits; }
 // numbers of 16 bits: from memory to float, a float rounded to one, and such a float to memory
 static inline float float_of(unsigned x) { return __builtin_bit_cast(float, x); }
 static inline unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }

@@ -189,7 +189,8 @@ class _Reader:
         if not dtype.is_floating_point:
             if name not in (FOR_BOOLS if dtype is torch.bool else FOR_INTEGERS):
                 raise Declined(f"{call.op}: of {dtype}")
-            if name not in TESTS and any(v.dtype.is_floating_point for v in values):
+            is_cast = name in TESTS or name in ("_to_copy", "copy")
+            if not is_cast and any(v.dtype.is_floating_point for v in values):
                 raise Declined(f"{call.op}: from floats to {dtype}")
         return dtype
 

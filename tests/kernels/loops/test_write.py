@@ -255,6 +255,16 @@ def bools(mask: Tensor, two: Tensor, minus: float, seven: int) -> tuple[Tensor, 
     )  # fmt: skip
 
 
+def casts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x = x * 100
+    integers = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+    return (
+        *(x.to(dtype) * 3 for dtype in integers), y.round().int() + 1, y.half().long() == 2,
+        (x / 7).round().clamp(-128, 127).to(torch.int8).float() * 7, 1 / (x / 100).long().float(),
+        x.int().float(), x.to(torch.uint8).float(), y.long().double(),
+    )  # fmt: skip
+
+
 def factories(x: Tensor) -> tuple[Tensor, ...]:
     return (
         torch.zeros_like(x), torch.ones_like(x) + x, torch.full_like(x, 2.5), x.new_zeros(4),
@@ -409,6 +419,8 @@ CASES = {
     "broadcast": (broadcast, (X, ROW, COLUMN), ()),
     "integers": (integers, (NUMBERS, NUMBERS.flip(0), X > 0), ()),
     "int32": (lambda n: (n * 3 + 1, n.sum(), n == 2, n.float()), (NUMBERS.int(),), ()),
+    "casts": (casts, (X, X.bfloat16()), ()),
+    "casts of special numbers": (casts, (SPECIAL.repeat(3, 2), SPECIAL.double()), ()),
     "factories": (factories, (X,), ()),
     "Adam": (adam, (X, Y, X * 0.1, Y.square()), (-0.01, 0.02)),
     "swaps": (swaps, (X, Y), ()),
@@ -494,6 +506,7 @@ CHOICES = (
     lambda x, g: torch.acosh(x), lambda x, g: torch.asinh(x), lambda x, g: torch.sinc(x),
     lambda x, g: torch.where(x > g, x, g.log()), lambda x, g: aten.hardtanh_backward(g, x, -1, 1),
     lambda x, g: torch.logical_and(x, g) | torch.logical_or(x, g), lambda x, g: F.mish(x),
+    lambda x, g: x.int().float() * 2,
 )  # fmt: skip
 
 
@@ -578,7 +591,7 @@ def test_there_is_a_c_type_for_each_dtype_in_segments():
         ("compared as torch.complex64", lambda x: x == 1j, [X]),
         ("a write to a view by diagonal", lambda x: x.diagonal().add_(1) * 2, [X]),
         ("of short rows", lambda x: x.exp().sum(-1), [seeded(10000, 3)]),
-        ("from floats to torch.int64", lambda x: (x + 1).long() + 1, [X]),
+        ("from floats to torch.int64", lambda x: (x + 1).sum(dtype=torch.int64) + 1, [X]),
         ("no rule", lambda x: x.cumsum(0) + 1, [X]),
         ("a float beside integers", lambda n: n * 2 == 1.5, [NUMBERS]),
         ("far apart", lambda x: x.t().contiguous() + 1, [seeded(512, 512)]),
