@@ -506,7 +506,7 @@ CHOICES = (
     lambda x, g: torch.acosh(x), lambda x, g: torch.asinh(x), lambda x, g: torch.sinc(x),
     lambda x, g: torch.where(x > g, x, g.log()), lambda x, g: aten.hardtanh_backward(g, x, -1, 1),
     lambda x, g: torch.logical_and(x, g) | torch.logical_or(x, g), lambda x, g: F.mish(x),
-    lambda x, g: x.int().float() * 2,
+    lambda x, g: (1 - x.sigmoid()) ** 2 * F.softplus(-x), lambda x, g: x.int().float() * 2,
 )  # fmt: skip
 
 
@@ -549,7 +549,7 @@ def vectors_in(text: str, folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_loops_that_choose_between_functions_have_vectors(record, dtype, tmp_path):
     for choice in CHOICES:
         text = written(record(choice, (X.to(dtype), Y.to(dtype))).segment, 1).text
