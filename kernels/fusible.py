@@ -62,6 +62,14 @@ MOVES = _names(
     zeros_like"""
 )
 FUSIBLE = POINTWISE | REDUCTIONS | NORMS | VIEWS | MOVES
+SLOW_ALONE = _names(
+    """all any argmax argmin floor_divide fmod gather heaviside logit masked_fill mse_loss
+    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional remainder sinc
+    smooth_l1_loss stack std std_mean var var_mean where xlogy"""
+)
+"""Ops for which eager's kernel on the CPU often takes two times as long as one of this package, or
+longer: 30 times for the variance of rows, 10 for `where` by a random mask. So each is a segment,
+even if nothing beside it can be fused with it."""
 REDUCES_BYTES_WRONGLY = _names("amax amin aminmax argmax argmin max min prod sum")
 """Reductions whose vector code on the CPU is wrong for numbers of one byte. Inductor pads the last
 vector with zeros, which are then the largest or the smallest number (torch 2.13)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from lazy_tensor.dispatch.plan.dependencies import Marks, dependencies, in_order
 from lazy_tensor.dispatch.plan.graph import MARKS, Graph, may_fail
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.backend import Backend, CountsPaths
-from lazy_tensor.kernels.fusible import DTYPES
-from lazy_tensor.kernels.segment import Call, ScalarRef
+from lazy_tensor.kernels.fusible import DTYPES, SLOW_ALONE
+from lazy_tensor.kernels.segment import Call, ScalarRef, base_name
 
 MAX_GAP = 160
 """Recorded calls between two members from which a segment is cut there. The values that the first
@@ -36,7 +36,7 @@ NEVER_INSIDE = frozenset({torch.ops.aten.as_strided.default})
 
 @dataclass(slots=True)
 class Unit:
-    """Calls that run together: one of any kind, or several that a backend makes a kernel of."""
+    """Calls that run together: one of any kind, or some that a backend makes a kernel of."""
 
     nodes: list[Node]
     is_fused: bool
@@ -64,6 +64,14 @@ class Fusibility:
 
     def _backend_of(self, node: Node) -> Backend:
         return self._backend_on(device_of(self._graph, node).type)
+
+    def pays(self, nodes: Sequence[Node]) -> bool:
+        """Whether a kernel of these calls may be faster than the calls are in eager."""
+        if len(nodes) > 1:
+            return True  # what isn't fusible is alone
+        is_on_cpu = device_of(self._graph, nodes[0]).type == "cpu"
+        is_slow = is_on_cpu and base_name(nodes[0].facts.op) in SLOW_ALONE
+        return is_slow and self.reason_against(nodes[0]) is None
 
     def _cut_by_paths(
         self, backend: CountsPaths, nodes: list[Node], members: list[int]
@@ -161,11 +169,8 @@ def units_of(graph: Graph, fusible: Fusibility | None) -> list[Unit]:
     depends = dependencies(graph, nodes, marks)
     through = [_through_views(graph, node, fusible) for node in nodes]
     groups = list(_Groups(graph, nodes, takes, depends, marks, through).found())
-    units = [
-        Unit([nodes[i] for i in part], takes[part[0]] and len(part) > 1)
-        for group in groups
-        for part in fusible.parts(nodes, group)
-    ]
+    parts = [[nodes[i] for i in part] for group in groups for part in fusible.parts(nodes, group)]
+    units = [Unit(part, fusible.pays(part)) for part in parts]
     # A unit that can't be one kernel falls apart into single calls.
     flat: list[Unit] = []
     for unit in units:

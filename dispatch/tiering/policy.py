@@ -9,7 +9,10 @@ knows whether recording was measured to be faster.
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -212,6 +215,15 @@ class Policy:
             self._before_pause, self.cold = self.cold, PAUSED
         elif not paused and self._before_pause is not None:
             self.cold, self._before_pause = self._before_pause, None
+
+    @contextmanager
+    def new_calls_recorded(self) -> Iterator[None]:
+        """Context manager: new calls are recorded, as a thread's first ones are."""
+        before, self.calls_left = self.calls_left, sys.maxsize
+        try:
+            yield
+        finally:
+            self.calls_left = before
 
     def add_growth(self, seconds: float) -> None:
         """Account for a call that the trie did not know, and for the seconds that this took."""

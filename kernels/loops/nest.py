@@ -132,10 +132,10 @@ class Loops(NestText):
         ]
         try:
             self._all_passes()
+            self._arrange()
         except NeedsSplit as split:
             self._split(split.variable, split.n)
             return self.text()
-        self._arrange()
         # where a roll wraps around in one piece, others may begin
         for _ in range(MOST_ROUNDS):
             n_rolls = len(self.rolls)
@@ -348,17 +348,33 @@ class Loops(NestText):
                 raise Declined("functions of short rows")
             return
         columns.sort(key=lambda loop: -steps[loop])
+        columns = self._at_a_time(columns)
         self.loops = [*(one for one in self.loops if one not in columns), *columns]
         self._columns = columns
         # each pass computes anew what columns need
         self.saved.clear()
+
+    def _at_a_time(self, columns: list[Variable]) -> list[Variable]:
+        """The variables of as many columns as have room on the stack. An outer loop goes over the
+        others, or over parts of the first one: NeedsSplit then."""
         totals = [s.value for s in self.nest.sinks if isinstance(s.value, Reduced)]
-        n_bytes = sum(Total(one, "", n_columns, "[]").n_bytes for one in totals)
+        n_bytes = sum(Total(one, "", at="[]").n_bytes for one in totals)
         for number in range(self._n_passes):
-            kept = self._functions_of_results(number)
-            n_bytes += n_columns * sum(value.dtype.itemsize for value in kept)
-        if n_bytes > MOST_SCRATCH_BYTES:
-            raise Declined("many columns")
+            n_bytes += sum(value.dtype.itemsize for value in self._functions_of_results(number))
+        most = MOST_SCRATCH_BYTES // n_bytes
+        rolled = {variable for variable, *_ in self.rolls}
+        while math.prod(loop.n for loop in columns) > most:
+            first, *inner = columns
+            n_inner = math.prod(loop.n for loop in inner)
+            has_known_size = isinstance(first.n, int) and isinstance(n_inner, int)
+            if has_known_size and first not in rolled:
+                part = max(n for n in range(1, most // n_inner + 1) if first.n % n == 0)
+                if part > 1:
+                    raise NeedsSplit(first, part)
+            if n_inner < LEAST_COLUMNS:
+                raise Declined("many columns")
+            columns = inner
+        return columns
 
     def _join(self) -> None:
         """Make one loop of two where each access goes on where the inner loop has ended."""

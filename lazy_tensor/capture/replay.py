@@ -249,7 +249,9 @@ class Replay(Generic[P, R]):
     def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call and learn nothing from it."""
         start = perf_counter()
-        with recording():
+        # Ops that are new run once for their metadata here. On a tape they can't: fake tensors tell
+        # them then, for which torch would first import its compiler.
+        with recording(), local.trace.policy.new_calls_recorded():
             result = self._in_mode(*args, **kwargs)
         self._account_recorded(start)
         return result

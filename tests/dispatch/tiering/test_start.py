@@ -2,6 +2,7 @@
 
 import pytest
 
+from lazy_tensor.dispatch.tiering.policy import FIRST_CALLS
 from tests.processes import run_python
 
 HEAVY = "print([m for m in ('torch._dynamo', 'torch._inductor', 'sympy') if m in sys.modules])"
@@ -44,12 +45,15 @@ print(lazy_tensor.stats()["ops"] > 100)
     assert run_python("-c", program).splitlines() == ["[]", "True", "True", "[]"]
 
 
-def test_replay_does_not_wait_for_torchs_compiler():
+@pytest.mark.parametrize("n_calls", [0, FIRST_CALLS])
+def test_replay_does_not_wait_for_torchs_compiler(n_calls):
     program = f"""
 import sys
 import torch
 import lazy_tensor
 def step(x):
+    for _ in range({n_calls}):
+        x = x + 1
     return (x.roll(1, 0) + x.softmax(-1)).flip(0).cumsum(0)
 x, replayed = torch.rand(4, 4), lazy_tensor.replay(step)
 results = [lazy_tensor.materialize(replayed(x)) for _ in range(6)]

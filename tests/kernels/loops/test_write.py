@@ -510,6 +510,26 @@ CHOICES = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_as_many_columns_are_reduced_at_a_time_as_have_room(record, n_threads, monkeypatch):
+    def program(x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+        rolled = image.roll((1, 2), (2, 3))
+        return x / x.sum(0), x.softmax(0), rolled.sum(1) * rolled[:, 0], image / image.amax(1, True)
+
+    monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
+    monkeypatch.setattr(nest, "MOST_SCRATCH_BYTES", 1024)
+    recorded = record(program, [seeded(9, 300), IMAGE])
+    text = written(recorded.segment, n_threads).text
+    assert max(map(int, re.findall(r"total\w*\[(\d+)\];", text))) < 128
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
+    finally:
+        torch.set_num_threads(before)
+    assert difference(found, recorded.results) is None
+
+
 def test_functions_that_broadcasting_repeats_are_computed_once(record):
     def program(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return x * row.exp() + (column.tanh() + 1)
