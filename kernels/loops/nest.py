@@ -44,8 +44,9 @@ MANY = 1 << 14
 MOST_SCRATCH_BYTES = 256 << 10
 """The most memory on the stack that a thread keeps between passes."""
 LEAST_INNER = 16
-"""The least elements of a row whose functions are reduced in large arrays: what doesn't fill a
-vector is computed one by one, and an `exp` takes longer than eager's (550 us for 187)."""
+"""The least elements of a row that are reduced one after another in large arrays with functions:
+what doesn't fill a vector is computed one by one. In shorter rows, the first elements of many rows
+are, then the second ones: a softmax of 100,000 rows of 8 takes a third of the time."""
 LEAST_COLUMNS = 8
 """The least columns that have an accumulator each: fewer are reduced one by one."""
 LEAST_PARALLEL = 1 << 15
@@ -344,9 +345,9 @@ class Loops(NestText):
         if n_columns < LEAST_COLUMNS:
             n_inner = math.prod(self.nest.size[self.kept :])
             is_large = math.prod(self.nest.size) >= MANY
-            if self.kernel.functions and is_large and n_inner < LEAST_INNER:
-                raise Declined("functions of short rows")
-            return
+            if not (self.kernel.functions and is_large and n_inner < LEAST_INNER):
+                return
+            columns = [max(outer, key=lambda loop: -steps.get(loop, 0))]
         columns.sort(key=lambda loop: -steps[loop])
         columns = self._at_a_time(columns)
         self.loops = [*(one for one in self.loops if one not in columns), *columns]
