@@ -3,7 +3,8 @@
 Meta functions seldom check dtypes, and those in Python guess the strides of results of mixed
 layouts, and the dtypes of results of mixed dtypes. In: an op, its inputs' metadata, the outcome by
 the meta function. Out: the outcome as kernels give it. Kernels are asked once for each op, dtypes
-and layouts, on tensors of at most two elements a dimension. Called by `record.extend_trie`.
+and layouts, on tensors of at most two elements a dimension. If a tensor overlaps itself, they are
+asked on tensors like the program's. Called by `record.extend_trie`.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def corrected_by_probe(
     if is_small and any(0 in meta[0] for meta in metas):
         # not all meta functions check for emptiness; tiny tensors would hide it, so none are used
         return REFUSED if refused(0) else outcome
-    inputs = [tiny(meta) for meta in metas]
-    tried = args if small is None else small
+    # No tiny tensor overlaps itself as the program's may, so those are tried as they are.
+    are_own = any(map(_overlaps_itself, metas))
+    inputs = metas if are_own else [tiny(meta) for meta in metas]
+    tried = args if small is None or are_own else small
     # Arguments by `repr`, because 1 == True but kernels treat them differently. The default dtype
     # is that of results made from numbers.
     key = (facts.op._op, repr(tried), repr(kwargs), tuple(inputs), torch.get_default_dtype())
@@ -92,8 +95,7 @@ def corrected_by_probe(
     outs = outcome.outs
     if len(said.dtypes) == len(outs):
         outs = tuple(map(_with_dtype, outs, said.dtypes))
-    # No tiny tensor overlaps itself as the program's may, so for those the probe doesn't tell.
-    if len(said.orders) == len(outs) and not any(map(_overlaps_itself, metas)):
+    if len(said.orders) == len(outs):
         outs = tuple(map(_laid_out, outs, said.orders))
     return replace(outcome, outs=outs)
 

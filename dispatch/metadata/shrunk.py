@@ -86,6 +86,15 @@ def _weight_norm(args: Args, metas: list[Meta]) -> Args | None:
     return args if _have_sizes(args[:2], [whole, kept], metas) else None
 
 
+def _roll(args: Args, metas: list[Meta]) -> Args | None:
+    """`self, shifts, dims`. A roll that moves nothing moves nothing of a tiny tensor either."""
+    if len(args) < 3 or not args[2]:
+        return None
+    size = metas[0][0]
+    moves = tuple(min(by % max(size[d], 1), 1) for by, d in zip(args[1], args[2], strict=False))
+    return (args[0], moves, args[2])
+
+
 def _have_sizes(tensors: Args, sizes: list[Size], metas: list[Meta]) -> bool:
     """Whether each argument is None or a tensor of its size."""
     return all(
@@ -98,5 +107,6 @@ SHRUNK: dict[str, Callable[[Args, list[Meta]], Args | None]] = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     "_weight_norm_interface": _weight_norm,
+    "roll": _roll,
 }
-"""Ops that don't check that their sizes fit, by name: what makes arguments for tiny tensors."""
+"""Ops whose numbers must fit their tensors' sizes, by name: what makes arguments for tiny ones."""

@@ -49,6 +49,38 @@ def test_results_are_laid_out_as_by_the_kernel(name, dtype):
         assert torch.equal(materialize(got), expected)
 
 
+def test_rolls_keep_channels_last():
+    """Torch's meta function gives rolls contiguous strides. Eager does if nothing moves."""
+    images = torch.randn(4, 16, 6, 5).contiguous(memory_format=torch.channels_last)
+    gaps = torch.randn(4, 16, 6, 10).contiguous(memory_format=torch.channels_last)[..., ::2]
+    given = images, images > 0, images[:, :1], gaps, torch.randn(6, 5, 4).permute(2, 0, 1)
+    shifts = ((1,), (1,)), ((-2, 3), (2, 3)), ((6,), (2,)), ((6, 1), (2, 3)), ((4,), (1,)), ((3,),)
+    for x in given:
+        for roll in shifts:
+            if len(roll) == 1 or max(roll[1]) < x.dim():
+                expected = x.roll(*roll)
+                with lazy_mode(record="always"):
+                    got = x.roll(*roll)
+                layout = x.shape, x.stride(), roll
+                assert strides_that_matter(got) == strides_that_matter(expected), layout
+                assert torch.equal(materialize(got), expected)
+
+
+def test_results_of_tensors_that_overlap_themselves():
+    windows, shared = torch.randn(40).unfold(0, 8, 1), torch.randn(20).as_strided((5, 8), (1, 1))
+    calls = (
+        torch.nn.functional.logsigmoid, lambda x: torch.copysign(x, torch.tensor(2)),
+        lambda x: x >= torch.tensor(1), lambda x: x.double() * x, lambda x: x.mT.atan2(x.mT[:1]),
+    )  # fmt: skip
+    for x in (windows, shared, windows.t(), windows[::2].unfold(0, 2, 1)):
+        for call in calls:
+            expected = call(x)
+            with lazy_mode(record="always"):
+                got = call(x)
+            assert got.stride() == expected.stride(), (x.shape, x.stride())
+            assert torch.equal(materialize(got), expected)
+
+
 def test_attention_whose_weights_nobody_asks_for():
     """Its kernel gives nothing for them, its meta function a tensor."""
     torch.manual_seed(0)
