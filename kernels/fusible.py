@@ -7,6 +7,7 @@ against Inductor's lowerings and decompositions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -138,6 +139,10 @@ def refuses_dtypes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
     `sum` and `prod` compute in their result's dtype, the others in their argument's.
     """
     name, given = base_name(call.op), dict(call.arguments())
+    written = [spec.dtype for spec in (*call.outputs, *inputs) if spec is not None]
+    numbers = [given[n] for n in _numbers(call.op) if type(given.get(n)) in (int, float)]
+    if written and any(_is_beyond(number, written[0]) for number in numbers):
+        return f"{call.op}: for some ops eager raises for a number that {written[0]} can't hold"
     dtypes = {spec.dtype for spec in inputs}
     if name in ("add", "sub", "rsub") and dtypes == {torch.bool} and given.get("alpha", 1) != 1:
         return f"{call.op}: Inductor writes integers into bools"
@@ -152,6 +157,24 @@ def refuses_dtypes(call: Call, inputs: Sequence[TensorSpec]) -> str | None:
     if any(spec is not None and spec.dtype.itemsize == 1 for spec in computed_in):
         return f"{call.op}: Inductor reduces numbers of one byte wrongly"
     return None
+
+
+@cache
+def _numbers(op: OpOverload) -> tuple[str, ...]:
+    """The names of the arguments that are numbers of any type, and no sizes."""
+    arguments = op._schema.arguments
+    return tuple(a.name for a in arguments if str(a.type) in ("number", "Optional[number]"))
+
+
+def _is_beyond(number: float, dtype: torch.dtype) -> bool:
+    """Whether the number, unless it is infinity, is beyond the range of `dtype`.
+
+    Negative numbers wrap around where the dtype has none.
+    """
+    if dtype is torch.bool or dtype not in DTYPES or number in (math.inf, -math.inf):
+        return False
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return number > info.max or -number > max(info.max, -info.min)
 
 
 @cache

@@ -1,5 +1,6 @@
 """The table of fusible ops, against what Inductor itself can lower."""
 
+import math
 import sys
 from subprocess import run
 
@@ -114,6 +115,29 @@ def test_a_sum_of_bytes_is_inductors_if_it_computes_in_int64():
     inductor, bytes_ = InductorBackend(), (_spec(torch.uint8),)
     assert inductor.refuses(call(aten.sum.default, outputs=(_spec(torch.int64),)), bytes_) is None
     assert inductor.refuses(call(aten.sum.default, outputs=bytes_), bytes_) is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "is_beyond"),
+    [
+        (torch.float16, 65504.0, False), (torch.float16, -1e9, True), (torch.int8, 300, True),
+        (torch.float16, -math.inf, False), (torch.int8, -128, False), (torch.uint8, -1, False),
+        (torch.float32, 1e300, True), (torch.int32, 2**40, True), (torch.bfloat16, 1e38, False),
+        (torch.float32, math.nan, False), (torch.float64, 10**400, True),
+    ],
+)  # fmt: skip
+def test_numbers_for_which_eager_raises_are_refused(dtype, number, is_beyond):
+    inductor, spec = InductorBackend(), _spec(dtype)
+    calls = (
+        call(aten.full_like.default, Ref(0), number, outputs=(spec,)),
+        call(aten.fill_.Scalar, Ref(0), number, outputs=()),
+        call(aten.clamp.default, Ref(0), None, number, outputs=(spec,)),
+    )
+    for one in calls:
+        assert (inductor.refuses(one, (spec,)) is not None) == is_beyond
+    sized = call(aten.full.default, (70_000,), 1, outputs=(spec,))
+    assert inductor.refuses(sized, ()) is None
+    inductor.refuses(call(aten.fill_.Scalar, Ref(0), number, outputs=()), (_spec(torch.complex64),))
 
 
 def test_run_time_scalar_without_a_rule_is_refused():
