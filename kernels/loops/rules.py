@@ -126,10 +126,13 @@ def _inverse_hyperbolic(name: str) -> Rule:
 
 
 def _logit(b: Builder, a: Arguments) -> Value:
-    x, eps = a["self"], a.get("eps")
+    def rest(value: Any) -> Value:
+        return b.cast(b.of("1 - {0}", value), b.holds)
+
+    x, eps = a["self"], b.held(a.get("eps")) if a.get("eps") is not None else None
     if eps is not None:
-        x = b.of("at_most(at_least({0}, {1}), 1 - {1})", x, eps)
-    return b.of("log({0} / (1 - {0}))", x)
+        x = b.of("at_most(at_least({0}, {1}), {2})", x, eps, rest(eps))
+    return b.of("log({0})", b.cast(b.of("{0} / {1}", x, rest(x)), b.holds))
 
 
 def _log_add_exp(b: Builder, a: Arguments) -> Value:

@@ -690,6 +690,7 @@ def test_halves_are_rounded_as_in_eager(record, dtype):
             torch.where(x > 0, x, 0.3), x.clamp(min=0.3), x.abs().sqrt(), x.pow(0.5), x.pow(-0.5),
             torch.div(x, x.roll(7, 0), rounding_mode="trunc"), y.sum(0, dtype=dtype), 1.7**x,
             torch.xlogy(0.3, x), x // x.roll(7, 0), x.pow(2), x.pow(3), x.pow(-2), x.pow(-1),
+            x.logit(1e-3), x.logit(),
         )  # fmt: skip
 
     recorded = record(program, [x, y])
