@@ -252,7 +252,7 @@ class Body:
         if value in text.results and index == text.row(value):
             return text.results[value]
         if isinstance(value, Reduced):
-            raise Declined("a reduction that is read at other places")
+            raise NeedsParts(value)
         is_kept = value in text.saved or value in text.stored
         if is_kept and text.level_of(value) < self._number:
             if index != text.full:

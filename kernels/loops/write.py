@@ -58,6 +58,9 @@ from lazy_tensor.kernels.loops.values import (
 from lazy_tensor.kernels.segment import Segment, TensorSpec
 from lazy_tensor.kernels.symbolic import Symbols
 
+MOST_APART = 4
+"""The most reductions that are found, one in each attempt, to be read elsewhere than in their own
+row. With one more, all reductions are stored."""
 MOST_ATTEMPTS = 32
 """The most times that writing begins again, with something more stored or cut."""
 NAME = "kernel_0"
@@ -187,6 +190,8 @@ class _Writer:
         self._made_first = {**self._made}
         # values that are stored before others read them, by these sinks if they are results
         self._stored: dict[Value, tuple[Sink, ...]] = {}
+        # reductions that were found to be read elsewhere than in their own row
+        self._apart: set[Value] = set()
         # values that are stored first of all
         results = (*self._values.outputs, *self._values.written.values())
         self._repeated = dict.fromkeys(_repeated(results))
@@ -274,6 +279,9 @@ class _Writer:
 
     def _cut(self, nest: Nest, parts: NeedsParts) -> None:
         """Cut the results that a nest stores into parts, or else have a value be stored."""
+        if isinstance(parts.value, Reduced):
+            self._apart.add(parts.value)
+            return
         pieces = {
             sink: tuple(_cut(sink, parts))
             for sink in self._sinks
@@ -340,7 +348,8 @@ class _Writer:
         for value in self._needs(sink.value):
             # a reduction's result is there in its own nest
             home = self._home(value)
-            first = max(first, home if isinstance(value, Reduced) else home + 1)
+            is_there = isinstance(value, Reduced) and not self._is_apart(value)
+            first = max(first, home if is_there else home + 1)
         for i in range(first, len(self._nests)):
             if self._nests[i].takes(sink):
                 break
@@ -352,6 +361,11 @@ class _Writer:
             nest.order, nest.kept = sink.value.order, len(sink.value.size)
         nest.sinks.append(sink)
         return i
+
+    def _is_apart(self, value: Reduced) -> bool:
+        """Whether later nests alone read a reduction, from memory: as those that are read elsewhere
+        than in their own row."""
+        return value in self._apart or len(self._apart) > MOST_APART
 
     def _home(self, value: Value) -> int:
         """The number of the nest that computes what another sink needs."""

@@ -16,7 +16,7 @@ from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.fusible import DTYPES
 from lazy_tensor.kernels.library import own_folder
-from lazy_tensor.kernels.loops import cpp, nest
+from lazy_tensor.kernels.loops import cpp, nest, write
 from lazy_tensor.kernels.loops.values import C_TYPES
 from lazy_tensor.kernels.loops.write import written
 from lazy_tensor.kernels.service.verify import difference
@@ -538,6 +538,20 @@ def test_loops_go_over_short_rows_where_functions_are_reduced(record, monkeypatc
     recorded = record(program, [torch.cat([seeded(300, 7), SPECIAL[None, :7]])])
     text = written(recorded.segment, 1).text
     assert re.search(r"for \(long i1 .*\n\n#pragma omp simd\nfor \(long i0 ", text)
+    found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
+    assert difference(found, recorded.results) is None
+
+
+@pytest.mark.parametrize("n_steps", [1, write.MOST_APART + 2])
+def test_reductions_that_are_read_elsewhere_are_stored(record, n_steps):
+    def program(x: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+        ahead = x
+        for _ in range(n_steps):
+            ahead = (ahead[:, :, None] + steps).logsumexp(1) * x
+        means = x.mean(0)
+        return ahead, means[:, None] - means, x - x.sum(1)[:12].amax()
+
+    recorded = record(program, [seeded(16, 12), seeded(12, 12, seed=1)])
     found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
     assert difference(found, recorded.results) is None
 
