@@ -39,6 +39,7 @@ from lazy_tensor.kernels.loops.index import (
 from lazy_tensor.kernels.loops.nest import MOST_LINES, Loops
 from lazy_tensor.kernels.loops.read import values_of
 from lazy_tensor.kernels.loops.values import (
+    HALVES,
     Computed,
     Gathered,
     Input,
@@ -102,11 +103,16 @@ def _told(sizes: Sequence[Any]) -> list[int | str]:
 
 
 def _moved(value: Rolled | Gathered) -> Value:
-    """What is moved, behind views and other moves."""
+    """What is moved, behind views and other moves. Of 16 bits, it is kept as such."""
     base = value.base
-    while isinstance(base, (View, Permuted, Reshaped, Rolled, Gathered)):
-        base = base.base
-    return base
+    while True:
+        match base:
+            case View() | Permuted() | Reshaped() | Rolled() | Gathered():
+                base = base.base
+            case Computed(parts=(part,)) if part.dtype in HALVES and base.text == "(float){0}":
+                base = part
+            case _:
+                return base
 
 
 def _sinks(value: Value, memory: Memory, *, is_input: bool = False) -> Iterator[Sink]:
@@ -373,10 +379,18 @@ class _Writer:
             if value in self._stored:
                 home = self._home_of_parts(value)
             else:
-                memory = None if isinstance(value, Reduced) else self._kept(value)
-                home = self._place(Sink(value, memory))
+                home = self._place(self._sink_for(value))
             self._nest_of[value] = home
         return self._nest_of[value]
+
+    def _sink_for(self, value: Value) -> Sink:
+        """The sink of a value that others need: that of a result if it is one."""
+        if isinstance(value, Reduced):
+            return Sink(value, None)
+        for sink in self._sinks:
+            if sink.value is value and sink.memory is not None and not sink.is_input:
+                return sink
+        return Sink(value, self._kept(value))
 
     def _home_of_parts(self, value: Value) -> int:
         """The number of the last nest that stores a part of the value."""

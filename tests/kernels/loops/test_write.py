@@ -579,6 +579,16 @@ def test_functions_of_reductions_are_computed_once(record):
         assert "tanh(" not in last
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_that_are_indexed_are_not_kept_twice(record, dtype):
+    def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        scores = x.log_softmax(1)
+        return scores, F.nll_loss(scores, n)
+
+    text = written(record(program, (X.to(dtype), NUMBERS[:, 0].abs())).segment, 1).text
+    assert "kept" not in text
+
+
 def vectors_in(text: str, folder: Path) -> str:
     """What the compiler says of the loops of a kernel that have vectors."""
     source = folder / "loops.cpp"
