@@ -149,6 +149,7 @@ static inline float nearest(float x) { return __builtin_rintf(x); }
 static inline double nearest(double x) { return __builtin_rint(x); }
 static inline float ceil_of(float x) { return __builtin_ceilf(x); }
 static inline double ceil_of(double x) { return __builtin_ceil(x); }
+static inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float with_sign(float x, float y) { return __builtin_copysignf(x, y); }
 static inline double with_sign(double x, double y) { return __builtin_copysign(x, y); }
 static inline float trunc_of(float x) { return __builtin_truncf(x); }
@@ -208,14 +209,45 @@ template <typename T> static inline T at_most(T a, typename Same<T>::type b) {
 }"""
 
 
-# formula 7.1.26 of Abramowitz and Stegun, which is wrong by up to 1.5e-7
-_QUICK_ERF = """\
+_IN_FLOAT = {
+    # SLEEF's formula
+    "exp": """\
+static inline float exp(float x) {
+  const float n = nearest(x * 0x1.715476p+0f);
+  const float r = fused(n, -0x1.7f7d1cp-20f, fused(n, -0x1.62e4p-1f, x));
+  float sum = fused(0x1.a057b4p-13f, r, 0x1.6d2d92p-10f);
+  sum = fused(fused(sum, r, 0x1.11114cp-7f), r, 0x1.5554f4p-5f);
+  sum = fused(fused(sum, r, 0x1.555556p-3f), r, 0.5f);
+  // two factors, as the result may be subnormal
+  const int power = (int)n, half = power >> 1;
+  const float one = float_of((unsigned)(half + 127) << 23);
+  const float other = float_of((unsigned)(power - half + 127) << 23);
+  const float found = (1 + fused(r * r, sum, r)) * one * other;
+  const float small = x < -104 ? 0 : found;
+  return x > 100 ? __builtin_inff() : small;
+}""",
+    # formulas of Cephes, wrong by less than 2 units in the last place
+    "tanh": """\
+static inline float tanh(float x) {
+  const float square = x * x;
+  float sum = fused(-5.70498872745e-3f, square, 2.06390887954e-2f);
+  sum = fused(fused(sum, square, -5.37397155531e-2f), square, 1.33314422036e-1f);
+  const float near = fused(fused(sum, square, -3.33332819422e-1f) * square, x, x);
+  const float far = 1 - 2 / (exp(2 * absolute(x)) + 1);
+  return with_sign(absolute(x) < 0.625f ? near : far, x);
+}""",
+    # formula 7.1.26 of Abramowitz and Stegun, which is wrong by up to 1.5e-7
+    "quick_erf": """\
 static inline float quick_erf(float x) {
   const float t = 1 / (0.3275911f * absolute(x) + 1);
   const float r = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t
       + 0.254829592f) * t;
   return __builtin_copysignf(1 - r * exp(-x * x), x);
-}"""
+}""",
+}
+"""Functions of float32 that are written out: to call SLEEF takes longer than to compute them."""
+NEED_EXP = frozenset(("tanh", "quick_erf"))
+"""Those of them that call `exp`."""
 
 
 def declared(function: str) -> str:
@@ -225,9 +257,9 @@ def declared(function: str) -> str:
     """
     sleef, bound = FUNCTIONS[function]
     is_binary = function in BINARY_FUNCTIONS
-    lines = [_QUICK_ERF] if function == "quick_erf" else []
+    lines = [_IN_FLOAT[function]] if function in _IN_FLOAT else []
     for kind, letter in (("float", "f"), ("double", "d")):
-        if function == "quick_erf" and kind == "float":
+        if function in _IN_FLOAT and kind == "float":
             continue
         n = vector_bytes() // (4 if kind == "float" else 8)
         name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{letter}{n}_{bound}".rstrip("_")

@@ -35,7 +35,7 @@ TEXTS = {
     "relu": "at_least({0}, 0)",
     "hardsigmoid": "at_most(at_least({0} + 3, 0), 6) / 6",
     "hardswish": "{0} * at_most(at_least({0} + 3, 0), 6) / 6",
-    "mish": "{0} * tanh(log1p(exp({0})))", "round": "nearest({0})",
+    "round": "nearest({0})",
     "maximum": "maximum({0}, {1})", "minimum": "minimum({0}, {1})",
     "mul": "{0} * {1}", "atan2": "atan2({0}, {1})", "hypot": "hypot({0}, {1})",
     "copysign": "with_sign({0}, {1})",
@@ -187,9 +187,16 @@ def _hardswish_backward(b: Builder, a: Arguments) -> Value:
     return b.of("{0} <= -3 ? 0 : {1}", x, found)
 
 
+def _tanh_of_softplus(b: Builder, x: Value) -> Value:
+    """`tanh(log1p(exp(x)))`, with one function in place of three. Beyond 20 it is 1."""
+    power = b.of("exp(at_most({0}, {1}))", x, 20)
+    product = b.of("{0} * ({0} + 2)", power)
+    return b.of("{0} / ({0} + 2)", product)
+
+
 def _mish_backward(b: Builder, a: Arguments) -> Value:
     x = a["self"]
-    opened, bent = b.of("1 / (1 + exp(-{0}))", x), b.of("tanh(log1p(exp({0})))", x)
+    opened, bent = b.of("1 / (1 + exp(-{0}))", x), _tanh_of_softplus(b, x)
     return b.of("{0} * ({1} + {2} * {3} * (1 - {1} * {1}))", a["grad_output"], bent, x, opened)
 
 
@@ -468,6 +475,7 @@ RULES: dict[str, Rule] = {
     "_prelu_kernel": lambda b, a: b.of("{0} > 0 ? {0} : {1} * {0}", a["self"], a["weight"]),
     "_prelu_kernel_backward": _prelu_backward,
     "hardswish_backward": _hardswish_backward,
+    "mish": lambda b, a: b.of("{0} * {1}", a["self"], _tanh_of_softplus(b, a["self"])),
     "mish_backward": _mish_backward,
     "hardtanh_backward": lambda b, a: b.of(
         "{1} ? {0} : 0", a["grad_output"],

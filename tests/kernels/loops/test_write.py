@@ -622,6 +622,21 @@ def test_loops_that_read_a_number_from_memory_have_vectors(record, tmp_path):
     assert any(int(line) > last_loop for line in told), text
 
 
+@pytest.mark.parametrize(("name", "most"), [("exp", 1), ("tanh", 2)])
+def test_functions_that_are_written_out_are_accurate(record, name, most):
+    """To so many units in the last place; SLEEF's own are wrong by one."""
+    function = getattr(torch, name)
+    x = torch.cat([seeded(1 << 16) * 2, seeded(1 << 16) * 40, SPECIAL, torch.tensor([88.7, -103])])
+    (found, _) = kernel_of(record(lambda x: (function(x), x * 2), [x]).segment)([x], [])
+    exact = function(x.double())
+    unit = torch.nextafter(exact.float().abs(), torch.tensor(math.inf)) - exact.float().abs()
+    is_number = torch.isfinite(exact.float())
+    error = ((found.double() - exact).abs() / unit.double())[is_number]
+    assert error.max() <= most
+    torch.testing.assert_close(found[~is_number], exact.float()[~is_number], equal_nan=True)
+    assert torch.equal(found.signbit()[is_number], exact.signbit()[is_number])
+
+
 def test_sums_are_as_accurate_as_eagers(record):
     x = torch.full((1 << 20,), 0.1)
     recorded = record(lambda x: (x * 1).sum(), [x])
