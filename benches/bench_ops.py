@@ -23,11 +23,18 @@ Program = Callable[[Tensor, Tensor], Tensor]
 aten = torch.ops.aten
 N = 1000
 
+
+def gradient(function: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor | None = None) -> Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), x, grad)[0]
+
+
 POINTWISE: dict[str, Program] = {
     "softplus": lambda x, y: F.softplus(x) + y,
     "elu": lambda x, y: F.elu(x) + y,
     "selu": lambda x, y: F.selu(x) + y,
     "gelu": lambda x, y: F.gelu(x) + y,
+    "gelu by tanh": lambda x, y: F.gelu(x, approximate="tanh") + y,
     "silu": lambda x, y: F.silu(x) * y,
     "mish": lambda x, y: F.mish(x) + y,
     "tanh": lambda x, y: x.tanh() + y,
@@ -38,12 +45,12 @@ POINTWISE: dict[str, Program] = {
     "erf": lambda x, y: x.erf() + y,
     "sinc": lambda x, y: x.sinc() + y,
     "asinh": lambda x, y: x.asinh() + y,
-    "logaddexp": torch.logaddexp,
+    "logaddexp": lambda x, y: torch.logaddexp(x, y) + y,
     "xlogy": lambda x, y: torch.xlogy(x, y.abs()),
     "where with a function": lambda x, y: torch.where(x > 0, x, y.abs().log1p()),
     "remainder": lambda x, y: x % y + y,
     "floor_divide": lambda x, y: x // y + y,
-    "atan2": torch.atan2,
+    "atan2": lambda x, y: torch.atan2(x, y) + y,
     "x ** 2": lambda x, y: x**2 + y,
     "x ** 3": lambda x, y: x**3 + y,
     "x ** 1.5": lambda x, y: x.abs() ** 1.5 + y,
@@ -53,6 +60,7 @@ POINTWISE: dict[str, Program] = {
     "softplus, backward": lambda x, y: aten.softplus_backward(y, x, 1, 20) + y,
     "elu, backward": lambda x, y: aten.elu_backward(y, 1.0, 1.0, 1.0, False, x) + y,
     "gelu, backward": lambda x, y: aten.gelu_backward(y, x) + y,
+    "int8 and back": lambda x, y: ((x * 9).round().clamp(-128, 127).to(torch.int8) - 1).float() * y,
 }
 BROADCAST: dict[str, Program] = {
     "a function of a column": lambda x, y: x * y[:, :1].tanh() + y,
@@ -73,9 +81,15 @@ REDUCTIONS: dict[str, Program] = {
     "RMS norm": lambda x, y: F.rms_norm(x + y, (x.shape[1],)),
     "normalize": lambda x, y: F.normalize(x + y, dim=1),
     "cosine similarity": lambda x, y: F.cosine_similarity(x, y, dim=1),
-    "mean squared error": F.mse_loss,
+    "mean squared error": lambda x, y: F.mse_loss(x + y, y),
     "columns standardized": lambda x, y: (x - x.mean(0)) / (x.std(0) + 1e-5) + y,
     "a function of means": lambda x, y: x * x.mean(0).tanh() + y,
+    "batch norm of columns, backward": lambda x, y: gradient(
+        lambda x: F.batch_norm(x, None, None, y[0], y[1], training=True), x, y
+    ),
+    "KL divergence, backward": lambda x, y: gradient(
+        lambda x: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"), x
+    ),
     "entropy": lambda x, y: -(x.softmax(1) * (x + y).log_softmax(1)).sum(1),
 }
 MOVES: dict[str, Program] = {
@@ -86,8 +100,19 @@ MOVES: dict[str, Program] = {
     "differences": lambda x, y: (x[1:, 1:] - x[:-1, :-1]) * y[1:, 1:],
     "tril": lambda x, y: (x * y).tril() + 1,
 }
+IN_BFLOAT16: dict[str, Program] = {
+    f"{name}, bfloat16": program
+    for name, program in {
+        "gelu": POINTWISE["gelu"],
+        "mish": POINTWISE["mish"],
+        "focal loss": lambda x, y: ((1 - x.sigmoid()) ** 2 * F.softplus(-x)).mean(),
+        "cross-entropy": REDUCTIONS["cross-entropy"],
+        "softmax": REDUCTIONS["softmax"],
+        "layer norm": REDUCTIONS["layer norm"],
+    }.items()
+}
 pytestmark = pytest.mark.usefixtures("one_thread")
-PROGRAMS = POINTWISE | BROADCAST | REDUCTIONS | MOVES
+PROGRAMS = POINTWISE | BROADCAST | REDUCTIONS | MOVES | IN_BFLOAT16
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +130,13 @@ def bench_op(benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], na
     n, program = 8 if quick else N, PROGRAMS[name]
     x, y = torch.randn(2, n, n)
     y.clamp_(-n + 1, n - 1)  # its first column has places in rows
+    rounding = 1e-4
+    if name in IN_BFLOAT16:
+        x, y, rounding = x.bfloat16(), y.bfloat16(), 0.05
     in_block = lazy_mode(record="always", compile="off" if quick else "blocking")(program)
-    torch.testing.assert_close(in_block(x, y), program(x, y), rtol=1e-4, atol=1e-4)
+    result, expected = in_block(x, y), program(x, y)
+    # numbers of `y` may be 0, by which a remainder is NaN
+    torch.testing.assert_close(result, expected, rtol=rounding, atol=rounding, equal_nan=True)
     functions = {"eager": lambda: program(x, y), "block": lambda: in_block(x, y)}
     timings = benchmark.pedantic(
         interleaved, args=(functions, 3 if quick else 15, 3), rounds=1, iterations=1
