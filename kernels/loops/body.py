@@ -15,7 +15,7 @@ import torch
 
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.loops.builder import broadcast
-from lazy_tensor.kernels.loops.cpp import FUNCTIONS, NEED_EXP
+from lazy_tensor.kernels.loops.cpp import CALLED, FUNCTIONS
 from lazy_tensor.kernels.loops.index import (
     Index,
     Indices,
@@ -323,7 +323,7 @@ class Body:
     def _expression(self, value: Computed, index: Indices) -> str:
         names = [self.read(part, broadcast(part.size)(index)) for part in value.parts]
         used = {f for f in FUNCTIONS if f"{f}(" in value.text}
-        self._text.kernel.functions |= used | ({"exp"} if used & NEED_EXP else set())
+        self._text.kernel.functions |= used | {CALLED[f] for f in used if f in CALLED}
         return value.text.format(*names)
 
     def _line(self, value: Value, expression: str, *, is_ahead: bool = False) -> str:

@@ -227,6 +227,31 @@ static inline float exp(float x) {
   return x > 100 ? __builtin_inff() : small;
 }""",
     # formulas of Cephes, wrong by less than 2 units in the last place
+    "log": """\
+static inline float log(float x) {
+  const float scaled = x < 0x1p-126f ? x * 0x1p23f : x;
+  // from the root of 1/2 to that of 2, and a power of two
+  const int bits = (int)bits_of(scaled), power = (bits - 0x3f3504f3) >> 23;
+  const float part = float_of((unsigned)bits - ((unsigned)power << 23)) - 1;
+  const float n = x < 0x1p-126f ? power - 23 : power;
+  float sum = fused(7.0376836292e-2f, part, -1.1514610310e-1f);
+  sum = fused(fused(sum, part, 1.1676998740e-1f), part, -1.2420140846e-1f);
+  sum = fused(fused(sum, part, 1.4249322787e-1f), part, -1.6668057665e-1f);
+  sum = fused(fused(sum, part, 2.0000714765e-1f), part, -2.4999993993e-1f);
+  sum = fused(sum, part, 3.3333331174e-1f) * part * (part * part);
+  sum = part + fused(-0.5f, part * part, fused(n, -2.12194440e-4f, sum));
+  const float found = fused(n, 0.693359375f, sum);
+  const float positive = x < __builtin_inff() ? found : x;
+  const float other = x == 0 ? -__builtin_inff() : __builtin_nanf("");
+  return x > 0 ? positive : other;
+}""",
+    "log1p": """\
+static inline float log1p(float x) {
+  const float sum = 1 + x;
+  const float lost = (sum - 1 - x) / sum;
+  const float found = log(sum) - lost;
+  return with_sign(lost == lost ? found : log(sum), x);
+}""",
     "tanh": """\
 static inline float tanh(float x) {
   const float square = x * x;
@@ -235,6 +260,20 @@ static inline float tanh(float x) {
   const float near = fused(fused(sum, square, -3.33332819422e-1f) * square, x, x);
   const float far = 1 - 2 / (exp(2 * absolute(x)) + 1);
   return with_sign(absolute(x) < 0.625f ? near : far, x);
+}""",
+    # polynomials fitted for float32: of `erf(x) / x - 1` near 0, and of the logarithm of `1 - erf`
+    "erf": """\
+static inline float erf(float x) {
+  const float size = absolute(x), square = x * x;
+  float sum = fused(-5.99934254e-4f, square, 4.99481801e-3f);
+  sum = fused(fused(sum, square, -2.67677121e-2f), square, 1.12818457e-1f);
+  sum = fused(fused(sum, square, -3.76124978e-1f), square, 1.28379151e-1f);
+  const float near = fused(sum, x, x);
+  sum = fused(1.12304795e-5f, size, -3.22795589e-4f);
+  sum = fused(fused(sum, size, 3.64242541e-3f), size, -2.37619914e-2f);
+  sum = fused(fused(sum, size, 1.06236793e-1f), size, 6.35151386e-1f);
+  const float far = 1 - exp(-size * fused(sum, size, 1.12864852f));
+  return with_sign(size < 0.92f ? near : far, x);
 }""",
     # formula 7.1.26 of Abramowitz and Stegun, which is wrong by up to 1.5e-7
     "quick_erf": """\
@@ -246,8 +285,8 @@ static inline float quick_erf(float x) {
 }""",
 }
 """Functions of float32 that are written out: to call SLEEF takes longer than to compute them."""
-NEED_EXP = frozenset(("tanh", "quick_erf"))
-"""Those of them that call `exp`."""
+CALLED = {"tanh": "exp", "erf": "exp", "quick_erf": "exp", "log1p": "log"}
+"""Those of them that call another one."""
 
 
 def declared(function: str) -> str:
