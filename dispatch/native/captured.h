@@ -104,10 +104,10 @@ bool is_only_at(const Place& place, PyObject* object) {
          Py_REFCNT(object) <= (is_gradient ? n_of_gradient : 2);
 }
 
-// Where the call puts one of the plan's results: (result, layout, like, place, requires_grad), as
-// `captured_call._targets` gives it.
+// Where the call puts one of the plan's results, or a tensor from another place: (result, layout,
+// like, place, requires_grad), as `captured_call._targets` gives it.
 struct Target {
-  Py_ssize_t result;
+  Py_ssize_t result;  // or -1 - k: the tensor that lay at open place k
   PyObject* layout;  // of the sharded tensor that lies there, or None
   PyObject* like;    // a lazy tensor with the new one's metadata; None: its data has the same
   Place place;       // OBJECT: nothing can be put there
@@ -259,9 +259,16 @@ class CapturedCall {
   // Put results where the call would have put them. A result that was not computed is None, and its
   // place stays as it is.
   void leave(PyObject* results, PyObject* open, PyObject* tensors) const {
+    // moved first: where a tensor lay that another place holds now, another one takes its place
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (targets_[i].result >= 0) continue;
+      const at::Tensor& moved = THPVariable_Unpack(PyList_GET_ITEM(open, -1 - targets_[i].result));
+      if (!targets_[i].place.put(moved, tensors)) put(i, moved, tensors);
+    }
     std::vector<std::pair<PyObject*, at::Tensor>> replaced;  // what lay at places, and lies there now
     for (size_t i = 0; i < targets_.size(); ++i) {
       const Target& target = targets_[i];
+      if (target.result < 0) continue;
       PyObject* data = PyList_GET_ITEM(results, target.result);
       if (data == Py_None) continue;
       PyObject* old = i < n_renewed_ ? PyList_GET_ITEM(open, i) : nullptr;

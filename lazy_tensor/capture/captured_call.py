@@ -307,10 +307,16 @@ class CapturedCall:
 
         For each: (number of the result, layout of a sharded tensor, a template for the tensor, the
         way to the place, whether a new tensor requires a gradient). The way is "object" to a place
-        where nothing can be put: the tensor there has to take the value.
+        where nothing can be put: the tensor there has to take the value. The number is -1 - k for
+        the tensor that lay at the `k`-th place.
         """
         targets: list[tuple[Any, ...]] = []
+        places = [one.place for one in self._left]
         for one in self._left:
+            if one.moved_from is not None:
+                k = places.index(one.moved_from)
+                targets.append((-1 - k, None, None, self._way_to(one.place), False))
+                continue
             name, _ = one.place
             tensor, holding = self._value(one.place), self._holdings[name]
             layout = tensor_types.layout_of(tensor)
@@ -464,6 +470,7 @@ class CapturedCall:
         ]
         read = {source.name for source in sources if source.kind == "place"}
         # renewed tensors that the plan doesn't read give up their memory before it runs
+        read |= {one.moved_from for one in self._left}
         renewed = [one.place for one in self._left[: self._n_renewed]]
         return {
             "leaves": ways,

@@ -51,16 +51,17 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A place where the call put a new tensor, and the tensor's slot in the trace (-1 - i for draw
-    i).
+    """A place where the call put another tensor, and the tensor's slot in the trace (-1 - i for
+    draw i). Of a tensor that was `moved_from` another place the slot is None.
 
     `was_empty`: None lay there before. Else the tensor that lies there gets the new value, unless
     somebody else holds it: then another tensor takes its place.
     """
 
     place: Place
-    slot: int
+    slot: int | None
     was_empty: bool
+    moved_from: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -498,6 +498,12 @@ class Take:
             for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
                 if not is_same(old, new):
                     left += self._change(name, now, i, old, new)
+        renewed = {change.place for change in left if not change.was_empty}
+        for change in left:
+            if change.moved_from is not None and change.moved_from not in renewed:
+                name, key = change.place
+                where = self.after.holdings[name].spoken(key)
+                raise Obstacle(f"it puts a tensor at {where} that lies elsewhere, too")
         # such a tensor has no lasting object, so nothing is known of its gradient
         replaced = {
             id(self.after.holdings[name].values[key]) for name, key in (one.place for one in left)
@@ -517,17 +523,21 @@ class Take:
         if self.numbers.is_kept((name, i)):
             return []
         if isinstance(new, torch.Tensor):
-            slot = self._slot_of(new)
+            slot, moved_from = self._slot_of(new), None
             was_empty = old is None
-            if slot is None or not (was_empty or isinstance(old, torch.Tensor)):
+            if slot is None and holding.kind.put is not None and not was_empty:
+                moved_from = next((at for at, one in self.places.items() if one is new), None)
+            is_known = slot is not None or moved_from is not None
+            if not is_known or not (was_empty or isinstance(old, torch.Tensor)):
                 raise Obstacle(f"it puts a tensor that it didn't compute at {place}")
             # a replay makes no conjugate or negative views, and needs a way to write the place
             if is_marked(new) or (was_empty and (holding.kind.put is None or new.requires_grad)):
                 raise Obstacle(f"it puts a tensor at {place}, which replay can't")
             if _graph_of(new) is not None and not _is_spent(new):
                 raise Obstacle(f"it puts a tensor with a graph at {place}")
-            self._claimed.add(slot)
-            return [Left((name, i), slot, was_empty)]
+            if slot is not None:
+                self._claimed.add(slot)
+            return [Left((name, i), slot, was_empty, moved_from)]
         if type(new) is TracedNumber:
             raise Obstacle(f"it keeps a number at {place}, where replay doesn't follow it")
         path = holding.label_of(i)
