@@ -47,6 +47,8 @@ LEAST_INNER = 16
 """The least elements of a row that are reduced one after another in large arrays with functions:
 what doesn't fill a vector is computed one by one. In shorter rows, the first elements of many rows
 are, then the second ones: a softmax of 100,000 rows of 8 takes a third of the time."""
+MOST_LANES = 64
+"""The most rounds of an innermost loop over rows."""
 LEAST_COLUMNS = 8
 """The least columns that have an accumulator each: fewer are reduced one by one."""
 LEAST_PARALLEL = 1 << 15
@@ -64,6 +66,8 @@ class Loops(NestText):
         super().__init__(kernel, nest)
         # variables of the inner loops that make up columns
         self._columns: list[Variable] = []
+        # the variable of the innermost loop if that isn't the one that steps over least memory
+        self._lanes: Variable | None = None
         self._n_splits = 0
         self._n_passes = 1
         self._n_passes += max(map(self._pass_of, nest.sinks))
@@ -327,9 +331,31 @@ class Loops(NestText):
         elif stores and stores[0].memory:
             steps = dict(stores[0].memory.at(self.full).terms)
             self.loops.sort(key=lambda loop: -steps[loop])
-        self._join()
-        if self.loops:
+            self._find_lanes()
+        self.joined, self.loops = self._joined()
+        self._columns = [loop for loop in self.loops if loop in self._columns]
+        # functions that are computed one by one take longer than memory that lies apart
+        if self.loops and self._lanes is None:
             self._check_strides(self.loops[-1])
+
+    def _find_lanes(self) -> None:
+        """Have another loop be the innermost one if that has too few rounds to fill a vector, and
+        the nest computes functions."""
+        if not self.kernel.functions or math.prod(self.nest.size) < MANY:
+            return
+        _, loops = self._joined()
+        rolled = {variable for variable, *_ in self.rolls}
+        long = [one for one in self.loops if one.n >= LEAST_INNER and one not in rolled]
+        if not long or loops[-1].n >= LEAST_INNER:
+            return
+        lanes = long[-1]
+        # so few rounds that the memory that they go over stays in the cache
+        if isinstance(lanes.n, int) and lanes.n > MOST_LANES:
+            part = max(n for n in range(1, MOST_LANES + 1) if lanes.n % n == 0)
+            if part >= LEAST_INNER:
+                raise NeedsSplit(lanes, part)
+        self._lanes = lanes
+        self.loops = [*(one for one in self.loops if one != lanes), lanes]
 
     def _find_columns(self) -> None:
         """Let the variables of columns be those that step over less memory than a reduced one."""
@@ -377,17 +403,18 @@ class Loops(NestText):
             columns = inner
         return columns
 
-    def _join(self) -> None:
-        """Make one loop of two where each access goes on where the inner loop has ended."""
+    def _joined(self) -> tuple[set[Variable], list[Variable]]:
+        """The loops, one made of two where each access goes on where the inner loop has ended; and
+        those that are part of another now."""
         loops: list[Variable] = []
+        joined = {*self.joined}
         for loop in self.loops:
             if loops and self._joins(loops[-1], loop):
                 outer = loops.pop()
-                self.joined.add(outer)
+                joined.add(outer)
                 loop = replace(loop, n=outer.n * loop.n)
             loops.append(loop)
-        self.loops = loops
-        self._columns = [loop for loop in loops if loop in self._columns]
+        return joined, loops
 
     def _joins(self, outer: Variable, inner: Variable) -> bool:
         rolled = {variable for variable, *_ in self.rolls}
@@ -397,6 +424,8 @@ class Loops(NestText):
         return all(one.get(outer, 0) == one.get(inner, 0) * inner.n for one in factors)
 
     def _group(self, loop: Variable) -> int:
+        if loop == self._lanes:
+            return 3
         return 2 if loop in self._columns else self._is_outer(loop)
 
     def _check_strides(self, innermost: Variable) -> None:

@@ -530,6 +530,34 @@ def test_as_many_columns_are_reduced_at_a_time_as_have_room(record, n_threads, m
     assert difference(found, recorded.results) is None
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n_rows", [20, 257, 320])
+def test_loops_with_functions_fill_vectors(record, n_rows, n_threads, monkeypatch):
+    def program(x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        scaled = (x[..., None] * row).flatten(1)
+        return torch.cat([x, scaled.sin(), scaled.tanh()], 1), (x * row[:3]).exp(), x.exp() * 2
+
+    monkeypatch.setattr(nest, "MANY", 2)
+    monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
+    recorded = record(program, [seeded(n_rows, 3), seeded(4)])
+    text = written(recorded.segment, n_threads).text
+    own = text[text.index("void kernel_0") :]
+    assert all(
+        int(n) >= nest.LEAST_INNER
+        for n, body in re.findall(
+            r"simd\nfor \(long \w+ = .*? \w+ < (\d+);.*?\n{(.*?)\n}", own, re.S
+        )
+        if re.search("(sin|tanh|exp)\\(", body)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
+    finally:
+        torch.set_num_threads(before)
+    assert difference(found, recorded.results) is None
+
+
 def test_loops_go_over_short_rows_where_functions_are_reduced(record, monkeypatch):
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return (x * 2).softmax(1), x.logsumexp(1), x.exp() / x.tanh().sum(1, keepdim=True)
