@@ -132,52 +132,54 @@ def _stand_in(compiler: str) -> Path:
 
 
 PRELUDE = """\
+// always: in a large kernel GCC would stop, and a loop that calls a function has no vectors
+#define INLINE static inline __attribute__((always_inline))
 extern "C" int omp_get_thread_num();
 extern "C" int omp_get_num_threads();
-static inline long larger(long a, long b) { return a > b ? a : b; }
-static inline long smaller(long a, long b) { return a < b ? a : b; }
+INLINE long larger(long a, long b) { return a > b ? a : b; }
+INLINE long smaller(long a, long b) { return a < b ? a : b; }
 template <typename T> struct Same { using type = T; };
-static inline float absolute(float x) { return __builtin_fabsf(x); }
-static inline double absolute(double x) { return __builtin_fabs(x); }
-static inline long absolute(long x) { return x < 0 ? -x : x; }
-static inline int absolute(int x) { return x < 0 ? -x : x; }
-static inline float square_root(float x) { return __builtin_sqrtf(x); }
-static inline double square_root(double x) { return __builtin_sqrt(x); }
-static inline float floor_of(float x) { return __builtin_floorf(x); }
-static inline double floor_of(double x) { return __builtin_floor(x); }
-static inline float nearest(float x) { return __builtin_rintf(x); }
-static inline double nearest(double x) { return __builtin_rint(x); }
-static inline float ceil_of(float x) { return __builtin_ceilf(x); }
-static inline double ceil_of(double x) { return __builtin_ceil(x); }
-static inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-static inline float with_sign(float x, float y) { return __builtin_copysignf(x, y); }
-static inline double with_sign(double x, double y) { return __builtin_copysign(x, y); }
-static inline float trunc_of(float x) { return __builtin_truncf(x); }
-static inline double trunc_of(double x) { return __builtin_trunc(x); }
+INLINE float absolute(float x) { return __builtin_fabsf(x); }
+INLINE double absolute(double x) { return __builtin_fabs(x); }
+INLINE long absolute(long x) { return x < 0 ? -x : x; }
+INLINE int absolute(int x) { return x < 0 ? -x : x; }
+INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+INLINE double square_root(double x) { return __builtin_sqrt(x); }
+INLINE float floor_of(float x) { return __builtin_floorf(x); }
+INLINE double floor_of(double x) { return __builtin_floor(x); }
+INLINE float nearest(float x) { return __builtin_rintf(x); }
+INLINE double nearest(double x) { return __builtin_rint(x); }
+INLINE float ceil_of(float x) { return __builtin_ceilf(x); }
+INLINE double ceil_of(double x) { return __builtin_ceil(x); }
+INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+INLINE float with_sign(float x, float y) { return __builtin_copysignf(x, y); }
+INLINE double with_sign(double x, double y) { return __builtin_copysign(x, y); }
+INLINE float trunc_of(float x) { return __builtin_truncf(x); }
+INLINE double trunc_of(double x) { return __builtin_trunc(x); }
 // As eager converts on x86, also NaN and what is out of range. GCC must not know that `no_bits` is
 // 0: it would make `trunc` of a conversion and one back, which keeps NaN, -0.0 and large numbers.
 static long no_bits __attribute__((used));
-template <typename T, typename F> static inline T as_integer(F x) { return (T)x ^ (T)no_bits; }
+template <typename T, typename F> INLINE T as_integer(F x) { return (T)x ^ (T)no_bits; }
 template <> inline unsigned char as_integer(float x) { return (long)x ^ no_bits; }
 template <> inline unsigned char as_integer(double x) { return (long)x ^ no_bits; }
 // numbers of 16 bits: from memory to float, a float rounded to one, and such a float to memory
-static inline float float_of(unsigned x) { return __builtin_bit_cast(float, x); }
-static inline unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
-static inline float widen_bfloat16(unsigned short x) { return float_of((unsigned)x << 16); }
-static inline unsigned short narrow_bfloat16(float x) { return bits_of(x) >> 16; }
-static inline float round_bfloat16(float x) {
+INLINE float float_of(unsigned x) { return __builtin_bit_cast(float, x); }
+INLINE unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
+INLINE float widen_bfloat16(unsigned short x) { return float_of((unsigned)x << 16); }
+INLINE unsigned short narrow_bfloat16(float x) { return bits_of(x) >> 16; }
+INLINE float round_bfloat16(float x) {
   const unsigned bits = bits_of(x);
   const float rounded = float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
   return x != x ? x : rounded;
 }
-static inline float widen_half(unsigned short x) {
+INLINE float widen_half(unsigned short x) {
   const unsigned sign = (unsigned)(x & 0x8000) << 16, bits = (unsigned)(x & 0x7fff) << 13;
   // the exponent of a half is 112 smaller; its greatest one stands for infinity and NaN
   const unsigned scaled = bits_of(float_of(bits) * 0x1p112f);
   return float_of(sign | (bits >= 0x0f800000 ? scaled | 0x7f800000 : scaled));
 }
 // to add a number of this size rounds away what a half can't hold
-static inline float round_half(float x) {
+INLINE float round_half(float x) {
   const unsigned bits = bits_of(x), sign = bits & 0x80000000u;
   const float size = absolute(x);
   const unsigned exponent = bits & 0x7f800000u;
@@ -188,23 +190,23 @@ static inline float round_half(float x) {
   const float found = size < 131072 ? held : __builtin_inff();
   return x != x ? x : float_of(bits_of(found) | sign);
 }
-static inline unsigned short narrow_half(float x) {
+INLINE unsigned short narrow_half(float x) {
   const unsigned bits = bits_of(x), scaled = bits_of(absolute(x) * 0x1p-112f) >> 13;
   const unsigned of_number = absolute(x) < __builtin_inff() ? scaled : 0x7c00;
   return (x != x ? 0x7e00 : of_number) | (bits >> 16 & 0x8000);
 }
 // of two numbers of which one is NaN, NaN
-template <typename T> static inline T maximum(T a, typename Same<T>::type b) {
+template <typename T> INLINE T maximum(T a, typename Same<T>::type b) {
   return a > b || a != a ? a : b;
 }
-template <typename T> static inline T minimum(T a, typename Same<T>::type b) {
+template <typename T> INLINE T minimum(T a, typename Same<T>::type b) {
   return a < b || a != a ? a : b;
 }
 // the same, but of zeros the first one
-template <typename T> static inline T at_least(T a, typename Same<T>::type b) {
+template <typename T> INLINE T at_least(T a, typename Same<T>::type b) {
   return a < b || b != b ? b : a;
 }
-template <typename T> static inline T at_most(T a, typename Same<T>::type b) {
+template <typename T> INLINE T at_most(T a, typename Same<T>::type b) {
   return a > b || b != b ? b : a;
 }"""
 
@@ -212,7 +214,7 @@ template <typename T> static inline T at_most(T a, typename Same<T>::type b) {
 _IN_FLOAT = {
     # SLEEF's formula
     "exp": """\
-static inline float exp(float x) {
+INLINE float exp(float x) {
   const float n = nearest(x * 0x1.715476p+0f);
   const float r = fused(n, -0x1.7f7d1cp-20f, fused(n, -0x1.62e4p-1f, x));
   float sum = fused(0x1.a057b4p-13f, r, 0x1.6d2d92p-10f);
@@ -228,7 +230,7 @@ static inline float exp(float x) {
 }""",
     # formulas of Cephes, wrong by less than 2 units in the last place
     "log": """\
-static inline float log(float x) {
+INLINE float log(float x) {
   const float scaled = x < 0x1p-126f ? x * 0x1p23f : x;
   // from the root of 1/2 to that of 2, and a power of two
   const int bits = (int)bits_of(scaled), power = (bits - 0x3f3504f3) >> 23;
@@ -246,14 +248,14 @@ static inline float log(float x) {
   return x > 0 ? positive : other;
 }""",
     "log1p": """\
-static inline float log1p(float x) {
+INLINE float log1p(float x) {
   const float sum = 1 + x;
   const float lost = (sum - 1 - x) / sum;
   const float found = log(sum) - lost;
   return with_sign(lost == lost ? found : log(sum), x);
 }""",
     "tanh": """\
-static inline float tanh(float x) {
+INLINE float tanh(float x) {
   const float square = x * x;
   float sum = fused(-5.70498872745e-3f, square, 2.06390887954e-2f);
   sum = fused(fused(sum, square, -5.37397155531e-2f), square, 1.33314422036e-1f);
@@ -263,7 +265,7 @@ static inline float tanh(float x) {
 }""",
     # polynomials fitted for float32: of `erf(x) / x - 1` near 0, and of the logarithm of `1 - erf`
     "erf": """\
-static inline float erf(float x) {
+INLINE float erf(float x) {
   const float size = absolute(x), square = x * x;
   float sum = fused(-5.99934254e-4f, square, 4.99481801e-3f);
   sum = fused(fused(sum, square, -2.67677121e-2f), square, 1.12818457e-1f);
@@ -277,7 +279,7 @@ static inline float erf(float x) {
 }""",
     # formula 7.1.26 of Abramowitz and Stegun, which is wrong by up to 1.5e-7
     "quick_erf": """\
-static inline float quick_erf(float x) {
+INLINE float quick_erf(float x) {
   const float t = 1 / (0.3275911f * absolute(x) + 1);
   const float r = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t
       + 0.254829592f) * t;
@@ -323,6 +325,6 @@ extern "C" {kind} {name}_alone({scalars}) asm("{name}");
 {kind} {name}_alone({scalars}) {{ return {callee}({spread})[0]; }}
 #pragma omp declare simd simdlen({n}) notinbranch
 extern "C" __attribute__((const)) {kind} {name}({scalars});
-static inline {kind} {function}({scalars}) {{ return {name}({given}); }}"""
+INLINE {kind} {function}({scalars}) {{ return {name}({given}); }}"""
         )
     return "\n".join(lines)

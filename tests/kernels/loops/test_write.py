@@ -640,6 +640,27 @@ def test_loops_that_choose_between_functions_have_vectors(record, dtype, tmp_pat
         assert "loop vectorized" in vectors_in(text, tmp_path), text
 
 
+def test_functions_in_large_kernels_have_vectors(record, tmp_path):
+    def program(x: Tensor) -> Tensor:
+        rows = x[0] * 0
+        for _ in range(15):
+            columns = (x - rows).logsumexp(0)
+            rows = (x - columns[:, None]).logsumexp(1)
+        return rows
+
+    text = written(record(program, (seeded(40, 40),)).segment, 1).text
+    lines = text.splitlines()
+    found = re.findall(r"loops.cpp:(\d+):.*loop vectorized", vectors_in(text, tmp_path))
+    with_vectors = {int(line) for line in found}
+    loops = [
+        range(i, i + 12)
+        for i, line in enumerate(lines, 1)
+        if line.startswith("#pragma omp simd") and "exp(" in "".join(lines[i : i + 12])
+    ]
+    assert len(loops) == 30
+    assert all(with_vectors & {*loop} for loop in loops)
+
+
 def test_loops_that_read_a_number_from_memory_have_vectors(record, tmp_path):
     def program(grad, y, out):
         return aten._log_softmax_backward_data(-grad.expand(33, 65) * out, y, 1, torch.float32)
