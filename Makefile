@@ -16,7 +16,7 @@ DOCS_STAMP := $(or $(wildcard $(STAMP)),$(subst .installed-,.docs-,$(STAMP)))
 
 DEMO_ARGS ?=
 # What a newcomer runs: minutes. The rest, and PyTorch's databases as a whole, are in `test-all`.
-FIRST_TESTS := $(addprefix tests/,benches cli dispatch docs invariants lazy_tensor parity replay sharding world) \
+FIRST_TESTS := $(addprefix tests/,benches cli dispatch docs examples invariants lazy_tensor parity replay sharding world) \
 	$(wildcard tests/test_*.py)
 WHOLE_DATABASES := $(addprefix tests/conformance/test_,ops.py modules.py optimizers.py error_inputs.py)
 TEST_ARGS ?= -n 2 -m 'not slow' $(FIRST_TESTS)
@@ -71,7 +71,7 @@ $(STAMP):
 
 demo: $(STAMP)
 	mkdir -p $(BUILD)
-	$(BIN)/python -m lazy_tensor demo --out $(BUILD)/demo.png $(DEMO_ARGS)
+	$(BIN)/python -m lazy_tensor.examples.race --out $(BUILD)/demo.png $(DEMO_ARGS)
 
 # Two processes of two threads on two cores: threads that spin while they wait take the cores from those
 # that work, and twice the time (6:39 for `make test` instead of 3:14).

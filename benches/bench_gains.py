@@ -15,7 +15,7 @@ from gain_programs import ARRAYS, PROGRAMS
 from pytest_benchmark.fixture import BenchmarkFixture
 from results_table import page, seconds_text
 
-from lazy_tensor.cli.race.scenes import SIDES
+from lazy_tensor.examples.race.scenes import SIDES
 
 SETTLES_S, TRAINING_SETTLES_S, LAZY_TRAINING_S = 30.0, 40.0, 100.0
 """Seconds that a form runs before it is timed: array programs, training, and training by blocks,

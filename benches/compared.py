@@ -23,8 +23,8 @@ from gain import turn_s
 
 import lazy_tensor
 from lazy_tensor.capture.replay import REPLAYS
-from lazy_tensor.cli.race.scenes import SIDES as FORMS
 from lazy_tensor.dispatch.run.compile_service import compiler
+from lazy_tensor.examples.race.scenes import SIDES as FORMS
 
 Values = list[np.ndarray[Any, np.dtype[np.float32]]]
 

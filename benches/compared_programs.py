@@ -14,8 +14,8 @@ from gain_programs import Unrolled, training_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazy_tensor.cli.race.scenes import Run
 from lazy_tensor.examples import gray_scott, monte_carlo
+from lazy_tensor.examples.race.scenes import Run
 
 Step = Callable[[], tuple[Tensor, ...]]
 Begin = Callable[[Run, Run], Step]

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import lazy_tensor
-from lazy_tensor.cli.race.scenes import SCENES, SIDES, Step
+from lazy_tensor.examples.race.scenes import SCENES, SIDES, Step
 from lazy_tensor.kernels.service.fusion import Fusion
 
 BUSY = """

@@ -16,7 +16,7 @@ import torch
 from gain_programs import PROGRAMS
 
 import lazy_tensor
-from lazy_tensor.cli.race.scenes import SIDES, Step
+from lazy_tensor.examples.race.scenes import SIDES, Step
 
 ROUND_S = 0.3
 """Least seconds of a turn."""

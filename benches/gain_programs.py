@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazy_tensor.cli.race.scenes import SCENES, Begin, Run, Step
+from lazy_tensor.examples.race.scenes import SCENES, Begin, Run, Step
 
 WIDTH = 1000
 

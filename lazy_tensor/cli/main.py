@@ -15,7 +15,7 @@ from typing import TextIO
 import torch
 
 import lazy_tensor
-from lazy_tensor.cli import cache, demo, doctor, explain
+from lazy_tensor.cli import cache, doctor, explain
 from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, NOBODY_READS, CommandError
 
 
@@ -64,7 +64,6 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=versions)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in (
-        ("demo", demo, "run three programs eagerly, lazily and with torch.compile"),
         ("doctor", doctor, "show versions, devices, backends, settings and caches"),
         ("explain", explain, "run a program lazily and report on what was flushed, and why"),
         ("cache", cache, "list, clear or warm the kernels on disk"),

@@ -200,6 +200,6 @@ def test_doctor_says_what_failed_when_recording_is_off():
 
 
 def test_other_commands_say_why_they_can_not_run_when_recording_is_off():
-    done = run_without_clones("demo")
+    done = run_without_clones("explain")
     assert done.returncode == 2
-    assert done.stderr.startswith("lazy_tensor demo: recording is off: torch has no torch._lazy")
+    assert done.stderr.startswith("lazy_tensor explain: recording is off: torch has no torch._lazy")

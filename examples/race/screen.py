@@ -1,7 +1,7 @@
 """What the demo shows: a table by rich, and the image by `plot`.
 
 On a terminal the table grows while the demo runs. Elsewhere each turn has a line, and the table
-comes last. `cli.demo` imports this late, because rich and matplotlib come with the `demo` extra.
+comes last. `__main__` imports this late, because rich and matplotlib come with the `demo` extra.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from lazy_tensor.cli.race import plot
-from lazy_tensor.cli.race.scenes import SCENES
-from lazy_tensor.cli.race.turn import Turn, difference
-
-if TYPE_CHECKING:
-    from lazy_tensor.cli.demo import Results
-
+from lazy_tensor.examples.race import plot
+from lazy_tensor.examples.race.scenes import SCENES
+from lazy_tensor.examples.race.turn import Results, Turn, difference
 
 LEGEND = (
     "first: the first step; settled: the median of the last fifth; by 5 s: steps done by then; "

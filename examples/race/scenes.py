@@ -1,4 +1,4 @@
-"""The demo's scenes: a program of `examples/` each, which only a checkout has, and its sides.
+"""The demo's scenes: a program of `examples/` each, and its sides.
 
 A *side* is a way to run a program: eager, lazy, by `replay` or by `torch.compile`. In: a scene and
 a side by name. Out: a function that does one step, and returns the value to compare.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import lazy_tensor
+from lazy_tensor.examples import gpt, gray_scott, monte_carlo
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 Run = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Turns a function into the one that a side runs."""
 Step = Callable[[], Tensor]
@@ -49,10 +48,7 @@ class Scene:
     is_picture: bool = False
 
 
-# Each imports its example only when it is called: an installed package has none.
 def _gray_scott(run: Run) -> Step:
-    from lazy_tensor.examples import gray_scott
-
     u, v = gray_scott.start()
     advance = run(gray_scott.step)
 
@@ -66,16 +62,12 @@ def _gray_scott(run: Run) -> Step:
 
 
 def _monte_carlo(run: Run) -> Step:
-    from lazy_tensor.examples import monte_carlo
-
     torch.manual_seed(0)
     price = run(monte_carlo.price)
     return lambda: torch.tensor(price().item())
 
 
 def _gpt(run: Run) -> Step:
-    from lazy_tensor.examples import gpt
-
     torch.manual_seed(0)
     config = gpt.GPTConfig(n_layers=2, n_heads=4, width=32, context=32)
     model = gpt.GPT(config)

@@ -1,5 +1,5 @@
 """The demo's parts: programs that run one side after another, and the picture of their times.
 
 `scenes` has the programs, `turn` runs one side, `screen` shows the table, `plot` draws the picture.
-`cli.demo` calls them; benchmarks use `scenes` too.
+`__main__` calls them; benchmarks use `scenes` too.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lazy_tensor.cli.race.turn import Turn, difference
+from lazy_tensor.examples.race.turn import Turn, difference
 
 
 def values(**of):

@@ -1,4 +1,4 @@
-"""`python -m lazy_tensor demo`, whole."""
+"""The demo, whole."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from lazy_tensor.cli import demo
-from lazy_tensor.cli.main import main
-from lazy_tensor.cli.race.scenes import SCENES
+from lazy_tensor.examples.race import __main__ as demo
+from lazy_tensor.examples.race.__main__ import main
+from lazy_tensor.examples.race.scenes import SCENES
 
-SHORT = ["demo", "--scene", "monte_carlo", "--seconds", "0.1"]
-COMMAND = [sys.executable, "-u", "-m", "lazy_tensor"]
+SHORT = ["--scene", "monte_carlo", "--seconds", "0.1"]
+COMMAND = [sys.executable, "-u", "-m", "lazy_tensor.examples.race"]
 
 
 @pytest.fixture
@@ -25,10 +25,7 @@ def out(tmp_path):
 @pytest.mark.parametrize("scene", SCENES)
 def test_sides_of_a_scene_agree(scene, out, capfd):
     sides = ["eager", "lazy", "replay"]
-    assert (
-        main(["demo", "--scene", scene, "--seconds", "0.5", "--out", str(out), "--sides", *sides])
-        == 0
-    )
+    assert main(["--scene", scene, "--seconds", "0.5", "--out", str(out), "--sides", *sides]) == 0
     shown = capfd.readouterr()
     rows = {row.split()[0]: row.split() for row in shown.out.splitlines() if row.split()}
     for side in sides[1:]:
@@ -39,7 +36,7 @@ def test_sides_of_a_scene_agree(scene, out, capfd):
 
 
 def test_no_compile_leaves_it_out(out, capfd):
-    arguments = ["demo", "--scene", "gray_scott", "--seconds", "0.1", "--no-compile"]
+    arguments = ["--scene", "gray_scott", "--seconds", "0.1", "--no-compile"]
     assert main([*arguments, "--out", str(out)]) == 0
     shown = capfd.readouterr().out
     assert "lazy: " in shown
@@ -57,7 +54,7 @@ def test_table_grows_on_a_terminal(out):
 
 
 def test_ctrl_c_ends_with_the_table_so_far(out):
-    arguments = ["demo", "--scene", "gpt", "--seconds", "3", "--out", str(out)]
+    arguments = ["--scene", "gpt", "--seconds", "3", "--out", str(out)]
     with subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -93,7 +90,7 @@ def test_impossible_request_gets_one_line(arguments, message, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main([*SHORT, *arguments]) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith(f"lazy_tensor demo: {message}")
+    assert shown.err.startswith(f"race: {message}")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
 
@@ -106,13 +103,7 @@ def test_bad_value_is_refused_by_the_parser(arguments, capsys):
 
 
 def test_missing_extra_is_named(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "lazy_tensor.cli.race.screen", raising=False)
+    monkeypatch.delitem(sys.modules, "lazy_tensor.examples.race.screen", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(SHORT) == 2
     assert "pip install 'lazy-tensor[demo]'" in capsys.readouterr().err
-
-
-def test_installed_package_without_examples_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "EXAMPLES", tmp_path / "examples")
-    assert main(SHORT) == 2
-    assert "part of a checkout" in capsys.readouterr().err

@@ -1,27 +1,44 @@
-"""`python -m lazy_tensor demo`: runs three programs eagerly, lazily and with torch.compile.
+"""Runs three programs eagerly, lazily and with torch.compile. From a checkout:
+
+    python -m lazy_tensor.examples.race
 
 In: scenes (programs) and sides (ways to run one). Out: a table while they run, and an image with
-the step times. The package `race` has the parts: each side runs in a process of its own.
+the step times. Each side runs in a process of its own. `make demo` runs this.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lazy_tensor.cli.errors import INTERRUPTED, CommandError
-from lazy_tensor.cli.race.scenes import EXAMPLES, SCENES, SIDES
-from lazy_tensor.cli.race.turn import Turn, prepare, run_turn
+from lazy_tensor.cli.errors import BAD_REQUEST, INTERRUPTED, CommandError
+from lazy_tensor.examples.race.scenes import SCENES, SIDES
+from lazy_tensor.examples.race.turn import Results, Turn, prepare, run_turn
 
 if TYPE_CHECKING:
-    from lazy_tensor.cli.race.screen import Screen
-
-Results = dict[str, dict[str, Turn]]
-"""What each side has done, by scene, then by side, in the order of the run."""
+    from lazy_tensor.examples.race.screen import Screen
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo. Returns 0 on success, 2 (and a line on stderr) for a request that can't be met,
+    and 130 after Ctrl-C."""
+    try:
+        return run(parser().parse_args(argv))
+    except CommandError as error:
+        print(f"race: {error}", file=sys.stderr)
+        return BAD_REQUEST
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lazy_tensor.examples.race",
+        description="Run three programs eagerly, lazily and with torch.compile.",
+    )
     add = parser.add_argument
     add("--scene", action="append", choices=SCENES, help="a scene to run (default: all)")
     add(
@@ -39,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("lazy_tensor_demo.png"),
         help="image to write: step times over time, and the pattern (default: %(default)s)",
     )
+    return parser
 
 
 def positive(text: str) -> float:
@@ -51,8 +69,6 @@ def positive(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """0, or 130 after Ctrl-C: the table and the image then show what was done until then."""
-    if not EXAMPLES.is_dir():
-        raise CommandError("its programs are part of a checkout, not of an installed package")
     # the server of processes imports PyTorch while the screen is made
     prepare()
     screen = open_screen(args.out)
@@ -98,8 +114,12 @@ def open_screen(out: Path) -> Screen:
     """The terminal and the image file. CommandError if the `demo` extra isn't installed, or if
     `out` can't be written."""
     try:
-        from lazy_tensor.cli.race.screen import Screen
+        from lazy_tensor.examples.race.screen import Screen
     except ModuleNotFoundError as error:
         message = f"{error.name} is missing: pip install 'lazy-tensor[demo]'"
         raise CommandError(message) from None
     return Screen(out)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lazy_tensor.cli.errors import CommandError
-from lazy_tensor.cli.race import plot
-from lazy_tensor.cli.race.turn import Turn
+from lazy_tensor.examples.race import plot
+from lazy_tensor.examples.race.turn import Turn
 
 PATTERN = np.zeros((8, 8), dtype=np.float32)
 

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 import lazy_tensor
-from lazy_tensor.cli.race.scenes import SIDES, Begin, Step
+from lazy_tensor.examples.race.scenes import SIDES, Begin, Step
 from lazy_tensor.kernels import available_backends
 from lazy_tensor.reports.flushes import amount
 
@@ -61,6 +61,10 @@ class Turn:
 
     def steps_by(self, seconds: float) -> int:
         return sum(end <= seconds for end in self.ends_s)
+
+
+Results = dict[str, dict[str, Turn]]
+"""What each side has done, by scene, then by side, in the order of the run."""
 
 
 def difference(one: Turn, other: Turn) -> float | None:

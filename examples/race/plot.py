@@ -15,11 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lazy_tensor.cli.errors import CommandError
-from lazy_tensor.cli.race.scenes import SCENES
+from lazy_tensor.examples.race.scenes import SCENES
 
 if TYPE_CHECKING:
-    from lazy_tensor.cli.demo import Results
-    from lazy_tensor.cli.race.turn import Turn
+    from lazy_tensor.examples.race.turn import Results, Turn
 
 COLORS = {"eager": "0.45", "lazy": "tab:red", "replay": "tab:orange", "torch.compile": "tab:blue"}
 SMOOTHED = 9
