@@ -59,8 +59,7 @@ VIEWS = _names(
 MOVES = _names(
     """arange cat constant_pad_nd embedding expand_copy flip full full_like gather index_select
     new_full new_ones new_zeros nll_loss_backward nll_loss_forward ones ones_like repeat roll
-    scalar_tensor select_backward select_scatter slice_backward slice_scatter stack view_copy zeros
-    zeros_like"""
+    scalar_tensor select_backward slice_backward stack view_copy zeros zeros_like"""
 )
 FUSIBLE = POINTWISE | REDUCTIONS | NORMS | VIEWS | MOVES
 SLOW_ALONE = _names(

@@ -57,6 +57,10 @@ EAGER_BECAUSE: dict[OpOverload, str] = {
         (aten.multilabel_margin_loss_forward.default, aten.max_unpool2d.default), MISJUDGED_SHAPE
     ),
     aten.as_strided_scatter.default: "its kernel looks at the size of the memory",
+    **dict.fromkeys(
+        (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default),
+        "torch's meta function for it accepts a `src` of any size",
+    ),
     **dict.fromkeys((aten.pin_memory.default, aten._pin_memory.default), "it reserves memory"),
     # some of these are composite, and would be decomposed
     **dict.fromkeys(torch_private.RANGE_OPS, "it marks a range for profilers"),

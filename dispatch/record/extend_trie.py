@@ -270,7 +270,7 @@ def _outcome(
         request.learns = key
         return Outcome(runs_now=LEARNED)
     outcome = propagate(facts, args, kwargs, metas)
-    if outcome.runs_now is None and not eager_checks.passes(facts, args, kwargs, metas):
+    if outcome.runs_now is None and not eager_checks.passes(facts, metas):
         outcome = eager_checks.MISFIT
     if outcome.runs_now is None:
         outcome = corrected_by_probe(outcome, facts, args, kwargs, metas)

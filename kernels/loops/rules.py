@@ -19,8 +19,6 @@ from lazy_tensor.kernels.loops.cpp import BINARY_FUNCTIONS, FUNCTIONS
 from lazy_tensor.kernels.loops.index import Index, Indices
 from lazy_tensor.kernels.loops.reductions import REDUCTIONS, Arguments, Rule
 from lazy_tensor.kernels.loops.values import Joined, Number, Place, Reshaped, Rolled, Value, View
-from lazy_tensor.kernels.loops.views import Shown
-from lazy_tensor.kernels.symbolic import example_of
 
 
 def names(text: str) -> frozenset[str]:
@@ -198,19 +196,6 @@ def _mish_backward(b: Builder, a: Arguments) -> Value:
     x = a["self"]
     opened, bent = b.of("1 / (1 + exp(-{0}))", x), _tanh_of_softplus(b, x)
     return b.of("{0} * ({1} + {2} * {3} * (1 - {1} * {1}))", a["grad_output"], bent, x, opened)
-
-
-def _scattered(name: str) -> Rule:
-    """`self` with `src` in place of what the view by `name` shows."""
-
-    def rule(b: Builder, a: Arguments) -> Value:
-        shown = Shown(name, a, a["self"].size)
-        # another size is an error, and the kernel would read beyond `src`
-        if example_of(shown.size()) != example_of(a["src"].size):
-            raise Declined(f"sizes of what {name}_scatter puts in")
-        return b.of("{0}", shown.written(a["self"], a["src"]))
-
-    return rule
 
 
 SPECIAL_POWERS = {
@@ -481,8 +466,6 @@ RULES: dict[str, Rule] = {
         "{1} ? {0} : 0", a["grad_output"],
         b.test("({0} > {1}) & ({0} < {2})", a["self"], a["min_val"], a["max_val"]),
     ),
-    "slice_scatter": _scattered("slice"),
-    "select_scatter": _scattered("select"),
     "hardsigmoid_backward": lambda b, a: b.of(
         "absolute({1}) < 3 ? {0} / 6 : 0", a["grad_output"], a["self"]
     ),

@@ -41,7 +41,7 @@ COMPOSED = frozenset(
     if name.endswith("_backward") or name.startswith(("gelu", "log_", "logadd", "mish", "softplus"))
 )
 """Pointwise ops whose rules use an operand several times, for the count of paths."""
-SLICES = frozenset(("slice", "slice_backward", "slice_scatter"))
+SLICES = frozenset(("slice", "slice_backward"))
 
 
 class NvfuserBackend:
