@@ -23,7 +23,7 @@ class Options(TypedDict, total=False):
     """The options of `configure`, `lazy_mode` and `replay`, for editors and type checkers.
 
     `Settings` has the same names, except `mode`, with their defaults; a test compares names and
-    types. `MEANINGS` says what each option does.
+    types. `docs/options.md` says what each option does.
     """
 
     backend: str
@@ -56,37 +56,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 KNOWN = tuple(Options.__annotations__)
 NAMES = tuple(name for name in KNOWN if name != "mode")
 """The options that `Settings` holds."""
-MEANINGS = {
-    "backend": "What makes the kernels: `auto` uses the first backend that can run, `aten` runs op "
-    "by op and equals eager bit for bit.",
-    "compile": "When kernels are built: `background` runs op by op until a kernel is ready, "
-    "`blocking` waits for it, `off` builds none.",
-    "cache_dir": "The folder that keeps compiled kernels for later processes.",
-    "segment_cache_size": "How many compiled segments, and how many recorded traces, stay in "
-    "memory.",
-    "schema_cache_size": "For how many calls the shapes and dtypes of the results stay in memory.",
-    "sharding_cache_size": "How many decisions on calls of sharded tensors stay in memory.",
-    "bucket_bytes": "Small all-reduces that one call on sharded tensors needs are joined up to "
-    "this size.",
-    "max_segment_ops": "A trace is flushed when it has this many ops.",
-    "max_pending_bytes": "A trace is flushed when its results need this much memory.",
-    "remat_interval": "Backward computes cheap values again instead of keeping them, at most this "
-    "many saved values in a row.",
-    "flush_policy": "When the device gets the ops: `at_materialization` waits for a flush, "
-    "`at_once` hands over at each op that isn't fused, `auto` depends on the device.",
-    "record": "`auto` records what came before, unless eager is faster; `always` records each op "
-    "that can be recorded, from the first one on.",
-    "compile_threshold": "How often a segment runs before its kernel is built in the background.",
-    "verify_every": "One in this many runs of a kernel is repeated op by op and compared, and a "
-    "kernel that differs is dropped.",
-    "forbid": "Events that raise an error at your line instead of happening unasked.",
-    "debug": "Each op runs when it is recorded, so that an error has eager's traceback.",
-    "warn": "A warning appears once if recording is off, or if hardly anything repeats for ten "
-    "seconds.",
-    "mode": "Sets several options at once, as [the presets](#presets) say; options that are given "
-    "beside it win.",
-}
-"""What each option does, in one sentence of Markdown, for the table of `docs/options.md`."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "compile": get_args(Compile), "flush_policy": get_args(FlushPolicy),

@@ -27,7 +27,7 @@ from lazy_tensor.kernels.backend import available_backends, backend_of
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option, with a value that was checked. `options.MEANINGS` says what each does.
+    """Every option, with a value that was checked. `docs/options.md` says what each does.
 
     The last three fields are no options: they are derived, once, as many calls ask for them.
     """

@@ -1,7 +1,7 @@
 """Writes the tables of options into `docs/options.md`: `python docs/options_table.py`.
 
-In: names, types, meanings, defaults and presets as the code has them. Out: the rows between two
-comments of the page. `tests/docs/test_options.py` compares the page with them.
+In: names, types, defaults and presets as the code has them, and `MEANINGS`. Out: the rows between
+two comments of the page. `tests/docs/test_options.py` compares the page with them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,44 @@ from pathlib import Path
 from typing import Any, get_args
 
 import lazy_tensor.kernels.backend
-from lazy_tensor.dispatch.options import AT_LEAST, CHOICES, KNOWN, MEANINGS, PRESETS, Forbidden
+from lazy_tensor.dispatch.options import AT_LEAST, CHOICES, KNOWN, PRESETS, Forbidden
 from lazy_tensor.dispatch.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("options.md")
 BEGIN = "<!-- options: written by docs/options_table.py -->"
 END = "<!-- options: end -->"
+
+MEANINGS = {
+    "backend": "What makes the kernels: `auto` uses the first backend that can run, `aten` runs op "
+    "by op and equals eager bit for bit.",
+    "compile": "When kernels are built: `background` runs op by op until a kernel is ready, "
+    "`blocking` waits for it, `off` builds none.",
+    "cache_dir": "The folder that keeps compiled kernels for later processes.",
+    "segment_cache_size": "How many compiled segments, and how many recorded traces, stay in "
+    "memory.",
+    "schema_cache_size": "For how many calls the shapes and dtypes of the results stay in memory.",
+    "sharding_cache_size": "How many decisions on calls of sharded tensors stay in memory.",
+    "bucket_bytes": "Small all-reduces that one call on sharded tensors needs are joined up to "
+    "this size.",
+    "max_segment_ops": "A trace is flushed when it has this many ops.",
+    "max_pending_bytes": "A trace is flushed when its results need this much memory.",
+    "remat_interval": "Backward computes cheap values again instead of keeping them, at most this "
+    "many saved values in a row.",
+    "flush_policy": "When the device gets the ops: `at_materialization` waits for a flush, "
+    "`at_once` hands over at each op that isn't fused, `auto` depends on the device.",
+    "record": "`auto` records what came before, unless eager is faster; `always` records each op "
+    "that can be recorded, from the first one on.",
+    "compile_threshold": "How often a segment runs before its kernel is built in the background.",
+    "verify_every": "One in this many runs of a kernel is repeated op by op and compared, and a "
+    "kernel that differs is dropped.",
+    "forbid": "Events that raise an error at your line instead of happening unasked.",
+    "debug": "Each op runs when it is recorded, so that an error has eager's traceback.",
+    "warn": "A warning appears once if recording is off, or if hardly anything repeats for ten "
+    "seconds.",
+    "mode": "Sets several options at once, as [the presets](#presets) say; options that are given "
+    "beside it win.",
+}
+"""What each option does, in one sentence of Markdown."""
 
 
 def page_with_table(page: str) -> str:
