@@ -115,6 +115,9 @@ class InductorBackend(PortableInductor):
 
 
 def _lowered(segment: Segment) -> Any:
+    for call in segment.calls:
+        if _is_floor_division(call, segment):
+            raise Declined(f"{call.op}: Inductor rounds quotients of floats down in its own way")
     # imported late: it imports torch's tracing
     from lazy_tensor.kernels.backends.lower import lower, read_before_written
 
@@ -122,6 +125,21 @@ def _lowered(segment: Segment) -> Any:
         lowered = lower(segment, decompositions())
         read_before_written(lowered.graph.graph)
         return lowered
+
+
+def _is_floor_division(call: Call, segment: Segment) -> bool:
+    """Whether a call rounds a quotient of floating-point numbers down, or takes what is left.
+
+    Inductor computes `a - b * floor(a / b)`, which rounds `a / b`: for float32 `1e6 % 0.7` it gives
+    0.3125 instead of 0.3170, and NaN where `b` is infinite. Eager takes the exact remainder of C's
+    `fmod`, and so do kernels of `kernels.loops` (torch 2.13).
+    """
+    name, given = fusible.base_name(call.op), dict(call.arguments())
+    if name not in ("floor_divide", "remainder") and given.get("rounding_mode") != "floor":
+        return False
+    # an op in place has no output of its own
+    spec = call.outputs[0] if call.outputs else segment.specs[given["self"].index]
+    return spec is not None and spec.dtype.is_floating_point
 
 
 @contextmanager
@@ -142,8 +160,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 SOURCES = (
-    "backends/artifact", "backends/divisions", "backends/index_checks", "backends/inductor",
-    "backends/lower", "backends/torch_cpp", "backends/torch_inductor", "backends/whole", "fusible",
+    "backends/artifact", "backends/index_checks", "backends/inductor", "backends/lower",
+    "backends/torch_cpp", "backends/torch_inductor", "backends/whole", "fusible",
     "generic", "scalar_rules", "segment", "symbolic",
     *(f"loops/{path.stem}" for path in sorted((Path(__file__).parents[1] / "loops").glob("*.py"))),
 )  # fmt: skip

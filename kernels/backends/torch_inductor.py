@@ -22,7 +22,6 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
-from lazy_tensor.kernels.backends import divisions
 from lazy_tensor.kernels.segment import op_named
 
 VERSIONS_CHECKED = ("2.13",)
@@ -61,14 +60,13 @@ def private(module: str, name: str) -> Any:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table of decompositions, and `divisions`: op -> function that computes it by
-    simpler ops."""
+    """Inductor's table of decompositions: op -> function that computes it by simpler ops."""
     # the decompositions of pooling use this module, but don't import it
     importlib.import_module("torch._inductor.lowering")
     table: dict[Any, Callable[..., Any]] = private(
         "torch._inductor.decomposition", "select_decomp_table"
     )()
-    return {**table, **divisions.TABLE}
+    return table
 
 
 def text_of_size(size: torch.SymInt) -> str:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.backends.inductor import InductorBackend
 from lazy_tensor.kernels.segment import Call, Ref, Segment, TensorSpec
 from lazy_tensor.kernels.service.verify import difference
@@ -115,19 +116,6 @@ def equal(x: Tensor) -> tuple[Tensor, ...]:
     return a, a.clone(), x * 2, a.t().clone(), torch.cat([a])
 
 
-INF = float("inf")
-DIVIDENDS = torch.tensor([-7.5, -1.0, 0.0, 1.0, 7.25, 1e6, -1e6, 1e30, INF, -INF, float("nan")])
-DIVISORS = torch.tensor([-3.0, -0.7, 0.0, 0.7, 2.0, 1e-5, 1e30, INF, -INF])
-
-
-def floor_divisions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    x = x[:, None]
-    return (
-        x // y, x % y, torch.div(x, y, rounding_mode="floor"), x // 0.7, x % -0.7,
-        torch.remainder(0.7, y), x.double() // y.double(), x.double() % y.double(),
-    )  # fmt: skip
-
-
 CASES = {
     "pointwise": (pointwise, [X, Y], []),
     "reductions": (reductions, [X], []),
@@ -152,7 +140,9 @@ CASES = {
          seeded(2, 3, 8, 8)], []),
     "expanded input": (lambda x, y: (x + y,), [seeded(8, 1).expand(8, 8), seeded(8, 8)], []),
     "equal results": (equal, [seeded(8, 8)], []),
-    "floor division": (floor_divisions, [DIVIDENDS, DIVISORS], []),
+    "divisions": (
+        lambda x, n: (x.div(3, rounding_mode="trunc"), n // 3, n % -3),
+        [X, torch.arange(-9, 9)], []),
     "several threads": (
         lambda x, y: (torch.tanh(x * y).sum(), x.mul_(2) * y),
         [seeded(256, 512), seeded(256, 512)], []),
@@ -213,6 +203,22 @@ def test_bad_index_is_eagers_error_not_a_crash(record, compiler):
     with pytest.raises(IndexError, match="Target 65 is out of bounds"):
         fusion.run([scores, target], [])
     assert fusion.status == "ready"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x % y,
+        lambda x, y: 0.7 % y,
+        lambda x, y: x // 0.7,
+        lambda x, y: x.floor_divide_(y) + 1,
+        lambda x, y: x.div(y, rounding_mode="floor"),
+        lambda x, y: x.long() // y,
+    ],
+)
+def test_floor_divisions_of_floats_are_declined(program, record):
+    with pytest.raises(Declined, match="quotients of floats"):
+        INDUCTOR.build(record(program, [X, Y]).segment)
 
 
 def test_fingerprint_tells_thread_counts_apart():
