@@ -22,6 +22,7 @@ from lazy_tensor import lazy_mode
 Program = Callable[[Tensor, Tensor], Tensor]
 aten = torch.ops.aten
 N = 1000
+MASK = torch.rand(N, N) > 0.5
 
 
 def gradient(function: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor | None = None) -> Tensor:
@@ -83,6 +84,11 @@ REDUCTIONS: dict[str, Program] = {
     "cosine similarity": lambda x, y: F.cosine_similarity(x, y, dim=1),
     "mean squared error": lambda x, y: F.mse_loss(x + y, y),
     "columns standardized": lambda x, y: (x - x.mean(0)) / (x.std(0) + 1e-5) + y,
+    "std, alone": lambda x, y: x.std(1),
+    "masked_fill, alone": lambda x, y: x.masked_fill(MASK[: len(x), : len(x)], 0),
+    "softmax of rows of 4": lambda x, y: (x.view(-1, 4) * 2).softmax(1),
+    "a share of a sum of 4": lambda x, y: x.view(4, -1) / x.view(4, -1).exp().sum(0),
+    "functions of rows of 4": lambda x, y: (x.view(-1, 4) * y[0, :4]).exp() + 1,
     "a function of means": lambda x, y: x * x.mean(0).tanh() + y,
     "batch norm of columns, backward": lambda x, y: gradient(
         lambda x: F.batch_norm(x, None, None, y[0], y[1], training=True), x, y

@@ -166,12 +166,15 @@ def _numbers(op: OpOverload) -> tuple[str, ...]:
 
 
 def _is_beyond(number: float, dtype: torch.dtype) -> bool:
-    """Whether the number, unless it is infinity, is beyond the range of `dtype`.
+    """Whether the number, unless it is infinity, is beyond the range of `dtype`, as NaN is of
+    integers.
 
     Negative numbers wrap around where the dtype has none.
     """
     if dtype is torch.bool or dtype not in DTYPES or number in (math.inf, -math.inf):
         return False
+    if number != number:
+        return not dtype.is_floating_point
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return number > info.max or -number > max(info.max, -info.min)
 

@@ -204,9 +204,9 @@ class CapturedCall {
     if (!have_autograd_fields(open.get(), open_fields_)) {
       throw_changed("hooks or attributes of a tensor that it replaces came or went");
     }
-    if (!equals(words_of(watched_, true), watched_words_) ||
-        !equals(words_of(open.get(), false), open_words_)) {
-      throw_changed("a tensor's class, size, strides, dtype, device or graph changed");
+    if (!equals(words_of(watched_, open.get()), words_)) {
+      throw_changed("a tensor's class, size, strides, dtype, device or graph changed, or tensors "
+                    "that were one object are two now, or the other way round");
     }
     for (size_t i = 0; i < n_renewed_; ++i) {
       const Place& place = targets_[i].place;
@@ -259,9 +259,10 @@ class CapturedCall {
   // Put results where the call would have put them. A result that was not computed is None, and its
   // place stays as it is.
   void leave(PyObject* results, PyObject* open, PyObject* tensors) const {
-    // moved first: where a tensor lay that another place holds now, another one takes its place
+    // Moves come first. A moved tensor then has two holders, so its old place gets a new tensor and
+    // not a new value. If that wasn't computed, the tensor stays where it is.
     for (size_t i = 0; i < targets_.size(); ++i) {
-      if (targets_[i].result >= 0) continue;
+      if (targets_[i].result >= 0 || !is_computed(i, results)) continue;
       const at::Tensor& moved = THPVariable_Unpack(PyList_GET_ITEM(open, -1 - targets_[i].result));
       if (!targets_[i].place.put(moved, tensors)) put(i, moved, tensors);
     }
@@ -294,6 +295,16 @@ class CapturedCall {
   }
 
  private:
+  // Whether the `i`-th place gets a tensor: its result was computed or, if a tensor is moved there,
+  // that of the place where the chain of moves begins. A ring of moves needs no result.
+  bool is_computed(size_t i, PyObject* results) const {
+    for (size_t n = 0; targets_[i].result < 0; ++n) {
+      if (n == targets_.size()) return true;
+      i = -1 - targets_[i].result;
+    }
+    return PyList_GET_ITEM(results, targets_[i].result) != Py_None;
+  }
+
   PyObject* field(const char* name) const {
     PyObject* found = PyDict_GetItemString(fields_.get(), name);
     TORCH_CHECK(found != nullptr, "a captured call has no ", name);
@@ -508,8 +519,7 @@ class CapturedCall {
   PyObject* const autograd_fields_ = field("autograd_fields");
   PyObject* const open_fields_ = field("open_fields");
   PyObject* const watched_ = field("watched");
-  PyObject* const watched_words_ = field("watched_words");
-  PyObject* const open_words_ = field("open_words");
+  PyObject* const words_ = field("words");
   PyObject* const leaf_words_ = field("leaf_words");
   PyObject* const scalars_ = field("scalars");
   PyObject* const ask_reads_ = field("ask_reads");

@@ -237,19 +237,21 @@ PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
   END_HANDLE_TH_ERRORS
 }
 
-// Words that are equal for tensors that a call treats alike: of each its class if `with_types`, its
-// size, strides, dtype and device, whether it requires a gradient, has a graph or a storage offset,
-// or is an inference tensor or a conjugate or negative view, the first place of the same object, and
-// the number of its layout.
-std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
+// Words that are equal for tensors that a call treats alike: of each its size, strides, dtype and
+// device, whether it requires a gradient, has a graph or a storage offset, or is an inference tensor
+// or a conjugate or negative view, the first place of the same object in both lists, and the number
+// of its layout. Those of `tensors` have their classes, too.
+std::vector<uint64_t> words_of(PyObject* tensors, PyObject* others) {
   std::vector<uint64_t> words;
+  const Py_ssize_t n_typed = PyList_GET_SIZE(tensors), n = n_typed + PyList_GET_SIZE(others);
   Firsts first;
-  first.reserve(PyList_GET_SIZE(tensors));
-  words.reserve(10 * PyList_GET_SIZE(tensors));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-    PyObject* object = PyList_GET_ITEM(tensors, i);
+  first.reserve(n);
+  words.reserve(10 * n);
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* object =
+        i < n_typed ? PyList_GET_ITEM(tensors, i) : PyList_GET_ITEM(others, i - n_typed);
     const at::Tensor& tensor = THPVariable_Unpack(object);
-    if (with_types) words.push_back(reinterpret_cast<uint64_t>(Py_TYPE(object)));
+    if (i < n_typed) words.push_back(reinterpret_cast<uint64_t>(Py_TYPE(object)));
     const int64_t shares = first.emplace(object, i).first->second;
     if (tensor.layout() != c10::kStrided || tensor.is_nested()) {
       words.insert(words.end(), {static_cast<uint64_t>(tensor.layout()) << 8 | tensor.is_nested(),
@@ -280,13 +282,14 @@ std::vector<uint64_t> words_of(PyObject* tensors, bool with_types) {
   return words;
 }
 
-// argument_words(tensors, with_types): these words as bytes.
+// argument_words(tensors, others): these words as bytes.
 PyObject* py_argument_words(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject* tensors;
-  int with_types;
-  if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &tensors, &with_types)) return nullptr;
-  return as_bytes(words_of(tensors, with_types != 0));
+  PyObject *tensors, *others;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &others)) {
+    return nullptr;
+  }
+  return as_bytes(words_of(tensors, others));
   END_HANDLE_TH_ERRORS
 }
 

@@ -48,7 +48,8 @@ LEAST_INNER = 16
 what doesn't fill a vector is computed one by one. In shorter rows, the first elements of many rows
 are, then the second ones: a softmax of 100,000 rows of 8 takes a third of the time."""
 MOST_LANES = 64
-"""The most rounds of an innermost loop over rows."""
+"""The most rounds of the loop that `_find_lanes` makes the innermost, if its size has such a
+divisor."""
 LEAST_COLUMNS = 8
 """The least columns that have an accumulator each: fewer are reduced one by one."""
 LEAST_PARALLEL = 1 << 15
@@ -371,7 +372,7 @@ class Loops(NestText):
         if n_columns < LEAST_COLUMNS:
             n_inner = math.prod(self.nest.size[self.kept :])
             is_large = math.prod(self.nest.size) >= MANY
-            if not (self.kernel.functions and is_large and n_inner < LEAST_INNER):
+            if not (outer and self.kernel.functions and is_large and n_inner < LEAST_INNER):
                 return
             columns = [max(outer, key=lambda loop: -steps.get(loop, 0))]
         columns.sort(key=lambda loop: -steps[loop])
@@ -382,8 +383,8 @@ class Loops(NestText):
         self.saved.clear()
 
     def _at_a_time(self, columns: list[Variable]) -> list[Variable]:
-        """The variables of as many columns as have room on the stack. An outer loop goes over the
-        others, or over parts of the first one: NeedsSplit then."""
+        """The variables of as many columns as have room on the stack; an outer loop goes over the
+        others. Raises NeedsSplit to cut the first one into parts."""
         totals = [s.value for s in self.nest.sinks if isinstance(s.value, Reduced)]
         n_bytes = sum(Total(one, "", at="[]").n_bytes for one in totals)
         for number in range(self._n_passes):
@@ -395,7 +396,8 @@ class Loops(NestText):
             n_inner = math.prod(loop.n for loop in inner)
             has_known_size = isinstance(first.n, int) and isinstance(n_inner, int)
             if has_known_size and first not in rolled:
-                part = max(n for n in range(1, most // n_inner + 1) if first.n % n == 0)
+                at_most = max(most // n_inner, 1)
+                part = max(n for n in range(1, at_most + 1) if first.n % n == 0)
                 if part > 1:
                     raise NeedsSplit(first, part)
             if n_inner < LEAST_COLUMNS:

@@ -58,7 +58,7 @@ class Arguments:
         # gradient, has a graph, has a storage offset, is an inference tensor or a conjugate or
         # negative view; the first place of the same object; and how it is sharded
         try:
-            words = hits.loaded.argument_words(self.tensors, True)
+            words = hits.loaded.argument_words(self.tensors, [])
         except RuntimeError:  # autograd raises for a view whose base was written
             words = object()  # equal to nothing
         self.key = (tuple(parts), words)

@@ -384,9 +384,8 @@ class CapturedCall:
             "autograd_fields": autograd_fields,
             "open_fields": open_fields,
             "watched": watched,
-            "watched_words": hits.loaded.argument_words(watched, True),
             "open": [self._way_to(place) for place in open_places],
-            "open_words": hits.loaded.argument_words(lasting, False),
+            "words": hits.loaded.argument_words(watched, lasting),
         }
 
     def _expect_what_a_call_finds(self, found: dict[Place, Any]) -> None:

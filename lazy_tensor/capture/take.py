@@ -361,9 +361,9 @@ class Take:
     def _check_identities(self, left: tuple[Left, ...]) -> None:
         """Obstacle if two places held one tensor before the call and hold two now, or the reverse.
 
-        These are the places whose tensors a replay renews one by one, and gradients.
+        These are all places of tensors, as a replay renews some of these one by one, and gradients.
         """
-        places = [one.place for one in left if not one.was_empty]
+        places = [*self.places, *(one.place for one in left if not one.was_empty)]
         places += [(name, 0) for name, one in self.after.holdings.items() if one.is_of_tensor]
         patterns: list[list[int]] = []
         for picture in (self._before, self.after):

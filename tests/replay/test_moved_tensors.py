@@ -102,6 +102,67 @@ def test_moved_tensors_equal_eagers(program: Program, is_held: bool) -> None:
     assert replayed.n_replayed >= 4, replayed.obstacle
 
 
+def recurrence() -> Any:
+    """A state that begins a sequence as the same object as its start."""
+    it = SimpleNamespace(start=numbers(0), weight=numbers(1))
+
+    def step(x: torch.Tensor) -> Any:
+        it.state = torch.tanh(it.state * 0.5 + it.weight)
+        return (it.state - it.start).sum()
+
+    def begin() -> None:
+        it.state = it.start
+
+    return step, begin
+
+
+def leapfrog() -> Any:
+    """A simulation that begins with one tensor as both of its time steps."""
+    it = SimpleNamespace()
+
+    def step(x: torch.Tensor) -> Any:
+        it.before, it.now = it.now, 1.9 * it.now - 0.95 * it.before
+        return it.now.sum()
+
+    def begin() -> None:
+        it.now = it.before = numbers(0)
+
+    return step, begin
+
+
+@pytest.mark.parametrize("program", [recurrence, leapfrog])
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_a_start_that_makes_two_places_one_object_is_noticed(program: Any, length: int) -> None:
+    (step, begin), (expected_step, expected_begin) = program(), program()
+    replayed = replay(step)
+    x = torch.zeros(1)
+    for _ in range(12):
+        begin()
+        expected_begin()
+        for _ in range(length):
+            torch.testing.assert_close(replayed(x), expected_step(x))
+    assert replayed.n_replayed or length == 2
+
+
+def test_an_error_leaves_a_tensor_where_its_successor_is_lost() -> None:
+    it = SimpleNamespace(before=numbers(0), now=numbers(1), count=torch.zeros(()))
+
+    def step(index: torch.Tensor) -> None:
+        following = (it.before + it.now).gather(0, index)
+        it.count = it.count + 1
+        it.before, it.now = it.now, following
+
+    replayed = replay(step)
+    for _ in range(6):
+        replayed(torch.zeros(5, 4, dtype=torch.long))
+    assert replayed.n_replayed
+    before, now, count = it.before.clone(), it.now.clone(), float(it.count)
+    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        replayed(torch.full((5, 4), 9))
+    torch.testing.assert_close([it.before.clone(), it.now.clone()], [before, now])
+    assert float(it.count) == count + 1
+
+
 def test_which_tensors_are_one_and_the_same_is_eagers() -> None:
     held = [numbers(0), numbers(1)]
 

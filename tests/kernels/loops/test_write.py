@@ -511,13 +511,15 @@ CHOICES = (
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_as_many_columns_are_reduced_at_a_time_as_have_room(record, n_threads, monkeypatch):
-    def program(x: Tensor, image: Tensor) -> tuple[Tensor, ...]:
+    def program(x: Tensor, image: Tensor, planes: Tensor) -> tuple[Tensor, ...]:
         rolled = image.roll((1, 2), (2, 3))
-        return x / x.sum(0), x.softmax(0), rolled.sum(1) * rolled[:, 0], image / image.amax(1, True)
+        sums = (planes * 2).sum(0), (planes * 2).amax(0)
+        shares = image / image.amax(1, True)
+        return x / x.sum(0), x.softmax(0), rolled.sum(1) * rolled[:, 0], shares, *sums
 
     monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
     monkeypatch.setattr(nest, "MOST_SCRATCH_BYTES", 1024)
-    recorded = record(program, [seeded(9, 300), IMAGE])
+    recorded = record(program, [seeded(9, 300), IMAGE, seeded(5, 4, 150)])
     text = written(recorded.segment, n_threads).text
     assert max(map(int, re.findall(r"total\w*\[(\d+)\];", text))) < 128
     before = torch.get_num_threads()
