@@ -18,7 +18,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
@@ -57,6 +57,8 @@ MOST_CAPTURED = 4
 decides too: a call that finds a gradient and a call that finds None have different plans."""
 TAKES_BEFORE_WARNING = 3
 """Takes of one signature in a row that captured nothing, before the user is warned."""
+LEARNING_CALLS = 4
+"""First calls of a function in which all ops are recorded, though they are new."""
 CHANGES_BEFORE_WARNING = 16
 """Calls recorded because something that the function sees keeps changing, with none replayed,
 before the user is warned."""
@@ -251,7 +253,8 @@ class Replay(Generic[P, R]):
         start = perf_counter()
         # Ops that are new run once for their metadata here. On a tape they can't: fake tensors tell
         # them then, for which torch would first import its compiler.
-        with recording(), local.trace.policy.new_calls_recorded():
+        learns = self.n_recorded < LEARNING_CALLS
+        with recording(), local.trace.policy.new_calls_recorded() if learns else nullcontext():
             result = self._in_mode(*args, **kwargs)
         self._account_recorded(start)
         return result
