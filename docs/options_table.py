@@ -36,8 +36,8 @@ MEANINGS = {
     "many saved values in a row.",
     "flush_policy": "When the device gets the ops: `at_materialization` waits for a flush, "
     "`at_once` hands over at each op that isn't fused, `auto` depends on the device.",
-    "record": "`auto` records what came before, unless eager is faster; `always` records each op "
-    "that can be recorded, from the first one on.",
+    "record": "`auto` records sequences of ops that ran before, unless eager is faster; `always` "
+    "records each op that can be recorded, from the first one on.",
     "compile_threshold": "How often a segment runs before its kernel is built in the background.",
     "verify_every": "One in this many runs of a kernel is repeated op by op and compared, and a "
     "kernel that differs is dropped.",

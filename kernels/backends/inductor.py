@@ -128,7 +128,7 @@ def _lowered(segment: Segment) -> Any:
 
 
 def _is_floor_division(call: Call, segment: Segment) -> bool:
-    """Whether a call rounds a quotient of floating-point numbers down, or takes what is left.
+    """Whether a call is a floor division of floating-point numbers, or the remainder of one.
 
     Inductor computes `a - b * floor(a / b)`, which rounds `a / b`: for float32 `1e6 % 0.7` it gives
     0.3125 instead of 0.3170, and NaN where `b` is infinite. Eager takes the exact remainder of C's

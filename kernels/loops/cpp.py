@@ -156,8 +156,8 @@ INLINE float with_sign(float x, float y) { return __builtin_copysignf(x, y); }
 INLINE double with_sign(double x, double y) { return __builtin_copysign(x, y); }
 INLINE float trunc_of(float x) { return __builtin_truncf(x); }
 INLINE double trunc_of(double x) { return __builtin_trunc(x); }
-// As eager converts on x86, also NaN and what is out of range. GCC must not know that `no_bits` is
-// 0: it would make `trunc` of a conversion and one back, which keeps NaN, -0.0 and large numbers.
+// Converts as eager does on x86, NaN and numbers out of range included. `no_bits` is 0. If GCC knew
+// that, it would replace a conversion and one back by `trunc`, which keeps NaN and large numbers.
 static long no_bits __attribute__((used));
 template <typename T, typename F> INLINE T as_integer(F x) { return (T)x ^ (T)no_bits; }
 template <> inline unsigned char as_integer(float x) { return (long)x ^ no_bits; }

@@ -352,7 +352,7 @@ class Loops(NestText):
         lanes = long[-1]
         # so few rounds that the memory that they go over stays in the cache
         if isinstance(lanes.n, int) and lanes.n > MOST_LANES:
-            part = max(n for n in range(1, MOST_LANES + 1) if lanes.n % n == 0)
+            part = _largest_divisor(lanes.n, MOST_LANES)
             if part >= LEAST_INNER:
                 raise NeedsSplit(lanes, part)
         self._lanes = lanes
@@ -396,8 +396,7 @@ class Loops(NestText):
             n_inner = math.prod(loop.n for loop in inner)
             has_known_size = isinstance(first.n, int) and isinstance(n_inner, int)
             if has_known_size and first not in rolled:
-                at_most = max(most // n_inner, 1)
-                part = max(n for n in range(1, at_most + 1) if first.n % n == 0)
+                part = _largest_divisor(first.n, max(most // n_inner, 1))
                 if part > 1:
                     raise NeedsSplit(first, part)
             if n_inner < LEAST_COLUMNS:
@@ -436,6 +435,10 @@ class Loops(NestText):
         for access in self.accesses:
             if abs(dict(access.terms).get(innermost, 0)) > FAR_APART:
                 raise Declined("neighbours lie far apart")
+
+
+def _largest_divisor(n: int, at_most: int) -> int:
+    return max(one for one in range(1, at_most + 1) if n % one == 0)
 
 
 def _for(variable: str, low: int, high: int, *, is_parted: bool = False) -> str:

@@ -451,6 +451,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(params=[1, 2])
+def n_threads(request):
+    """The number of threads that torch has, and kernels are for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 def kernel_of(segment):
     written(segment, 1)  # raises why not, if it isn't simple
     artifact = INDUCTOR.build_soon(segment)
@@ -458,20 +467,13 @@ def kernel_of(segment):
     return INDUCTOR.load(segment, artifact)
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_like_eager(record, name, n_threads, monkeypatch):
     monkeypatch.setattr(nest, "LEAST_PARALLEL", 2)
     program, inputs, numbers = CASES[name]
     recorded = record(program, inputs, numbers)
-    before = torch.get_num_threads()
-    torch.set_num_threads(n_threads)
-    try:
-        kernel = kernel_of(recorded.segment)
-        given = recorded.fresh()
-        found = kernel(given, recorded.scalars)
-    finally:
-        torch.set_num_threads(before)
+    given = recorded.fresh()
+    found = kernel_of(recorded.segment)(given, recorded.scalars)
     assert difference(found, recorded.results) is None
     assert difference(given, recorded.written) is None
 
@@ -509,7 +511,6 @@ CHOICES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
 def test_as_many_columns_are_reduced_at_a_time_as_have_room(record, n_threads, monkeypatch):
     def program(x: Tensor, image: Tensor, planes: Tensor) -> tuple[Tensor, ...]:
         rolled = image.roll((1, 2), (2, 3))
@@ -522,16 +523,10 @@ def test_as_many_columns_are_reduced_at_a_time_as_have_room(record, n_threads, m
     recorded = record(program, [seeded(9, 300), IMAGE, seeded(5, 4, 150)])
     text = written(recorded.segment, n_threads).text
     assert max(map(int, re.findall(r"total\w*\[(\d+)\];", text))) < 128
-    before = torch.get_num_threads()
-    torch.set_num_threads(n_threads)
-    try:
-        found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
-    finally:
-        torch.set_num_threads(before)
+    found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
     assert difference(found, recorded.results) is None
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("n_rows", [20, 257, 320])
 def test_loops_with_functions_fill_vectors(record, n_rows, n_threads, monkeypatch):
     def program(x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
@@ -550,12 +545,7 @@ def test_loops_with_functions_fill_vectors(record, n_rows, n_threads, monkeypatc
         )
         if re.search("(sin|tanh|exp)\\(", body)
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(n_threads)
-    try:
-        found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
-    finally:
-        torch.set_num_threads(before)
+    found = kernel_of(recorded.segment)(recorded.fresh(), recorded.scalars)
     assert difference(found, recorded.results) is None
 
 
