@@ -59,7 +59,6 @@ texts in the same colors one is given."""
 Color = tuple[float, float, float]
 
 
-@pytest.mark.timeout(300)
 def test_every_page_can_be_read(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")
     for package in ("sphinx", "myst_parser", "furo"):
