@@ -39,6 +39,8 @@ class Outcome:
     container: type = tuple
 
 
+OUT_DIFFERS = "its out= is no tensor of the size, strides and dtype of what it gives"
+"""The reason of a call that resizes its `out`, casts to it, or raises."""
 LEARNED = "it runs once to tell the metadata of what it gives"
 """The reason of an op that runs now and is recorded from then on. Fake tensors would tell its
 metadata, but to import torch's compiler for them takes longer than many programs."""

@@ -126,7 +126,7 @@ bool take(PyObject* trace, const OpInfo& info, const Step& step, const std::vect
   const bool closes = step.closes;
   c10::SmallVector<at::Tensor, 4> results;
   if (kind == SELF) {
-    results.push_back(arguments[0].toTensor());
+    results.push_back(arguments[info.returned].toTensor());
   } else if (kind == NOTHING) {
     if (info.writes_list) count_writes(arguments[0]);
   } else {

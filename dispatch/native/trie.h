@@ -18,6 +18,7 @@ struct OpInfo {
       const bool known = written.has_value() && put_static(words, *written);
       defaults.push_back(known ? std::optional<Words>(std::move(words)) : std::nullopt);
       n_positional += !argument.kwarg_only();
+      if (argument.is_out()) returned = defaults.size() - 1;
     }
     is_number.resize(schema.arguments().size());
     writes.resize(schema.arguments().size());
@@ -38,6 +39,7 @@ struct OpInfo {
   std::vector<std::optional<Words>> defaults;
   std::vector<bool> is_number, writes;
   size_t n_positional = 0;
+  size_t returned = 0;    // the argument that it gives back, if it gives one back
   bool is_view = false;  // its result shares its argument's memory
   bool is_copy = false;  // `copy_`
   bool is_item = false;  // it gives the number in its argument

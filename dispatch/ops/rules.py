@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.ops import rnn_layer
-from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of
+from lazy_tensor.dispatch.ops.schema import OpFacts, facts_of, functional_of
 
 aten = torch.ops.aten
 
@@ -149,7 +149,7 @@ def rule_from_schema(facts: OpFacts) -> Rule:
         facts.is_random
         or facts.is_data_dependent
         or facts.changes_metadata
-        or facts.is_out
+        or (facts.is_out and not _writes_like_in_place(facts.op))
         or not (facts.returns_tensors or facts.returns_nothing)
         # neither a result nor a written argument: it is called for another effect
         or (facts.returns_nothing and not facts.writes)
@@ -159,6 +159,20 @@ def rule_from_schema(facts: OpFacts) -> Rule:
         )
     )
     return Rule.EAGER if runs_now else Rule.RECORD
+
+
+def _writes_like_in_place(op: OpOverload) -> bool:
+    """Whether the op with `out=` is recorded as in-place ops are, if `out` is as the new tensor
+    would be that the call gives without it.
+
+    So it is for structured ops: one shape function and one kernel serve both forms.
+    """
+    functional = functional_of(op)
+    return (
+        functional is not None
+        and torch_private.is_structured(functional)
+        and rule_of(functional) is Rule.RECORD
+    )
 
 
 RAISES_BY_VALUES = frozenset({"aten::_assert_async", "aten::_linalg_check_errors"})

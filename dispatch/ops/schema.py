@@ -116,13 +116,33 @@ def _returned_argument(arguments: list[Argument], returns: list[Any]) -> int | N
 
 
 @cache
-def is_pointwise(op: OpOverload) -> bool:
-    """Whether the op is pointwise, by its tag or that of the op that it is the in-place form of.
+def functional_of(op: OpOverload) -> OpOverload | None:
+    """The op that takes the same arguments but for the one `out`, and gives a new tensor; None if
+    there is none."""
+    given = [argument for argument in op._schema.arguments if not argument.is_out]
+    if len(op._schema.returns) != 1 or len(given) + 1 != len(op._schema.arguments):
+        return None
+    for name in op.overloadpacket.overloads():
+        functional: OpOverload = getattr(op.overloadpacket, name)
+        if list(map(_described, functional._schema.arguments)) == list(map(_described, given)):
+            return functional
+    return None
 
-    Torch tags few in-place forms themselves.
+
+def _described(argument: Argument) -> tuple[str, str, bool]:
+    return argument.name, str(argument.type), _is_written(argument)
+
+
+@cache
+def is_pointwise(op: OpOverload) -> bool:
+    """Whether the op is pointwise, by its tag or that of the op that it is another form of.
+
+    Torch tags few in-place forms and forms with `out=` themselves.
     """
     if op._schema.name in UNMARKED_POINTWISE:
         return True
+    if (without_out := functional_of(op)) is not None:
+        return is_pointwise(without_out)
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     functional = getattr(packet, op._overloadname, op)

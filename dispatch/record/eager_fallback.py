@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.metadata.infer import (
     LEARNED,
+    OUT_DIFFERS,
     Outcome,
     is_recordable,
     learn,
@@ -50,7 +51,7 @@ from lazy_tensor.kernels.logs import FALLBACKS
 PLAIN_RESULT = frozenset({ALL_TINY, SHARES_MEMORY})
 """Reasons for which a call on plain tensors gives plain tensors, as in eager."""
 
-EXPECTED = frozenset({ALL_TINY, "debug", LEARNED})
+EXPECTED = frozenset({ALL_TINY, "debug", LEARNED, OUT_DIFFERS})
 """Reasons that don't count as fallbacks, because the call had best run at once.
 
 The reasons of `rules.why_eager` don't count either: `run` gets these with `by_rule`.

@@ -18,6 +18,7 @@ from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.metadata import eager_checks
 from lazy_tensor.dispatch.metadata.infer import (
     LEARNED,
+    OUT_DIFFERS,
     Meta,
     Outcome,
     dense_stride,
@@ -32,7 +33,7 @@ from lazy_tensor.dispatch.metadata.kernel_probe import corrected_by_probe
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
 from lazy_tensor.dispatch.ops.request import Request, scalar_refs
 from lazy_tensor.dispatch.ops.rules import METADATA_FROM_RUN
-from lazy_tensor.dispatch.ops.schema import POWERS
+from lazy_tensor.dispatch.ops.schema import POWERS, functional_of
 from lazy_tensor.dispatch.record import moving_index
 from lazy_tensor.dispatch.record.inputs import index_of, is_in
 from lazy_tensor.dispatch.record.memory_overlap import overlaps
@@ -248,6 +249,8 @@ def _outcome(
     With `may_run` an op may run once to tell them (`LEARNED`), if fake tensors aren't there yet.
     """
     facts = request.facts
+    if facts.is_out:
+        return _outcome_of_out(trace, request)
     outcome = closed_form(facts, args, kwargs, metas)
     if outcome is not None:
         return outcome
@@ -275,6 +278,20 @@ def _outcome(
     if outcome.runs_now is None:
         outcome = corrected_by_probe(outcome, facts, args, kwargs, metas)
     return learn(key, outcome)
+
+
+def _outcome_of_out(trace: Trace, request: Request) -> Outcome:
+    """The outcome of a call with `out=`, by that of the same call without it."""
+    functional, (out,) = functional_of(request.op), request.facts.writes
+    assert functional is not None, "else the op isn't recorded (see `rules`)"
+    others = {name: value for name, value in request.kwargs.items() if name != out}
+    without_out = Request(request.owner, functional, request.args, others)
+    outcome = outcome_of_call(trace, without_out)
+    if outcome.runs_now is not None:
+        return outcome
+    (wanted,), given = outcome.outs, meta_of(request.labelled(out))
+    is_alike = wanted is not None and (*wanted[:2], *wanted[3:]) == (*given[:2], *given[3:])
+    return Outcome(runs_now=None if is_alike else OUT_DIFFERS)
 
 
 def _anything(_: torch.Tensor) -> Any:
@@ -348,7 +365,9 @@ def _set_kind(trace: Trace, request: Request, state: State, node: Node, outcome:
     describe = wrapper_arguments if state.offset_fixup is None else _full_arguments
     metas = tuple([None if meta is None else describe(meta) for meta in outcome.outs])
     if node.facts.returns_arg == 0:
-        state.kind = SELF
+        state.kind, state.meta = SELF, None
+    elif node.facts.is_out:
+        state.kind, state.meta = SELF, node.facts.writes[0]
     elif node.facts.returns_nothing:
         state.kind, state.meta = NOTHING, node.facts.writes_list
         # Such a kernel for CUDA counts its writes itself. They were counted when recorded, so the

@@ -87,7 +87,7 @@ def record(owner: Any, func: Any, types: Any, args: Args = (), kwargs: Kwargs | 
         # to see them gets the call op by op.
         if state is None or (state.call_start is not None and is_observed(owner)):
             return _miss(owner, trace, func, args, kwargs, key)
-        result = _follow(trace, place, func, state, numbers, args)
+        result = _follow(trace, place, func, state, numbers, args, kwargs)
         return result if result is not _MOVED else record(owner, func, types, args, kwargs)
     finally:
         trace.busy = was_busy
@@ -234,12 +234,13 @@ def _recorded(trace: Trace, request: Request, key: tuple[Any, ...] | None) -> An
         place, state = grown.parent, grown
         if state.n_scalars == place.n_scalars:
             numbers = []  # the state's exact key contains them
-    return _follow(trace, place, request.op, state, numbers, request.args)
+    return _follow(trace, place, request.op, state, numbers, request.args, request.kwargs)
 
 
 def _follow(
-    trace: Trace, place: State, func: OpOverload, state: State, numbers: Numbers, args: Args
-) -> Any:
+    trace: Trace, place: State, func: OpOverload, state: State, numbers: Numbers,
+    args: Args, kwargs: Kwargs,
+) -> Any:  # fmt: skip
     """Take the step from `place` to `state` with these run-time numbers, and return its outputs.
 
     C++ learns the step, so that it is a hit from now on. Flushes if the state closes a segment.
@@ -250,7 +251,7 @@ def _follow(
     made: list[Value] = []
     like = args[0] if args and facts_of(func).is_view else None
     # making objects may collect garbage, and finalizers may call ops
-    result = _outputs(trace, state, args, like, made)
+    result = _outputs(trace, state, args, kwargs, like, made)
     if trace.state is not place:
         return _MOVED
     # An alias is no step: any number of them leaves the trace where it is.
@@ -270,14 +271,15 @@ def _follow(
 
 
 def _outputs(
-    trace: Trace, state: State, args: Args, like: torch.Tensor | None, made: list[Value]
-) -> Any:
+    trace: Trace, state: State, args: Args, kwargs: Kwargs,
+    like: torch.Tensor | None, made: list[Value],
+) -> Any:  # fmt: skip
     """The call's outputs; `made` gets their new values. `like` is the tensor that a view is of."""
     kind = state.kind
     if kind == ONE:
         return _fresh(trace, state.meta, state.slot, like, state.offset_fixup, made, state.layout)
     if kind == SELF:
-        return args[0]
+        return args[0] if state.meta is None else kwargs[state.meta]
     if kind == ALIAS:
         # a leaf may begin elsewhere in its storage than when the state was made
         meta = extend_trie.wrapper_arguments(meta_of(args[0]))

@@ -18,6 +18,7 @@ import torch
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.plan.foreach import expand_foreach
 from lazy_tensor.dispatch.plan.graph import Graph, eliminate_common_subexpressions, graph_of
+from lazy_tensor.dispatch.plan.out_forms import expand_out_forms
 from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
 from lazy_tensor.dispatch.plan.plan import Plan, Planner
 from lazy_tensor.dispatch.plan.remat import rematerialized
@@ -138,9 +139,11 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     backend_on = cache(chosen_backend)
     devices = {spec.device.type for spec in graph.spec.values()}
     fuses = now.compile != "off" and any(backend_on(d).name != "aten" for d in devices)
-    # Foreach calls are taken apart only to be fused: by themselves their parts are slower. Remat
-    # comes last: its calls repeat others on purpose, and must not be merged with them.
-    graph = with_remat(eliminate_common_subexpressions(expand_foreach(graph) if fuses else graph))
+    # Calls are taken apart only to be fused: by themselves their parts are slower. Remat comes
+    # last: its calls repeat others on purpose, and must not be merged with them.
+    if fuses:
+        graph = expand_out_forms(expand_foreach(graph))
+    graph = with_remat(eliminate_common_subexpressions(graph))
     fusible = Fusibility(graph, backend_on) if fuses else None
     units = units_of(graph, fusible)
 

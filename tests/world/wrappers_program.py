@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -24,6 +25,13 @@ def ddp(model):
 def ddp_views(model):
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1)
     return wrapped, torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def ddp_hooked(model):
+    """Its gradients are communicated by Python, as halves."""
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return wrapped, torch.optim.SGD(model.parameters(), 0.1)
 
 
 def zero(model):
@@ -59,7 +67,7 @@ def tied_for_torch(model):
     return model, torch.optim.AdamW(model.parameters(), 0.01)
 
 
-WRAPPERS = {f.__name__: (f, f) for f in (ddp, ddp_views, zero, fsdp1)}
+WRAPPERS = {f.__name__: (f, f) for f in (ddp, ddp_views, ddp_hooked, zero, fsdp1)}
 WRAPPERS["fsdp2"] = fsdp2(fully_shard), fsdp2(lazy_tensor.sharding.fully_shard)
 WRAPPERS["fsdp2_tied"] = tied_for_torch, tied
 
@@ -93,6 +101,9 @@ def main():
             found = trained(ours, lazy_tensor.lazy_mode, built_inside=built_inside)
             for one, other in zip(found, expected, strict=True):
                 assert torch.equal(one, other), (name, built_inside, one, other)
+        if name.startswith("ddp"):  # gradients go into buckets without a flush for each
+            causes = lazy_tensor.stats()["flush_causes"]
+            assert not causes.keys() & {"mul()", "copy_()", "div()"}, causes
         print(f"{name} is done", flush=True)
     dist.destroy_process_group()
 
