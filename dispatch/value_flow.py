@@ -18,12 +18,7 @@ from functools import lru_cache
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 
-from lazy_tensor.dispatch.mentions import (
-    GLOBAL_LOADS,
-    item_name,
-    looks_around,
-    names_looked_up,
-)
+from lazy_tensor.dispatch.mentions import GLOBAL_LOADS, item_name, looks_around, names_looked_up
 from lazy_tensor.dispatch.number_takers import (
     ASKING,
     FUNCTIONS,

@@ -74,9 +74,7 @@ class ScalarRef:
         return f"${self.index}"
 
 
-UNDECLARED_WRITES = {
-    torch.ops.aten.native_batch_norm.default: ("running_mean", "running_var"),
-}
+UNDECLARED_WRITES = {torch.ops.aten.native_batch_norm.default: ("running_mean", "running_var")}
 """Arguments that an op writes (in training) though its schema doesn't mark them as written."""
 
 

@@ -28,14 +28,7 @@ if TYPE_CHECKING or not _assumptions.failed():
     from lazy_tensor.convert import flush, is_lazy, is_pending, materialize, unwrap, wrap
     from lazy_tensor.interop.leaving import let_workers_finish as _let_workers_finish
     from lazy_tensor.mode import lazy_mode
-    from lazy_tensor.report import (
-        cache_clear,
-        cache_info,
-        configure,
-        explain,
-        reset_stats,
-        stats,
-    )
+    from lazy_tensor.report import cache_clear, cache_info, configure, explain, reset_stats, stats
     from lazy_tensor.tensor import LazyTensor
 
     # registered first, so that it runs after the exit functions of the program

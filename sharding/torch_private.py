@@ -173,9 +173,7 @@ def observe_redistribution(op: Any, now: DTensorSpec, then: DTensorSpec) -> None
         ExplicitRedistributionContext.observe_redistribution(now, then, message)  # type: ignore[arg-type]
 
 
-def around_explicit_redistribution(
-    apart: Callable[[str], AbstractContextManager[None]],
-) -> None:
+def around_explicit_redistribution(apart: Callable[[str], AbstractContextManager[None]]) -> None:
     """Enter `apart(name)` with each block of `ExplicitRedistributionContext`.
 
     The name holds the block's settings. So the block has states of its own in the trie, and an op

@@ -167,10 +167,7 @@ def _run(
 
 
 def _ask(
-    facts: OpFacts,
-    args: tuple[Any, ...],
-    kwargs: tuple[tuple[str, Any], ...],
-    inputs: list[Meta],
+    facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], inputs: list[Meta]
 ) -> ProbeResult:
     """Run the op on tiny tensors, and say what that tells about tensors of such metadata."""
     result = _run(facts, args, kwargs, inputs, 0)

@@ -196,10 +196,7 @@ def _attention(args: Args, metas: list[Meta]) -> list[Meta | None] | None:
     # the output is laid out as the query; the kernel keeps logsumexp with heads innermost
     batch, heads, n, _ = size
     like = (0, *metas[0][3:])
-    return [
-        (tuple(size), tuple(stride), *like),
-        ((batch, heads, n), (n * heads, 1, heads), *like),
-    ]
+    return [(tuple(size), tuple(stride), *like), ((batch, heads, n), (n * heads, 1, heads), *like)]
 
 
 def _attention_backward(args: Args, metas: list[Meta]) -> list[Meta | None] | None:

@@ -127,9 +127,7 @@ def _collect(argument: Any, found: list[torch.Tensor]) -> None:
 
 
 def _mapped(
-    argument: Any,
-    on_tensor: Callable[[torch.Tensor], Any],
-    on_number: Callable[[Any], Any] | None,
+    argument: Any, on_tensor: Callable[[torch.Tensor], Any], on_number: Callable[[Any], Any] | None
 ) -> Any:
     kind = type(argument)
     if kind is int or kind is float or kind is complex:

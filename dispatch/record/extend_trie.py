@@ -41,16 +41,7 @@ from lazy_tensor.dispatch.record.segment_end import closes_segment
 from lazy_tensor.dispatch.run.flush import flush, must_record
 from lazy_tensor.dispatch.stats import STATS
 from lazy_tensor.dispatch.trie.keys import fit_kernels
-from lazy_tensor.dispatch.trie.trace import (
-    MANY,
-    MARKED,
-    NOTHING,
-    ONE,
-    SELF,
-    Node,
-    State,
-    Trace,
-)
+from lazy_tensor.dispatch.trie.trace import MANY, MARKED, NOTHING, ONE, SELF, Node, State, Trace
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.segment import Ref, TensorSpec, n_bytes, ref
 

@@ -43,16 +43,7 @@ from lazy_tensor.dispatch.trie.keys import (
     generic_key,
     lacks_slots,
 )
-from lazy_tensor.dispatch.trie.trace import (
-    ALIAS,
-    MARKED,
-    NOTHING,
-    ONE,
-    SELF,
-    State,
-    Trace,
-    Value,
-)
+from lazy_tensor.dispatch.trie.trace import ALIAS, MARKED, NOTHING, ONE, SELF, State, Trace, Value
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _local = traces.local
@@ -152,12 +143,7 @@ def _miss(owner: Any, trace: Trace, *call: Any) -> Any:
 
 
 def _missed(
-    owner: Any,
-    trace: Trace,
-    func: Any,
-    args: Args,
-    kwargs: Kwargs,
-    key: tuple[Any, ...] | None,
+    owner: Any, trace: Trace, func: Any, args: Args, kwargs: Kwargs, key: tuple[Any, ...] | None
 ) -> Any:
     """Handle a call that is no hit: by its rule, by recording it, or by running it now.
 

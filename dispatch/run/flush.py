@@ -25,13 +25,7 @@ from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of, with_remat
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.trie import memory_sharing, trace as traces
 from lazy_tensor.dispatch.trie.recompile_reason import reason_of_miss
-from lazy_tensor.dispatch.trie.trace import (
-    Pending,
-    State,
-    Trace,
-    Value,
-    live_values,
-)
+from lazy_tensor.dispatch.trie.trace import Pending, State, Trace, Value, live_values
 from lazy_tensor.dispatch.user_frame import calling_module, user_line
 from lazy_tensor.dispatch.wording import DISTRIBUTION_CHECK
 from lazy_tensor.kernels.logs import FLUSHES, MISSES
@@ -208,9 +202,7 @@ def _compute(trace: Trace, work: _Work, cause: str, ends_region: bool) -> None:
     work.alive = live_values(pending.values)
     live = tuple([value.slot.index for value in work.alive if value.slot is not None])
     work.ran = plan_of(
-        pending,
-        live,
-        at_once=lambda: profiling.is_timing() or trace.policy.may_plan(ends_region),
+        pending, live, at_once=lambda: profiling.is_timing() or trace.policy.may_plan(ends_region)
     ) or with_remat(graph_of(pending.state.steps(), live))
     work.planned_s = perf_counter()
     with profiling.flush_shown(cause):

@@ -20,12 +20,7 @@ from lazy_tensor.dispatch.metadata.infer import Meta, meta_of
 from lazy_tensor.dispatch.ops.request import Request
 from lazy_tensor.dispatch.run.aside import Aside
 from lazy_tensor.dispatch.run.flush import flush
-from lazy_tensor.dispatch.torch_private import (
-    below_autograd,
-    generator_id,
-    kernels_only,
-    values_of,
-)
+from lazy_tensor.dispatch.torch_private import below_autograd, generator_id, kernels_only, values_of
 from lazy_tensor.dispatch.traced_number import NumberLog, may_be_traced
 from lazy_tensor.dispatch.trie.trace import Trace, local
 from lazy_tensor.dispatch.user_frame import calling_frame, user_line

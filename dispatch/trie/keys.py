@@ -62,10 +62,7 @@ def key_part(plain_slots: PlainSlots, argument: Any) -> Any:
 
 
 def exact_key(
-    plain_slots: PlainSlots,
-    op: OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    plain_slots: PlainSlots, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
     """The key of a call: the op's builtin, its arguments by position, then those by name."""
     key = [op._op, *(key_part(plain_slots, argument) for argument in args)]

@@ -88,9 +88,7 @@ def install(cls: type[ValueTensor]) -> None:
 
 
 def install_sharded(
-    cls: type[ShardedTensor],
-    call: Callable[..., Any],
-    missing: Callable[[], str],
+    cls: type[ShardedTensor], call: Callable[..., Any], missing: Callable[[], str]
 ) -> None:
     """Make sharded tensors of this class from now on, and hand their calls to these functions."""
     global sharded_class, call_sharded, who_is_missing

@@ -19,13 +19,7 @@ import torch
 
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.backend import Declined, Kernel
-from lazy_tensor.kernels.backends.artifact import (
-    Steps,
-    holds_for,
-    kernel_of,
-    packed,
-    unpacked,
-)
+from lazy_tensor.kernels.backends.artifact import Steps, holds_for, kernel_of, packed, unpacked
 from lazy_tensor.kernels.backends.torch_cpp import Unit
 from lazy_tensor.kernels.backends.torch_inductor import (
     Compiled,

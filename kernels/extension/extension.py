@@ -37,11 +37,7 @@ class Extension:
     """
 
     def __init__(
-        self,
-        source: Source,
-        use: Callable[[bytes], None],
-        *,
-        waits: bool = False,
+        self, source: Source, use: Callable[[bytes], None], *, waits: bool = False
     ) -> None:
         self.status = "not asked for"
         self.source = source

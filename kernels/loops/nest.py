@@ -14,24 +14,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lazy_tensor.kernels.backend import Declined
-from lazy_tensor.kernels.loops.body import (
-    Body,
-    Kernel,
-    Nest,
-    NestText,
-    Sink,
-    Total,
-    stored_type,
-)
+from lazy_tensor.kernels.loops.body import Body, Kernel, Nest, NestText, Sink, Total, stored_type
 from lazy_tensor.kernels.loops.index import Index, Indices, NeedsSplit, Variable, long_of
-from lazy_tensor.kernels.loops.values import (
-    C_TYPES,
-    Computed,
-    Reduced,
-    Value,
-    is_cheap,
-    parts_of,
-)
+from lazy_tensor.kernels.loops.values import C_TYPES, Computed, Reduced, Value, is_cheap, parts_of
 
 MOST_LINES = 4000
 """The most lines of a loop's body in all its pieces; the compiler's time grows with them."""
@@ -128,11 +113,7 @@ class Loops(NestText):
     def text(self) -> str:
         self._keep_between_passes()
         self.writes = [
-            (
-                sink.memory.name,
-                sink.memory.at(self._index_of(sink)),
-                self._pass_of(sink),
-            )
+            (sink.memory.name, sink.memory.at(self._index_of(sink)), self._pass_of(sink))
             for sink in self.nest.sinks
             if sink.memory is not None and sink.is_input
         ]

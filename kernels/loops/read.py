@@ -29,13 +29,7 @@ from lazy_tensor.kernels.loops.rules import (
     UNARY_FUNCTIONS,
     names,
 )
-from lazy_tensor.kernels.loops.values import (
-    C_TYPES,
-    HALVES,
-    Input,
-    Number,
-    Value,
-)
+from lazy_tensor.kernels.loops.values import C_TYPES, HALVES, Input, Number, Value
 from lazy_tensor.kernels.loops.views import VIEWS, Shown, views_of
 from lazy_tensor.kernels.segment import (
     UNDECLARED_WRITES,

@@ -20,13 +20,7 @@ import torch
 
 from lazy_tensor.kernels.backend import Declined
 from lazy_tensor.kernels.generic import Generic, order_of, strides_like
-from lazy_tensor.kernels.loops.body import (
-    Kernel,
-    Memory,
-    Nest,
-    Sink,
-    stored_type,
-)
+from lazy_tensor.kernels.loops.body import Kernel, Memory, Nest, Sink, stored_type
 from lazy_tensor.kernels.loops.builder import sliced
 from lazy_tensor.kernels.loops.cpp import FUNCTIONS, PRELUDE, declared
 from lazy_tensor.kernels.loops.index import (

@@ -14,13 +14,7 @@ import torch
 
 from lazy_tensor.kernels.nvfuser.definition import V
 from lazy_tensor.kernels.nvfuser.pointwise import Emitter
-from lazy_tensor.kernels.nvfuser.translate import (
-    Translator,
-    Unsupported,
-    Value,
-    rule,
-    wide_kind,
-)
+from lazy_tensor.kernels.nvfuser.translate import Translator, Unsupported, Value, rule, wide_kind
 
 Dims = int | Sequence[int] | None
 

@@ -610,12 +610,7 @@ class CapturedCall:
         run(leaves, scalars, given)
 
     def _fail(
-        self,
-        error: BaseException,
-        found: Found,
-        given: Given,
-        drawn: Tensors,
-        tensors: Tensors,
+        self, error: BaseException, found: Found, given: Given, drawn: Tensors, tensors: Tensors
     ) -> None:
         """Put what was computed where it belongs, as after a flush. A lazy tensor whose value is
         lost keeps `error`, and raises it when it is read."""

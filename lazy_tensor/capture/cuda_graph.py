@@ -52,12 +52,7 @@ class CudaGraph:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        state: State,
-        written: Collection[int],
-        *,
-        numbers_change: bool = False,
+        self, plan: Plan, state: State, written: Collection[int], *, numbers_change: bool = False
     ) -> None:
         self._plan = plan
         self._written = written

@@ -639,9 +639,7 @@ def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _found(
-    leaf: torch.Tensor,
-    known: dict[int, Source],
-    by_storage: dict[int, tuple[Source, torch.Tensor]],
+    leaf: torch.Tensor, known: dict[int, Source], by_storage: dict[int, tuple[Source, torch.Tensor]]
 ) -> Source | None:
     """The source of a leaf that is a known tensor, or lies on the memory of one."""
     found = known.get(id(leaf))

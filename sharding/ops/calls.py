@@ -24,16 +24,7 @@ from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.torch_private import count_writes
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.keys import exact_key, generic_key
-from lazy_tensor.dispatch.trie.trace import (
-    MANY,
-    NOTHING,
-    ONE,
-    SELF,
-    Leaf,
-    State,
-    Trace,
-    begin,
-)
+from lazy_tensor.dispatch.trie.trace import MANY, NOTHING, ONE, SELF, Leaf, State, Trace, begin
 from lazy_tensor.sharding.ops import compute
 from lazy_tensor.sharding.tensor import DTensor, local_of
 

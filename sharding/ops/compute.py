@@ -26,12 +26,7 @@ from lazy_tensor.dispatch.trie.trace import local as here
 from lazy_tensor.dispatch.user_frame import user_line
 from lazy_tensor.kernels.segment import substituted
 from lazy_tensor.sharding import torch_private
-from lazy_tensor.sharding.layout import (
-    count_once_,
-    everywhere,
-    part_of,
-    spec_with,
-)
+from lazy_tensor.sharding.layout import count_once_, everywhere, part_of, spec_with
 from lazy_tensor.sharding.ops import at_once, corrections, errors
 from lazy_tensor.sharding.ops.buckets import reduced_together
 from lazy_tensor.sharding.ops.decisions import decide, learn_for_any_size, placements_at_any_size
@@ -410,11 +405,7 @@ def _runs_on_whole_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _is_wrong(
-    op: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    spec: Any,
-    wanted: list[DTensorSpec],
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, wanted: list[DTensorSpec]
 ) -> bool:
     """Whether torch's rule, with these placements, would give another result than one process.
 

@@ -193,10 +193,7 @@ def _rates_stored(graph: ObjectGraph) -> list[tuple[str, Place]]:
 
 
 def _followed(
-    graph: ObjectGraph,
-    names: frozenset[str],
-    own: types.CodeType | None,
-    of_users: frozenset[str],
+    graph: ObjectGraph, names: frozenset[str], own: types.CodeType | None, of_users: frozenset[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The names whose numbers are only computed with, compared, given to ops and kept by all code
     that the call can see; and those of them that ops get by a call. Code of its `own` may return
